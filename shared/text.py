@@ -10,6 +10,7 @@ text is seen and never acted on. It does not double backslashes: it is to be rea
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from typing import Any
 
@@ -71,3 +72,16 @@ def _escape(point: int) -> str:
     if point <= 0xFF:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point <= 0xFFFF else f"\\U{point:08x}"
+
+
+_USER = re.compile(r"(?<=://)[^/\s@]*@")
+_QUERY = re.compile(r"(?<=[^\s?])\?[^\s?'\"()<>]+")
+
+
+def without_secrets(text: str) -> str:
+    """`text` with what is secret in addresses left out: names and passwords, and queries.
+
+    >>> without_secrets("POST https://me:secret@host:4318/v1?key=secret failed")
+    'POST https://host:4318/v1?… failed'
+    """
+    return _QUERY.sub("?…", _USER.sub("", text))

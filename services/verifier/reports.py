@@ -93,7 +93,7 @@ class Reports:
             updated_at=time.time(),
         )
         await swarm.kv.put(subjects.SWARM_NODES_BUCKET, self._id, self._signed(record))
-        await self._name.wrote()
+        await self._name.wrote(record.updated_at)
         return True
 
     def _signed(self, said: EvalReport | NodeRecord) -> bytes:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from msgspec import structs
+
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import NodeRecord
@@ -25,6 +27,10 @@ from shared.transport.base import KvEntry, Transport
 
 SILENT_S = 30.0
 """An entry that is not renewed for this long is nobody's; three periods of `reports`."""
+TWIN_LOOKS = 3
+"""Looks in a row at an entry of this node's key that none of its verifiers wrote. One alone may be
+another verifier of this node that has not written it down yet.
+"""
 
 
 class SwarmName:
@@ -38,6 +44,7 @@ class SwarmName:
         self._known: NameInSwarm | None = None
         self._newcomer = Newcomer()
         self._complained = False
+        self._twins = 0
 
     async def may_write(self, swarm: Transport) -> bool:
         """Whether the entry is free, this node's, or left behind. False: not clear yet, ask again
@@ -49,7 +56,10 @@ class SwarmName:
         if self._known is None:
             self._known = await self._remembered()
         entry = await swarm.kv.get(subjects.SWARM_NODES_BUCKET, self._id)
-        other = None if entry is None else _key(entry, self._mine.swarm_id)
+        record = None if entry is None else _signed(entry, self._mine.swarm_id)
+        other = None if record is None else record.public_key
+        if record is not None and other == self._mine.public_key:
+            await self._look_for_twin(record)
         mine = {self._mine.public_key, self._known.public_key if self._known else self._mine.public_key}
         if entry is None or other is None or other in mine:
             return True
@@ -73,11 +83,36 @@ class SwarmName:
             )
         return verdict == "take"
 
-    async def wrote(self) -> None:
-        """The entry was written: the swarm knows this node by this key. Raises TransportError."""
-        if self._known != self._mine:
-            await self._node.kv.put(subjects.node_bucket(self._id), subjects.SWARM_NAME_KEY, encode(self._mine))
-            self._known = self._mine
+    async def wrote(self, at: float) -> None:
+        """The entry was written with the time `at`: the swarm knows this node by this key. Raises
+        TransportError.
+        """
+        known = structs.replace(self._mine, written_at=at)
+        await self._node.kv.put(subjects.node_bucket(self._id), subjects.SWARM_NAME_KEY, encode(known))
+        self._known = known
+
+    async def _look_for_twin(self, record: NodeRecord) -> None:
+        """Tell once where another process signs as this node: a folder that was copied to another
+        machine, with a server of its own, so that no lease keeps the two apart. An entry that is
+        older than this node's own is one that somebody put there again.
+        """
+        if self._known is None or record.updated_at <= self._known.written_at:
+            self._twins = 0
+            return
+        written = await self._remembered()  # another verifier of this node writes it down there
+        if written is None or record.updated_at <= written.written_at:
+            self._twins = 0
+            return
+        self._twins += 1
+        if self._twins == TWIN_LOOKS:
+            self._log.error(
+                "key_used_twice",
+                key=record.public_key,
+                reason=f"the directory entry of {self._id} is renewed with this node's key by a process that is not this node's",
+                consequence="others take both for one node: its groups, scores and reputation are mixed",
+                remedy="end one of the two, and give it a key and a name of its own (verifier.signing_key_file, node.id; "
+                "`swarm join` in a new folder)",
+            )
 
     async def _remembered(self) -> NameInSwarm | None:
         entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.SWARM_NAME_KEY)
@@ -88,12 +123,12 @@ class SwarmName:
         return found if found is not None and found.swarm_id == self._mine.swarm_id else None
 
 
-def _key(entry: KvEntry, swarm_id: str) -> str | None:
-    """Whose entry it is: the key that signed it for this swarm. None: nobody's; what is unsigned or
-    badly signed anybody may have written, and it holds no name.
+def _signed(entry: KvEntry, swarm_id: str) -> NodeRecord | None:
+    """The entry's record, where its key signed it for this swarm. None: nobody's; what is unsigned
+    or badly signed anybody may have written, and it holds no name.
     """
     try:
         heard = hear(entry.value, NodeRecord, time.time(), swarm_id)
     except MessageError:
         return None
-    return heard.public_key if heard.standing is Standing.SIGNED else None
+    return heard.said if heard.standing is Standing.SIGNED else None

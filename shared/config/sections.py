@@ -18,7 +18,7 @@ from shared.config.verifier_section import VerifierSection
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 from shared.hub_models import COMMIT, how_to_pin
 from shared.registry import ENGINES, POLICY_STORES
-from shared.text import visible
+from shared.text import visible, without_secrets
 
 __all__ = [
     "EvalSection",
@@ -138,6 +138,16 @@ class NatsSection(Section):
     @classmethod
     def _none_means_alone(cls, value: Any) -> Any:
         return None if isinstance(value, str) and value.strip().lower() in {"", "none"} else value
+
+    @field_validator("node_url", "swarm_url")
+    @classmethod
+    def _address_holds_no_secret(cls, value: str | None) -> str | None:
+        """Addresses are in logs, in errors and on screens."""
+        if value is not None and value != without_secrets(value):
+            raise ValueError(
+                "an address with a name and password in it, which logs would show: use nats.node_key_file or nats.swarm_key_file"
+            )
+        return value
 
 
 class ModelSection(Section):

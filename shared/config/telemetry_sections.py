@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from shared.config.section import Section
 from shared.registry import TRACKERS
+from shared.text import without_secrets
 
 
 class TrackingSection(Section):
@@ -50,5 +51,13 @@ class TracingSection(Section):
         pattern=r"^(https?://\S+)?$",
         description="Base URL of an OpenTelemetry collector (OTLP over HTTP), e.g. http://127.0.0.1:4318, to which every service "
         "sends a span for what it does with a group. Empty: OTEL_EXPORTER_OTLP_ENDPOINT, and without that nothing is sent. Needs "
-        "the extra otel.",
+        "the extra otel. Keys belong into OTEL_EXPORTER_OTLP_HEADERS.",
     )
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _endpoint_holds_no_secret(cls, value: str) -> str:
+        """Configurations are shown, compared and kept with a run's records."""
+        if value != without_secrets(value):
+            raise ValueError("an address with a name, a password or a query in it: put keys into OTEL_EXPORTER_OTLP_HEADERS")
+        return value

@@ -51,3 +51,5 @@ class NameInSwarm(Message, frozen=True, kw_only=True):
     schema: SchemaVersion = 1
     public_key: Annotated[str, Meta(max_length=64)]
     swarm_id: ShortText
+    written_at: UnixTime = 0.0
+    """The time in the newest entry that one of the node's own verifiers wrote."""

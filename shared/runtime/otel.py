@@ -1,7 +1,8 @@
 """Sends spans to an OpenTelemetry collector: OTLP over HTTP. Extra `otel`.
 
 A thread sends them from a queue with room for `QUEUE` spans; when it is full the oldest are lost.
-An endpoint that does not answer costs that thread its time, and the log gets one warning.
+An endpoint that does not answer costs that thread its time, and the log gets one warning. It may
+send neither the spans elsewhere nor more than a few kilobytes into this process.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -17,14 +19,22 @@ from shared.config import NodeConfig
 from shared.runtime.errors import FatalError
 from shared.runtime.logs import Log
 from shared.runtime.spans import GENERATE, GroupSpan, SpanSink, root_span_id_of, span_id_of, trace_id_of
+from shared.text import without_secrets
 from shared.version import VERSION
 
 QUEUE = 4096
 SEND_EVERY_S = 2.0
 TIMEOUT_S = 5.0
+STUCK_S = 4 * TIMEOUT_S
+"""`TIMEOUT_S` is between two bytes of an answer: one that comes a byte at a time takes for ever."""
 CLOSE_S = 1.5
+ANSWER_BYTES = 4096
+"""Of an answer, which nobody needs: one that is longer, or does not say how long it is, is not
+read, and its connection not used again.
+"""
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _NS = 1_000_000_000
+_OWN_SESSION = "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER"
 _MISSING = "needs the packages of the extra otel, which are not installed: pip install 'swarm-rl[otel]'"
 
 
@@ -79,10 +89,12 @@ class OtlpSpans:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
         base = config.tracing.otlp_endpoint.rstrip("/")
         asked = f"{base}/v1/traces" if base else None  # None: the exporter reads OpenTelemetry's variables
-        inner = OTLPSpanExporter(endpoint=asked, timeout=TIMEOUT_S)
-        exporter = _Telling(inner, asked or next(os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), warn)
+        session = None if os.environ.get(_OWN_SESSION) else _session()
+        inner = OTLPSpanExporter(endpoint=asked, timeout=TIMEOUT_S, session=session)
+        address = asked or next(os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name))
+        self._exporter = _Telling(inner, address, warn)
         self._processor = BatchSpanProcessor(
-            exporter, max_queue_size=QUEUE, schedule_delay_millis=SEND_EVERY_S * 1000, max_export_batch_size=512
+            self._exporter, max_queue_size=QUEUE, schedule_delay_millis=SEND_EVERY_S * 1000, max_export_batch_size=512
         )
         self._node, self._lock, self._ids = config.node.id, threading.Lock(), _GivenIds()
         resource = Resource.create(
@@ -102,6 +114,7 @@ class OtlpSpans:
         """Queue one; never waits for the endpoint."""
         from opentelemetry import trace
 
+        self._exporter.tell_if_stuck()
         sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 
         def place(group_id: str) -> trace.SpanContext:
@@ -129,6 +142,27 @@ class OtlpSpans:
         closing.join(CLOSE_S)
 
 
+def _session() -> Any:
+    """What asks the endpoint. `requests` alone would read an answer of any size into memory, and
+    the exporter takes a redirect for success, or follows it with the headers that hold a key.
+    """
+    import requests
+
+    class Session(requests.Session):
+        def send(self, request: Any, **settings: Any) -> Any:
+            settings |= {"stream": True, "allow_redirects": False}
+            response = super().send(request, **settings)
+            size = response.headers.get("Content-Length", "")
+            if not (size.isdecimal() and int(size) <= ANSWER_BYTES):
+                response._content, response._content_consumed = b"", True
+                response.close()
+            if 300 <= response.status_code < 400:
+                response.status_code, response.reason = 421, "the endpoint redirects, which is not followed"
+            return response
+
+    return Session()
+
+
 class _GivenIds:
     """An id generator that hands out the ids it was given."""
 
@@ -150,19 +184,36 @@ class _Telling:
     def __init__(self, inner: Any, address: str, warn: Callable[[str], None]) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        self._inner, self._address, self._warn, self._results = inner, address, warn, SpanExportResult
+        self._inner, self._address, self._warn, self._results = inner, without_secrets(address), warn, SpanExportResult
         self._told = False
+        self._since_s: float | None = None
+
+    def tell_if_stuck(self) -> None:
+        """Say it where the endpoint has not done with one batch for long. Asked by whoever has a
+        span: the thread that sends waits.
+        """
+        since_s = self._since_s
+        if since_s is not None and time.monotonic() - since_s > STUCK_S:
+            self._tell(f"{self._address} has been answering for more than {STUCK_S:g} s")
+
+    def _tell(self, reason: str) -> None:
+        if not self._told:
+            self._told = True
+            self._warn(reason)
 
     def export(self, spans: Sequence[Any]) -> Any:
         """As OpenTelemetry's `SpanExporter`."""
         reason = f"{self._address} did not take {len(spans)} spans"
+        self._since_s = time.monotonic()
         try:
             result = self._inner.export(spans)
         except Exception as error:  # noqa: BLE001  # whatever a client of HTTP raises
-            result, reason = self._results.FAILURE, f"{reason} ({type(error).__name__}: {str(error)[:200]})"
-        if result is not self._results.SUCCESS and not self._told:
-            self._told = True
-            self._warn(reason)
+            said = without_secrets(str(error))[:200]
+            result, reason = self._results.FAILURE, f"{reason} ({type(error).__name__}: {said})"
+        finally:
+            self._since_s = None
+        if result is not self._results.SUCCESS:
+            self._tell(reason)
         return result
 
     def shutdown(self) -> None:

@@ -165,12 +165,13 @@ async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = 
     """
     try:
         async with asyncio.timeout(LOOK_S):
+            # First who is known: where there are more entries than are read, theirs are asked for.
+            await scores.follow(transport, swarm)
             listed = await read_directory(transport, scores.established())
             if swarm is None:
                 entries = listed.entries()
-                await scores.follow(transport)
                 swarm = scores.senior_swarm(entries) or usual_swarm(entries, time.time())
-            await scores.follow(transport, swarm)
+                await scores.follow(transport, swarm)
             try:
                 counts = await transport.counts(subjects.SWARM_ROLLOUTS, subjects.ALL_ROLLOUTS)
             except NotConnected:

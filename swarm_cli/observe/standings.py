@@ -26,6 +26,8 @@ from swarm_cli.observe.kept_names import with_places
 
 SILENT_S = 30.0
 """A node renews its entry every 10 s."""
+UNSIGNED_SHOWN = 10
+"""Whoever reaches an open hub makes up unsigned names as fast as it takes them."""
 LONG_S = 3600.0
 """The server forgets an entry after 15 minutes; a node whose clock is wrong may say anything."""
 
@@ -57,6 +59,8 @@ class Standing:
     shared: int
     signed: bool = True
     """False: anybody may have written what is shown of it."""
+    known: bool = True
+    """Whether its key has signed scores for long enough to keep its place, or a roster lists it."""
 
     @property
     def gain(self) -> float | None:
@@ -93,7 +97,8 @@ def standings(
     left_out: int = 0,
     unreadable: int = 0,
 ) -> Standings:
-    """Put together what was read. The best newest score comes first, and nodes without one last.
+    """Put together what was read. Nodes with signed words come first, of them that with the best
+    newest score; of the others there are `UNSIGNED_SHOWN` at most.
 
     Args:
         at: Unix time of the look.
@@ -107,24 +112,34 @@ def standings(
         left_out, unreadable: Of the directory.
     """
     believed = [entry for entry in entries if entry.standing is not Statement.REFUSED]
-    by_node = {entry.said.node: entry.said for entry in believed}
-    anonymous = {*unsigned, *(entry.said.node for entry in believed if entry.standing is Statement.UNSIGNED)}
+    signing = {entry.said.node for entry in believed if entry.standing is Statement.SIGNED}
+    signing |= {report.node for report in reports if report.node not in unsigned}
+    # Of a node that signs nothing unsigned is taken: anybody may have written it over its own word.
+    by_node = {
+        entry.said.node: entry.said for entry in believed if entry.standing is Statement.SIGNED or entry.said.node not in signing
+    }
+    known = frozenset(known)
     shared = {node: count for subject, count in counts.items() if (node := subjects.rollouts_author(subject))}
     scores: dict[str, list[Score]] = {}
     for report in reports:
+        if report.node in signing and report.node in unsigned:
+            continue
         scores.setdefault(report.node, []).append(Score(report.policy_version, report.pass_rate, report.n))
-    names = {*by_node, *shared, *scores}
     found = [
-        _standing(name, by_node.get(name), scores.get(name, []), shared.get(name, 0), at, name not in anonymous) for name in names
+        _standing(name, by_node.get(name), scores.get(name, []), shared.get(name, 0), at, name in signing, name in known)
+        for name in {*by_node, *shared, *scores}
     ]
-    found.sort(key=lambda each: (each.newest is None, -(each.newest.pass_rate if each.newest else 0.0), each.node))
-    known = frozenset(known)
-    shown = with_places(found, most, lambda each: each.node in known)
+    found.sort(key=lambda each: (not each.signed, each.newest is None, -(each.newest.pass_rate if each.newest else 0.0), each.node))
+    signed = [each for each in found if each.signed]
+    shown = with_places([*signed, *found[len(signed) :][:UNSIGNED_SHOWN]], most, lambda each: each.signed and each.known)
     elsewhere = sum(entry.problem == OTHER_SWARM for entry in entries)
     return Standings(at, tuple(shown), sum(shared.values()), left_out + len(found) - len(shown), unreadable, elsewhere)
 
 
-def _standing(name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float, signed: bool) -> Standing:
+def _standing(
+    name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float, signed: bool, known: bool
+) -> Standing:
+    # What a name has not said of itself is left open, never made up.
     return Standing(
         name,
         record.model.name if record else "",
@@ -135,6 +150,7 @@ def _standing(name: str, record: NodeRecord | None, scores: Sequence[Score], sha
         scores[-1] if scores else None,
         shared,
         signed,
+        known,
     )
 
 
@@ -155,16 +171,27 @@ def as_object(found: Standings, url: str) -> dict[str, Any]:
 def table(found: Standings, url: str) -> Group:
     """The leaderboard."""
     rows = Table(title=cell(url), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    longest = max((len(node.node) + (0 if node.signed else len(" (unsigned)")) for node in found.nodes), default=4)
+    names = _marked(found.nodes)
+    longest = max(map(len, names), default=4)
     for column, width in zip(_COLUMNS, (longest, 9, 6, 7, 7, 10, 5), strict=True):
         rows.add_column(column, no_wrap=True, min_width=width)
-    for node in found.nodes:
+    for name, node in zip(names, found.nodes, strict=True):
         gain = "–" if node.gain is None else f"{node.gain:+.3f}"
         version = "–" if node.policy_version is None else str(node.policy_version)
         shares, seen = f"{node.shared:,}" if node.shared else "nothing", _seen(node.seen_s)
-        name = cell(node.node) if node.signed else cell(f"{node.node} (unsigned)")
-        rows.add_row(name, _score(node.newest), gain, version, shares, seen, cell(node.model, 32))
+        rows.add_row(cell(name), _score(node.newest), gain, version, shares, seen, cell(node.model, 32))
     return Group(rows, Text(visible(_caption(found))))
+
+
+def _marked(nodes: Sequence[Standing]) -> list[str]:
+    """Names, each with what makes it less than the others: as long as nobody is known, new is no
+    mark.
+    """
+    some_are_known = any(node.signed and node.known for node in nodes)
+    return [
+        f"{node.node} (unsigned)" if not node.signed else f"{node.node} (new)" if some_are_known and not node.known else node.node
+        for node in nodes
+    ]
 
 
 def _caption(found: Standings) -> str:

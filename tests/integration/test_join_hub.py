@@ -40,6 +40,8 @@ from tests.secured_server import SecuredServer, swarm
 from tests.unit.test_permissions import matches
 
 MODEL = str(Path(__file__).parents[2] / "models" / "base")
+ALPHA = SigningKey(new_seed())
+"""A name belongs to the first key that signs under it."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ async def write_entry(hub: NatsServer) -> None:
     plane = await as_alpha(hub) if isinstance(hub, SecuredServer) else await connect(hub.url, name="alpha")
     try:
         identity = ModelIdentity(name="toy", tokenizer_hash="0" * 64)
-        key, now = SigningKey(new_seed()), time.time()
+        key, now = ALPHA, time.time()
         record = NodeRecord(
             node="alpha",
             public_key=key.public_key,
@@ -108,7 +110,7 @@ async def write_entry(hub: NatsServer) -> None:
         for version, rate in ((0, 0.25), (7, 0.5)):
             figures: dict[str, Any] = {"n": 8, "pass_rate": rate, "mean_reward": rate, "per_task": {}, "seconds": 1.0}
             report = EvalReport(node="alpha", policy_version=version, created_at=now, **figures)
-            payload = encode(report)
+            payload = encode(sign_statement(report, key, "swarm"))
             await plane.publish(subjects.evals("alpha"), payload, stream=subjects.SWARM_EVALS, message_id=f"v{version}")
         await plane.publish(subjects.rollouts("alpha"), b"a group", stream=subjects.SWARM_ROLLOUTS, message_id="one")
     finally:

@@ -464,3 +464,28 @@ async def test_a_pointer_that_could_not_be_written_is_tried_again_without_storin
         published = await alpha.publish(5)
         await alpha.publisher.prune()
         assert await alpha.joined() == published
+
+
+async def test_a_trainer_that_was_suspended_prunes_nothing_that_its_successor_published(tmp_path: Path, nats_url: str) -> None:
+    """A volume knows no lease: the successor's policies are none that the former trainer needs."""
+    async with announcing(tmp_path, nats_url) as alpha:
+        transport, staging = alpha.alpha.transport, alpha.alpha.folder / "publishing"
+        assert transport is not None
+        stores = [open_policy_store(f"file://{tmp_path}/shared", None, alpha.alpha.node) for _ in range(2)]
+        former, successor = (Publisher(store, transport, node=alpha.alpha.node, staging=staging, keep=2) for store in stores)
+
+        async def write(file: Path) -> None:
+            save_file(alpha.alpha.weights, file)
+
+        def trained(version: int) -> TrainedPosition:
+            return TrainedPosition(batch_number=version, stream_seq=version, consumed_local=version)
+
+        await former.publish(write, trained(1))
+        await successor.read_pointer()
+        alpha.alpha.weights = {name: value + 1 for name, value in alpha.alpha.weights.items()}
+        await successor.publish(write, trained(2))
+        await former.prune()
+        assert successor.pointer is not None
+        await stores[1].fetch(successor.pointer, tmp_path / "cache")
+        await successor.prune()
+        await stores[1].fetch(successor.pointer, tmp_path / "cache")

@@ -17,29 +17,19 @@ import pytest
 
 from tests.integration.local_swarm import START_TIMEOUT_S, free_port_range
 from tests.nats_server import find_binary, free_port
-
-ROOT = Path(__file__).parents[2]
-CODE = {"services", "shared", "swarm_cli", "lab", "monitoring"}
-SOURCES = [*CODE, "benchmarks", "experiments", "tests", "docs", "k8s", "pyproject.toml", "README.md", "LICENSE"]
+from tests.package import CODE, ROOT, pip, source_in, wheel_of
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository in a folder of its own, so that building leaves nothing in this one."""
-    folder = tmp_path_factory.mktemp("source")
-    for name in SOURCES:
-        (folder / name).symlink_to(ROOT / name)
-    return folder
+    return source_in(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-build-isolation", "--wheel-dir", str(out), str(source))
-    (built,) = out.glob("*.whl")
-    return built
+    return wheel_of(source, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +38,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     pip("install", "--target", str(folder), str(wheel))
     return folder
-
-
-def pip(command: str, *arguments: str) -> None:
-    quiet = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
-    done = subprocess.run([sys.executable, "-m", "pip", command, *quiet, *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
 
 
 def run(installed: Path, folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:

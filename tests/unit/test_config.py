@@ -177,3 +177,10 @@ def test_a_file_that_has_only_a_section_is_told_which_file_to_begin_with(tmp_pat
     with pytest.raises(ConfigError, match=r"start from a copy of swarm_cli/local/defaults/demo\.toml"):
         load_config(fragment)
     assert (Path(__file__).parents[2] / "swarm_cli/local/defaults/demo.toml").exists()
+
+
+@pytest.mark.parametrize("field", ["node_url", "swarm_url"])
+def test_a_servers_address_with_a_password_is_refused_and_not_repeated(field: str) -> None:
+    with pytest.raises(ConfigError, match=r"nats\.node_key_file or nats\.swarm_key_file") as said:
+        load_config(None, {"tasks": [{"dataset": "gcd"}], "nats": {field: "nats://me:hidden@hub:4222,nats://hub:4223"}})
+    assert "hidden" not in str(said.value)

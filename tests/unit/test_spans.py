@@ -8,8 +8,11 @@ import gc
 import hashlib
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -104,6 +107,120 @@ def test_a_dead_endpoint_costs_a_service_nothing(hangs: bool) -> None:
         while not told and time.monotonic() < deadline:
             time.sleep(0.05)
         assert len(told) == 1
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """Answers as its server's `answer` says."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked += 1  # type: ignore[attr-defined]
+        self.server.answer(self)  # type: ignore[attr-defined]
+
+    do_GET = do_POST
+
+    def log_message(self, *_: object) -> None:
+        """Not to the terminal."""
+
+
+@contextmanager
+def endpoint(answer: Callable[[Hostile], None]) -> Iterator[Any]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    server.answer, server.asked, server.daemon_threads = answer, 0, True  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def told_of(url: str, answered: Callable[[], bool]) -> list[str]:
+    """What the log is told where one span goes to `url`, once that has answered."""
+    told: list[str] = []
+    sink = OtlpSpans(configured(url), "sampler", told.append)
+    spans.send_to(sink)
+    spans.emit(GROUP, spans.BATCH, step=1)
+    sink.close()
+    deadline = time.monotonic() + 30
+    while not answered() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert answered()
+    return told
+
+
+@pytest.mark.parametrize("code", [302, 307])
+def test_an_endpoint_that_sends_spans_elsewhere_is_told_and_not_followed(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret")
+
+    def redirect(request: Hostile) -> None:
+        request.send_response(code)
+        request.send_header("Location", f"http://127.0.0.1:{other.server_port}/v1/traces")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    with endpoint(lambda request: request.send_response(200)) as other, endpoint(redirect) as first:
+        told = told_of(f"http://127.0.0.1:{first.server_port}", lambda: first.asked > 0)
+        assert [sentence.partition(" did not take ")[2] for sentence in told] == ["1 spans"]
+        assert other.asked == 0
+
+
+def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    sent, hung_up = [0], threading.Event()
+
+    def flood(request: Hostile) -> None:
+        request.send_response(200)
+        request.end_headers()
+        try:
+            while sent[0] < 2**30:
+                sent[0] += request.wfile.write(bytes(2**16))
+        except OSError:
+            hung_up.set()
+
+    with endpoint(flood) as server:
+        assert told_of(f"http://127.0.0.1:{server.server_port}", hung_up.is_set) == []
+    assert sent[0] < 2**26, f"{sent[0]} bytes were taken"
+
+
+def test_an_endpoint_that_answers_a_byte_at_a_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    monkeypatch.setattr(otel, "STUCK_S", 0.3)
+    over, told = threading.Event(), list[str]()
+
+    def dribble(request: Hostile) -> None:
+        request.wfile.write(b"HTTP/1.1 200 ")
+        while not over.wait(0.1):
+            request.wfile.write(b"O")
+
+    with endpoint(dribble) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        sink = OtlpSpans(configured(url), "sampler", told.append)
+        deadline = time.monotonic() + 30
+        while not told and time.monotonic() < deadline:
+            sink.take(spans.GroupSpan(group_id=GROUP, name=spans.BATCH, start_s=1.0, end_s=2.0))
+            time.sleep(0.05)
+        over.set()
+        sink.close()
+    assert told == [f"{url}/v1/traces has been answering for more than 0.3 s"]
+
+
+def test_what_is_secret_in_an_address_is_in_no_log_and_not_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    with pytest.raises(ConfigError, match="put keys into OTEL_EXPORTER_OTLP_HEADERS") as said:
+        configured("https://me:hidden@127.0.0.1:4318")
+    assert "hidden" not in str(said.value)
+    where = closed_port().removeprefix("http://")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://me:hidden@{where}/v1/traces?key=hidden")
+    told = list[str]()
+    sink = OtlpSpans(configured(), "sampler", told.append)
+    sink.take(spans.GroupSpan(group_id=GROUP, name=spans.BATCH, start_s=1.0, end_s=2.0))
+    sink.close()
+    deadline = time.monotonic() + 30
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert told[0].startswith(f"http://{where}/v1/traces") and "hidden" not in told[0]
 
 
 def test_without_an_endpoint_nothing_is_made_and_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,11 @@ from swarm_cli.dashboard.swarm_state import swarm_object
 from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.findings import connection
 from swarm_cli.join.hub import _look
-from swarm_cli.observe import evaluation_log, observe
+from swarm_cli.observe import directory, evaluation_log, observe
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.kept_names import ESTABLISHED_S, with_places
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
-from swarm_cli.observe.standings import table
+from swarm_cli.observe.standings import UNSIGNED_SHOWN, table
 from swarm_cli.observe.top_model import TopHistory
 from swarm_cli.observe.top_view import screen
 from swarm_cli.trace.path import SHARED
@@ -248,3 +248,53 @@ async def test_a_trace_says_of_no_group_that_it_was_shared_which_its_maker_did_n
             subjects.rollouts(node), encode(each), stream=subjects.SWARM_ROLLOUTS, message_id=name, headers=headers
         )
         assert await traced() == seen
+
+
+CROWD = 500
+
+
+async def test_a_crowd_of_names_of_somebody_without_a_key_take_no_row_of_a_node_that_signs() -> None:
+    """Messages, entries and scores under made-up names, some of them like honest ones, and unsigned
+    words over the honest nodes' own.
+    """
+    hub = Hub()
+    await hub.alpha_is_known()
+    hub.now = time.time()
+    beta = SigningKey(new_seed())
+    await hub.lists("alpha", ALPHA, "run-1")
+    await hub.lists("beta", beta, "run-1")  # has just come, and has no score yet
+    for number in range(CROWD):
+        name = f"a1pha-{number}"
+        subject = subjects.rollouts(name)
+        await hub.plane.publish(subject, b"x", stream=subjects.SWARM_ROLLOUTS, message_id=name)
+        if number < 50:
+            await hub.plane.kv.put(subjects.SWARM_NODES_BUCKET, name, encode(record(name, EVE, hub.now)))
+            said = encode(report(name, 1.0, hub.now))
+            await hub.plane.publish(subjects.evals(name), said, stream=subjects.SWARM_EVALS, message_id=name)
+    await hub.plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(record("alpha", EVE, hub.now)))
+    for name in ("alpha", "beta"):
+        said = encode(report(name, 0.0, hub.now))
+        await hub.plane.publish(subjects.evals(name), said, stream=subjects.SWARM_EVALS, message_id=f"over {name}")
+
+    seen = await observe.look(hub.plane, EvaluationLog())
+    assert [(node.node, node.signed, node.known) for node in seen.nodes[:2]] == [("alpha", True, True), ("beta", True, False)]
+    alpha, beta_seen = seen.nodes[:2]
+    assert alpha.newest is not None and alpha.newest.pass_rate == 0.5 and alpha.model == ""
+    assert beta_seen.newest is None
+    assert len(seen.nodes) == 2 + UNSIGNED_SHOWN and not any(node.signed for node in seen.nodes[2:])
+    assert seen.left_out == CROWD - UNSIGNED_SHOWN
+    said_to_people = io.StringIO()
+    Console(file=said_to_people, width=400).print(table(seen, "hub"))
+    rows = [line for line in said_to_people.getvalue().splitlines() if "a1pha-" in line]
+    assert len(rows) == UNSIGNED_SHOWN and all("(unsigned)" in row for row in rows)
+    assert "beta (new)" in said_to_people.getvalue()
+
+
+async def test_the_entry_of_a_known_node_is_found_behind_more_made_up_ones_than_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "ENTRIES_READ", 8)
+    hub = Hub()
+    await hub.alpha_is_known()
+    for number in range(20):
+        await hub.lists(f"eve-{number}", EVE, "run-1")
+    seen = await observe.look(hub.plane, EvaluationLog())
+    assert seen.nodes[0].node == "alpha" and seen.nodes[0].model == "m"

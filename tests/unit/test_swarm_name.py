@@ -8,8 +8,9 @@ import itertools
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
-from services.verifier.swarm_name import SILENT_S, SwarmName
+from services.verifier.swarm_name import SILENT_S, TWIN_LOOKS, SwarmName
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import NodeRecord
@@ -42,7 +43,9 @@ class Swarm:
     def name(self, key: str, plane: Transport) -> SwarmName:
         return SwarmName("alpha", key, "ours", plane, structlog.get_logger(), lambda: self.now_s)
 
-    async def write(self, key: str, *, signer: str | None = None, swarm_id: str = "ours", signed: bool = True) -> None:
+    async def write(
+        self, key: str, *, signer: str | None = None, swarm_id: str = "ours", signed: bool = True, at: float = 0.0
+    ) -> None:
         """An entry that names `key`, signed by it where no other `signer` is given."""
         record = NodeRecord(
             node="alpha",
@@ -51,7 +54,7 @@ class Swarm:
             tasks=[],
             policy_version=0,
             software="swarm",
-            updated_at=0.0,
+            updated_at=at,
         )
         entry = sign_statement(record, KEYS[signer or key], swarm_id) if signed else record
         await self.plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(entry))
@@ -61,7 +64,7 @@ class Swarm:
         name = self.name(key, plane)
         assert await name.may_write(self.plane)
         await self.write(key)
-        await name.wrote()
+        await name.wrote(0.0)
         return name
 
 
@@ -112,3 +115,42 @@ async def test_an_entry_that_is_damaged_or_that_no_key_signed_for_this_swarm_is_
     assert await swarm.name(A, await swarm.node_plane()).may_write(swarm.plane)
     await swarm.plane.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", b"\x00")
     assert await swarm.name(A, await swarm.node_plane()).may_write(swarm.plane)
+
+
+async def looks(swarm: Swarm, name: SwarmName, *, others: list[SwarmName], start: float) -> list[str]:
+    """What the log says while `name` and the `others` renew the entry in turn."""
+    with capture_logs() as logs:
+        at = start
+        for _ in range(2 * TWIN_LOOKS):
+            assert await name.may_write(swarm.plane)
+            at += 1.0
+            await swarm.write(A, at=at)
+            await name.wrote(at)
+            for other in others:
+                assert await other.may_write(swarm.plane)
+                at += 1.0
+                await swarm.write(A, at=at)
+                await other.wrote(at)
+    return [line["event"] for line in logs]
+
+
+async def test_a_copy_of_a_node_on_a_server_of_its_own_is_told_once_by_both_and_replicas_are_not() -> None:
+    swarm = await Swarm().open()
+    mine, copied = await swarm.node_plane(), await swarm.node_plane()
+    first, replica = await swarm.known(A, mine), await swarm.known(A, mine)
+    assert await looks(swarm, first, others=[replica], start=10.0) == []
+    copy = swarm.name(A, copied)
+    assert await looks(swarm, first, others=[copy], start=100.0) == ["key_used_twice"] * 2
+
+
+async def test_a_nodes_own_entry_that_somebody_puts_there_again_is_no_copy_of_the_node() -> None:
+    swarm = await Swarm().open()
+    plane = await swarm.node_plane()
+    name = await swarm.known(A, plane)
+    with capture_logs() as logs:
+        for at in range(1, 2 * TWIN_LOOKS):
+            await swarm.write(A, at=float(at))
+            await name.wrote(float(at))
+            await swarm.write(A, at=0.0)
+            assert await name.may_write(swarm.plane)
+    assert logs == []

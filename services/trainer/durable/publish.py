@@ -150,9 +150,14 @@ class Publisher:
             file.unlink(missing_ok=True)
 
     async def prune(self) -> None:
-        """Delete all policies from the store except the newest `keep` and those the pointer
-        needs."""
+        """Delete all policies from the store except the newest `keep` and those the pointer needs.
+        Nothing where the pointer is another process's: a store on a volume knows no lease, and what
+        that one has published since would be deleted as none of this one's.
+        """
         if self.pointer is None or self.pointer.version == self._pruned_at:
+            return
+        entry = await self._transport.kv.get(self._bucket, POLICY_KEY)
+        if entry is None or entry.value != encode(self.pointer):
             return
         newest = self.pointer.version
         needed = {delta.file.version for delta in self.pointer.deltas}

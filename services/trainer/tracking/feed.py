@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from services.trainer.tracking.base import Tracker
+from shared.text import without_secrets
 
 CAPACITY = 1024
 """Steps; a minute of a small model's, hours of a large one's."""
@@ -100,4 +101,4 @@ class Feeds:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:300]}"
+    return f"{type(error).__name__}: {without_secrets(str(error))[:300]}"

@@ -1,8 +1,9 @@
 """The files that Python needs in order to import modules, which are all that a scorer may read.
 
 Libraries import lazily, so a worker needs them at any time. Installed packages are readable
-completely; in any other folder on the import path (a checkout, a folder in PYTHONPATH) only modules
-and packages are, because a node's run folder may be next to them.
+completely, also another environment's (`pip install --user`, a .pth file); in any other folder on
+the import path (a checkout, a folder in PYTHONPATH) only modules and packages are, because a node's
+run folder may be next to them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _SYSTEM = (
 )
 _DEVICES = ("/dev/urandom", "/dev/zero")
 _MODULES = (".py", ".so", ".pyc", ".zip")
-_METADATA = (".dist-info", ".egg-info")
+_OF_INSTALLED = ("site-packages", "dist-packages")
+"""Names of folders that installers alone write to."""
+_BESIDE_PACKAGES = (".dist-info", ".egg-info", ".libs")
+"""A wheel's metadata, and the shared libraries that its modules load."""
 
 
 def readable_paths() -> list[Path]:
@@ -37,7 +41,7 @@ def readable_paths() -> list[Path]:
         readable += Path(os.environ["MPLCONFIGDIR"]).glob("fontlist-*.json")
     for folder in import_folders():
         if not any(folder.is_relative_to(path) for path in installed):
-            readable += _modules(folder)
+            readable += [folder] if folder.name in _OF_INSTALLED else _modules(folder)
     # `os.path` takes what may not be looked at for what is not there.
     return [path for path in readable if os.path.exists(path)]
 
@@ -68,13 +72,14 @@ def _modules(folder: Path) -> Iterator[Path]:
     except OSError:
         return
     for path in inside:
-        if path.suffix in _MODULES + _METADATA or os.path.isfile(path / "__init__.py"):
+        if path.suffix in _MODULES + _BESIDE_PACKAGES or os.path.isfile(path / "__init__.py"):
             yield path
 
 
 def _editable() -> Iterator[Path]:
     # Packages installed in place (setuptools): their finders hold where they lie.
     for name, module in list(sys.modules.items()):
-        mapping = getattr(module, "MAPPING", None)
-        if name.startswith("__editable__") and isinstance(mapping, dict):
+        # Others are not asked: a module that imports on demand would fetch what is not installed.
+        mapping = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
+        if isinstance(mapping, dict):
             yield from (Path(path) for path in mapping.values())

@@ -27,20 +27,38 @@ class Complaints:
         self._options = options
         self._counters = counters
         self._forbidden = ""
+        self._denials: dict[str, str] = {}
         self._refused = False
         self._told: set[str] = set()
         self.newest = ""
         """The complaint heard last, described; empty when all is well since the last `settle`."""
 
-    def hear(self, error: Exception, *, opening: bool) -> None:
-        """Take note of one. `opening`: the first connection is being made.
+    @property
+    def denials(self) -> str:
+        """Why servers did not let this process in while the first connection was being made, a
+        sentence each.
+        """
+        return "\n".join(self._denials.values())
+
+    def begin(self) -> None:
+        """The first connection is being made."""
+        self._denials.clear()
+
+    def hear(self, error: Exception, *, opening: bool, server: str = "") -> None:
+        """Take note of one.
+
+        Args:
+            error: What nats-py said.
+            opening: Whether the first connection is being made.
+            server: The address that was tried, where the url has several.
 
         Raises:
-            AccessDenied: the server will not let this process in, while `opening`: nothing else
-                would end nats-py's attempts.
+            AccessDenied: while `opening`, and no server of the url will let this process in:
+                nothing else would end nats-py's attempts. As long as one has not refused, it is
+                tried.
         """
         options = self._options
-        denied = credentials.denial(error, options.url, options.key_file, options.ca_file)
+        denied = credentials.denial(error, server or options.url, options.key_file, options.ca_file)
         kind = _kind_of(error, denied=denied is not None)
         self._counters.errors[kind] += 1
         if kind == "permissions":
@@ -49,7 +67,9 @@ class Complaints:
         self._tell(described)
         self.newest = described
         if denied is not None and opening:
-            raise AccessDenied(denied)
+            self._denials[server] = denied
+            if len(self._denials) >= len(options.servers):
+                raise AccessDenied(self.denials)
         if credentials.is_key_refusal(error) and not self._refused:
             self._refused = True
             log.error(

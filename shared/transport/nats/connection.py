@@ -46,7 +46,7 @@ class Connection:
         self._complaints = Complaints(options, self.counters)
         self._client: Any = None
         self._closing = False
-        self._opening = False
+        self._opening: Client | None = None
         self._reopening: asyncio.Task[None] | None = None
 
     @property
@@ -75,27 +75,30 @@ class Connection:
         return self.max_payload_bytes - _HEADERS_BYTES
 
     async def open(self, timeout_s: float) -> None:
-        """Connect. Raises NotConnected after `timeout_s`, AccessDenied when the server refuses."""
-        if any(url.startswith(("ws://", "wss://")) for url in self.options.url.split(",")):
+        """Connect. Raises NotConnected after `timeout_s`, AccessDenied when every server of the url
+        refuses.
+        """
+        if any(url.startswith(("ws://", "wss://")) for url in self.options.servers):
             # Of a websocket nats-py takes frames of any size, before its parser can look at them.
             raise AccessDenied(f"{self.options.url}: websockets are not spoken here: give a nats:// or tls:// address")
         client = Client(demands_tls=self.options.demands_tls)
         settings = _settings(self.options) | self._callbacks()
-        self._opening = True
+        self._opening = client
+        self._complaints.begin()
         try:
             await _within(client.connect(**settings), timeout_s)
         except (AccessDenied, asyncio.CancelledError):
             await client.end(1.0)
             raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            reason = str(error) or self._complaints.newest
+            reason = str(error) or self._complaints.denials or self._complaints.newest
             await client.end(1.0)
             raise NotConnected(
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}: "
                 "start one with `swarm up` (`make run`), or set nats.node_url"
             ) from None
         finally:
-            self._opening = False
+            self._opening = None
         self._client = client
         self.counters.connects += 1
 
@@ -193,7 +196,8 @@ class Connection:
 
     async def _on_error(self, error: Exception) -> None:
         # nats-py would try a first connection for ever; what this raises ends `connect`.
-        self._complaints.hear(error, opening=self._opening)
+        tried = self._opening.tried if self._opening is not None else ""
+        self._complaints.hear(error, opening=self._opening is not None, server=tried)
 
     async def _on_disconnected(self) -> None:
         if self._client is not None and not self._closing:
@@ -241,7 +245,7 @@ def _settings(options: Options) -> dict[str, Any]:
     used.
     """
     return {
-        "servers": options.url.split(","),
+        "servers": options.servers,
         "name": options.name,
         "connect_timeout": CONNECT_TIMEOUT_S,
         "reconnect_time_wait": RECONNECT_WAIT_S,

@@ -21,6 +21,11 @@ class Options:
     """
 
     @property
+    def servers(self) -> list[str]:
+        """The addresses in `url`, each once."""
+        return list(dict.fromkeys(self.url.split(",")))
+
+    @property
     def api_prefix(self) -> str:
         """First tokens of JetStream's API subjects."""
         return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
@@ -30,4 +35,4 @@ class Options:
         """Whether this connection must be encrypted: it was given an authority or a `tls://`
         url.
         """
-        return self.ca_file is not None or any(url.startswith("tls://") for url in self.url.split(","))
+        return self.ca_file is not None or any(url.startswith("tls://") for url in self.servers)

