@@ -232,15 +232,17 @@ async def publish_raw(url: str, subject: str, payload: bytes) -> None:
 
 
 class Dashboard:
-    """`swarm dashboard` as a process."""
+    """`swarm dashboard` as a process. `url` empty: it finds by itself what to look at."""
 
     def __init__(self, url: str, folder: Path, *more: str, prometheus: bool = False, var_dir: Path | None = None) -> None:
         self.port = free_port_range()
         self.url = f"http://127.0.0.1:{self.port}/"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+        if var_dir is not None:
+            environment["SWARM_NODE__VAR_DIR"] = str(var_dir)
         if not prometheus:  # a PATH without it, whatever is installed
             environment["PATH"] = str(Path(sys.executable).parent)
-        arguments = ["--port", str(self.port), "--node-url", url, "--folder", str(folder / "watch"), *more]
+        arguments = ["--port", str(self.port), *(["--node-url", url] if url else []), "--folder", str(folder / "watch"), *more]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swarm_cli", "dashboard", *arguments],
             cwd=ROOT,
