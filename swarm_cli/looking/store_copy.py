@@ -27,6 +27,7 @@ from swarm_cli.shipped import NATS_CONFIG
 STORE = "jetstream"
 COPIES = "looks"
 _LOCK = "lock"
+_FICLONE = 0x40049409
 _START_S = 60.0
 _END_S = 10.0
 _NOT_COPIED = ("_POLICIES", "_SPENT")
@@ -82,11 +83,13 @@ def _place(var_dir: Path) -> Iterator[Path]:
         made = tempfile.TemporaryDirectory(dir=var_dir / COPIES)
     except OSError:
         made = tempfile.TemporaryDirectory(prefix="swarm-look-")
-    with made as name, (Path(name) / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        yield Path(name)
-    with suppress(OSError):
-        (var_dir / COPIES).rmdir()  # unless another command looks at a run
+    try:
+        with made as name, (Path(name) / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield Path(name)
+    finally:
+        with suppress(OSError):
+            (var_dir / COPIES).rmdir()  # unless another command looks at a run
 
 
 def _remove_left_behind(copies: Path) -> None:
@@ -104,19 +107,26 @@ def _copy(folder: Path, place: Path) -> None:
     if holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} is running")
     try:
-        # cp shares the blocks of a disk that can, so that gigabytes take no time and no room.
-        for account in (folder / STORE).iterdir():
-            streams = place / STORE / account.name / "streams"
-            streams.mkdir(parents=True)
-            wanted = [str(each) for each in (account / "streams").glob("*") if not each.name.endswith(_NOT_COPIED)]
-            if wanted:
-                subprocess.run(["cp", "-R", "--reflink=auto", *wanted, str(streams)], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
+        for stream in (folder / STORE).glob("*/streams/*"):
+            if not stream.name.endswith(_NOT_COPIED):
+                shutil.copytree(stream, place / stream.relative_to(folder), copy_function=_share_or_copy)
+    except (OSError, shutil.Error) as error:
         if _lock_state(folder) == before:
-            said = error.stderr.decode(errors="replace").strip() if isinstance(error, subprocess.CalledProcessError) else error
-            raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {said}") from None
+            raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {str(error)[:400]}") from None
     if _lock_state(folder) != before or holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} was started while it was copied: look at it as it runs, without --run")
+
+
+def _share_or_copy(source: str, target: str) -> str:
+    """A disk that can (btrfs, XFS) shares the file's blocks, so that gigabytes take no time and no
+    room.
+    """
+    with open(source, "rb") as read, open(target, "wb") as written:
+        try:
+            fcntl.ioctl(written.fileno(), _FICLONE, read.fileno())
+        except OSError:
+            shutil.copyfileobj(read, written, 2**20)
+    return target
 
 
 def _lock_state(folder: Path) -> tuple[int, int] | None:

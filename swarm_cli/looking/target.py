@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from shared.config import NodeConfig
+from shared.transport.base import NotConnected
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.store_copy import STORE, StartedMeanwhile, server_on_copy
 from swarm_cli.run_end import RunEnd, read_end
 from swarm_cli.running import only_running, read_note, running_runs, servers
 
+_LISTENS_S = 2.0
 LookRunOption = Annotated[
     str,
     typer.Option("--run", help="Run to look at, also one that ended.  [default: the one that runs here]", show_default=False),
@@ -40,6 +44,23 @@ def default_target(config: NodeConfig, node_url: str, swarm_url: str = "") -> Ta
     node, swarm = servers(config, node_url, swarm_url)
     found = only_running(config, node_url)
     return Target(node, swarm, found.name if found else "")
+
+
+def check_listening(target: Target) -> None:
+    """Raises NotConnected at once where nothing listens at this machine's port, and no run that is
+    starting will: who asks once should not wait for what does not come.
+    """
+    at = urlsplit(target.node_url)
+    if target.run or at.hostname not in ("127.0.0.1", "localhost", "::1") or at.port is None:
+        return
+    try:
+        socket.create_connection((at.hostname, at.port), _LISTENS_S).close()
+    except ConnectionRefusedError:
+        raise NotConnected(
+            f"no NATS server listens at {target.node_url}: start a swarm with `swarm up` (`make run`) in another terminal"
+        ) from None
+    except OSError:
+        return  # the connection itself says what is wrong
 
 
 @contextmanager

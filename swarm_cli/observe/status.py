@@ -32,7 +32,7 @@ from shared.transport.base import ConsumerState, NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.target import LookRunOption, Target, looking_at
+from swarm_cli.looking.target import LookRunOption, Target, check_listening, looking_at
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, of_ended_run, take_snapshot
 from swarm_cli.observe.standing import absent, duration, finished, standing, trouble
 from swarm_cli.run_end import RunEnd, newest_ended
@@ -55,11 +55,13 @@ def status(
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url) as target:
         try:
+            check_listening(target)
             snapshot = asyncio.run(_snapshot(node_config, target, nodes or []))
         except NotConnected:
             # A run of this machine takes its server along.
-            ended = newest_ended(node_config.node.var_dir) if not (run or node_url or target.run) else None
-            if ended is None:
+            told = node_url or "node_url" in node_config.nats.model_fields_set
+            ended = newest_ended(node_config.node.var_dir, target.node_url if told else "")
+            if ended is None or run or target.run:
                 raise
             raise _gone(*ended, as_json=as_json) from None
     end = _end_of(node_config, target, snapshot)

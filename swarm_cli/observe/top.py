@@ -23,7 +23,7 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import LookRunOption, looking_at
+from swarm_cli.looking.target import LookRunOption, check_listening, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import SwarmSnapshot, of_ended_run, take_snapshot
@@ -78,6 +78,7 @@ class Top:
 
     async def once(self, console: Console) -> None:
         """Print one look."""
+        check_listening(self._following.target)
         model = await self.look()
         ended = self._following.target.ended and self._following.end
         notice = f" {ended[1].sentence(ended[0], time.time())}" if ended else ""

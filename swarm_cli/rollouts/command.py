@@ -18,7 +18,7 @@ from shared.text import visible_json
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.looking.target import looking_at
+from swarm_cli.looking.target import check_listening, looking_at
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
@@ -98,6 +98,7 @@ def rollouts(
         with looking_at(node_config, run, node_url, only_here=False) as target:
             if target.ended is not None:
                 note(target.ended.sentence(target.run, time.time()))
+            check_listening(target)
             follow = follow and target.ended is None
             asyncio.run(_batched(node_config, target.node_url, run, choice, step, limit, follow, trained, characters, as_json))
 

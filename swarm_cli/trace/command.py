@@ -17,7 +17,7 @@ from shared.transport.base import Transport, TransportError
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.target import Target, looking_at
+from swarm_cli.looking.target import Target, check_listening, looking_at
 from swarm_cli.observe.snapshot import nodes_here
 from swarm_cli.rollouts.command import CONNECT_TIMEOUT_S, RunOption
 from swarm_cli.rollouts.fates import clock
@@ -50,6 +50,7 @@ def trace(
     with looking_at(node_config, run, node_url, swarm_url, only_here=False) as target:
         if target.ended is not None:
             note(target.ended.sentence(target.run, time.time()))
+        check_listening(target)
         path = asyncio.run(_find(node_config, prefix, run, target))
     if not path.stations:
         raise CommandError(
