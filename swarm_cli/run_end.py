@@ -55,7 +55,10 @@ class RunEnd(msgspec.Struct, frozen=True):
         if self.how == "stopped":
             return "it was stopped (Ctrl-C or `swarm down`)"
         if self.how == "killed":
-            return "nobody wrote how (its `swarm up` was killed, or the machine went down); the time is that of its last log line"
+            return (
+                "nothing was written about its end, so its `swarm up` was killed or the machine went down; "
+                "the time is that of its last log line"
+            )
         why = "cannot go on" if self.code == EXIT_CONFIG else f"ended with code {self.code}"
         return f"{self.process or 'a process'} {why}"
 

@@ -135,7 +135,7 @@ class Dashboard:
     def _tell_seen(self, followed: str) -> None:
         target = self._following.target
         if target.ended is not None:
-            self._tell(f"{target.ended.sentence(target.run)}; shown is a copy of what its server had")
+            self._tell(f"{target.ended.sentence(target.run)}; the page shows a copy of what its server had stored")
         else:
             self._tell(f"run {target.run}: {followed}" if target.run else followed)
 
@@ -146,7 +146,7 @@ class Dashboard:
             self._tell(f"{followed}; {instead}" if instead else followed)
             return
         run, told = end
-        next_one = instead or "waiting for the next run, which the page shows by itself"
+        next_one = instead or "waiting for the next run" if self._following.follows else "nothing else runs here"
         self._tell(f"{told.sentence(run)}; `swarm dashboard --run {run}` shows it; {next_one}")
 
     def _tell(self, line: str) -> None:

@@ -120,6 +120,7 @@ class SwarmSource:
             "at": end.at,
             "words": visible(end.sentence(run, time.time()), 400),
             "copied": copied,
+            "follows": self._following.follows,
         }
 
     async def _read_batches(self, snapshot: SwarmSnapshot) -> None:

@@ -36,6 +36,11 @@ class Following:
         return True
 
     @property
+    def follows(self) -> bool:
+        """Whether it turns to the run that comes next."""
+        return not self._fixed
+
+    @property
     def end(self) -> tuple[str, RunEnd] | None:
         """The run that is looked at, and its end, if it has ended."""
         if self.target.ended is not None:

@@ -119,7 +119,7 @@ function trainedOn({ advantage, weight, clipped, left_out: leftOut }) {
   const parts = [`advantage ${typeof advantage === "number" ? number(advantage) : "unknown"}`];
   if (leftOut) parts.push(`left out: ${leftOut}`);
   if (typeof weight === "number") parts.push(`mean weight ${number(weight)}`);
-  if (clipped) parts.push(`${number(clipped)} tokens clipped`);
+  if (clipped) parts.push(`${number(clipped)} ${clipped === 1 ? "token" : "tokens"} clipped`);
   return parts.join(" · ");
 }
 

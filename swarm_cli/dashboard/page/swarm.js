@@ -24,8 +24,8 @@ const KINDS = { running: "● running", finished: "✓ finished", starting: "◔
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 
 /** How the run ended, and whether the page shows a copy of it or what was seen before its server went. */
-function endOf({ run, words, copied }) {
-  const now = copied ? "Shown is a copy of what its server had; nothing of it runs." : "What is below was seen before. This page shows the next run that starts here, unless it was started for one run or server.";
+function endOf({ run, words, copied, follows }) {
+  const now = copied ? "This is a copy of what its server had stored; none of its processes is alive." : `What is below was seen before.${follows ? " When the next run starts here, this page shows it." : ""}`;
   return `${words[0].toUpperCase()}${words.slice(1)}. ${now} \`swarm up --run ${run}\` goes on with it.`;
 }
 
