@@ -27,7 +27,7 @@ from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.snapshot import SwarmSnapshot, of_ended_run, take_snapshot
+from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snapshot
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
 from swarm_cli.rollouts.rewards import Judge
@@ -91,7 +91,7 @@ class SwarmSource:
             self._away(error)
             return None
         if target.ended is not None:
-            snapshot = of_ended_run(snapshot)
+            snapshot = ended_snapshot(snapshot)
         self._swarm, self._heard_at = snapshot.swarm, snapshot.at
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look says it if the server is gone

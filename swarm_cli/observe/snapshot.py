@@ -140,7 +140,7 @@ async def take_snapshot(
     return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable, swarm, tuple(known))
 
 
-def of_ended_run(snapshot: SwarmSnapshot) -> SwarmSnapshot:
+def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:
     """The same, of a run that has ended: no process is there, whatever it said last."""
     nodes = []
     for node in snapshot.nodes:

@@ -33,7 +33,7 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.target import LookRunOption, Target, check_listening, looking_at
-from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, of_ended_run, take_snapshot
+from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, ended_snapshot, take_snapshot
 from swarm_cli.observe.standing import absent, duration, finished, standing, trouble
 from swarm_cli.run_end import RunEnd, newest_ended
 from swarm_cli.running import goes_on
@@ -79,7 +79,7 @@ def status(
 
 async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmSnapshot:
     snapshot = await take_snapshot(config, target.node_url, target.swarm_url, nodes, timeout_s=5.0)
-    return of_ended_run(snapshot) if target.ended else snapshot
+    return ended_snapshot(snapshot) if target.ended else snapshot
 
 
 def _end_of(config: NodeConfig, target: Target, snapshot: SwarmSnapshot) -> tuple[str, RunEnd] | None:

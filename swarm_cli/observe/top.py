@@ -26,7 +26,7 @@ from swarm_cli.looking.following import Following
 from swarm_cli.looking.target import LookRunOption, check_listening, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
-from swarm_cli.observe.snapshot import SwarmSnapshot, of_ended_run, take_snapshot
+from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snapshot
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
 from swarm_cli.running import ended_run
@@ -126,7 +126,7 @@ class Top:
         except TimeoutError:
             raise NotConnected(f"{target.node_url} took longer than {LOOK_S:.0f} s to answer") from None
         if target.ended is not None:
-            snapshot = of_ended_run(snapshot)
+            snapshot = ended_snapshot(snapshot)
         self._heard_at = time.time()
         reports = self._reports.reports(snapshot.swarm)
         return self._history.model(snapshot, reports, self._in_files(snapshot), self._reports.unsigned(snapshot.swarm))
