@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -254,18 +255,22 @@ class Dashboard:
 
     def until_state(self, *states: str) -> dict[str, Any]:
         """Wait for the page's data to be in one of the states."""
+        return self.until(lambda found: found["state"] in states, " or ".join(states))
+
+    def until(self, wanted: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """Wait for the page's data to be what is wanted."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.process.communicate()
             try:
                 with urllib.request.urlopen(self.url + "swarm.json", timeout=10) as answer:
                     found: dict[str, Any] = json.load(answer)
-                if found["state"] in states:
+                if wanted(found):
                     return found
             except (urllib.error.URLError, OSError):
                 pass
             time.sleep(0.1)
-        raise AssertionError(f"not {' or '.join(states)} within {DEADLINE_S:.0f} s")
+        raise AssertionError(f"not {what} within {DEADLINE_S:.0f} s")
 
     def close(self) -> str:
         self.process.terminate()

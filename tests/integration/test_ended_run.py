@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -153,8 +154,7 @@ def test_the_page_shows_an_ended_run_and_a_killed_page_leaves_nothing_for_long(v
     found = shown.until_state("ended")
     assert found["ended"]["in_order"] and found["ended"]["copied"] and "run first ended in order" in found["ended"]["words"]
     assert {node["kind"] for node in found["nodes"] if node["node"] != "gamma"} == {"finished"}
-    while not found["exchange"]:
-        found = shown.until_state("ended")
+    found = shown.until(lambda told: bool(told["exchange"]), "its batches read")
     assert ["alpha", "beta", "basic_arithmetic", 6] in found["exchange"]
     servers = children(shown.process)
     assert len(servers) == 1 and (var_dir / COPIES).is_dir()
@@ -165,6 +165,44 @@ def test_the_page_shows_an_ended_run_and_a_killed_page_leaves_nothing_for_long(v
         assert time.monotonic() < deadline, "its server ends with it"
         time.sleep(0.05)
     assert swarm("status", "--run", "first")[0] == 3, "the next command removes the copy"
+
+
+def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_to_the_next(tmp_path: Path) -> None:
+    var_dir = tmp_path / "var"
+    first, second = (NatsServer(tmp_path / name) for name in ("one", "two"))
+    shown: Dashboard | None = None
+    try:
+        with running(var_dir, "one", first):
+            shown = Dashboard("", tmp_path, var_dir=var_dir)
+            assert shown.until_state("running")["server"] == first.url
+            first.stop()
+            write_end(var_dir / "runs" / "one", 0, "progress")
+        told = shown.until_state("ended")
+        assert told["ended"]["run"] == "one" and told["ended"]["follows"] and not told["ended"]["copied"]
+        assert {node["node"] for node in told["nodes"]} == {"alpha"}, "what was seen stays in sight"
+        with running(var_dir, "two", second):
+            assert shown.until_state("running")["server"] == second.url
+    finally:
+        for server in (first, second):
+            server.stop()
+        said = shown.close() if shown else ""
+    assert "run one ended in order at" in said and "waiting for the next run" in said and "run two: found" in said
+
+
+@contextmanager
+def running(var_dir: Path, run: str, server: NatsServer) -> Iterator[None]:
+    """A run of one node, whose server runs; only its lock says that the run runs."""
+    server.start()
+
+    async def write() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await swarm.node("alpha")
+        await swarm.transport.close()
+
+    asyncio.run(write())
+    with holding_run(var_dir / "runs" / run):
+        write_note(var_dir / "runs" / run, RunNote(server.url, server.url, f"swarm up --run {run}"))
+        yield
 
 
 def children(process: subprocess.Popen[str]) -> list[int]:

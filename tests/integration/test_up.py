@@ -1,5 +1,5 @@
 """`swarm up` as a newcomer runs it: real server, real services, two nodes, from the first line to
-the summary, and its page in a real browser.
+the summary.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from shared.roles import ROLES
 from shared.runtime.status import STATUS_INTERVAL_S
 from swarm_cli.observe.evaluations import read_evaluations, read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
-from tests.integration.page_looker import Looker, a_browser
-from tests.integration.page_swarm import Dashboard
 
 STEPS = 3
 
@@ -69,6 +67,15 @@ def test_the_curves_of_the_run_can_be_drawn(swarm: Swarm, finished: subprocess.C
     assert Path(plotted.stdout.strip()).read_bytes().startswith(b"\x89PNG")
 
 
+def test_status_says_how_the_run_ended_with_an_exit_code_of_its_own(
+    swarm: Swarm, finished: subprocess.CompletedProcess[str]
+) -> None:
+    gone = swarm.call("status", "--node-url", f"nats://127.0.0.1:{swarm.nats_port}")
+    assert gone.returncode == 3 and "run first ended in order at" in gone.stderr and "has taken its steps" in gone.stderr
+    looked = swarm.call("status", "--run", "first")
+    assert looked.returncode == 3 and looked.stdout.count("ended") >= len(ROLES) and "silent" not in looked.stdout
+
+
 @pytest.fixture(scope="module")
 def exported(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> Path:
     folder = swarm.folder / "exported"
@@ -100,35 +107,6 @@ def test_eval_asks_the_held_out_questions_that_the_configuration_names(swarm: Sw
     assert asked[0] != asked[1] == asked[2]
 
 
-@pytest.fixture(scope="module")
-def shown(
-    swarm: Swarm, finished: subprocess.CompletedProcess[str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Dashboard]:
-    """A page that was told of no server, opened when no run runs."""
-    page = Dashboard("", tmp_path_factory.mktemp("page"), var_dir=swarm.folder / "var")
-    yield page
-    page.process.terminate()
-    page.process.communicate(timeout=30)
-
-
-@pytest.fixture(scope="module")
-def going_on(swarm: Swarm, shown: Dashboard) -> Iterator[subprocess.Popen[str]]:
-    """The run that took its steps, until Ctrl-C."""
-    process = swarm.up()
-    yield process
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
-
-
-@pytest.fixture(scope="module")
-def stopped(going_on: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """What it said until Ctrl-C."""
-    going_on.send_signal(signal.SIGINT)
-    out, err = going_on.communicate(timeout=30)
-    return subprocess.CompletedProcess(going_on.args, going_on.returncode, out, err)
-
-
 def goes_on(node: dict[str, Any]) -> bool:
     """A service that is slow is not taken for dead here: what `alive` means stands in
     `shared.runtime.status`.
@@ -136,101 +114,43 @@ def goes_on(node: dict[str, Any]) -> bool:
     return node["step"] > STEPS and all(any(replica["alive"] for replica in replicas) for replicas in node["services"].values())
 
 
-def test_a_run_that_ended_is_told_with_an_exit_code_of_its_own(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> None:
-    gone = swarm.call("status", "--node-url", f"nats://127.0.0.1:{swarm.nats_port}")
-    assert gone.returncode == 3 and "run first ended in order at" in gone.stderr and "has taken its steps" in gone.stderr
-    looked = swarm.call("status", "--run", "first")
-    assert looked.returncode == 3 and looked.stdout.count("ended") == 2 * len(ROLES) and "silent" not in looked.stdout
-
-
-def test_a_run_goes_on_by_its_name_is_seen_by_status_and_takes_a_third_node(swarm: Swarm, going_on: subprocess.Popen[str]) -> None:
+def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_third_node_and_stops_on_ctrl_c(
+    swarm: Swarm, finished: subprocess.CompletedProcess[str]
+) -> None:
+    process = swarm.up()
     deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        seen = swarm.status()
-        # A trainer goes on with what the last run left, perhaps before a slower service speaks.
-        if seen and all(goes_on(seen["nodes"][node]) for node in ("alpha", "beta")):
-            break
-        time.sleep(STATUS_INTERVAL_S)
-    else:
-        pytest.fail(f"the nodes did not go on within the deadline: {json.dumps(seen)[:6000]}")
-    again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
-    added = swarm.call("add")
-    unasked = swarm.call("status", "--json")
-    while time.monotonic() < deadline:
-        third = swarm.status("gamma")
-        if third and all(any(replica["alive"] for replica in third["nodes"]["gamma"]["services"][role]) for role in ROLES):
-            break
-        time.sleep(STATUS_INTERVAL_S)
-    else:
-        pytest.fail(f"the third node did not come:\n{added.stderr}\n{json.dumps(third)[:3000]}")
+    try:
+        while time.monotonic() < deadline:
+            seen = swarm.status()
+            # A trainer goes on with what the last run left, perhaps before a slower service says
+            # that it is there.
+            if seen and all(goes_on(seen["nodes"][node]) for node in ("alpha", "beta")):
+                break
+            time.sleep(STATUS_INTERVAL_S)
+        else:
+            pytest.fail(f"the nodes did not go on within the deadline: {json.dumps(seen)[:6000]}")
+        again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
+        added = swarm.call("add")
+        unasked = swarm.call("status", "--json")
+        while time.monotonic() < deadline:
+            third = swarm.status("gamma")
+            if third and all(any(replica["alive"] for replica in third["nodes"]["gamma"]["services"][role]) for role in ROLES):
+                break
+            time.sleep(STATUS_INTERVAL_S)
+        else:
+            pytest.fail(f"the third node did not come:\n{added.stderr}\n{json.dumps(third)[:3000]}")
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "goes on where it stopped" in err
     alpha = seen["nodes"]["alpha"]
-    assert seen["ended"] is None and set(alpha["services"]) == set(ROLES)
+    assert set(alpha["services"]) == set(ROLES)
     assert {stream["stream"] for stream in alpha["streams"]} >= {"NODE_ALPHA_ROLLOUTS", "NODE_ALPHA_SCORED", "NODE_ALPHA_BATCHES"}
     assert alpha["streams"][0]["consumer_pending"] is not None
     assert unasked.returncode == 0 and set(json.loads(unasked.stdout)["nodes"]) >= {"alpha", "beta"}, unasked.stderr
     goes_on_with = f"swarm up --run first --nodes 3 --nats-port {swarm.nats_port} --base-port {swarm.base_port}"
-    assert goes_on_with in added.stderr
+    assert goes_on_with in added.stderr and goes_on_with in err
     assert added.returncode == 0 and "gamma-trainer: process" in added.stderr
     assert (swarm.node_dir("gamma") / "generator.log").stat().st_size > 0
     assert again.returncode == 1 and f"port {swarm.nats_port}" in again.stderr, "a second swarm on the same ports must say so"
-
-
-def test_a_page_that_waited_turns_to_the_run_and_shows_who_took_whose_groups(
-    shown: Dashboard, going_on: subprocess.Popen[str]
-) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    taken: set[tuple[str, str]] = set()
-    while not taken >= {(taker, sender) for taker in ("alpha", "beta") for sender in ("alpha", "beta")}:
-        assert time.monotonic() < deadline, f"only {taken}"
-        told = shown.until_state("running", "starting")
-        taken = {(taker, sender) for taker, sender, _, groups in told.get("exchange", []) if groups > 0}
-        time.sleep(0.5)
-
-
-def test_the_run_stops_on_ctrl_c_and_says_how_it_is_gone_on_with(
-    swarm: Swarm, stopped: subprocess.CompletedProcess[str], shown: Dashboard
-) -> None:
-    assert stopped.returncode == 130
-    assert "goes on where it stopped" in stopped.stderr
-    assert f"swarm up --run first --nodes 3 --nats-port {swarm.nats_port} --base-port {swarm.base_port}" in stopped.stderr
-    told = shown.until_state("ended")["ended"]
-    assert told["run"] == "first" and told["in_order"] and "it was stopped" in told["words"]
-
-
-def test_the_page_of_the_ended_run_leads_from_a_step_s_reward_to_groups_with_the_texts_of_the_logs(
-    swarm: Swarm, stopped: subprocess.CompletedProcess[str], tmp_path: Path
-) -> None:
-    shown = Dashboard("", tmp_path, "--run", "first", var_dir=swarm.folder / "var")
-    try:
-        shown.until_state("ended")
-        with a_browser() as browser:
-            looker = Looker(browser)
-            page = looker.open(shown.url)
-            page.get_by_role("heading", name="The run has ended").wait_for()
-            page.get_by_text("it was stopped").first.wait_for()
-            page.locator("#exchange tbody tr").first.wait_for()
-            page.locator("#nodes").get_by_role("link", name="alpha").click()
-            page.locator("#steps .legend").wait_for()
-            page.locator("#steps a").last.press("Enter")
-            heading = page.get_by_role("heading", level=1, name="Step")
-            heading.wait_for()
-            step = heading.inner_text().split()[1]
-            logged = swarm.call("rollouts", "alpha", "--run", "first", "--step", step, "--json")
-            groups = [json.loads(line) for line in logged.stdout.splitlines()]
-            assert page.locator("main li.card").count() == len(groups) > 0, logged.stderr
-            page.locator("main li.card a").first.click()
-            for place, group in enumerate(groups):
-                page.get_by_role("heading", name=f"Group {place} of step {step}").wait_for()
-                texts = [text.replace("↵\n", "\n") for text in page.locator("main pre").all_text_contents()]
-                answers = [completion["text"] or "(empty)" for completion in group["completions"]]
-                assert texts[:2] == [group["question"], group["reference"]]
-                # The page has the token that ended an answer too.
-                assert [text.removesuffix("<|im_end|>") for text in texts[2:]] == answers
-                whose = page.locator("dl div", has_text="Whose").inner_text()
-                assert whose.endswith(group["sender"]) and group["origin"] in whose
-                if place + 1 < len(groups):
-                    page.get_by_role("link", name="group after").click()
-            looker.check()
-            looker.close()
-    finally:
-        shown.close()
