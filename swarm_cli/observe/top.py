@@ -80,9 +80,10 @@ class Top:
         """Print one look."""
         check_listening(self._following.target)
         model = await self.look()
-        ended = self._following.target.ended and self._following.end
+        ended = self._following.end if self._following.target.ended else None
         notice = f" {ended[1].sentence(ended[0], time.time())}" if ended else ""
-        console.print(screen(model, width=console.width, height=None, headline=self._headline, notice=notice))
+        calm = ended is not None and ended[1].in_order
+        console.print(screen(model, width=console.width, height=None, headline=self._headline, notice=notice, calm=calm))
         if not any(node.heard for node in model.nodes):
             raise CommandError("no service has written a status there: is the swarm running on this server (`swarm up`)?")
 
@@ -105,9 +106,9 @@ class Top:
                     if self._heard_at is not None:
                         model = outdated(model, time.time() - self._heard_at)
                 headline = f"{self._headline}  q ends"
-                live.update(
-                    screen(model, width=console.width, height=console.height, headline=headline, notice=notice), refresh=True
-                )
+                calm = (end := self._following.end) is not None and end[1].in_order
+                shown = screen(model, width=console.width, height=console.height, headline=headline, notice=notice, calm=calm)
+                live.update(shown, refresh=True)
                 await _unless(quit_pressed, asyncio.sleep(every_s))
 
     async def look(self) -> TopModel:

@@ -35,16 +35,18 @@ NAME_CHARACTERS = 32
 """Of a node's name, a state or a reason: as long as a name may be."""
 
 
-def screen(model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "") -> RenderableType:
+def screen(
+    model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "", calm: bool = False
+) -> RenderableType:
     """Everything. `height` in lines: None where it may be as long as it likes. `notice`: what is
-    wrong with the view itself.
+    wrong with the view itself, or where it is `calm`, what is as it should be.
     """
     per_row = 2 if width >= 2 * PANEL_WIDTH and len(model.nodes) > 1 else 1
     rows = -(-len(model.nodes) // per_row)
     fits = len(model.nodes) <= MOST_PANELS if height is None else rows * PANEL_LINES + 2 + bool(notice) <= height
     parts: list[RenderableType] = [_headline(model, headline)]
     if notice:
-        parts.append(Text(visible(notice), style="bold red"))
+        parts.append(Text(visible(notice), style="bold" if calm else "bold red"))
     parts.append(_panels(model.nodes, per_row) if fits else _table(model.nodes, width))
     parts.append(_swarm_line(model))
     return Group(*parts)
