@@ -39,6 +39,7 @@ ROWS = {
     "policy-delta": ("benchmarks.policy_delta", 240),
     "policy-delta-link": ("benchmarks.policy_delta", 600),
     "waiting": ("benchmarks.waiting", 300),
+    "commands": ("benchmarks.commands", 300),
 }
 TARGET = Path("docs/benchmarks.md")
 

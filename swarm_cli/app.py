@@ -51,6 +51,7 @@ HIDDEN = {"progress"}
 """What `swarm up` prints, as a process of its own."""
 
 _LOOKING_COMMANDS = {"ban", "dlq", "rollouts", "status", "top", "trace", "unban"}
+_READING_COMMANDS = {"rollouts", "status", "top", "trace"}
 _DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "task"}
 
 
@@ -136,13 +137,18 @@ def _where_to_look(command: str, error: Exception) -> str:
     if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected):
         return ""
     from swarm_cli.chosen_config import load_chosen
+    from swarm_cli.run_end import newest_ended
     from swarm_cli.running import ended_run
 
-    ended = ""
+    ended = []
     if not any(word.startswith("--node-url") for word in sys.argv):
         with suppress(ConfigError, OSError):
-            ended = ended_run(load_chosen(None).node.var_dir)
-    lines = [*filter(None, [ended]), "To look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"]
+            var_dir = load_chosen(None).node.var_dir
+            if sentence := ended_run(var_dir):
+                ended.append(sentence)
+            if command in _READING_COMMANDS and (found := newest_ended(var_dir)):
+                ended.append(f"--run {found[0].name} looks at it as it ended")
+    lines = [*ended, "To look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"]
     return "".join(f"\n{line}" for line in lines)
 
 

@@ -23,7 +23,7 @@ from shared.transport.base import Conflict, Transport
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import say
 from swarm_cli.errors import CommandError
-from swarm_cli.running import servers
+from swarm_cli.looking.target import check_listening, default_target
 
 T = TypeVar("T")
 TIMEOUT_S = 5.0
@@ -98,8 +98,9 @@ def _removed(bans: BanList, sender: str) -> BanList:
 
 
 async def _with(config: NodeConfig, node_url: str, action: Callable[[Transport], Awaitable[T]]) -> T:
-    node_plane, _ = servers(config, node_url)
-    plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=node_plane)
+    target = default_target(config, node_url)
+    check_listening(target)
+    plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=target.node_url)
     try:
         return await action(plane)
     finally:

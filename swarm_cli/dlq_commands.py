@@ -19,7 +19,7 @@ from shared.transport.base import Transport
 from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.running import servers
+from swarm_cli.looking.target import check_listening, default_target
 
 dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters and requeue them.", no_args_is_help=True)
 
@@ -100,10 +100,11 @@ def requeue_letters(
 
 
 def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaitable[T]]) -> T:
-    node_plane, _ = servers(config, url)
+    target = default_target(config, url)
+    check_listening(target)
 
     async def run() -> T:
-        plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_plane)
+        plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=target.node_url)
         try:
             return await work(plane)
         finally:

@@ -85,11 +85,24 @@ def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str
     Raises:
         CommandError: several runs are running and nothing says which is meant.
     """
-    told = node_url or "node_url" in config.nats.model_fields_set
-    found = None if told else _only_run(config.node.var_dir, lambda note: f"--node-url {note.node_url}")
+    folder = only_running(config, node_url)
+    found = read_note(folder) if folder else None
     node = node_url or (found.node_url if found else config.nats.node_url)
     swarm = swarm_url or node_url or (found.swarm_url if found else config.nats.swarm_url) or "none"
     return node, None if swarm == "none" else swarm
+
+
+def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
+    """Folder of the only run on this machine; None where none is running, or where the command
+    line (`node_url`) or the configuration names a server.
+
+    Raises:
+        CommandError: several runs are running and nothing says which is meant.
+    """
+    if node_url or "node_url" in config.nats.model_fields_set:
+        return None
+    found = _only_run(config.node.var_dir, lambda note: f"--node-url {note.node_url}")
+    return found[0] if found else None
 
 
 def running_swarm(var_dir: Path) -> str | None:
@@ -99,15 +112,15 @@ def running_swarm(var_dir: Path) -> str | None:
         CommandError: several are.
     """
     found = _only_run(var_dir, lambda note: f"swarm observe {note.swarm_url}")
-    return found.swarm_url if found else None
+    return found[1].swarm_url if found else None
 
 
-def _only_run(var_dir: Path, named: Callable[[RunNote], str]) -> RunNote | None:
+def _only_run(var_dir: Path, named: Callable[[RunNote], str]) -> tuple[Path, RunNote] | None:
     noted = [(folder, note) for folder in running_runs(var_dir) if (note := read_note(folder))]
     if len(noted) > 1:
         lines = [f"  {named(note)}   run {folder.name}" for folder, note in noted]
         raise CommandError("several runs are running here: say which is meant with one of\n" + "\n".join(lines))
-    return noted[0][1] if noted else None
+    return noted[0] if noted else None
 
 
 def pid_in(file: TextIO) -> int:

@@ -21,7 +21,8 @@ from swarm_cli.dashboard.scraping import Scraping
 from swarm_cli.dashboard.server import PageServer, page_panels
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.local.ports import check_ports
-from swarm_cli.running import servers
+from swarm_cli.looking.following import Following
+from swarm_cli.looking.target import LookRunOption, looking_at
 
 DEFAULT_PORT = 8400
 SHOWN = ("swarm", "node")
@@ -36,6 +37,7 @@ def dashboard(
     folder: Annotated[Path | None, typer.Option(help="What Prometheus writes.  [default: watch in node.var_dir]")] = None,
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
+    run: LookRunOption = "",
     nats_monitor: Annotated[
         str, typer.Option(help="Monitoring address of the NATS server, http://host:8222.  [default: of swarm up's]")
     ] = "",
@@ -48,12 +50,13 @@ def dashboard(
     ] = PATIENCE,
     config: ConfigOption = None,
 ) -> None:
-    """Show a running swarm in a browser: who learns, who learns from whom, what is said, and where
-    prometheus is installed all panels and alerts. Ctrl-C ends it.
+    """Show a swarm in a browser: who learns, who learns from whom, what is said, and where
+    prometheus is installed all panels and alerts. With --run it also shows a run that has ended,
+    from a copy of what its server had. When the run ends and another one starts, the page shows
+    that one, unless a run or a server was named. Ctrl-C ends it.
     """
     program = installed_prometheus()
     node_config = load_chosen(config)
-    node_plane, swarm_plane = servers(node_config, node_url, swarm_url)
     wanted = {port: "the page"} | ({port + 1: "Prometheus"} if program else {})
     check_ports(wanted, "end what has them, or choose others with --port (make dashboard DASHBOARD_FLAGS='--port 8500')")
     prometheus = None
@@ -62,9 +65,10 @@ def dashboard(
     else:
         own = folder or node_config.node.var_dir / "watch"
         prometheus = Prometheus(program, own, port + 1, rule_file(scale=patience), f"http://127.0.0.1:{port}")
-    source = SwarmSource(node_config, node_plane, swarm_plane)
-    scraping = Scraping(prometheus, node_plane, node_config.node.var_dir, nats_monitor, scrape or ())
-    asyncio.run(Dashboard(source, prometheus, scraping, port).run())
+    with looking_at(node_config, run, node_url, swarm_url) as target:
+        following = Following(node_config, target, fixed=bool(run or node_url or swarm_url))
+        scraping = Scraping(prometheus, target.node_url, node_config.node.var_dir, nats_monitor, scrape or ())
+        asyncio.run(Dashboard(following, SwarmSource(node_config, following), prometheus, scraping, port).run())
 
 
 class Dashboard:
@@ -72,7 +76,10 @@ class Dashboard:
     swarm.
     """
 
-    def __init__(self, source: SwarmSource, prometheus: Prometheus | None, scraping: Scraping, port: int) -> None:
+    def __init__(
+        self, following: Following, source: SwarmSource, prometheus: Prometheus | None, scraping: Scraping, port: int
+    ) -> None:
+        self._following = following
         self._source = source
         self._prometheus = prometheus
         self._scraping = scraping
@@ -99,10 +106,11 @@ class Dashboard:
                 if self._prometheus is not None:
                     self._prometheus.check_running()
                 snapshot = await self._source.look()
+                self._scraping.turn_to(self._following.target.node_url)
                 if snapshot is None:
-                    self._tell(self._scraping.saw_no_server(page))
+                    self._tell_away(self._scraping.saw_no_server(page))
                 else:
-                    self._tell(self._scraping.saw([node.view for node in snapshot.nodes], page))
+                    self._tell_seen(self._scraping.saw([node.view for node in snapshot.nodes], page))
                 await sleep_unless_stopped(stopping, LOOK_EVERY_S)
         finally:
             if page is not None:
@@ -123,6 +131,23 @@ class Dashboard:
         also = f"Prometheus itself: {page.url.rstrip('/')}{PREFIX}/; " if self._prometheus else ""
         note(f"open {page.url}   ({also}Ctrl-C ends {'both' if also else 'it'}, and nothing of the swarm)")
         return page
+
+    def _tell_seen(self, followed: str) -> None:
+        target = self._following.target
+        if target.ended is not None:
+            self._tell(f"{target.ended.sentence(target.run)}; the page shows a copy of what its server had stored")
+        else:
+            self._tell(f"run {target.run}: {followed}" if target.run else followed)
+
+    def _tell_away(self, followed: str) -> None:
+        """No server answers: because its run has ended, if that is known."""
+        end, instead = self._following.end, self._following.instead
+        if end is None:
+            self._tell(f"{followed}; {instead}" if instead else followed)
+            return
+        run, told = end
+        next_one = instead or "waiting for the next run" if self._following.follows else "nothing else runs here"
+        self._tell(f"{told.sentence(run)}; `swarm dashboard --run {run}` shows it; {next_one}")
 
     def _tell(self, line: str) -> None:
         if line != self._told:

@@ -41,6 +41,13 @@ class Scraping:
         self._monitor_seen: str | None = None
         self._views: Sequence[NodeView] = ()
 
+    def turn_to(self, node_url: str) -> None:
+        """The swarm is looked at through this server from now on. What another one's processes said
+        is forgotten.
+        """
+        if node_url != self._node_url:
+            self._node_url, self._views, self._monitor_seen = node_url, (), None
+
     def saw(self, views: Sequence[NodeView], page: PageServer) -> str:
         """Bring the lists up to date with what was seen; returns what is followed, in words."""
         self._views = views

@@ -18,15 +18,16 @@ from shared.contracts.wire import is_node_name
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
-from shared.transport.base import NotConnected, TransportError
+from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
 from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
 from swarm_cli.errors import CommandError
+from swarm_cli.looking.following import Following
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
+from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snapshot
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
 from swarm_cli.rollouts.rewards import Judge
@@ -51,27 +52,36 @@ class SwarmSource:
     `answer` may be called from any thread.
     """
 
-    def __init__(self, config: NodeConfig, node_url: str, swarm_url: str | None) -> None:
+    def __init__(self, config: NodeConfig, following: Following) -> None:
         self._config = config
-        self._node_url = node_url
-        self._swarm_url = swarm_url
+        self._following = following
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was seen is of another run than what is looked at now."""
+        config, server = self._config, self._following.target.node_url
         self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config), configured_swarm(config))
         self._batches = BatchFollower()
         self._records: dict[str, TrainedRecords] = {}
         self._swarm: str | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._state: dict[str, Any] = {"state": "waiting", "at": time.time(), "server": node_url, "problem": ""}
+        self._state: dict[str, Any] = {"state": "waiting", "at": time.time(), "server": server, "problem": "", "ended": None}
         self._heard_at: float | None = None
 
     async def look(self) -> SwarmSnapshot | None:
-        """Look at the swarm; None, with the state `waiting` or `lost`, where no server answers."""
+        """Look at the swarm; None, with the state `waiting`, `lost` or `ended`, where no server
+        answers.
+        """
         self._loop = asyncio.get_running_loop()
+        if self._following.moved():
+            self._forget()
+        target = self._following.target
         try:
             async with asyncio.timeout(LOOK_S):
                 snapshot = await take_snapshot(
                     self._config,
-                    self._node_url,
-                    self._swarm_url,
+                    target.node_url,
+                    target.swarm_url,
                     [],
                     timeout_s=CONNECT_S,
                     evaluations=self._scores,
@@ -80,6 +90,8 @@ class SwarmSource:
         except (NotConnected, TimeoutError) as error:
             self._away(error)
             return None
+        if target.ended is not None:
+            snapshot = ended_snapshot(snapshot)
         self._swarm, self._heard_at = snapshot.swarm, snapshot.at
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look says it if the server is gone
@@ -90,10 +102,29 @@ class SwarmSource:
 
     def _show(self, snapshot: SwarmSnapshot) -> None:
         state = swarm_object(snapshot, self._scores.heard(snapshot.swarm), self._batches.exchange)
-        self._state = state | {"server": visible(self._node_url, 120), "problem": ""}
+        told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
+        if self._following.target.ended is not None:
+            told |= {"state": "ended", "ended": self._ended(copied=True)}
+        self._state = state | told
+
+    def _ended(self, *, copied: bool) -> dict[str, Any] | None:
+        """What the page says of the run's end; None where it has not ended, as far as is known.
+        copied: a copy of the run is looked at, by its name.
+        """
+        if (found := self._following.end) is None:
+            return None
+        run, end = found
+        return {
+            "run": visible(run, 80),
+            "in_order": end.in_order,
+            "at": end.at,
+            "words": visible(end.sentence(run, time.time()), 400),
+            "copied": copied,
+            "follows": self._following.follows,
+        }
 
     async def _read_batches(self, snapshot: SwarmSnapshot) -> None:
-        plane = await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._node_url)
+        plane = await self._plane()
         try:
             await self._batches.follow(plane, [node.node for node in snapshot.nodes if node.statuses])
         finally:
@@ -101,9 +132,11 @@ class SwarmSource:
 
     def _away(self, error: Exception) -> None:
         """What was known stays on the page, under its own time."""
-        problem = visible(str(error) or f"it took longer than {LOOK_S:.0f} s to answer", 300)
-        state = "waiting" if self._heard_at is None else "lost"
-        self._state = self._state | {"state": state, "problem": problem, "server": visible(self._node_url, 120)}
+        instead, ended = self._following.instead, self._ended(copied=False)
+        problem = visible(instead or str(error) or f"it took longer than {LOOK_S:.0f} s to answer", 300)
+        state = "waiting" if self._heard_at is None else "lost" if ended is None else "ended"
+        server = visible(self._following.target.node_url, 120)
+        self._state = self._state | {"state": state, "problem": problem, "server": server, "ended": ended}
 
     def answer(self, path: str, asked: Mapping[str, str]) -> tuple[int, bytes] | None:
         """Status and JSON for a path of the page; None for a path that is none."""
@@ -148,7 +181,7 @@ class SwarmSource:
     async def _batch(self, node: str, step: int, place: int | None) -> Answer:
         try:
             async with asyncio.timeout(ASKED_S):
-                plane = await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._node_url)
+                plane = await self._plane()
                 try:
                     batch = await BatchReader(plane, node).batch_at(step)
                 finally:
@@ -160,10 +193,15 @@ class SwarmSource:
         found = await asyncio.to_thread(self._group, node, batch, place)
         return (404, {"problem": f"step {step} has no group {place}"}) if found is None else (200, found)
 
+    async def _plane(self) -> Transport:
+        return await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._following.target.node_url)
+
     def _group(self, node: str, batch: Batch, place: int) -> dict[str, Any] | None:
         """Reads the run's folder, which may be a large file."""
         config = for_node(self._config, node)
-        records = self._records.setdefault(node, TrainedRecords(record_folder(config, "")))
+        run = self._following.target.run
+        here = run and (config.node.var_dir / "runs" / run / node).is_dir()
+        records = self._records.setdefault(node, TrainedRecords(record_folder(config, run if here else "")))
         return group_object(node, batch, place, Path(config.model.path), records, Judge(config))
 
 

@@ -40,6 +40,7 @@ from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
 from swarm_cli.local.run_note import note_of, write_note
 from swarm_cli.local.up import configured_base_port
 from swarm_cli.replace_file import replace_file
+from swarm_cli.run_end import forget_end, write_end
 from swarm_cli.toml_view import config_toml
 
 
@@ -135,6 +136,7 @@ class Newcomer:
             check_ports(layout.ports, "end what has them, or choose others with --nats-port and --base-port")
             ensure_toy_policy(config)
             self._configure(steps)
+            forget_end(run_folder)
             write_note(run_folder, note_of(layout, config, "the same `swarm join`"))
             outcome = run_lines(
                 process_lines(layout),
@@ -143,6 +145,7 @@ class Newcomer:
                 log_file=run_folder / "up.log",
                 beside=lambda supervisor: answering(run_folder, Asked(supervisor, layout).answer),
             )
+            write_end(run_folder, outcome.code, outcome.first)
         if outcome.code in STOPPED_BY_SIGNAL:
             note(f"stopped. The same `swarm join` goes on with it; it needs {self.folder.path} and {config.node.run_dir}")
         elif outcome.code:

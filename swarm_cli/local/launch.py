@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swarm_cli.local.output import Output
-from swarm_cli.local.supervisor import STOPPED_BY_SIGNAL, Beside, Outcome, run_supervised
+from swarm_cli.local.supervisor import Beside, Outcome, run_supervised
+from swarm_cli.run_end import STOPPED_BY_SIGNAL
 
 GRACE_S = 180.0
 """Seconds that a process has to end before it is killed: longer than a checkpoint of a policy with

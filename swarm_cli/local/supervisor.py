@@ -20,8 +20,6 @@ from swarm_cli.local.output import SYSTEM, Output
 from swarm_cli.local.process import Process
 from swarm_cli.local.rules import SERVER, EndRun, RunRules, StartAgain
 
-STOPPED_BY_SIGNAL = (130, 143)
-"""Exit codes of a run that SIGINT or SIGTERM ended."""
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
 _KILLED_S = 10.0

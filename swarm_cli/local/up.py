@@ -33,6 +33,7 @@ from swarm_cli.local.procfile import (
 )
 from swarm_cli.local.run_told import Ran, announce, explain_end
 from swarm_cli.ruinous import ruinous_settings
+from swarm_cli.run_end import forget_end, write_end
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 _HIGHEST_PORT = 65_535
@@ -106,6 +107,7 @@ def up(
     with holding_run(folder):
         check_ports(layout.ports)
         announce(node_config, layout)
+        forget_end(folder)
         ran = Ran(node_config, layout)
         for sentence in ruinous_settings(node_config):
             note(f"warning: {sentence}")
@@ -117,6 +119,7 @@ def up(
             log_file=folder / "up.log",
             beside=lambda supervisor: answering(folder, Asked(supervisor, layout, ran.grow).answer),
         )
+        write_end(folder, outcome.code, outcome.first)
     explain_end(outcome, node_config, ran.layout)
     raise typer.Exit(outcome.code)
 

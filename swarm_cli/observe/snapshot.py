@@ -10,6 +10,8 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
@@ -17,6 +19,7 @@ from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.permissions import OPERATOR
 from shared.identity.statements import OTHER_SWARM, Heard, Standing
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.runtime.status import STOPPED
 from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
 from swarm_cli.errors import checked_node
 from swarm_cli.observe.directory import Directory, read_directory, usual_swarm
@@ -135,6 +138,15 @@ async def take_snapshot(
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
     return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable, swarm, tuple(known))
+
+
+def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:
+    """The same, of a run that has ended: no process is there, whatever it said last."""
+    nodes = []
+    for node in snapshot.nodes:
+        statuses = tuple(msgspec.structs.replace(status, state=STOPPED) for status in node.view.statuses)
+        nodes.append(replace(node, view=replace(node.view, statuses=statuses, leases=())))
+    return replace(snapshot, nodes=tuple(nodes))
 
 
 def judged(entry: Heard[NodeRecord] | None, swarm: str | None, evaluations: EvaluationLog | None) -> Heard[NodeRecord] | None:

@@ -65,8 +65,10 @@ def finished(view: NodeView) -> bool:
 
 def absent(view: NodeView, now: float) -> list[str]:
     """The roles that do not answer, in words: `starting again: trainer` of those that ended in
-    order a moment ago, `no word from verifier` of the others.
+    order a moment ago, `no word from verifier` of the others. None of a node that ended in order.
     """
+    if view.ended(now):
+        return []
     missing = [role for role in ROLES if not view.alive(role, now)]
     again = [role for role in missing if any(_ended_a_moment_ago(status, now) for status in view.roles(role)[:1])]
     gone = [role for role in missing if role not in again]

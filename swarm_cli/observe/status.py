@@ -1,9 +1,21 @@
-"""`swarm status`: who is there, how far they are, and how full the streams are."""
+"""`swarm status`: who is there, how far they are, and how full the streams are.
+
+| exit code | |
+|---|---|
+| 0 | a swarm was looked at, and a process of it is there |
+| 1 | no server answers, or nobody has written to it |
+| 2 | the command was called wrongly |
+| 3 | the run has ended in order |
+| 4 | the run has failed, or was killed |
+| 78 | the configuration cannot be used |
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,14 +26,17 @@ from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily
 from shared.identity.statements import Standing
 from shared.roles import ROLES
+from shared.runtime.status import STOPPED
 from shared.text import visible, visible_json
-from shared.transport.base import ConsumerState
+from shared.transport.base import ConsumerState, NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
-from swarm_cli.console import cell, terminal
+from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, take_snapshot
-from swarm_cli.observe.standing import absent, finished, standing, trouble
-from swarm_cli.running import servers
+from swarm_cli.looking.target import LookRunOption, Target, check_listening, looking_at
+from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, ended_snapshot, take_snapshot
+from swarm_cli.observe.standing import absent, duration, finished, standing, trouble
+from swarm_cli.run_end import RunEnd, newest_ended
+from swarm_cli.running import goes_on
 
 NAMES_A_LINE = 5
 
@@ -29,24 +44,75 @@ NAMES_A_LINE = 5
 def status(
     nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    run: LookRunOption = "",
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show nodes, policy versions, stream fill and consumer lag."""
+    """Show nodes, policy versions, stream fill and consumer lag. Exit code 3: the run has ended in
+    order; 4: it failed or was killed.
+    """
     node_config = load_chosen(config)
-    snapshot = asyncio.run(_snapshot(node_config, nodes or [], node_url, swarm_url))
+    with looking_at(node_config, run, node_url, swarm_url) as target:
+        try:
+            check_listening(target)
+            snapshot = asyncio.run(_snapshot(node_config, target, nodes or []))
+        except NotConnected:
+            # A run of this machine takes its server along.
+            told = node_url or "node_url" in node_config.nats.model_fields_set
+            ended = newest_ended(node_config.node.var_dir, target.node_url if told else "")
+            if ended is None or run or target.run:
+                raise
+            raise _gone(*ended, as_json=as_json) from None
+    end = _end_of(node_config, target, snapshot)
     if as_json:
-        typer.echo(visible_json(as_object(snapshot), indent=2))
-        return
-    show(snapshot, terminal())
-    if not any(view.statuses for view in snapshot.nodes):
+        typer.echo(visible_json(as_object(snapshot) | {"ended": _end_object(end)}, indent=2))
+    else:
+        if end is not None:
+            note(end[1].sentence(end[0], time.time()))
+        show(snapshot, terminal())
+    if end is not None:
+        raise typer.Exit(end[1].exit_code)
+    if not as_json and not any(view.statuses for view in snapshot.nodes):
         raise CommandError("no service has written a status there: is the swarm running on this server (`swarm up`)?")
 
 
-async def _snapshot(config: NodeConfig, nodes: list[str], node_url: str, swarm_url: str) -> SwarmSnapshot:
-    node_plane, swarm_plane = servers(config, node_url, swarm_url)
-    return await take_snapshot(config, node_plane, swarm_plane, nodes, timeout_s=5.0)
+async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmSnapshot:
+    snapshot = await take_snapshot(config, target.node_url, target.swarm_url, nodes, timeout_s=5.0)
+    return ended_snapshot(snapshot) if target.ended else snapshot
+
+
+def _end_of(config: NodeConfig, target: Target, snapshot: SwarmSnapshot) -> tuple[str, RunEnd] | None:
+    """The run that is looked at and its end. On a server that outlives the runs there, it is the
+    last one of this machine, once none of its processes is there.
+    """
+    if target.ended is not None:
+        return target.run, target.ended
+    if any(node.view.alive(role, snapshot.at) for node in snapshot.nodes for role in ROLES):
+        return None
+    found = newest_ended(config.node.var_dir, target.node_url)
+    return (found[0].name, found[1]) if found else None
+
+
+def _gone(folder: Path, end: RunEnd, *, as_json: bool) -> Exception:
+    """What `status` ends with where the newest run here has ended, and its server with it."""
+    if as_json:
+        typer.echo(visible_json({"at": time.time(), "nodes": {}, "ended": _end_object((folder.name, end))}, indent=2))
+        return typer.Exit(end.exit_code)
+    return CommandError(
+        f"{end.sentence(folder.name, time.time())}\n"
+        f"`swarm status --run {folder.name}` looks at it as it ended; {goes_on(folder)} starts it again",
+        end.exit_code,
+    )
+
+
+def _end_object(end: tuple[str, RunEnd] | None) -> dict[str, Any] | None:
+    """What `--json` prints under `ended`: null while the swarm runs, as far as is known here."""
+    if end is None:
+        return None
+    run, told = end
+    how = {"complete": "in order", "stopped": "in order"}.get(told.how, told.how)
+    return {"run": run, "how": how, "at": told.at, "cause": told.cause, "code": told.code}
 
 
 def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:
@@ -185,4 +251,7 @@ def _role_cell(node: NodeSnapshot, role: str, at: float) -> str:
         state = still.words if still is not None and still.role == role else alive[0].state
         return state + (f" x{len(alive)}" if len(alive) > 1 else "")
     known = node.view.roles(role)
-    return f"silent {at - known[0].updated_at:.0f} s" if known else "never seen"
+    if not known:
+        return "never seen"
+    ago = duration(at - known[0].updated_at)
+    return f"ended {ago} ago" if known[0].state == STOPPED else f"silent {ago}"

@@ -22,12 +22,14 @@ from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
+from swarm_cli.looking.following import Following
+from swarm_cli.looking.target import LookRunOption, check_listening, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
-from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
+from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snapshot
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
-from swarm_cli.running import ended_run, servers
+from swarm_cli.running import ended_run
 
 CONNECT_S = 3.0
 LOOK_S = 15.0
@@ -40,34 +42,48 @@ def top(
     nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end; so does output that is no terminal.")] = False,
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
+    run: LookRunOption = "",
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show who learns, who shares and what waits for what, live; q ends it."""
-    view = Top(load_chosen(config), nodes or [], node_url, swarm_url)
-    console = terminal(fit=True)
-    if once or not (console.is_terminal and sys.stdin.isatty()):
-        asyncio.run(view.once(console))
-    else:
-        asyncio.run(view.live(console, every_s))
+    """Show who learns, who shares and what waits for what, live; q ends it. When the run ends and
+    another one starts, it shows that one, unless a run or a server was named.
+    """
+    node_config = load_chosen(config)
+    with looking_at(node_config, run, node_url, swarm_url) as target:
+        fixed = bool(run or node_url or swarm_url)
+        view = Top(node_config, nodes or [], Following(node_config, target, fixed=fixed))
+        console = terminal(fit=True)
+        if once or not (console.is_terminal and sys.stdin.isatty()):
+            asyncio.run(view.once(console))
+        else:
+            asyncio.run(view.live(console, every_s))
 
 
 class Top:
     """One view: what it looks at, and what it remembers from look to look."""
 
-    def __init__(self, config: NodeConfig, nodes: Sequence[str], node_url: str, swarm_url: str) -> None:
+    def __init__(self, config: NodeConfig, nodes: Sequence[str], following: Following) -> None:
         self._config = config
         self._nodes = nodes
-        self._node_url, self._swarm_url = servers(config, node_url, swarm_url)
-        self._reports = EvaluationLog(roster=roster_of(config), swarm=configured_swarm(config))
+        self._following = following
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was seen is of another run than what is looked at now."""
+        self._reports = EvaluationLog(roster=roster_of(self._config), swarm=configured_swarm(self._config))
         self._history = TopHistory()
         self._heard_at: float | None = None
 
     async def once(self, console: Console) -> None:
         """Print one look."""
+        check_listening(self._following.target)
         model = await self.look()
-        console.print(screen(model, width=console.width, height=None, headline=self._node_url))
+        ended = self._following.end if self._following.target.ended else None
+        notice = f" {ended[1].sentence(ended[0], time.time())}" if ended else ""
+        calm = ended is not None and ended[1].in_order
+        console.print(screen(model, width=console.width, height=None, headline=self._headline, notice=notice, calm=calm))
         if not any(node.heard for node in model.nodes):
             raise CommandError("no service has written a status there: is the swarm running on this server (`swarm up`)?")
 
@@ -78,16 +94,21 @@ class Top:
         with _keys(quit_pressed), Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
             while not quit_pressed.is_set():
                 notice = ""
+                if self._following.moved():
+                    self._forget()
+                    model = TopModel(time.time(), (), (), None)
+                if (target := self._following.target).ended is not None:
+                    notice = f" {target.ended.sentence(target.run, time.time())}"
                 try:
                     model = await _unless(quit_pressed, self.look()) or model
                 except NotConnected as error:
                     notice = self._away(error)
                     if self._heard_at is not None:
                         model = outdated(model, time.time() - self._heard_at)
-                headline = f"{self._node_url}  q ends"
-                live.update(
-                    screen(model, width=console.width, height=console.height, headline=headline, notice=notice), refresh=True
-                )
+                headline = f"{self._headline}  q ends"
+                calm = (end := self._following.end) is not None and end[1].in_order
+                shown = screen(model, width=console.width, height=console.height, headline=headline, notice=notice, calm=calm)
+                live.update(shown, refresh=True)
                 await _unless(quit_pressed, asyncio.sleep(every_s))
 
     async def look(self) -> TopModel:
@@ -97,27 +118,40 @@ class Top:
             NotConnected: the node plane does not answer.
             AccessDenied: it does not let this user in.
         """
+        target = self._following.target
         try:
             async with asyncio.timeout(LOOK_S):
                 snapshot = await take_snapshot(
-                    self._config, self._node_url, self._swarm_url, self._nodes, timeout_s=CONNECT_S, evaluations=self._reports
+                    self._config, target.node_url, target.swarm_url, self._nodes, timeout_s=CONNECT_S, evaluations=self._reports
                 )
         except TimeoutError:
-            raise NotConnected(f"{self._node_url} took longer than {LOOK_S:.0f} s to answer") from None
+            raise NotConnected(f"{target.node_url} took longer than {LOOK_S:.0f} s to answer") from None
+        if target.ended is not None:
+            snapshot = ended_snapshot(snapshot)
         self._heard_at = time.time()
         reports = self._reports.reports(snapshot.swarm)
         return self._history.model(snapshot, reports, self._in_files(snapshot), self._reports.unsigned(snapshot.swarm))
 
     def _in_files(self, snapshot: SwarmSnapshot) -> Mapping[str, Sequence[Evaluation]]:
-        run_dir = self._config.node.var_dir / "runs" / self._config.node.run
+        run_dir = self._config.node.var_dir / "runs" / (self._following.target.run or self._config.node.run)
         return {node.node: read_evaluations(run_dir / node.node) for node in snapshot.nodes}
 
+    @property
+    def _headline(self) -> str:
+        target = self._following.target
+        return f"run {target.run}  {target.node_url}" if target.run else target.node_url
+
     def _away(self, error: Exception) -> str:
+        """Why nobody answers, as far as it is known here."""
+        instead, node_url = self._following.instead, self._following.target.node_url
         if self._heard_at is None:
             ended = ended_run(self._config.node.var_dir)
-            return f" no server answers at {self._node_url} yet (--node-url names another); trying again ({ended or error})"
+            why = instead or ended or error
+            return f" no server answers at {node_url} yet (--node-url names another); trying again ({why})"
+        if (end := self._following.end) is not None:
+            return f" {end[1].sentence(end[0], time.time())}; below is what was known. {instead or 'Waiting for the next run'}"
         silent_s = time.time() - self._heard_at
-        return f" the server has not answered for {silent_s:.0f} s; below is what was known. Trying again ({error})"
+        return f" the server has not answered for {silent_s:.0f} s; below is what was known. Trying again ({instead or error})"
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:

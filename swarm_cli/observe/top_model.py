@@ -111,6 +111,8 @@ class NodeModel:
     """What stands still or is late, in words; empty where the node gets on."""
     stands_still: bool = False
     finished: bool = False
+    ended: bool = False
+    """Its processes ended in order, and no other came."""
     held_on: tuple[str, ...] = ()
     """Other machines that hold the node's name."""
     known_s: float = 0.0
@@ -224,11 +226,12 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         scorer_kills=int(view.total("verifier", StatusFigure.SCORERS_REPLACED)),
         phase_shares=_phase_shares(view, now),
         processes=tuple(process_lines(view, now)),
-        missing=tuple(role for role in ROLES if not view.alive(role, now)),
+        missing=() if view.ended(now) else tuple(role for role in ROLES if not view.alive(role, now)),
         fills=tuple(_fill(fill, specs) for fill in node.streams),
         trouble=(*trouble(view, now), *_doubts(node)),
         stands_still=standing(view, now) is not None,
         finished=finished(view),
+        ended=view.ended(now),
         held_on=tuple(view.held_on(socket.gethostname(), now)),
     )
 

@@ -35,16 +35,18 @@ NAME_CHARACTERS = 32
 """Of a node's name, a state or a reason: as long as a name may be."""
 
 
-def screen(model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "") -> RenderableType:
+def screen(
+    model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "", calm: bool = False
+) -> RenderableType:
     """Everything. `height` in lines: None where it may be as long as it likes. `notice`: what is
-    wrong with the view itself.
+    wrong with the view itself, or where it is `calm`, what is as it should be.
     """
     per_row = 2 if width >= 2 * PANEL_WIDTH and len(model.nodes) > 1 else 1
     rows = -(-len(model.nodes) // per_row)
     fits = len(model.nodes) <= MOST_PANELS if height is None else rows * PANEL_LINES + 2 + bool(notice) <= height
     parts: list[RenderableType] = [_headline(model, headline)]
     if notice:
-        parts.append(Text(visible(notice), style="bold red"))
+        parts.append(Text(visible(notice), style="bold" if calm else "bold red"))
     parts.append(_panels(model.nodes, per_row) if fits else _table(model.nodes, width))
     parts.append(_swarm_line(model))
     return Group(*parts)
@@ -129,6 +131,8 @@ def _health(node: NodeModel) -> str:
     """Green is for what is known to get on, now."""
     if node.known_s > 0:
         return "yellow"
+    if node.ended:
+        return "dim"
     if node.missing:
         return "red" if node.step else "yellow"
     if not node.trouble:
@@ -144,6 +148,8 @@ def _state(node: NodeModel) -> str:
         return node.trouble[0]
     if node.missing:
         return "no " + ",".join(node.missing)
+    if node.ended:
+        return "finished, ended" if node.finished else "ended"
     return node.trouble[0] if node.trouble else "finished" if node.finished else "ok"
 
 
@@ -185,7 +191,7 @@ def _phases(node: NodeModel) -> Text:
     """Where the trainer's time goes: a bar of ten, then the four longest phases. What stands still
     is told in its place.
     """
-    if node.known_s > 0 or node.trouble:
+    if node.known_s > 0 or node.trouble or node.ended:
         return Text(f"{'  '.join(node.trouble) or _state(node)}", style=f"bold {_health(node)}")
     shares = sorted(node.phase_shares.items(), key=lambda item: -item[1])
     if not shares:
@@ -219,8 +225,9 @@ def _process(role: str, replicas: Sequence[ProcessLine]) -> Text:
         return Text(f"{role} never seen", style="yellow")
     first = replicas[0]
     if not first.alive:
-        what = "stopped" if first.state == STOPPED else "silent"
-        return Text(f"{role} {what} for {duration(first.silent_s)}", style="bold red")
+        if first.state == STOPPED:
+            return Text(f"{role} ended {duration(first.silent_s)} ago", style="yellow")
+        return Text(f"{role} silent for {duration(first.silent_s)}", style="bold red")
     count = f" x{len(replicas)}" if len(replicas) > 1 else ""
     return Text.assemble((f"{role}{count}", "green"), f" {visible(first.state, NAME_CHARACTERS)}, up {duration(first.age_s)}")
 

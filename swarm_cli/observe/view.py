@@ -13,7 +13,8 @@ from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, T
 from shared.contracts.lease import LeaseRecord
 from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.wire import MessageError
-from shared.runtime.status import is_alive
+from shared.roles import ROLES
+from shared.runtime.status import STOPPED, is_alive
 from shared.transport.base import KvEntry, NotConnected, Transport, TransportError
 
 STATUS_PREFIX = "status."
@@ -63,6 +64,12 @@ class NodeView:
     def alive(self, role: str, now: float) -> list[ServiceStatus]:
         """Statuses of the replicas that are there."""
         return [status for status in self.roles(role) if is_alive(status, now)]
+
+    def ended(self, now: float) -> bool:
+        """Whether its processes have spoken, and every one ended in order."""
+        newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
+        nobody = not any(self.alive(role, now) for role in ROLES)
+        return nobody and bool(newest) and all(status.state == STOPPED for status in newest)
 
     def total(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
         """Sum of a counter over all replicas that ever wrote, so that a restart does not set it

@@ -5,6 +5,7 @@ held-out answers change.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from shared.text import visible_json
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.looking.target import check_listening, looking_at
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
@@ -25,7 +27,6 @@ from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
 from swarm_cli.rollouts.rewards import Judge
 from swarm_cli.rollouts.samples import by_question, sample_object, show_question
 from swarm_cli.rollouts.shown import View, as_object, show
-from swarm_cli.running import servers
 
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0
@@ -33,7 +34,12 @@ TRAINED_WITHIN_S = 5.0
 """How long a batch that is followed waits for its step to be on record."""
 
 RunOption = Annotated[
-    str, typer.Option(help="Run in whose folder the node's records are looked for.  [default: its newest]", show_default=False)
+    str,
+    typer.Option(
+        "--run",
+        help="Run of this machine to look at, also one that ended, or only its records here.  [default: the one that runs]",
+        show_default=False,
+    ),
 ]
 
 
@@ -89,7 +95,12 @@ def rollouts(
     elif evaluated:
         _evaluated(node_config, run, evaluated, limit, characters, as_json)
     else:
-        asyncio.run(_batched(node_config, node_url, run, choice, step, limit, follow, trained, characters, as_json))
+        with looking_at(node_config, run, node_url, only_here=False) as target:
+            if target.ended is not None:
+                note(target.ended.sentence(target.run, time.time()))
+            check_listening(target)
+            follow = follow and target.ended is None
+            asyncio.run(_batched(node_config, target.node_url, run, choice, step, limit, follow, trained, characters, as_json))
 
 
 def _refuse_contradictions(found: dict[str, bool]) -> None:
@@ -174,8 +185,7 @@ async def _groups(
     """The place in the log is taken before the newest batches are printed: a batch that comes
     meanwhile is then shown by `follow`, neither twice nor never.
     """
-    node_plane, _ = servers(config, url)
-    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_plane)
+    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
     try:
         reader = BatchReader(plane, config.node.id)
         if step is not None:

@@ -17,10 +17,10 @@ from shared.transport.base import Transport, TransportError
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
+from swarm_cli.looking.target import Target, check_listening, looking_at
 from swarm_cli.observe.snapshot import nodes_here
 from swarm_cli.rollouts.command import CONNECT_TIMEOUT_S, RunOption
 from swarm_cli.rollouts.fates import clock
-from swarm_cli.running import servers
 from swarm_cli.trace.path import Path, say_what_is_missing
 
 if TYPE_CHECKING:
@@ -46,7 +46,12 @@ def trace(
     prefix = rollout_id.strip().lower()
     if not _ID.fullmatch(prefix):
         raise CommandError(f"{rollout_id[:80]!r} is no group's id: give {SHORTEST_ID} to 64 of its digits (0-9, a-f)")
-    path = asyncio.run(_find(load_chosen(config), prefix, run, node_url, swarm_url))
+    node_config = load_chosen(config)
+    with looking_at(node_config, run, node_url, swarm_url, only_here=False) as target:
+        if target.ended is not None:
+            note(target.ended.sentence(target.run, time.time()))
+        check_listening(target)
+        path = asyncio.run(_find(node_config, prefix, run, target))
     if not path.stations:
         raise CommandError(
             f"no trace of a group {prefix}: not in the streams of the nodes on this server (--node-url), not in the swarm's "
@@ -65,15 +70,14 @@ def _several(path: Path, prefix: str) -> bool:
     return len([group_id for group_id in path.ids if group_id.startswith(prefix)]) > 1
 
 
-async def _find(config: NodeConfig, prefix: str, run: str, node_url: str, swarm_url: str) -> Path:
+async def _find(config: NodeConfig, prefix: str, run: str, target: Target) -> Path:
     from swarm_cli.trace.search import Search
 
     search = Search(config, prefix, run)
-    node_plane, swarm_plane = servers(config, node_url, swarm_url)
-    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_plane)
+    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=target.node_url)
     try:
         nodes = sorted(await nodes_here(plane))
-        await _with_swarm(search, config, plane, nodes, swarm_plane)
+        await _with_swarm(search, config, plane, nodes, target.swarm_url)
     finally:
         await plane.close()
     say_what_is_missing(search.path, nodes, search.windows)

@@ -1,5 +1,5 @@
 """Every example of docs/examples is installed as a package, and all of them together run a
-swarm, which sends its spans to a collector.
+swarm, which sends its spans to a collector and which the page shows when it has ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from shared import registry
 from shared.registry import Registry
 from swarm_cli.observe.evaluations import read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
+from tests.integration.page_looker import Looker, a_browser
+from tests.integration.page_swarm import Dashboard
 from tests.otlp_collector import Collector, Received, collecting
 
 ROOT = Path(__file__).parents[2]
@@ -143,3 +146,49 @@ def test_the_services_of_a_node_send_the_spans_of_a_group_as_one_trace(swarm: Sw
     foreign = [span for span in collector.spans if span.name == "border check"]
     assert foreign and all(span.attributes["swarm.outcome"] in {"accepted", "refused"} for span in foreign)
     assert any({each.node for each in of[span.trace_id]} == set(NODES) for span in foreign)
+
+
+def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward_to_the_texts_of_the_logs(
+    swarm: Swarm, tmp_path: Path
+) -> None:
+    logs = {node: groups_in_log(swarm, node) for node in NODES}
+    shown = Dashboard("", tmp_path, "--run", "first", var_dir=swarm.folder / "var")
+    try:
+        taken = Counter((node, group["sender"], group["dataset"]) for node in NODES for group in logs[node])
+        batches = sum(len({group["step"] for group in groups}) for groups in logs.values())
+        told = shown.until(lambda told: told["state"] == "ended" and told["batches"] == batches, f"{batches} batches read")
+        assert {tuple(cell[:3]): cell[3] for cell in told["exchange"]} == taken
+        with a_browser() as browser:
+            looker = Looker(browser)
+            page = looker.open(shown.url)
+            page.get_by_role("heading", name="The run has ended").wait_for()
+            page.get_by_text("Run first ended in order").wait_for()
+            cells = page.locator("#exchange tbody tr").first.locator("td").all_inner_texts()
+            senders = sorted({sender for _, sender, _ in taken})
+            by_sender = Counter(group["sender"] for group in logs["alpha"])
+            assert [int(cell.split()[0]) for cell in cells] == [by_sender[sender] for sender in senders]
+            page.locator("#nodes").get_by_role("link", name="alpha").click()
+            page.get_by_role("link", name="step 2:").first.press("Enter")
+            page.get_by_role("heading", name="Step 2 of alpha").wait_for()
+            page.locator("main li.card a").first.click()
+            wanted = [group for group in logs["alpha"] if group["step"] == 2]
+            for place, group in enumerate(wanted):
+                page.get_by_role("heading", name=f"Group {place} of step 2").wait_for()
+                texts = [text.replace("↵\n", "\n") for text in page.locator("main pre").all_text_contents()]
+                answers = [completion["text"] or "(empty)" for completion in group["completions"]]
+                # The page has the token that ended an answer too.
+                assert [text.removesuffix("<|im_end|>") for text in texts] == [group["question"], group["reference"], *answers]
+                whose = page.locator("dl div", has_text="Whose").inner_text()
+                assert whose.endswith(group["sender"]) and group["origin"] in whose
+                if place + 1 < len(wanted):
+                    page.get_by_role("link", name="group after").click()
+            looker.check()
+            looker.close()
+    finally:
+        shown.close()
+
+
+def groups_in_log(swarm: Swarm, node: str) -> list[dict[str, Any]]:
+    told = swarm.call("rollouts", node, "--run", "first", "--json", "--limit", "1000")
+    assert told.returncode == 0, told.stderr
+    return [json.loads(line) for line in told.stdout.splitlines()]

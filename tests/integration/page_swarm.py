@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -232,15 +233,17 @@ async def publish_raw(url: str, subject: str, payload: bytes) -> None:
 
 
 class Dashboard:
-    """`swarm dashboard` as a process."""
+    """`swarm dashboard` as a process. `url` empty: it finds by itself what to look at."""
 
     def __init__(self, url: str, folder: Path, *more: str, prometheus: bool = False, var_dir: Path | None = None) -> None:
         self.port = free_port_range()
         self.url = f"http://127.0.0.1:{self.port}/"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+        if var_dir is not None:
+            environment["SWARM_NODE__VAR_DIR"] = str(var_dir)
         if not prometheus:  # a PATH without it, whatever is installed
             environment["PATH"] = str(Path(sys.executable).parent)
-        arguments = ["--port", str(self.port), "--node-url", url, "--folder", str(folder / "watch"), *more]
+        arguments = ["--port", str(self.port), *(["--node-url", url] if url else []), "--folder", str(folder / "watch"), *more]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swarm_cli", "dashboard", *arguments],
             cwd=ROOT,
@@ -252,18 +255,22 @@ class Dashboard:
 
     def until_state(self, *states: str) -> dict[str, Any]:
         """Wait for the page's data to be in one of the states."""
+        return self.until(lambda found: found["state"] in states, " or ".join(states))
+
+    def until(self, wanted: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """Wait for the page's data to be what is wanted."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.process.communicate()
             try:
                 with urllib.request.urlopen(self.url + "swarm.json", timeout=10) as answer:
                     found: dict[str, Any] = json.load(answer)
-                if found["state"] in states:
+                if wanted(found):
                     return found
             except (urllib.error.URLError, OSError):
                 pass
             time.sleep(0.1)
-        raise AssertionError(f"not {' or '.join(states)} within {DEADLINE_S:.0f} s")
+        raise AssertionError(f"not {what} within {DEADLINE_S:.0f} s")
 
     def close(self) -> str:
         self.process.terminate()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.transport.connect import connect
+from swarm_cli.local.control import holding_run
+from swarm_cli.local.run_note import write_note
+from swarm_cli.run_end import write_end
+from swarm_cli.running import RunNote
 from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
@@ -114,19 +119,41 @@ def test_on_a_terminal_it_lives_through_a_server_that_goes_and_comes_and_q_ends_
     )
 
 
+def test_told_of_no_server_it_says_that_its_run_has_ended_and_turns_to_the_next_one(server: NatsServer, tmp_path: Path) -> None:
+    runs = {run: tmp_path / "var" / "runs" / run for run in ("one", "two")}
+    asked = [sys.executable, "-m", "swarm_cli", "top", "--every-s", "0.3"]
+
+    def note(run: str) -> None:
+        write_note(runs[run], RunNote(server.url, server.url, f"swarm up --run {run}"))
+
+    with ExitStack() as stack:
+        with holding_run(runs["one"]):
+            note("one")
+            terminal = stack.enter_context(Terminal(asked, SWARM_NODE__VAR_DIR=str(tmp_path / "var")))
+            terminal.wait_for("run one")
+            terminal.wait_for("alpha  step 41")
+            server.stop()
+            write_end(runs["one"], 0, "progress")
+        terminal.wait_for("run one ended in order at", without="Trying again")
+        stack.enter_context(holding_run(runs["two"]))
+        note("two")
+        server.start()
+        terminal.wait_for("run two", after="run one ended", without="ended in order")
+
+
 _STYLES = re.compile(r"\x1b\[[\d;]*m")
 
 
 class Terminal:
     """A program on a pseudo terminal, and all it has written there."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], **variables: str) -> None:
         self.master, self._slave = pty.openpty()
         self.text = ""
         self.process = subprocess.Popen(
             arguments,
             cwd=ROOT,
-            env=environment(),
+            env=environment() | variables,
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,

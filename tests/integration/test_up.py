@@ -67,6 +67,15 @@ def test_the_curves_of_the_run_can_be_drawn(swarm: Swarm, finished: subprocess.C
     assert Path(plotted.stdout.strip()).read_bytes().startswith(b"\x89PNG")
 
 
+def test_status_says_how_the_run_ended_with_an_exit_code_of_its_own(
+    swarm: Swarm, finished: subprocess.CompletedProcess[str]
+) -> None:
+    gone = swarm.call("status", "--node-url", f"nats://127.0.0.1:{swarm.nats_port}")
+    assert gone.returncode == 3 and "run first ended in order at" in gone.stderr and "has taken its steps" in gone.stderr
+    looked = swarm.call("status", "--run", "first")
+    assert looked.returncode == 3 and looked.stdout.count("ended") >= len(ROLES) and "silent" not in looked.stdout
+
+
 @pytest.fixture(scope="module")
 def exported(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> Path:
     folder = swarm.folder / "exported"

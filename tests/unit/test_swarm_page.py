@@ -42,6 +42,8 @@ from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, 
 from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
+from swarm_cli.looking.following import Following
+from swarm_cli.looking.target import Target
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.view import NodeView
 from swarm_cli.rollouts.records import TrainedRecords
@@ -144,7 +146,7 @@ async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_b
 
     monkeypatch.setattr(swarm_source, "take_snapshot", seen)
     monkeypatch.setattr(swarm_source, "CONNECT_S", 0.1)
-    source = SwarmSource(configured(), "nats://127.0.0.1:9", None)
+    source = SwarmSource(configured(), Following(configured(), Target("nats://127.0.0.1:9", None), fixed=True))
     assert await source.look() is not None
     found = source.answer("/swarm.json", {})
     assert found is not None and json.loads(found[1])["state"] not in ("waiting", "lost")
@@ -301,7 +303,7 @@ def test_tokens_have_their_text_only_where_they_make_the_completions() -> None:
 
 
 def test_a_request_for_what_is_no_node_or_number_is_refused_before_anything_is_asked() -> None:
-    source = SwarmSource(configured(), "nats://127.0.0.1:9", None)
+    source = SwarmSource(configured(), Following(configured(), Target("nats://127.0.0.1:9", None), fixed=True))
     for path, query in (
         ("/step.json", {}),
         ("/group.json", {"node": "../x", "step": "1"}),

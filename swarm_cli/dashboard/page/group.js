@@ -61,7 +61,7 @@ async function showGroup(node, step, place) {
     told.reference === null ? null : el("h2", { text: "Reference answer" }),
     told.reference === null ? null : el("pre", { dir: "auto", tabindex: "0", "aria-label": "Reference answer", text: told.reference }),
     el("h2", { text: many(told.completions.length + told.completions_left_out, "completion") }),
-    told.completions.some(({ heat }) => heat) ? heatLegend() : el("p", { class: "hint", text: "The sender kept token ids and logprobs to itself, so no token is coloured." }),
+    told.completions.some(({ heat }) => heat) ? heatChoice(told.completions) : el("p", { class: "hint", text: "The sender kept token ids and logprobs to itself, so no token is coloured." }),
     el("div", { class: "side" }, ...told.completions.map(completionCard)),
     told.completions_left_out ? el("p", { class: "hint", text: `${many(told.completions_left_out, "more completion")} not shown: swarm rollouts ${node} --step ${step}` }) : null,
   ];
@@ -84,8 +84,34 @@ function completionCard(completion) {
     completion.heat ? tokenTable(completion) : null);
 }
 
-const LEVELS = [[0.9, "likely"], [0.5, "under 0.9"], [0.1, "under 0.5"], [0.01, "under 0.1"], [0, "under 0.01"]];
-const levelOf = (logprob) => LEVELS.findIndex(([least]) => Math.exp(logprob) >= least);
+/** How tokens are coloured, by what a person chose. Each level has a mark besides its colour; `of` finds a token's level, null where nothing is on record. */
+const HEATS = {
+  logprob: {
+    intro: "Behind each token: its probability under the policy that sampled it (behaviour logprob):",
+    levels: [["heat-0", "likely"], ["heat-1", "under 0.9"], ["heat-2", "under 0.5"], ["heat-3", "under 0.1"], ["heat-4", "under 0.01"]],
+    of: ({ logprob }, index) => [0.9, 0.5, 0.1, 0.01, 0].findIndex((least) => Math.exp(logprob[index]) >= least),
+  },
+  ratio: {
+    intro: "Behind each token: how likely the trainer's policy found it before the step, against the policy that sampled it:",
+    levels: [["less-2", "under half as likely"], ["less-1", "under 0.8"], ["heat-0", "about as likely"], ["more-1", "over 1.25"], ["more-2", "over twice as likely"]],
+    of: ({ ratio: of }, index) => (typeof of?.[index] !== "number" ? null : [0.5, 0.8, 1.25, 2, Infinity].findIndex((most) => of[index] < most || most === Infinity)),
+  },
+  weight: {
+    intro: "Behind each token: what its loss was multiplied by:",
+    levels: [["weight-0", "0: no part in the loss"], ["weight-1", "under 0.5"], ["weight-2", "under 0.9"], ["heat-0", "about 1"], ["more-1", "over 1.1"]],
+    of: ({ weight }, index) => (typeof weight?.[index] !== "number" ? null : weight[index] === 0 ? 0 : [0.5, 0.9, 1.1, Infinity].findIndex((most) => weight[index] < most || most === Infinity) + 1),
+  },
+};
+const CUT = ["cut", "less than its ratio"], UNKNOWN = ["unknown", "not on record"];
+let heatBy = "logprob";
+
+const isCut = ({ ratio: of, weight }, index) => typeof weight?.[index] === "number" && weight[index] > 0 && weight[index] < 0.995 * of?.[index];
+
+/** The marks of one token: its level, and in the view of weights whether its weight was cut below its ratio. */
+function marksOf(heat, index, by) {
+  const level = HEATS[by].of(heat, index), mark = level === null ? UNKNOWN[0] : HEATS[by].levels[level][0];
+  return by === "weight" && isCut(heat, index) ? `${mark} ${CUT[0]}` : mark;
+}
 
 /** What the step made of one answer: its advantage, and the mean weight of its tokens where the objective takes one. */
 function trainedOn({ advantage, weight, clipped, left_out: leftOut }) {
@@ -93,7 +119,7 @@ function trainedOn({ advantage, weight, clipped, left_out: leftOut }) {
   const parts = [`advantage ${typeof advantage === "number" ? number(advantage) : "unknown"}`];
   if (leftOut) parts.push(`left out: ${leftOut}`);
   if (typeof weight === "number") parts.push(`mean weight ${number(weight)}`);
-  if (clipped) parts.push(`${number(clipped)} tokens clipped`);
+  if (clipped) parts.push(`${number(clipped)} ${clipped === 1 ? "token" : "tokens"} clipped`);
   return parts.join(" · ");
 }
 
@@ -101,13 +127,32 @@ function trainedOn({ advantage, weight, clipped, left_out: leftOut }) {
 const usedOf = (heat, index) => ["ratio", "weight"].filter((measure) => typeof heat[measure]?.[index] === "number").map((measure) => `, ${measure} ${heat[measure][index].toPrecision(3)}`).join("");
 
 function heatText({ heat, place }) {
-  const tokens = heat.texts.map((text, index) => el("span", { class: `token heat-${levelOf(heat.logprob[index])}`, title: `logprob ${heat.logprob[index].toFixed(3)}, probability ${Math.exp(heat.logprob[index]).toPrecision(2)}${usedOf(heat, index)}`, text: text.replaceAll("\\n", "↵\n") }));
-  return el("pre", { dir: "auto", tabindex: "0", "aria-labelledby": `completion-${place}` }, ...tokens, heat.left_out ? ` … ${many(heat.left_out, "more token")}` : null);
+  const tokens = heat.texts.map((text, index) => el("span", { class: "token", title: `logprob ${heat.logprob[index].toFixed(3)}, probability ${Math.exp(heat.logprob[index]).toPrecision(2)}${usedOf(heat, index)}`, text: text.replaceAll("\\n", "↵\n") }));
+  const shown = el("pre", { class: "tokens", dir: "auto", tabindex: "0", "aria-labelledby": `completion-${place}` }, ...tokens, heat.left_out ? ` … ${many(heat.left_out, "more token")}` : null);
+  shown.paint = (by) => tokens.forEach((token, index) => token.setAttribute("class", `token ${marksOf(heat, index, by)}`));
+  shown.paint(heatBy);
+  return shown;
 }
 
-function heatLegend() {
-  const keys = LEVELS.map(([, words], level) => el("span", { class: `token heat-${level}`, text: words }));
-  return el("p", { class: "hint" }, "Behind each token: its probability under the policy that sampled it (behaviour logprob): ", ...keys.flatMap((key) => [key, " "]), "Its ratio is how likely the trainer's policy found it against that one, before the step; its weight, what its loss was multiplied by.");
+/** The choice of what tokens are coloured by, and what the colours and marks mean. What nothing is on record of cannot be chosen. */
+function heatChoice(completions) {
+  const heats = completions.map(({ heat }) => heat).filter(Boolean);
+  const known = Object.keys(HEATS).filter((by) => by === "logprob" || heats.some((heat) => heat[by]?.some((value) => typeof value === "number")));
+  if (!known.includes(heatBy)) heatBy = "logprob";
+  const meaning = el("p", { class: "hint", id: "heat-legend", "aria-live": "polite" });
+  const explain = () => meaning.replaceChildren(...heatLegend(heats, heatBy));
+  const choices = Object.keys(HEATS).map((by) => {
+    const choose = () => { heatBy = by; explain(); document.querySelectorAll("pre.tokens").forEach((each) => each.paint(by)); };
+    return el("label", {}, el("input", { type: "radio", name: "heat", value: by, checked: by === heatBy, disabled: !known.includes(by), onchange: choose }), ` ${by}${known.includes(by) ? "" : " (not on record)"}`);
+  });
+  explain();
+  return el("div", {}, el("fieldset", { class: "heat" }, el("legend", { text: "Colour tokens by" }), ...choices), meaning);
+}
+
+function heatLegend(heats, by) {
+  const marks = new Set(heats.flatMap((heat) => heat.logprob.map((_, index) => marksOf(heat, index, by))).flatMap((each) => each.split(" ")));
+  const keys = [...HEATS[by].levels, ...[CUT, UNKNOWN].filter(([mark]) => marks.has(mark))].map(([mark, words]) => el("span", { class: `token ${mark}`, text: words }));
+  return [`${HEATS[by].intro} `, ...keys.flatMap((key) => [key, " "])];
 }
 
 /** The same numbers for those who do not see colours; ratios and weights of the trainer where its record has them. */
@@ -117,7 +162,7 @@ function tokenTable({ heat, place }) {
   details.addEventListener("toggle", () => {
     if (!details.open || details.querySelector("table")) return;
     const head = el("tr", {}, ...["#", "token", ...measures].map((text) => el("th", { scope: "col", text })));
-    const rows = heat.logprob.map((_, index) => el("tr", {}, el("th", { scope: "row", text: String(index) }), el("td", { class: "words" }, name(heat.texts ? heat.texts[index] : "not decoded here")), ...measures.map((measure) => el("td", { text: ratio(heat[measure][index]) }))));
+    const rows = heat.logprob.map((_, index) => el("tr", {}, el("th", { scope: "row", text: String(index) }), el("td", { class: "words" }, name(heat.texts ? heat.texts[index] : "not decoded here")), ...measures.map((measure) => el("td", { text: ratio(heat[measure][index]) + (measure === "weight" && heat.weight[index] === 0 ? ", no part" : measure === "weight" && isCut(heat, index) ? ", cut" : "") }))));
     details.append(scrolled(`Tokens of completion ${place}`, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
   });
   return details;

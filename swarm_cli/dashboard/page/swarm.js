@@ -14,6 +14,7 @@ const STATES = {
   running: ["●", "Running", ""],
   finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` goes on with a run, `swarm plot NAME` draws its curves."],
   stopped: ["■", "Stopped", "The nodes here were ended in order before their last step. `swarm up --run NAME` goes on."],
+  ended: ["■", "The run has ended", ""],
   failed: ["!", "A process does not answer", "At least one node has a process that went silent without ending in order: see Nodes below and that process's log."],
 };
 const GOOD = { running: "good", finished: "good", lost: "bad", failed: "bad", starting: "warn", waiting: "warn" };
@@ -22,9 +23,16 @@ const KINDS = { running: "● running", finished: "✓ finished", starting: "◔
 /** Words with `code` between backquotes. */
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 
+/** How the run ended, and whether the page shows a copy of it or what was seen before its server went. */
+function endOf({ run, words, copied, follows }) {
+  const now = copied ? "This is a copy of what its server had stored; none of its processes is alive." : `What is below was seen before.${follows ? " When the next run starts here, this page shows it." : ""}`;
+  return `${words[0].toUpperCase()}${words.slice(1)}. ${now} \`swarm up --run ${run}\` goes on with it.`;
+}
+
 function banner(told) {
-  const [sign, title, words] = STATES[told.state];
-  return el("div", { class: `banner ${GOOD[told.state] || ""}` },
+  const ended = told.state === "ended" && told.ended;
+  const [sign, title, words] = ended ? [ended.in_order ? "■" : "!", ended.in_order ? "The run has ended" : "The run broke off", endOf(ended)] : STATES[told.state];
+  return el("div", { class: `banner ${ended ? (ended.in_order ? "good" : "bad") : GOOD[told.state] || ""}` },
     el("h1", {}, el("span", { "aria-hidden": "true", class: "sign", text: sign }), ` ${title}`),
     words ? el("p", {}, ...worded(words)) : null,
     el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem ? el("span", {}, name(told.problem)) : null),
@@ -171,8 +179,9 @@ const stepForm = (node) => {
 };
 
 async function showSwarm() {
-  const [told, alerts] = await Promise.all([get("swarm.json"), alertsSection()]);
-  byId("heard").textContent = told.state === "waiting" ? "" : `seen ${ago(told.now - told.at)} ago`;
+  const told = await get("swarm.json");
+  const alerts = told.state === "ended" ? null : await alertsSection();
+  byId("heard").textContent = told.state === "waiting" ? "" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
   document.title = `${STATES[told.state][1]} · swarm`;
   const quiet = told.state === "waiting" || told.state === "empty";
   return [banner(told), ...(quiet ? [] : [alerts, leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];

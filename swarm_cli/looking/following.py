@@ -1,0 +1,62 @@
+"""What a command looks at that goes on looking: the run that it found, until that ends and another
+one runs.
+"""
+
+from __future__ import annotations
+
+from shared.config import NodeConfig
+from swarm_cli.errors import CommandError
+from swarm_cli.looking.target import Target, default_target
+from swarm_cli.run_end import RunEnd, newest_ended, read_end
+from swarm_cli.running import read_note, running_runs
+
+
+class Following:
+    """Asked before each look. `target`: what is looked at now."""
+
+    def __init__(self, config: NodeConfig, target: Target, *, fixed: bool) -> None:
+        """fixed: the person named a server or a run, and is told of others, not taken to them."""
+        self._config = config
+        self._fixed = fixed or "node_url" in config.nats.model_fields_set
+        self.target = target
+
+    def moved(self) -> bool:
+        """Whether the only run that runs here now is at other servers, or another one, than what
+        was looked at last; `target` is that one then. Where several run, the last one stays.
+        """
+        if self._fixed:
+            return False
+        try:
+            found = default_target(self._config, "")
+        except CommandError:
+            return False
+        if not found.run or found == self.target:
+            return False
+        self.target = found
+        return True
+
+    @property
+    def follows(self) -> bool:
+        """Whether it turns to the run that comes next."""
+        return not self._fixed
+
+    @property
+    def end(self) -> tuple[str, RunEnd] | None:
+        """The run that is looked at, and its end, if it has ended."""
+        if self.target.ended is not None:
+            return self.target.run, self.target.ended
+        var_dir = self._config.node.var_dir
+        if self.target.run:
+            end = read_end(var_dir / "runs" / self.target.run)
+            return (self.target.run, end) if end else None
+        found = newest_ended(var_dir, self.target.node_url)
+        return (found[0].name, found[1]) if found else None
+
+    @property
+    def instead(self) -> str:
+        """A sentence on what runs here instead of what is looked at; else empty."""
+        noted = [(folder.name, note) for folder in running_runs(self._config.node.var_dir) if (note := read_note(folder))]
+        others = [(run, note.node_url) for run, note in noted if note.node_url != self.target.node_url]
+        if not others or len(others) < len(noted):
+            return ""
+        return "; ".join(f"run {run} runs at {url} (--node-url {url})" for run, url in others[:3])

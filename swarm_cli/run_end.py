@@ -1,0 +1,126 @@
+"""How a run on this machine ended, and when: what `swarm up` and `swarm join` write into the run's
+folder when all their processes have ended, and what other commands say of it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from shared.runtime.errors import EXIT_CONFIG
+from swarm_cli.errors import CommandError
+from swarm_cli.replace_file import replace_file
+from swarm_cli.running import NOTE, holder, read_note
+
+END = "end.json"
+EXIT_ENDED = 3
+"""Exit code of a command that shows a run which ended in order."""
+EXIT_BROKE_OFF = 4
+"""The same of a run that failed or was killed."""
+STOPPED_BY_SIGNAL = (130, 143)
+"""Exit codes of a run that SIGINT or SIGTERM ended."""
+
+How = Literal["complete", "stopped", "failed", "killed"]
+
+
+class RunEnd(msgspec.Struct, frozen=True):
+    """at: Unix time. code: exit code of the run. process: the one whose end ended the run. Of a run
+    that was killed nobody wrote anything: `at` is then when a process last wrote a file.
+    """
+
+    how: How
+    at: float
+    code: int | None = None
+    process: str | None = None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether every process could write what it had."""
+        return self.how in ("complete", "stopped")
+
+    @property
+    def exit_code(self) -> int:
+        """Of a command that shows the run."""
+        return EXIT_ENDED if self.in_order else EXIT_BROKE_OFF
+
+    @property
+    def cause(self) -> str:
+        """Why it ended, in words."""
+        if self.how == "complete":
+            return "every node has taken its steps"
+        if self.how == "stopped":
+            return "it was stopped (Ctrl-C or `swarm down`)"
+        if self.how == "killed":
+            return (
+                "nothing was written about its end, so its `swarm up` was killed or the machine went down; "
+                "the time is that of its last log line"
+            )
+        why = "cannot go on" if self.code == EXIT_CONFIG else f"ended with code {self.code}"
+        return f"{self.process or 'a process'} {why}"
+
+    def sentence(self, run: str, now: float | None = None) -> str:
+        """Such as `run first ended in order at 2026-11-25 04:12:33, 5 minutes ago: ...`; without
+        how long ago where no `now` is given.
+        """
+        what = {"failed": "failed", "killed": "was killed"}.get(self.how, "ended in order")
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
+        ago = "" if now is None else f", {_ago(now - self.at)} ago"
+        return f"run {run} {what} at {at}{ago}: {self.cause}"
+
+
+def write_end(folder: Path, code: int, process: str | None) -> None:
+    """Note that the run in `folder` ended now. code, process: as `RunEnd` has them. Where it cannot
+    be written (a full disk), the run looks as if it was killed: its last words count more.
+    """
+    how: How = "complete" if code == 0 else "stopped" if code in STOPPED_BY_SIGNAL else "failed"
+    end = RunEnd(how, time.time(), code, process if how == "failed" else None)
+    with suppress(CommandError):
+        replace_file(folder / END, msgspec.json.encode(end).decode() + "\n")
+
+
+def forget_end(folder: Path) -> None:
+    """The run in `folder` goes on. A run that says nothing more after this was killed."""
+    (folder / END).unlink(missing_ok=True)
+
+
+def read_end(folder: Path) -> RunEnd | None:
+    """How the run in `folder` ended; None while a process runs it, and where none ever did."""
+    if not (folder / NOTE).is_file() or holder(folder) is not None:
+        return None
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode((folder / END).read_bytes(), type=RunEnd)
+    return RunEnd("killed", _last_written(folder))
+
+
+def newest_ended(var_dir: Path, node_url: str = "") -> tuple[Path, RunEnd] | None:
+    """The run in `var_dir` that was started last of those that ended, and its end. node_url: of
+    those whose nodes used this server.
+    """
+    notes = sorted((var_dir / "runs").glob(f"*/{NOTE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in notes:
+        note = read_note(file.parent)
+        if note is None or (node_url and note.node_url != node_url):
+            continue
+        end = read_end(file.parent)
+        if end is not None:
+            return file.parent, end
+        if node_url:
+            return None  # it runs there again
+    return None
+
+
+def _last_written(folder: Path) -> float:
+    """Every process has a log in the run's folder or in its node's."""
+    logs = [*folder.glob("*.log"), *folder.glob("*/*.log"), *folder.glob("*/*.jsonl"), folder / NOTE]
+    return max((file.stat().st_mtime for file in logs if file.is_file()), default=0.0)
+
+
+def _ago(seconds: float) -> str:
+    for unit, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}s"
+    return f"{max(0.0, seconds):.0f} seconds"

@@ -1,0 +1,85 @@
+"""A real browser for tests of the swarm's page. Screenshots stay in `build/page`."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium")
+AXE = ROOT / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+SHOTS = ROOT / "build" / "page"
+WAIT_MS = 60_000
+LOOKS = [(1280, "light"), (390, "dark")]
+OTHER_LOOKS = [(1280, "dark"), (390, "light")]
+
+
+@contextmanager
+def a_browser() -> Iterator[Any]:
+    """Chromium, for the length of the block. The test is skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright comes with the extra `test`")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on the PATH (Debian's package chromium)")
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield running
+        running.close()
+
+
+class Looker:
+    """A tab of the browser that notes what a page must never do."""
+
+    def __init__(self, browser: Any, width: int = 1280, scheme: str = "light", allowed: str = "503") -> None:
+        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
+        self.page.set_default_timeout(WAIT_MS)
+        self.problems: list[str] = []
+        self._allowed = allowed
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.problems.append(f"dialog {dialog.message}"))
+        self.page.on("console", self._noted)
+        self.page.on("request", lambda request: self.problems.append(request.url) if "127.0.0.1" not in request.url else None)
+
+    def _noted(self, message: Any) -> None:
+        # Prometheus is not installed in these tests: its API says so with 503.
+        if message.type == "error" and self._allowed not in message.text:
+            self.problems.append(message.text)
+
+    def open(self, url: str) -> Any:
+        self.page.goto(url)
+        self.page.wait_for_selector("html[data-ready] main h1")
+        return self.page
+
+    def shot(self, name: str) -> None:
+        self.page.screenshot(path=str(SHOTS / f"{name}.png"), full_page=True)
+
+    def check(self) -> None:
+        """Nothing of a foreign text ran, nothing came from elsewhere, nothing is wider than the
+        window.
+        """
+        assert self.problems == []
+        assert self.page.evaluate("window.hacked") is None
+        width, window = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert width <= window, f"the page is {width} px wide in a window of {window} px"
+
+    def axe(self) -> list[str]:
+        """What axe-core finds wrong, by WCAG 2.1 A and AA and its own best practices."""
+        self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate("axe.run(document).then(({violations}) => violations)")
+        return [f"{each['id']}: {[node['html'][:120] for node in each['nodes'][:3]]}" for each in found]
+
+    def close(self) -> None:
+        self.page.close()
+
+
+def written(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run it in a thread of its own: Playwright's loop runs in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, coroutine).result(WAIT_MS / 1000)

@@ -1,0 +1,217 @@
+"""A run that has ended is looked at in a copy of what its real NATS server had stored: nothing of
+it changes, nobody is kept from starting it, and nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shared.config import load_config
+from swarm_cli.app import build
+from swarm_cli.errors import CommandError
+from swarm_cli.local.control import holding_run
+from swarm_cli.local.run_note import write_note
+from swarm_cli.looking.store_copy import COPIES, StartedMeanwhile, server_on_copy
+from swarm_cli.looking.target import looking_at
+from swarm_cli.run_end import write_end
+from swarm_cli.running import RunNote
+from swarm_cli.shipped import DEMO_CONFIG
+from tests.integration.page_swarm import Dashboard, PageSwarm, usual
+from tests.nats_server import NatsServer
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs are, with one that took its steps; its server has ended."""
+    var_dir = tmp_path_factory.mktemp("var")
+    folder = var_dir / "runs" / "first"
+    server = NatsServer(var_dir / "nats", jetstream=f'store_dir: "{folder}"\n  sync_interval: 1m').start()
+
+    async def write() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await usual(swarm)
+        for node in ("alpha", "beta"):
+            await swarm.node(node, finished=True)
+        await swarm.transport.close()
+
+    asyncio.run(write())
+    server.stop()
+    write_note(folder, RunNote(server.url, server.url, "swarm up --run first"))
+    write_end(folder, 0, "progress")
+    for node in ("alpha", "beta"):
+        (folder / node).mkdir()
+        (folder / node / "trainer.log").touch()
+    return var_dir
+
+
+@pytest.fixture
+def var_dir(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(stored))
+    monkeypatch.setenv("COLUMNS", "160")
+    before = digest(stored / "runs")
+    yield stored
+    assert digest(stored / "runs") == before, "the run is as it was"
+    assert not (stored / COPIES).exists(), "no copy stays behind"
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != "up.lock")
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def swarm(*arguments: str) -> tuple[int, str, str]:
+    found = CliRunner().invoke(build(arguments[0]), list(arguments))
+    if isinstance(found.exception, CommandError):
+        return found.exception.exit_code, found.stdout, str(found.exception)
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found.exit_code, found.stdout, found.stderr
+
+
+def test_status_says_how_the_run_ended_with_an_exit_code_of_its_own(var_dir: Path) -> None:
+    code, out, err = swarm("status", "--run", "first")
+    assert code == 3 and "run first ended in order at" in err and "every node has taken its steps" in err
+    assert out.count("ended") == 2 * 4 and "silent" not in out and "NODE_ALPHA_BATCHES" in out
+    code, out, _ = swarm("status", "--run", "first", "--json")
+    told = json.loads(out)
+    assert code == 3 and told["ended"]["run"] == "first" and told["ended"]["how"] == "in order"
+    assert told["nodes"]["alpha"]["finished"] and told["nodes"]["alpha"]["trouble"] == []
+
+
+def test_status_that_finds_no_server_says_that_the_run_there_has_ended(var_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_NATS__NODE_URL", noted_url(var_dir / "runs" / "first"))
+    code, out, err = swarm("status")
+    assert code == 3 and "run first ended in order at" in err and "`swarm status --run first` looks at it" in err
+    code, out, _ = swarm("status", "--json")
+    assert code == 3 and json.loads(out[out.index("{") :])["ended"]["how"] == "in order"
+
+
+def test_an_end_that_was_no_order_has_another_exit_code(var_dir: Path) -> None:
+    end = var_dir / "runs" / "first" / "end.json"
+    before = end.read_bytes()
+    try:
+        write_end(var_dir / "runs" / "first", 78, "alpha-trainer")
+        code, _, err = swarm("status", "--run", "first")
+        assert code == 4 and "run first failed at" in err and "alpha-trainer cannot go on" in err
+        end.unlink()
+        code, out, _ = swarm("status", "--json", "--run", "first")
+        assert code == 4 and json.loads(out[out.index("{") :])["ended"]["how"] == "killed"
+    finally:
+        end.write_bytes(before)
+
+
+def test_batches_and_groups_and_the_top_of_an_ended_run_are_read(var_dir: Path) -> None:
+    code, out, err = swarm("rollouts", "alpha", "--run", "first", "--json", "--step", "1")
+    groups = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and "run first ended in order at" in err, err
+    assert [group["question"] for group in groups][0] == "Find the greatest common divisor of 12 and 18."
+    assert swarm("rollouts", "alpha", "--run", "first", "--follow")[0] == 0, "there is nothing to wait for"
+    code, out, _ = swarm("trace", groups[0]["group_id"], "--run", "first")
+    assert code == 0 and "in a batch" in out
+    code, out, _ = swarm("top", "--once", "--run", "first")
+    assert code == 0 and "run first ended in order at" in out and "trainer ended" in out and "silent" not in out
+
+
+def test_what_is_no_run_here_is_refused_with_the_runs_that_are(var_dir: Path) -> None:
+    code, _, err = swarm("status", "--run", "second")
+    assert code == 1 and "no run 'second'" in err and "newest are first" in err
+
+
+def test_a_run_that_starts_while_it_is_looked_at_is_not_hindered(var_dir: Path) -> None:
+    folder = var_dir / "runs" / "first"
+    config = load_config(DEMO_CONFIG)
+    with looking_at(config, "first", "") as target:
+        assert target.ended is not None and target.node_url.startswith("nats://127.0.0.1:")
+        with holding_run(folder):
+            pass
+    with holding_run(folder), pytest.raises(StartedMeanwhile), server_on_copy(folder, var_dir):
+        pass
+    with holding_run(folder), looking_at(config, "first", "") as target:
+        assert target.ended is None and target.node_url == noted_url(folder), "it is looked at as it runs"
+
+
+def noted_url(folder: Path) -> str:
+    return str(json.loads((folder / "up.json").read_text())["node_url"])
+
+
+def test_the_page_shows_an_ended_run_and_a_killed_page_leaves_nothing_for_long(var_dir: Path, tmp_path: Path) -> None:
+    shown = Dashboard("", tmp_path, "--run", "first", var_dir=var_dir)
+    found = shown.until_state("ended")
+    assert found["ended"]["in_order"] and found["ended"]["copied"] and "run first ended in order" in found["ended"]["words"]
+    assert {node["kind"] for node in found["nodes"] if node["node"] != "gamma"} == {"finished"}
+    found = shown.until(lambda told: bool(told["exchange"]), "its batches read")
+    assert ["alpha", "beta", "basic_arithmetic", 6] in found["exchange"]
+    servers = children(shown.process)
+    assert len(servers) == 1 and (var_dir / COPIES).is_dir()
+    shown.process.send_signal(signal.SIGKILL)
+    shown.process.wait(10)
+    deadline = time.monotonic() + DEADLINE_S
+    while any(alive(server) for server in servers):
+        assert time.monotonic() < deadline, "its server ends with it"
+        time.sleep(0.05)
+    assert swarm("status", "--run", "first")[0] == 3, "the next command removes the copy"
+
+
+def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_to_the_next(tmp_path: Path) -> None:
+    var_dir = tmp_path / "var"
+    first, second = (NatsServer(tmp_path / name) for name in ("one", "two"))
+    shown: Dashboard | None = None
+    try:
+        with running(var_dir, "one", first):
+            shown = Dashboard("", tmp_path, var_dir=var_dir)
+            assert shown.until_state("running")["server"] == first.url
+            first.stop()
+            write_end(var_dir / "runs" / "one", 0, "progress")
+        told = shown.until_state("ended")
+        assert told["ended"]["run"] == "one" and told["ended"]["follows"] and not told["ended"]["copied"]
+        assert {node["node"] for node in told["nodes"]} == {"alpha"}, "what was seen stays in sight"
+        with running(var_dir, "two", second):
+            assert shown.until_state("running")["server"] == second.url
+    finally:
+        for server in (first, second):
+            server.stop()
+        said = shown.close() if shown else ""
+    assert "run one ended in order at" in said and "waiting for the next run" in said and "run two: found" in said
+
+
+@contextmanager
+def running(var_dir: Path, run: str, server: NatsServer) -> Iterator[None]:
+    """A run of one node, whose server runs; only its lock says that the run runs."""
+    server.start()
+
+    async def write() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await swarm.node("alpha")
+        await swarm.transport.close()
+
+    asyncio.run(write())
+    with holding_run(var_dir / "runs" / run):
+        write_note(var_dir / "runs" / run, RunNote(server.url, server.url, f"swarm up --run {run}"))
+        yield
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"

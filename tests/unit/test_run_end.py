@@ -1,0 +1,134 @@
+"""How a run ended, as its folder says it, and what commands that go on looking do then."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from shared.config import NodeConfig, load_config
+from shared.contracts.control import ServiceStatus
+from shared.roles import ROLES
+from shared.runtime.errors import EXIT_CONFIG
+from swarm_cli.local.control import holding_run
+from swarm_cli.local.run_note import write_note
+from swarm_cli.looking.following import Following
+from swarm_cli.looking.target import Target, default_target
+from swarm_cli.observe.standing import absent
+from swarm_cli.observe.view import NodeView
+from swarm_cli.run_end import END, EXIT_BROKE_OFF, EXIT_ENDED, forget_end, newest_ended, read_end, write_end
+from swarm_cli.running import RunNote
+from swarm_cli.shipped import DEMO_CONFIG
+
+
+def noted(folder: Path, port: int = 21_001) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_note(folder, RunNote(f"nats://127.0.0.1:{port}", f"nats://127.0.0.1:{port}", f"swarm up --run {folder.name}"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("code", "process", "words", "exit_code"),
+    [
+        (0, "progress", "ended in order at .*: every node has taken its steps", EXIT_ENDED),
+        (130, None, r"ended in order at .*: it was stopped \(Ctrl-C or `swarm down`\)", EXIT_ENDED),
+        (143, None, "ended in order", EXIT_ENDED),
+        (EXIT_CONFIG, "beta-trainer", "failed at .*: beta-trainer cannot go on", EXIT_BROKE_OFF),
+        (1, "nats", "failed at .*, 0 seconds ago: nats ended with code 1", EXIT_BROKE_OFF),
+    ],
+)
+def test_a_run_s_end_is_told_with_its_cause_and_its_time(
+    tmp_path: Path, code: int, process: str | None, words: str, exit_code: int
+) -> None:
+    folder = noted(tmp_path / "runs" / "one")
+    write_end(folder, code, process)
+    end = read_end(folder)
+    assert end is not None and end.exit_code == exit_code
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(end.sentence("one", end.at))
+
+
+def test_a_run_that_says_nothing_of_its_end_was_killed_when_it_last_wrote_something(tmp_path: Path) -> None:
+    folder = noted(tmp_path / "runs" / "one")
+    write_end(folder, 0, "progress")
+    forget_end(folder)  # it goes on
+    (folder / "alpha").mkdir()
+    for name, at in ((folder / "alpha" / "trainer.log", 5_000), (folder / "up.json", 1_000)):
+        name.touch()
+        os.utime(name, (at, at))
+    with holding_run(folder):
+        assert read_end(folder) is None
+    end = read_end(folder)
+    assert end is not None and (end.how, end.at, end.exit_code) == ("killed", 5_000, EXIT_BROKE_OFF)
+    (folder / END).write_text("{torn")
+    assert read_end(folder) == end
+    assert read_end(tmp_path / "runs" / "none") is None
+
+
+def test_the_newest_ended_run_is_found_by_the_server_that_it_used(tmp_path: Path) -> None:
+    for age_s, (run, port) in enumerate([("three", 3), ("two", 2), ("one", 2)]):
+        folder = noted(tmp_path / "runs" / run, port)
+        write_end(folder, 0, None)
+        os.utime(folder / "up.json", (1000 - age_s, 1000 - age_s))
+
+    def newest(url: str = "") -> str:
+        found = newest_ended(tmp_path, url)
+        return found[0].name if found else ""
+
+    assert (newest(), newest("nats://127.0.0.1:2"), newest("nats://127.0.0.1:9")) == ("three", "two", "")
+    with holding_run(tmp_path / "runs" / "two"):
+        assert newest("nats://127.0.0.1:2") == "", "the newest run there runs again"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeConfig:
+    monkeypatch.delenv("SWARM_NATS__NODE_URL", raising=False)
+    return load_config(DEMO_CONFIG, {"node": {"var_dir": str(tmp_path)}})
+
+
+def test_a_command_that_was_told_of_no_server_turns_to_the_run_that_comes_next(tmp_path: Path, config: NodeConfig) -> None:
+    one, two = noted(tmp_path / "runs" / "one", 21_001), noted(tmp_path / "runs" / "two", 21_002)
+    following = Following(config, default_target(config, ""), fixed=False)
+    assert not following.moved(), "none runs"
+    with ExitStack() as stack:
+        with holding_run(one):
+            assert following.moved() and following.target == Target("nats://127.0.0.1:21001", "nats://127.0.0.1:21001", "one")
+            assert not following.moved() and following.end is None and following.instead == ""
+            write_end(one, 0, "progress")
+        ended = following.end
+        assert ended is not None and ended[0] == "one" and ended[1].in_order
+        assert not following.moved(), "it stays in sight until another one runs"
+        stack.enter_context(holding_run(two))
+        assert following.moved() and following.target.run == "two"
+        noted(two, 21_003)
+        assert following.moved() and following.target.node_url == "nats://127.0.0.1:21003", "its server is at another port now"
+        stack.enter_context(holding_run(one))
+        assert not following.moved() and following.target.run == "two", "two run: it stays with its own"
+
+
+def test_a_command_that_was_told_of_a_server_stays_there_and_names_what_runs_instead(tmp_path: Path, config: NodeConfig) -> None:
+    two = noted(tmp_path / "runs" / "two", 21_002)
+    given = "nats://127.0.0.1:21001"
+    following = Following(config, default_target(config, given), fixed=True)
+    with holding_run(two):
+        assert not following.moved() and following.target.node_url == given
+        assert following.instead == "run two runs at nats://127.0.0.1:21002 (--node-url nats://127.0.0.1:21002)"
+    assert following.instead == ""
+
+
+def test_a_node_whose_processes_all_ended_in_order_has_ended_and_waits_for_none() -> None:
+    def view(**states: str) -> NodeView:
+        statuses = [
+            ServiceStatus(node="a", role=role, replica="0", pid=1, host="h", state=states.get(role, "stopped"), started_at=0,
+                          updated_at=100.0, figures={})
+            for role in ROLES
+        ]  # fmt: skip
+        return NodeView("a", tuple(statuses))
+
+    assert view().ended(101.0) and absent(view(), 101.0) == []
+    assert not view(trainer="training").ended(101.0), "the trainer is there"
+    assert not view(trainer="training").ended(1_000.0), "it went without a word"
+    assert absent(view(trainer="training"), 1_000.0) == ["no word from generator, verifier, sampler, trainer"]
+    assert not NodeView("a").ended(101.0)
