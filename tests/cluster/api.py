@@ -113,9 +113,15 @@ class Api:
         path = _path(kind, namespace, name) + (f"/{part}" if part else "")
         return self.ask("PATCH", path, change, "application/merge-patch+json")
 
-    def delete(self, kind: str, name: str, namespace: str | None = None, grace_s: int | None = None) -> None:
-        """Delete an object; it is no error if there is none."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1"} | ({} if grace_s is None else {"gracePeriodSeconds": grace_s})
+    def delete(
+        self, kind: str, name: str, namespace: str | None = None, grace_s: int | None = None, uid: str | None = None
+    ) -> None:
+        """Delete an object; it is no error if there is none, or with `uid` if another has its
+        name.
+        """
+        body: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        body |= {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+        body |= {} if uid is None else {"preconditions": {"uid": uid}}
         try:
             self.ask("DELETE", _path(kind, namespace, name), body)
         except ApiError as error:
