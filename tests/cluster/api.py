@@ -38,6 +38,7 @@ PATHS = {
     "ServiceAccount": "api/v1/serviceaccounts",
     "StatefulSet": "apis/apps/v1/statefulsets",
     "StorageClass": "apis/storage.k8s.io/v1/storageclasses",
+    "VolumeAttachment": "apis/storage.k8s.io/v1/volumeattachments",
 }
 
 

@@ -62,6 +62,11 @@ class Cluster:
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done
 
+    def environment(self) -> dict[str, str]:
+        """For a command that asks the cluster by a kubectl of its own."""
+        kubectl, config = self._kubectl
+        return os.environ | {"KUBECONFIG": config.partition("=")[2], "PATH": f"{Path(kubectl).parent}:{os.environ['PATH']}"}
+
     def apply(
         self, objects: Iterable[Object], *, check: bool = True, without: Collection[str] = ()
     ) -> subprocess.CompletedProcess[str]:
