@@ -9,7 +9,6 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -129,16 +128,10 @@ class Api:
             if error.code not in (404, 409):
                 raise
 
-    def watch(self, kind: str, seconds: int) -> Iterator[None]:
-        """One None whenever an object of the kind changed, for that long; a hint to look again."""
-        connection = _OverSocket(self._socket, seconds + REQUEST_TIMEOUT_S)
-        try:
-            connection.request("GET", f"/{PATHS[kind]}?watch=1&timeoutSeconds={seconds}")
-            answer = connection.getresponse()
-            while answer.readline():
-                yield None
-        finally:
-            connection.close()
+    def delete_all(self, kind: str, namespace: str) -> None:
+        """Delete every object of a kind in a namespace, pods without their grace period."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1"} | ({"gracePeriodSeconds": 0} if kind == "Pod" else {})
+        self.ask("DELETE", _path(kind, namespace), body)
 
     def versions(self) -> set[str]:
         """Every `group/version` that the server knows."""

@@ -132,6 +132,9 @@ class Cluster:
         for name in [each["metadata"]["name"] for each in self.api.listed("PriorityClass")]:
             if name.startswith("swarm-"):
                 self.api.delete("PriorityClass", name)
+        # A namespace whose pods leave one by one is looked at again after half their grace period.
+        for kind in ("Deployment", "StatefulSet", "Job", "ReplicaSet", "Pod"):
+            self.api.delete_all(kind, NAMESPACE)
         self.api.delete("Namespace", NAMESPACE)
         self.machines.why_not_ready = lambda pod: None
         self.until(lambda: self.api.get("Namespace", NAMESPACE) is None, "the namespace is gone")

@@ -8,6 +8,7 @@ one that stays on its machine, and so have the servers.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,6 @@ from tests.cluster.swarm import READY_S, STEP_S, Swarm, run_swarm
 from tests.k8s.manifests import Object, name_of
 
 DRAINED = "one"
-LAME_DUCK_S = 10.0
-"""What a server's preStop command gives its clients (`lame_duck_grace_period`)."""
 STORAGE_PATCH = f"""
 patches:
   - target: {{kind: StatefulSet, name: alpha-trainer}}
@@ -92,6 +91,7 @@ def test_a_drained_machines_pods_end_in_order_and_what_can_move_trains_elsewhere
     here = {name_of(pod): component_of(pod) for pod in placed(cluster) if machine_of(pod) == DRAINED}
     assert {"alpha-trainer-0", "beta-trainer-0"} <= set(here) and list(here.values()).count("nats") == 1
     grace = {name_of(pod): pod["spec"]["terminationGracePeriodSeconds"] for pod in placed(cluster)}
+    server = swarm.container(next(name for name, role in here.items() if role == "nats"))
 
     code, words, fewest = drain(cluster, DRAINED, "--timeout=170s")
     before = {node: records(swarm, node) for node in ("alpha", "beta")}
@@ -103,7 +103,8 @@ def test_a_drained_machines_pods_end_in_order_and_what_can_move_trains_elsewhere
     for name, each in left.items():
         assert (each.ended.code, each.ended.killed, each.ended.hook_problem) == (0, False, None), each
         assert each.ended.seconds < grace[name]
-        assert each.role != "nats" or each.ended.seconds >= LAME_DUCK_S
+    signals = re.findall(r'Trapped "(.+)" signal', server.log.read_text())
+    assert signals == ["user defined signal 2", "terminated"]  # the preStop command's came first
     print({name: round(each.ended.seconds, 1) for name, each in left.items()})
 
     steps = before["alpha"].count("\n")

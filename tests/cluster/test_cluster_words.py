@@ -36,7 +36,6 @@ def test_it_says_what_the_page_quotes(cluster: Cluster, wrong: Wrong) -> None:
                 cluster.until(lambda accepted=accepted: any(words in said() for words in accepted), quote)  # type: ignore[misc]
             except AssertionError as error:
                 raise AssertionError(f"{error}\n\nit said:\n{said()}") from None
-        print(said())
     finally:
         for name in attachments(cluster):
             cluster.api.delete("VolumeAttachment", name)
