@@ -83,7 +83,8 @@ def test_a_trainer_whose_configuration_is_wrong_ends_with_78_and_the_mended_one_
     settings.write_text(right + BROKEN)
     swarm.apply()
     swarm.until(lambda: 78 in map(last_code, swarm.cluster.pods(node="alpha", component="trainer")), "it ended with 78", READY_S)
-    assert "no_such_section" in swarm.container("alpha-trainer-0").words()
+    # A container that is just being started again has said nothing yet.
+    swarm.until(lambda: "no_such_section" in swarm.container("alpha-trainer-0").words(), "it says which setting", READY_S)
     settings.write_text(right)
     swarm.apply()
 
