@@ -69,7 +69,7 @@ test-containers: $(VENV)/.installed-test  ## Build the images and run the single
 	@scripts/container-packages
 	SWARM_TEST_CONTAINERS=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/containers
 
-test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's cluster, else to a control plane built of Debian's packages, with fake machines (ten minutes)
+test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's cluster, else to a control plane built of Debian's packages, with fake machines (13 minutes)
 	SWARM_TEST_CLUSTER=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/cluster
 
 check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (about a minute; without mypy's cache half a minute more)

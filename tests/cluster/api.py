@@ -9,7 +9,6 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -38,6 +37,7 @@ PATHS = {
     "ServiceAccount": "api/v1/serviceaccounts",
     "StatefulSet": "apis/apps/v1/statefulsets",
     "StorageClass": "apis/storage.k8s.io/v1/storageclasses",
+    "VolumeAttachment": "apis/storage.k8s.io/v1/volumeattachments",
 }
 
 
@@ -113,25 +113,25 @@ class Api:
         path = _path(kind, namespace, name) + (f"/{part}" if part else "")
         return self.ask("PATCH", path, change, "application/merge-patch+json")
 
-    def delete(self, kind: str, name: str, namespace: str | None = None, grace_s: int | None = None) -> None:
-        """Delete an object; it is no error if there is none."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1"} | ({} if grace_s is None else {"gracePeriodSeconds": grace_s})
+    def delete(
+        self, kind: str, name: str, namespace: str | None = None, grace_s: int | None = None, uid: str | None = None
+    ) -> None:
+        """Delete an object; it is no error if there is none, or with `uid` if another has its
+        name.
+        """
+        body: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
+        body |= {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+        body |= {} if uid is None else {"preconditions": {"uid": uid}}
         try:
             self.ask("DELETE", _path(kind, namespace, name), body)
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
 
-    def watch(self, kind: str, seconds: int) -> Iterator[None]:
-        """One None whenever an object of the kind changed, for that long; a hint to look again."""
-        connection = _OverSocket(self._socket, seconds + REQUEST_TIMEOUT_S)
-        try:
-            connection.request("GET", f"/{PATHS[kind]}?watch=1&timeoutSeconds={seconds}")
-            answer = connection.getresponse()
-            while answer.readline():
-                yield None
-        finally:
-            connection.close()
+    def delete_all(self, kind: str, namespace: str) -> None:
+        """Delete every object of a kind in a namespace, pods without their grace period."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1"} | ({"gracePeriodSeconds": 0} if kind == "Pod" else {})
+        self.ask("DELETE", _path(kind, namespace), body)
 
     def versions(self) -> set[str]:
         """Every `group/version` that the server knows."""

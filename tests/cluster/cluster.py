@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.cluster.api import Api, Object
 from tests.cluster.conversions import for_server, kept_to_fake_machines
-from tests.cluster.machines import STORAGE, Machines, references
+from tests.cluster.machines import CLASSES, STORAGE, Machines, references
 from tests.k8s.manifests import containers, name_of, pod_of, with_kind, workloads
 
 NAMESPACE = "swarm"
@@ -34,20 +34,25 @@ class Cluster:
         self.version = str(api.ask("GET", "version")["gitVersion"])
         self.minor = int(self.version.split(".")[1])
         self._kubectl = kubectl
-        storage = {"provisioner": f"swarm-rl.dev/{STORAGE}", "volumeBindingMode": "WaitForFirstConsumer", "reclaimPolicy": "Retain"}
-        annotations = {"storageclass.kubernetes.io/is-default-class": "true"} if own else {}
-        named = {
-            "apiVersion": "storage.k8s.io/v1",
-            "kind": "StorageClass",
-            "metadata": {"name": STORAGE, "annotations": annotations},
-        }
-        api.create(named | storage)
+        for name in CLASSES:
+            default = {"storageclass.kubernetes.io/is-default-class": "true"} if own and name == STORAGE else {}
+            api.create(
+                {
+                    "apiVersion": "storage.k8s.io/v1",
+                    "kind": "StorageClass",
+                    "metadata": {"name": name, "annotations": default},
+                    "provisioner": f"swarm-rl.dev/{name}",
+                    "volumeBindingMode": "WaitForFirstConsumer",
+                    "reclaimPolicy": "Retain",
+                }
+            )
         self.machines = Machines(api, apart=not own)
 
     def close(self) -> None:
         self.clear()
         self.machines.close()
-        self.api.delete("StorageClass", STORAGE)
+        for name in CLASSES:
+            self.api.delete("StorageClass", name)
 
     def kubectl(self, *arguments: str, given: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run kubectl; `given` is its standard input."""
@@ -56,6 +61,11 @@ class Cluster:
         )
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done
+
+    def environment(self) -> dict[str, str]:
+        """For a command that asks the cluster by a kubectl of its own."""
+        kubectl, config = self._kubectl
+        return os.environ | {"KUBECONFIG": config.partition("=")[2], "PATH": f"{Path(kubectl).parent}:{os.environ['PATH']}"}
 
     def apply(
         self, objects: Iterable[Object], *, check: bool = True, without: Collection[str] = ()
@@ -122,6 +132,9 @@ class Cluster:
         for name in [each["metadata"]["name"] for each in self.api.listed("PriorityClass")]:
             if name.startswith("swarm-"):
                 self.api.delete("PriorityClass", name)
+        # A namespace whose pods leave one by one is looked at again after half their grace period.
+        for kind in ("Deployment", "StatefulSet", "Job", "ReplicaSet", "Pod"):
+            self.api.delete_all(kind, NAMESPACE)
         self.api.delete("Namespace", NAMESPACE)
         self.machines.why_not_ready = lambda pod: None
         self.until(lambda: self.api.get("Namespace", NAMESPACE) is None, "the namespace is gone")
@@ -129,7 +142,7 @@ class Cluster:
         self.machines.remove_all()
 
     def _volumes(self) -> list[Object]:
-        return [each for each in self.api.listed("PersistentVolume") if each["spec"].get("storageClassName") == STORAGE]
+        return [each for each in self.api.listed("PersistentVolume") if each["spec"].get("storageClassName") in CLASSES]
 
 
 def find_kubectl(programs: Path | None) -> str | None:
@@ -186,7 +199,7 @@ def _with_storage(objects: list[Object]) -> None:
         claim["spec"] for each in with_kind(objects, "StatefulSet") for claim in each["spec"].get("volumeClaimTemplates", [])
     ]
     for claim in claims:
-        claim["storageClassName"] = STORAGE
+        claim.setdefault("storageClassName", STORAGE)
 
 
 def kubeconfig_of_a_person() -> str | None:

@@ -21,7 +21,12 @@ from tests.cluster.conversions import FAKE
 LOOK_EVERY_S = 0.3
 HEARTBEAT_S = 8.0
 STORAGE = "fake-machines"
-"""The storage class whose driver this is: the cluster's default where it has none."""
+"""The storage class whose driver this is, with volumes that stay on their machine: the cluster's
+default where it has none.
+"""
+MOVABLE = "fake-network"
+"""The other class: a volume is wherever its pod is, on one machine at a time."""
+CLASSES = (STORAGE, MOVABLE)
 LEASES = "kube-node-lease"
 
 Object = dict[str, Any]
@@ -58,6 +63,8 @@ class Machines:
         self.ready_after_s = 0.5
         self.run: Callable[[Object], None] = self.by_word
         """Brings one pod on; called with each again and again."""
+        self.gone: Callable[[set[str]], None] = lambda uids: None
+        """Told each time which pods there are, by their uid."""
         self.problems: list[str] = []
         """What went wrong in the thread, which no test would see otherwise."""
         self._ended = threading.Event()
@@ -100,9 +107,11 @@ class Machines:
             try:
                 self._beat()
                 self._provide_volumes()
-                for pod in self._api.listed("Pod"):
+                pods = self._api.listed("Pod")
+                for pod in pods:
                     if pod["spec"].get("nodeName") in self._named:
                         self.run(pod)
+                self.gone({pod["metadata"]["uid"] for pod in pods})
             except (OSError, ApiError) as error:
                 # Somebody else was faster, or the server is busy: the next look sees what is.
                 if not (isinstance(error, ApiError) and error.code in (404, 409)):
@@ -124,18 +133,18 @@ class Machines:
                 self._api.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease})
 
     def _provide_volumes(self) -> None:
-        """A volume for each claim whose pod has a machine; one that a single machine mounts stays
-        with it.
+        """A volume for each claim whose pod has a machine; one of `STORAGE` that a single machine
+        mounts stays with it.
         """
         for claim in self._api.listed("PersistentVolumeClaim"):
             metadata, spec = claim["metadata"], claim["spec"]
             chosen = metadata.get("annotations", {}).get("volume.kubernetes.io/selected-node")
-            if spec.get("storageClassName") != STORAGE or spec.get("volumeName") or chosen not in self._named:
+            if spec.get("storageClassName") not in CLASSES or spec.get("volumeName") or chosen not in self._named:
                 continue
-            local = "ReadWriteMany" not in spec["accessModes"]
+            local = spec["storageClassName"] == STORAGE and "ReadWriteMany" not in spec["accessModes"]
             here = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [chosen]}]}
             volume: Object = {
-                "storageClassName": STORAGE,
+                "storageClassName": spec["storageClassName"],
                 "capacity": {"storage": spec["resources"]["requests"]["storage"]},
                 "accessModes": spec["accessModes"],
                 "persistentVolumeReclaimPolicy": "Retain",
@@ -147,7 +156,7 @@ class Machines:
             name = f"fake-{metadata['uid']}"
             self._api.create({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume})
         for volume in self._api.listed("PersistentVolume"):
-            if volume["spec"].get("storageClassName") == STORAGE and volume["status"].get("phase") == "Released":
+            if volume["spec"].get("storageClassName") in CLASSES and volume["status"].get("phase") == "Released":
                 self._api.delete("PersistentVolume", volume["metadata"]["name"])
 
     def by_word(self, pod: Object) -> None:

@@ -1,8 +1,15 @@
-"""A small kubelet: pods that the cluster bound to a fake machine run as processes on this one, and
+"""A small kubelet: pods that the cluster bound to fake machines run as processes on this one, and
 what becomes of them is reported as their status.
 
-Containers, probes, hooks and ends are those of `tests.k8s.kubelet`; this adds what a cluster sees:
-readiness, restarts with a growing pause, exit codes, and pods that leave when they are told to.
+Containers, probes, hooks and ends are those of `tests.k8s.kubelet`, a pod's lives those of
+`tests.cluster.lives`; this says which pods there are, what each is told of the others, and lets
+them go: those that are deleted within the grace that was given with it, those that are gone from
+the cluster at once. As with a kubelet, a pod waits for the Secrets and ConfigMaps that it names and
+for a volume that one machine mounts while a pod of another machine has it.
+
+Not as with a kubelet: all machines are this one, with one network, in which a pod has the address
+that the one of its name had before; names lead to servers that are not ready too; limits are not
+enforced; a mounted ConfigMap stays what it was when the container started.
 """
 
 from __future__ import annotations
@@ -10,37 +17,32 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.cluster.api import Api, ApiError
-from tests.cluster.machines import now
+from tests.cluster.lives import Life
+from tests.cluster.machines import references
 from tests.k8s.images import by_image, read_stages
-from tests.k8s.kubelet import Kubelet, Running
+from tests.k8s.kubelet import LEAST_GRACE_S, Ended, Kubelet, Running
 from tests.k8s.manifests import REPOSITORY
 from tests.k8s.pod_network import PodNetwork
 from tests.k8s.pods import Pod, hosts
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
-"""Between a container's end and its next start, as kubelet doubles it."""
 SERVER = "nats"
-"""The only pod that others connect to: its address is known before it starts."""
+"""The only pods that others connect to: their addresses are known before they start."""
+FORGOTTEN_S = 60.0
 
 Object = dict[str, Any]
 
 
-@dataclass
-class _Started:
-    """One pod and its container's lives."""
+class Left(NamedTuple):
+    """A pod that was told to leave and did."""
 
-    pod: Pod
-    container: Running
-    restarts: int = 0
-    last_code: int | None = None
-    again_at: float = 0.0
-    reported: Object | None = None
-    leaving: threading.Thread | None = field(default=None)
+    pod: str
+    role: str
+    machine: str
+    ended: Ended
 
 
 class Processes:
@@ -53,143 +55,125 @@ class Processes:
         self._stages = read_stages(REPOSITORY / "Dockerfile")
         self._network = PodNetwork(prefix)
         self._addresses: dict[str, str] = {}
-        self._started: dict[str, _Started] = {}
-        self._server: tuple[Pod, str] | None = None
+        self._lives: dict[str, Life] = {}
+        self.left: list[Left] = []
+        """In the order in which they ended."""
 
     def container(self, name: str) -> Running:
         """The newest container of the pod of that name."""
-        return next(each.container for each in self._started.values() if each.pod.name == name)
+        return next(each.container for each in self._lives.values() if each.pod.name == name)
 
     def all(self) -> list[Running]:
         """The newest container of each pod."""
-        return [each.container for each in list(self._started.values())]
+        return [each.container for each in list(self._lives.values())]
+
+    def claimed(self, claim: str) -> Path:
+        """What is on a claim's volume."""
+        return self._folder / "volumes" / f"claim-{claim}"
 
     def run(self, pod: Object) -> None:
         """Bring a pod on: start it, restart it, report of it, or let it go."""
-        uid, leaves = pod["metadata"]["uid"], "deletionTimestamp" in pod["metadata"]
-        started = self._started.get(uid)
-        if started is None:
-            if leaves:
-                self._forget(pod)
-            elif (new := self._start(pod)) is not None:
-                self._started[uid] = new
-            return
-        if leaves:
-            if started.leaving is None:
-                started.leaving = threading.Thread(target=self._leave, args=(pod, started), daemon=True)
-                started.leaving.start()
-            return
-        self._again(started)
-        status = self._status(pod, started)
-        if status != started.reported:
-            self._api.patch("Pod", started.pod.name, {"status": status}, self._namespace, part="status")
-            started.reported = status
+        metadata = pod["metadata"]
+        life = self._lives.get(metadata["uid"])
+        if "deletionTimestamp" in metadata:
+            self._let_go(metadata["uid"], life, float(metadata.get("deletionGracePeriodSeconds", 0)), metadata["name"])
+        elif life is None:
+            if (new := self._start(pod)) is not None:
+                self._lives[metadata["uid"]] = new
+        else:
+            life.look()
+            status = life.status(self._addresses[life.pod.name])
+            if status != life.reported:
+                self._api.patch("Pod", life.pod.name, {"status": status}, self._namespace, part="status")
+                life.reported = status
+
+    def gone(self, uids: set[str]) -> None:
+        """End what runs of pods that the cluster has no more. `uids`: of those that it has."""
+        for uid, life in list(self._lives.items()):
+            if uid not in uids:
+                self._let_go(uid, life, LEAST_GRACE_S, life.pod.name)
 
     def close(self) -> None:
-        for each in self._started.values():
+        for each in self._lives.values():
             each.container.kill()
         self._network.close()
 
-    def _start(self, given: Object) -> _Started | None:
-        """None while the server that everybody names has no address yet."""
-        spec, labels = given["spec"], given["metadata"]["labels"]
+    def _start(self, given: Object) -> Life | None:
+        """None while it waits: for what it mounts, or for servers to have addresses."""
+        spec, metadata = given["spec"], given["metadata"]
         claims = {
             volume["name"]: volume["persistentVolumeClaim"]["claimName"]
             for volume in spec.get("volumes", [])
             if "persistentVolumeClaim" in volume
         }
-        role = labels["app.kubernetes.io/component"]
-        pod = Pod(given["metadata"]["name"], role, labels, spec, claims)
-        if role == SERVER:
-            self._server = pod, self._address(pod.name)
-        if self._server is None:
+        missing = [name for kind, name in references(spec) if self._api.get(kind, name, self._namespace) is None]
+        if missing or self._held_elsewhere(set(claims.values()), spec["nodeName"]) or not self._servers():
             return None
-        return _Started(pod, self._begin(pod))
+        labels = metadata["labels"]
+        pod = Pod(metadata["name"], labels["app.kubernetes.io/component"], labels, spec, claims)
+        self._address(pod.name)
+        return Life(pod, spec["nodeName"], frozenset(claims.values()), self._begin)
+
+    def _held_elsewhere(self, claims: set[str], machine: str) -> bool:
+        """Whether a pod of another machine has one of the claims, and only one machine may."""
+        held = {claim for life in self._lives.values() if life.machine != machine for claim in life.claims}
+        found = [self._api.get("PersistentVolumeClaim", claim, self._namespace) for claim in claims & held]
+        return any(each is not None and "ReadWriteMany" not in each["spec"]["accessModes"] for each in found)
 
     def _begin(self, pod: Pod) -> Running:
         """A container, with ConfigMaps as they are now."""
-        assert self._server is not None
         objects = tuple(
             {**each, "kind": kind}
             for kind in ("ConfigMap", "PersistentVolumeClaim")
             for each in self._api.listed(kind, self._namespace)
         )
-        services = [{**each, "kind": "Service"} for each in self._api.listed("Service", self._namespace)]
-        server, address = self._server
-        of_server = tuple(each for each in services if each["spec"]["selector"].items() <= server.labels.items())
-        names = hosts({server.name: (server, address)}, of_server)
-        if pod.name != server.name:
+        services = tuple({**each, "kind": "Service"} for each in self._api.listed("Service", self._namespace))
+        servers = self._servers()
+        names = hosts(servers, services)
+        if pod.name not in servers:
             names += f"{self._address(pod.name)} {pod.name}\n"
         kubelet = Kubelet(self._folder, self._network, objects, self._stages, by_image(self._stages))
-        container = kubelet.start(pod, self._address(pod.name), names)
-        container.watch()
-        return container
+        return kubelet.start(pod, self._address(pod.name), names)
+
+    def _servers(self) -> dict[str, tuple[Pod, str]]:
+        """Every server that there will be, by name, with its address."""
+        found = {}
+        for each in self._api.listed("StatefulSet", self._namespace):
+            template = each["spec"]["template"]
+            labels = template["metadata"]["labels"]
+            if labels["app.kubernetes.io/component"] == SERVER:
+                for ordinal in range(each["spec"]["replicas"]):
+                    name = f"{each['metadata']['name']}-{ordinal}"
+                    found[name] = Pod(name, SERVER, labels, template["spec"], {}), self._address(name)
+        return found
 
     def _address(self, pod: str) -> str:
-        """A StatefulSet's pod has the address that the one of its name had before."""
         if pod not in self._addresses:
             self._addresses[pod] = self._network.add_pod(pod)
         return self._addresses[pod]
 
-    def _again(self, started: _Started) -> None:
-        """What kubelet does about a container that ended, or whose liveness probe failed."""
-        code = started.container.process.poll()
-        if code is None and started.container.complaints:
-            started.container.stop()
-            code = started.container.process.poll()
-        if code is None:
-            return
-        if not started.again_at:
-            started.container.stopping.set()
-            started.last_code = code
-            started.again_at = time.monotonic() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**started.restarts)
-        elif time.monotonic() >= started.again_at:
-            started.restarts += 1
-            started.again_at = 0.0
-            started.container = self._begin(started.pod)
+    def _let_go(self, uid: str, life: Life | None, grace_s: float, name: str) -> None:
+        """In a thread, as it may take as long as the grace period; once."""
+        if life is None:
+            self._forget(uid, name)
+        elif life.leaving is None:
+            life.leaving = threading.Thread(target=self._leave, args=(uid, life, grace_s), daemon=True)
+            life.leaving.start()
 
-    def _leave(self, pod: Object, started: _Started) -> None:
-        started.container.stop()
-        self._forget(pod)
-        for folder in (self._folder / "volumes").glob(f"{started.pod.name}-*"):
+    def _leave(self, uid: str, life: Life, grace_s: float) -> None:
+        """End the pod, drop its empty folders, say so: only then may another have its volumes."""
+        self.left.append(Left(life.pod.name, life.pod.role, life.machine, life.end(grace_s)))
+        for folder in (self._folder / "volumes").glob(f"{life.pod.name}-*"):
             shutil.rmtree(folder, ignore_errors=True)
+        deadline = time.monotonic() + FORGOTTEN_S
+        while not self._forget(uid, life.pod.name) and time.monotonic() < deadline:
+            time.sleep(0.3)
+        self._lives.pop(uid, None)
 
-    def _forget(self, pod: Object) -> None:
+    def _forget(self, uid: str, name: str) -> bool:
+        """The last word of a kubelet on a pod; False when the server did not hear it."""
         try:
-            self._api.delete("Pod", pod["metadata"]["name"], self._namespace, grace_s=0)
+            self._api.delete("Pod", name, self._namespace, grace_s=0, uid=uid)
         except (OSError, ApiError):
-            return  # the next look tries again
-        self._started.pop(pod["metadata"]["uid"], None)
-
-    def _status(self, pod: Object, started: _Started) -> Object:
-        """As kubelet writes it, without what nobody here reads."""
-        running = not started.again_at
-        ready = running and started.container.ready
-        last = {} if started.last_code is None else {"terminated": {"exitCode": started.last_code, "reason": "Error"}}
-        began = (started.reported or {}).get("startTime") or now()
-        container = {
-            "name": started.pod.container["name"],
-            "image": started.pod.container["image"],
-            "imageID": started.pod.container["image"],
-            "ready": ready,
-            "started": running and started.container.started_s is not None,
-            "restartCount": started.restarts,
-            "lastState": last,
-            "state": {"running": {"startedAt": began}} if running else {"waiting": {"reason": "CrashLoopBackOff"}},
-        }
-        before = {each["type"]: each for each in (started.reported or {}).get("conditions", [])}
-        conditions = []
-        for kind, holds in {"Initialized": True, "Ready": ready, "ContainersReady": ready, "PodScheduled": True}.items():
-            same = kind in before and before[kind]["status"] == str(holds)
-            conditions.append(
-                {"type": kind, "status": str(holds), "lastTransitionTime": before[kind]["lastTransitionTime"] if same else now()}
-            )
-        address = self._addresses[started.pod.name]
-        return {
-            "phase": "Running",
-            "podIP": address,
-            "podIPs": [{"ip": address}],
-            "startTime": began,
-            "conditions": conditions,
-            "containerStatuses": [container],
-        }
+            return False
+        return True

@@ -7,85 +7,26 @@ The tests go on from where the one before left the swarm.
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-import yaml
 
 from tests.cluster.cluster import NAMESPACE, Cluster, is_ready, pods_expected
 from tests.cluster.machines import Machine
-from tests.cluster.processes import Processes
-from tests.k8s.kubelet import Running
-from tests.k8s.manifests import K8S, Object, build
-from tests.k8s.test_run_overlay import why_not
+from tests.cluster.swarm import READY_S, STEP_S, Swarm, run_swarm
+from tests.k8s.manifests import Object
 
-READY_S, STEP_S = 600.0, 300.0
-"""On a machine that does much else."""
 BROKEN = "\n[no_such_section]\nx = 1\n"
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 
-class Swarm:
-    """The overlay in a copy that a test may change, applied to one machine that runs processes."""
-
-    def __init__(self, cluster: Cluster, processes: Processes, folder: Path) -> None:
-        self.cluster = cluster
-        self._processes = processes
-        shutil.copytree(K8S, folder / "k8s")
-        self.overlay = folder / "k8s" / "overlays" / "single-box"
-
-    def apply(self) -> list[Object]:
-        objects = [each for each in yaml.safe_load_all(build(self.overlay)) if each]
-        self.cluster.apply(objects)
-        return objects
-
-    def container(self, pod: str) -> Running:
-        return self._processes.container(pod)
-
-    def pod(self, node: str, role: str) -> Object:
-        (found,) = self.cluster.pods(node=node, component=role)
-        return found
-
-    def metric(self, pod: str, name: str) -> float:
-        """Sum over the labels; 0 while the page does not answer."""
-        try:
-            _, page = self.container(pod).get("/metrics", "metrics")
-        except (OSError, StopIteration):
-            return 0.0
-        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE))
-
-    def steps(self, node: str) -> float:
-        """Of this life of the node's trainer."""
-        return self.metric(f"{node}-trainer-0", "swarm_trainer_steps_total")
-
-    def until(self, holds: Callable[[], object], what: str, timeout_s: float) -> None:
-        try:
-            self.cluster.until(holds, what, timeout_s)
-        except AssertionError as error:
-            words = [f"--- {each.pod.name}\n{each.words()[-1500:]}" for each in self._processes.all() if not each.ready]
-            raise AssertionError("\n".join([str(error), *words])) from None
-
-
 @pytest.fixture(scope="module")
 def swarm(whole_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    machines, folder = whole_cluster.machines, tmp_path_factory.mktemp("swarm")
-    processes = Processes(whole_cluster.api, NAMESPACE, folder / "pods", f"sc{os.getpid()}")
-    machines.run = processes.run
-    try:
-        machines.add(Machine("laptop", cpus=8, memory_gib=32))
-        yield Swarm(whole_cluster, processes, folder)
-        whole_cluster.clear()
-    finally:
-        machines.run = machines.by_word
-        processes.close()
+    with run_swarm(whole_cluster, tmp_path_factory.mktemp("swarm")) as swarm:
+        whole_cluster.machines.add(Machine("laptop", cpus=8, memory_gib=32))
+        yield swarm
 
 
 def restarts(pod: Object) -> int:
@@ -142,7 +83,8 @@ def test_a_trainer_whose_configuration_is_wrong_ends_with_78_and_the_mended_one_
     settings.write_text(right + BROKEN)
     swarm.apply()
     swarm.until(lambda: 78 in map(last_code, swarm.cluster.pods(node="alpha", component="trainer")), "it ended with 78", READY_S)
-    assert "no_such_section" in swarm.container("alpha-trainer-0").words()
+    # A container that is just being started again has said nothing yet.
+    swarm.until(lambda: "no_such_section" in swarm.container("alpha-trainer-0").words(), "it says which setting", READY_S)
     settings.write_text(right)
     swarm.apply()
 

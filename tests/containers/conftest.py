@@ -37,7 +37,7 @@ def why_not() -> str | None:
         return "container tests take minutes and run when asked for: make test-containers"
     if os.getuid() != 0:
         return "container tests play pods with their own users and volumes: run them as root"
-    missing = [tool for tool in ("podman", "runc", "catatonit") if shutil.which(tool) is None]
+    missing = [tool for tool in ("podman", "runc", "catatonit", "iptables") if shutil.which(tool) is None]
     if not os.environ.get("BASE_IMAGE") and shutil.which("debootstrap") is None:
         missing.append("debootstrap (or name a base image with BASE_IMAGE=)")
     return f"not installed: {', '.join(missing)}; see scripts/container-packages" if missing else None

@@ -113,6 +113,11 @@ def test_the_pods_of_a_single_box_train_and_end_within_their_grace_periods(swarm
     for pod in probed:
         assert ask(swarm.url(pod, "livenessProbe"))[0] == 200, pod.name
 
+    (operator,) = [pod for pod in swarm.pods if pod.name == "alpha-operator"]
+    seen = swarm.podman("exec", operator.container, "swarm", "status", "--json")
+    nodes = json.loads(seen)["nodes"]
+    assert all(nodes[name]["step"] >= 2 for name in ("alpha", "beta")), seen
+
     # Services first: a draining server tells its clients to go elsewhere, and there is nowhere else
     # here.
     for pod in reversed(swarm.pods):

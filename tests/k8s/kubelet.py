@@ -23,6 +23,11 @@ from tests.k8s.pods import Pod, Volumes, command_of, environment_of
 from tests.k8s.rootfs import root_of
 
 INIT = Path(__file__).with_name("container_init.py")
+LEAST_GRACE_S = 2.0
+"""What kubelet leaves between SIGTERM and SIGKILL when the hook took all of the grace period."""
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+PROBE_FIELDS = {"httpGet", "initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold", "failureThreshold"}
+STARTING_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Ended:
     code: int
     seconds: float
     killed: bool
+    hook_problem: str | None = None
+    """Why the preStop hook failed, which kubelet reports and then goes on."""
 
 
 @dataclass
@@ -89,12 +96,13 @@ class Running:
         return False
 
     def _repeat(self, kind: str, probe: Object) -> None:
-        failures = 0
-        while not self.stopping.wait(probe.get("initialDelaySeconds", 0)):
+        failures = successes = 0
+        self.stopping.wait(probe.get("initialDelaySeconds", 0))
+        while not self.stopping.is_set():
             answered = self.ask(probe)
-            failures = 0 if answered else failures + 1
-            if kind == "readinessProbe" and (answered or failures >= probe.get("failureThreshold", 3)):
-                self.ready = answered
+            failures, successes = (0, successes + 1) if answered else (failures + 1, 0)
+            if successes >= probe.get("successThreshold", 1) or failures >= probe.get("failureThreshold", 3):
+                self.ready = answered if kind == "readinessProbe" else self.ready
             if kind == "livenessProbe" and failures >= probe.get("failureThreshold", 3) and not self.stopping.is_set():
                 self.complaints.append("the liveness probe failed too often")
                 return
@@ -103,7 +111,6 @@ class Running:
 
     def ask(self, probe: Object) -> bool:
         """One probe, as it is written."""
-        assert "httpGet" in probe, f"{self.pod.name}: a probe that this does not know: {probe}"
         try:
             status, _ = self.get(probe["httpGet"]["path"], probe["httpGet"]["port"], probe.get("timeoutSeconds", 1))
         except (OSError, http.client.HTTPException):
@@ -133,24 +140,49 @@ class Running:
             [*enter, *as_user, *command], env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False
         )
 
-    def stop(self) -> Ended:
+    def stop(self, grace_s: float | None = None) -> Ended:
         """The hook, then SIGTERM, then SIGKILL when the grace period, which began with the hook, is
-        over.
+        over. `grace_s`: whoever deleted the pod may have said another than the pod does.
         """
+        grace = self.pod.grace_s if grace_s is None else grace_s
         self.stopping.set()
         began = time.monotonic()
-        if self.pod.pre_stop:
-            done = self.execute(self.pod.pre_stop, self.pod.grace_s)
-            assert done.returncode == 0, f"{self.pod.name}: the preStop hook failed: {done.stdout}{done.stderr}"
-        if self.process.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
+        runs = self.process.poll() is None
+        problem = self._hook(grace) if runs and self.pod.pre_stop and grace > 0 else None
+        self._terminate()
         killed = False
         try:
-            self.process.wait(max(0.0, self.pod.grace_s - (time.monotonic() - began)))
+            self.process.wait(max(LEAST_GRACE_S, grace - (time.monotonic() - began)))
         except subprocess.TimeoutExpired:
             killed = True
             self.kill()
-        return Ended(self.process.returncode, time.monotonic() - began, killed)
+        return Ended(self.process.returncode, time.monotonic() - began, killed, problem)
+
+    def _hook(self, grace_s: float) -> str | None:
+        """Run the preStop hook; why it failed. One that takes too long is left alone: it ends with
+        its container.
+        """
+        try:
+            done = self.execute(self.pod.pre_stop, grace_s)
+        except subprocess.TimeoutExpired:
+            return f"it took longer than the grace period of {grace_s:g} s"
+        except (OSError, ValueError) as error:  # the container is ending, or only beginning
+            return repr(error)
+        return f"it ended with {done.returncode}: {done.stdout}{done.stderr}" if done.returncode else None
+
+    def _terminate(self) -> None:
+        """SIGTERM to its first process, whose number a container that only begins has not told
+        yet.
+        """
+        deadline = time.monotonic() + STARTING_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            try:
+                os.kill(self.pid, signal.SIGTERM)
+                return
+            except ProcessLookupError:
+                return
+            except (OSError, ValueError):
+                time.sleep(0.05)
 
     def kill(self) -> None:
         """End it at once, with every process in it."""
@@ -174,7 +206,11 @@ class Kubelet:
         self._volumes = Volumes(folder / "volumes", objects)
 
     def start(self, pod: Pod, address: str, hosts: str) -> Running:
-        """Start the pod's container; its output goes to a file."""
+        """Start the pod's container; its output goes to a file. AssertionError where the pod has
+        something that this does not know.
+        """
+        for kind in PROBES:
+            _check_probe(pod, pod.container.get(kind, {"httpGet": {}}))
         image = self._images[image_name(pod.container["image"])]
         folder = self._folder / pod.name
         while folder.exists():  # a container that ended, and is started again
@@ -211,3 +247,10 @@ class Kubelet:
             "gid": user["runAsGroup"],
             "groups": [user["fsGroup"]],
         }
+
+
+def _check_probe(pod: Pod, probe: Object) -> None:
+    """Refuse a probe that would not be asked as it is written."""
+    get = probe.get("httpGet", {"scheme": "none"})
+    known = set(probe) <= PROBE_FIELDS and set(get) <= {"path", "port", "scheme"} and get.get("scheme", "HTTP") == "HTTP"
+    assert known, f"{pod.name}: a probe that this does not know: {probe}"

@@ -42,7 +42,8 @@ def root_of(stage: Stage, stages: dict[str, Stage], scratch: Path) -> Root:
         elif not built_in:
             _copy(root, source, os.path.join(stage.workdir, target))
     if not stage.scratch:
-        root["files"] |= {"/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}
+        # A name may lead to several servers; by default only the first line counts.
+        root["files"] |= {"/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n", "/etc/host.conf": "multi on\n"}
     return root
 
 

@@ -13,6 +13,8 @@ import pytest
 from shared.transport.base import AccessDenied
 from shared.transport.connect import connect
 from swarm_cli.k8s import certificates
+from tests.cluster.wrongs import SHOWN
+from tests.k8s import kubernetes_words
 from tests.k8s.manifests import REPOSITORY
 from tests.nats_server import find_binary, free_port
 
@@ -98,12 +100,7 @@ def test_a_server_without_its_certificate_or_accounts(config: str, words: str, t
     assert done.returncode != 0 and quoted(words) in done.stderr
 
 
-def test_each_kind_of_bad_input_has_its_line() -> None:
-    for words in (
-        'secret "alpha-trainer" not found',
-        "manifest unknown",
-        "no matches for kind",
-        "storageclass.storage.k8s.io",
-        'RuntimeClass "nvidia" not found',
-    ):
-        assert words in PAGE
+def test_every_quote_of_kubernetes_is_shown_by_a_control_plane_or_marked_as_not_shown() -> None:
+    """`make test-cluster` brings each about (tests/cluster/test_cluster_words.py)."""
+    brought_about = [words for quotes in SHOWN.values() for words in quotes]
+    assert sorted(brought_about) == sorted(words for words, shown in kubernetes_words.quoted().items() if shown)
