@@ -49,6 +49,7 @@ class Client(nats.NATS):  # type: ignore[misc]
         """Name and version of the server that this connection is to, as it says itself."""
         return str(self._server_info.get("server_name", "")), str(self._server_info.get("version", ""))
 
+    @property
     def tried(self) -> str:
         """The address that was tried last, as it was given; empty before the first."""
         return str(self._current_server.uri.geturl()) if self._current_server is not None else ""
