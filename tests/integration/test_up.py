@@ -1,5 +1,7 @@
-"""`swarm up` as a newcomer runs it: real server, real services, two nodes, from the first line to
-the summary.
+"""`swarm up` as a newcomer runs it: real server, real services, from the first line to the summary.
+
+One node, which a second one joins: each costs a dozen seconds of a core to start. Two nodes from
+the first line are in `test_up_in_turns.py` and `tests/e2e/test_extension_examples.py`.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    yield Swarm(tmp_path_factory.mktemp("swarm"))
+    # Nobody else is there to wait for until the second node joins.
+    yield Swarm(tmp_path_factory.mktemp("swarm"), SWARM_SAMPLER__EXTERNAL="0")
 
 
 @pytest.fixture(scope="module")
 def finished(swarm: Swarm) -> subprocess.CompletedProcess[str]:
-    process = swarm.up("--steps", str(STEPS))
+    process = swarm.up("--nodes", "1", "--steps", str(STEPS))
     try:
         out, err = process.communicate(timeout=START_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -52,13 +55,12 @@ def test_the_services_end_in_time_when_the_run_does(finished: subprocess.Complet
     assert "is killed:" not in finished.stdout, finished.stdout[-3000:]
 
 
-@pytest.mark.parametrize("node", ["alpha", "beta"])
-def test_each_node_leaves_its_steps_and_evaluations(swarm: Swarm, finished: subprocess.CompletedProcess[str], node: str) -> None:
-    assert [step["step"] for step in read_steps(swarm.node_dir(node))] == list(range(1, STEPS + 1))
-    versions = [evaluation.policy_version for evaluation in read_evaluations(swarm.node_dir(node))]
+def test_the_node_leaves_its_steps_and_evaluations(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> None:
+    assert [step["step"] for step in read_steps(swarm.node_dir("alpha"))] == list(range(1, STEPS + 1))
+    versions = [evaluation.policy_version for evaluation in read_evaluations(swarm.node_dir("alpha"))]
     assert versions[0] == 0, "the base policy was not evaluated"
     assert versions[-1] == STEPS
-    assert (swarm.node_dir(node) / "trainer.log").stat().st_size > 0
+    assert (swarm.node_dir("alpha") / "trainer.log").stat().st_size > 0
 
 
 def test_the_curves_of_the_run_can_be_drawn(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> None:
@@ -114,31 +116,31 @@ def goes_on(node: dict[str, Any]) -> bool:
     return node["step"] > STEPS and all(any(replica["alive"] for replica in replicas) for replicas in node["services"].values())
 
 
-def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_third_node_and_stops_on_ctrl_c(
+def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_second_node_and_stops_on_ctrl_c(
     swarm: Swarm, finished: subprocess.CompletedProcess[str]
 ) -> None:
     process = swarm.up()
     deadline = time.monotonic() + START_TIMEOUT_S
     try:
         while time.monotonic() < deadline:
-            seen = swarm.status()
+            seen = swarm.status("alpha")
             # A trainer goes on with what the last run left, perhaps before a slower service says
             # that it is there.
-            if seen and all(goes_on(seen["nodes"][node]) for node in ("alpha", "beta")):
+            if seen and goes_on(seen["nodes"]["alpha"]):
                 break
             time.sleep(STATUS_INTERVAL_S)
         else:
-            pytest.fail(f"the nodes did not go on within the deadline: {json.dumps(seen)[:6000]}")
+            pytest.fail(f"the node did not go on within the deadline: {json.dumps(seen)[:6000]}")
         again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
         added = swarm.call("add")
         unasked = swarm.call("status", "--json")
         while time.monotonic() < deadline:
-            third = swarm.status("gamma")
-            if third and all(any(replica["alive"] for replica in third["nodes"]["gamma"]["services"][role]) for role in ROLES):
+            second = swarm.status("beta")
+            if second and all(any(replica["alive"] for replica in second["nodes"]["beta"]["services"][role]) for role in ROLES):
                 break
             time.sleep(STATUS_INTERVAL_S)
         else:
-            pytest.fail(f"the third node did not come:\n{added.stderr}\n{json.dumps(third)[:3000]}")
+            pytest.fail(f"the second node did not come:\n{added.stderr}\n{json.dumps(second)[:3000]}")
     finally:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
@@ -148,9 +150,9 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_third_node_and_stop
     assert set(alpha["services"]) == set(ROLES)
     assert {stream["stream"] for stream in alpha["streams"]} >= {"NODE_ALPHA_ROLLOUTS", "NODE_ALPHA_SCORED", "NODE_ALPHA_BATCHES"}
     assert alpha["streams"][0]["consumer_pending"] is not None
-    assert unasked.returncode == 0 and set(json.loads(unasked.stdout)["nodes"]) >= {"alpha", "beta"}, unasked.stderr
-    goes_on_with = f"swarm up --run first --nodes 3 --nats-port {swarm.nats_port} --base-port {swarm.base_port}"
+    assert unasked.returncode == 0 and set(json.loads(unasked.stdout)["nodes"]) >= {"alpha"}, unasked.stderr
+    goes_on_with = f"swarm up --run first --nats-port {swarm.nats_port} --base-port {swarm.base_port}"
     assert goes_on_with in added.stderr and goes_on_with in err
-    assert added.returncode == 0 and "gamma-trainer: process" in added.stderr
-    assert (swarm.node_dir("gamma") / "generator.log").stat().st_size > 0
+    assert added.returncode == 0 and "beta-trainer: process" in added.stderr
+    assert (swarm.node_dir("beta") / "generator.log").stat().st_size > 0
     assert again.returncode == 1 and f"port {swarm.nats_port}" in again.stderr, "a second swarm on the same ports must say so"

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,6 +13,8 @@ import pytest
 
 from shared.device_turns import DeviceTurns, turns_file
 from swarm_cli.observe.evaluations import read_steps
+from swarm_cli.shipped import DEMO_CONFIG
+from tests.e2e.processes import REPO, NodeProcesses, wait_until
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
 
 pytestmark = pytest.mark.slow
@@ -38,20 +38,18 @@ def test_two_nodes_train_to_the_end_and_all_four_have_turns(tmp_path: Path) -> N
     assert len(read_steps(swarm.node_dir("alpha"))) == len(read_steps(swarm.node_dir("beta"))) == 3
 
 
-async def test_a_generator_that_waits_for_its_first_turn_ends_when_asked(tmp_path: Path) -> None:
-    swarm = Swarm(tmp_path, SWARM_MODEL__DEVICE_TURNS="true")
+async def test_a_generator_that_waits_for_its_first_turn_ends_when_asked(tmp_path: Path, nats_url: str) -> None:
+    """In order and within its grace period, although it holds no model yet."""
+    (tmp_path / "var").mkdir()
+    environment = {"SWARM_MODEL__DEVICE_TURNS": "true", "SWARM_MODEL__PATH": str(REPO / "models" / "base")}
+    environment |= {"SWARM_NATS__NODE_URL": nats_url, "SWARM_NATS__SWARM_URL": nats_url}
+    node = NodeProcesses("waits-for-its-turn", "first", tmp_path / "var", environment, DEMO_CONFIG)
     file = turns_file(tmp_path / "var", "auto")
-    file.parent.mkdir()
     async with DeviceTurns(file, "somebody else").turn():
-        process = swarm.up("--nodes", "1", "--steps", "3")
-        await asyncio.to_thread(_until_somebody_waits, file, process)
-        process.send_signal(signal.SIGTERM)
-        out, err = await asyncio.to_thread(process.communicate, timeout=60)
-    assert process.returncode == 143, f"{out[-4000:]}\n{err[-2000:]}"
-    assert "is killed" not in out + err, "the generator ended when asked, while it waited"
-
-
-def _until_somebody_waits(file: Path, process: subprocess.Popen[str]) -> None:
-    turns, deadline = DeviceTurns(file, "a look"), time.monotonic() + START_TIMEOUT_S
-    while not turns.wanted() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+        node.start("generator")
+        try:
+            turns = DeviceTurns(file, "a look")
+            await asyncio.to_thread(wait_until, turns.wanted, node, timeout_s=START_TIMEOUT_S, what="the generator waits")
+            assert await asyncio.to_thread(node.stop, "generator") == 0, node.log("generator")[-2000:]
+        finally:
+            node.kill_all()
