@@ -72,8 +72,8 @@ class VllmAdapters:
                 raise PolicyLoadError(f"policy {version}: its adapters cannot be kept in {folder} ({error})") from error
             raise
         if old is not None:
-            # No longer part of this load: if a deadline passes here, the new policy is loaded all
-            # the same.
+            # Not part of this load: a deadline that passes here must not fail a policy that is
+            # already loaded.
             self._forgetting = asyncio.create_task(self._forget(old))
 
     async def add(self, request: Any, version: int) -> None:
