@@ -61,9 +61,7 @@ class _Loaded:
 
 
 class SamplerService:
-    """See the module's docstring. `clock` gives Unix time in seconds, so that tests can control
-    it.
-    """
+    """See the module's docstring. `clock` gives Unix time in seconds; tests pass their own."""
 
     def __init__(self, config: NodeConfig, clock: Callable[[], float] = time.time) -> None:
         try:

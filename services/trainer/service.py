@@ -267,9 +267,7 @@ class _Training:
         )
 
     async def _rest(self) -> None:
-        """All steps are taken: report it, make sure that everything is written, and wait for the
-        end.
-        """
+        """All steps are taken: report it, write what is pending, and wait to be stopped."""
         self._context.status.state("finished")
         self._context.status.set(StatusFigure.FINISHED, 1)
         self._gauges.finished.set(1)

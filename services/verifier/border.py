@@ -87,9 +87,8 @@ class Border:
     def refuse_unread(self, subject: str, size_bytes: int, now_s: float) -> Refused | None:
         """The first checks, which need no payload: a ban of the name, and the size.
 
-        They are made when the message arrives in the queue; again when its turn comes, because the
-        name may have been banned since; and again with the payload, because the size was only a
-        claim before.
+        Made when the message arrives in the queue; again when its turn comes, because the name may
+        have been banned since; and with the payload, because the size was only a claim before.
         """
         sender = subjects.rollouts_author(subject)
         ban = self.bans.ban_for_name(sender, now_s)
@@ -101,9 +100,7 @@ class Border:
         return Refused(Refusal.TOO_LARGE, sender, detail)
 
     def sender(self, name: str | None, now_s: float) -> Sender:
-        """The share that a message under this name counts against. Before the signature is checked
-        the name is only a claim.
-        """
+        """The share that a message counts against by its name, which is only a claim so far."""
         return self._senders.by_name(name or "", now_s)
 
     def signer(self, public_key: str, now_s: float) -> Sender:
@@ -111,9 +108,7 @@ class Border:
         return self._senders.by_key(public_key, now_s)
 
     def note_own(self, group: RolloutGroup) -> None:
-        """Remember a group of this node, so that a sender who returns it is recognised as a
-        copier.
-        """
+        """Remember a group of this node, so that a sender who returns it counts as a copier."""
         self._copies.remember(self._copies.print_of(group), "", 0, group.created_at)
 
     def examine(self, subject: str, payload: bytes, now_s: float, seq: int = 0) -> Candidate | Refused:
@@ -265,9 +260,7 @@ class Border:
         return (Refusal.REPLAYED, f"group {group_id} was seen before") if seen else None
 
     def _print_or_problem(self, group: RolloutGroup) -> Print | Problem:
-        """The group's print if its texts and tokens pass the checks, else the problem. Reads
-        nothing that events change.
-        """
+        """The group's print, or the problem of its texts or tokens. Reads nothing that changes."""
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
         return self._rules.completions_problem(group) or self._copies.print_of(group)

@@ -162,8 +162,7 @@ class Intake:
         if swarm is None:
             return False
         if len(self._waiting) > MAX_WAITING // 2 and self._waiting.may_go_on(time.monotonic(), self._places.fits()):
-            # This is not a flood but a slow moment of this node; what waits in the stream is not
-            # lost.
+            # This node was slow for a moment. That is no flood: what waits in the stream stays.
             await asyncio.sleep(BUSY_S)
             return True
         messages, more = await self._reader.read(swarm)
@@ -254,9 +253,7 @@ class Intake:
         return None
 
     def _charge(self, candidate: Candidate, size_bytes: int) -> bool:
-        """Charge the signing key for messages under names that no key owns, so that several names
-        do not multiply its share.
-        """
+        """Charges the signing key, so that several unowned names do not multiply its share."""
         signer = self._border.signer(candidate.public_key, time.time())
         return self._waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)
 

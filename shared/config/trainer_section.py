@@ -30,7 +30,7 @@ class LoraSection(Section):
         0.0,
         ge=0,
         lt=1,
-        description="Dropout on the adapters' input. 0, because with dropout the policy being trained is not the one that sampled.",
+        description="Dropout on the adapters' input; 0, because with dropout the policy being trained is not the one that sampled.",
     )
     target_modules: Literal["all-linear"] | list[str] = Field(
         "all-linear",
@@ -63,9 +63,7 @@ class TrainerSection(ObjectiveSection):
         "group",
         description="What a group-centred reward is divided by: the group's standard deviation (GRPO), the batch's, or nothing.",
     )
-    advantage_std_ddof: Literal[0, 1] = Field(
-        1, description="1: the sample standard deviation, as in TRL; 0: the population standard deviation."
-    )
+    advantage_std_ddof: Literal[0, 1] = Field(1, description="1: the sample standard deviation, as in TRL; 0: the population's.")
     advantage_std_floor: float = Field(
         0.0,
         ge=0,
@@ -191,19 +189,15 @@ class TrainerSection(ObjectiveSection):
     grad_clip: float = Field(
         1.0,
         ge=0,
-        description="Largest gradient norm; larger gradients are scaled down to it, so that one unusual batch cannot move the "
-        "policy far. 0: off.",
+        description="Largest gradient norm, so that one unusual batch cannot move the policy far; 0: off.",
     )
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0 to learning_rate.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
-        description="Schedule of the learning rate after the warm-up; constant, because it does not need to know when training "
-        "ends.",
+        description="Schedule of the learning rate after warm-up; constant, because it needs no end.",
     )
     schedule_steps: int = Field(0, ge=0, description="Step at which the schedules linear and cosine end; 0: max_steps.")
-    updates_per_batch: int = Field(
-        1, ge=1, le=64, description="Optimizer updates per batch. Clipping of the ratio has an effect only above 1."
-    )
+    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates per batch; clipping has an effect only above 1.")
     token_budget: int = Field(
         16_384, ge=64, description="Padded tokens in one forward pass; affects memory use but not the result."
     )

@@ -84,9 +84,7 @@ class Lowering(Enum):
     KEEP = "keep"
     """Leave them higher and log it. For services, which do not decide about streams."""
     REFUSE = "refuse"
-    """Leave the stream unchanged and raise `WouldLower`. For commands, where a person can
-    decide.
-    """
+    """Leave the stream unchanged and raise `WouldLower`. For commands, where a person decides."""
     LOOK = "look"
     """Create and change nothing; raise `WouldLower` in the same cases as `REFUSE`."""
 
@@ -101,9 +99,7 @@ class StreamSpec:
     subjects: tuple[str, ...]
     retention: Retention = Retention.LIMITS
     discard_new: bool = False
-    """True: a full stream refuses messages (back-pressure). False: it deletes its oldest
-    message.
-    """
+    """True: a full stream refuses messages (back-pressure). False: it deletes its oldest one."""
     max_age_s: float = 0.0
     max_bytes: int = -1
     max_msgs: int = -1
@@ -112,9 +108,7 @@ class StreamSpec:
     on one subject takes no room from others. -1: leave unchanged.
     """
     max_msg_bytes: int = -1
-    """Largest payload that a publisher may send, including payloads stored as chunks. -1: no limit
-    of its own.
-    """
+    """Largest payload, also of one that is stored as chunks. -1: no limit of its own."""
     duplicate_window_s: float = 120.0
     deny_delete: bool = False
     deny_purge: bool = False

@@ -61,9 +61,7 @@ class Connection:
 
     @property
     def client(self) -> Any:
-        """The nats-py client in use now; replaced after nats-py has given up on the previous
-        one.
-        """
+        """The nats-py client in use now; replaced when nats-py has given up on it."""
         return self._client
 
     @property
@@ -168,9 +166,7 @@ class Connection:
 
     @asynccontextmanager
     async def replies(self, subject: str, payload: bytes) -> AsyncIterator[asyncio.Queue[Any]]:
-        """Send one request that is answered by many messages, which arrive in the queue within the
-        block.
-        """
+        """Send one request with many replies, which arrive in the queue inside the block."""
         queue: asyncio.Queue[Any] = asyncio.Queue()
 
         async def receive(message: Any) -> None:
@@ -265,9 +261,8 @@ async def _within(connecting: Coroutine[Any, Any, None], timeout_s: float) -> No
     the only cancellation of a deadline.
     """
     task = asyncio.create_task(connecting)
-    task.add_done_callback(
-        lambda done: done.cancelled() or done.exception()
-    )  # retrieve the result, because a cancelled caller does not
+    # A cancelled caller does not retrieve the exception, which asyncio would then log.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         await asyncio.wait({task}, timeout=timeout_s)
         if not task.done():
