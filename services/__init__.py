@@ -7,7 +7,7 @@ import os
 import signal
 
 if os.getpid() == 1:
-    # The first process of a container gets no signal that it does not handle. A service handles
-    # SIGTERM once it runs; until then, while torch is imported for seconds, nothing is at stake,
-    # and ending at once beats being killed after the grace period.
+    # The first process of a container ignores signals that it has no handler for. A service handles
+    # SIGTERM once it runs. Until then, while torch is imported for seconds, there is nothing to
+    # save, and ending at once is better than being killed after the grace period.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

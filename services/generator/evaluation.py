@@ -1,9 +1,10 @@
-"""Held-out evaluation: as the policy changes, one answer to each task of a fixed set that never
-enters training.
+"""Held-out evaluation: as the policy changes, samples one answer to each task of a fixed set that
+never enters training.
 
-Results go to `eval.jsonl` in the run's folder, a few of the answers to `samples.jsonl` beside it,
-and results, under the key `eval`, to the node's bucket, from where the verifier hands them to the
-swarm. Of several replicas, the one that wins the compare-and-set on `eval_turn` evaluates.
+Results go to `eval.jsonl` in the run's folder, and a few of the answers to `samples.jsonl` beside
+it. Results are also written to the node's bucket under the key `eval`, from where the verifier
+sends them to the swarm. Of several replicas, the one that wins the compare-and-set on `eval_turn`
+evaluates.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _FOLLOW_S = 2.0
 
 
 def evaluation_due(version: int, last: int | None, every: int, *, finished: bool) -> bool:
-    """Whether version `version` is to be evaluated, the last one evaluated being `last`. Pure.
+    """Whether to evaluate version `version` if `last` was evaluated last. Pure.
 
-    The base policy (version 0) and the policy of a finished trainer always are.
+    The base policy (version 0) and the policy of a finished trainer are always evaluated.
     """
     if last is None:
         return True
@@ -48,7 +49,7 @@ def evaluation_due(version: int, last: int | None, every: int, *, finished: bool
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """One answer for each held-out task, and how long the engine took for all of them."""
+    """One answer for each held-out task, and the engine's time for all of them."""
 
     samples: Sequence[Sample]
     seconds: float
@@ -65,7 +66,7 @@ class Evaluator:
         tasks: Sequence[PromptedTask],
         figures: Figures,
     ) -> None:
-        """`sources`: the node's, with the files among them read."""
+        """`sources`: the node's task sources, with their files already read."""
         self._context = context
         self._sources = sources
         self._engine = engine
@@ -83,16 +84,16 @@ class Evaluator:
         self._resuming = True
 
     async def begin(self) -> None:
-        """Let the base policy answer, if nothing of this node was ever evaluated: every gain is
+        """Evaluate the base policy if this node has never evaluated anything, because every gain is
         measured against it.
 
-        To be called before a published policy is followed.
+        Call this before following a published policy.
         """
         if self._tasks and await self._last_report() is None and await self._take_turn(self._engine.policy_version):
             self._base_answers = await self._answers()
 
     async def run(self) -> None:
-        """Loop for ever, evaluating when it is due."""
+        """Loop for ever and evaluate when due."""
         if not self._tasks:
             return
         async with ScorerPool.from_config(self._context.config.verifier, tasks=self._sources, workers=1) as scorers:
@@ -108,7 +109,7 @@ class Evaluator:
                 await asyncio.sleep(_POLL_S)
 
     async def follow(self) -> None:
-        """Loop for ever, showing the node's newest result, whichever replica it is from."""
+        """Loop for ever and show the node's newest result, whichever replica produced it."""
         self._figures.base_pass_ratio(self._written_pass_ratio_of_base())
         while self._tasks:
             try:
@@ -127,7 +128,7 @@ class Evaluator:
         return evaluation_due(version, last, self._context.config.eval.every_versions, finished=finished)
 
     async def _last_turn(self) -> int | None:
-        """The version that was evaluated last, or is being evaluated by another replica."""
+        """The version that was evaluated last, or that another replica is evaluating."""
         entry = await self._context.node.kv.get(self._bucket, EVAL_TURN_KEY)
         if entry is None:
             return None
@@ -137,12 +138,12 @@ class Evaluator:
             self._context.log.warning("evaluation_turn_unreadable", reason=str(error), consequence="it is taken anew")
             return await self._last_report()
         if self._resuming and turn.replica == self._context.replica:
-            # This replica's own turn from before a restart, which may have ended without a result.
+            # This replica's own turn from before a restart may have ended without a result.
             return await self._last_report()
         return turn.policy_version
 
     async def _take_turn(self, version: int) -> bool:
-        """Compare-and-set; False when another replica was faster."""
+        """Claim the version by compare-and-set; False if another replica was faster."""
         entry = await self._context.node.kv.get(self._bucket, EVAL_TURN_KEY)
         mine = encode(EvalTurn(policy_version=version, replica=self._context.replica))
         try:
@@ -161,16 +162,15 @@ class Evaluator:
             return None
 
     async def _answers(self) -> _Answers:
-        # One call, so that one policy version answers everything; generation and weight swaps wait
-        # for it.
+        # One call, so that one policy version gives all answers; weight swaps wait for it.
         async with self._engine.turn():
             started = time.monotonic()
             samples = await self._engine.generate([each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
         return _Answers([only for (only,) in samples], time.monotonic() - started)
 
     async def _report(self, answered: _Answers, scorers: ScorerPool) -> None:
-        """Score and tell. The file comes before the bucket: a report that is lost with this process
-        is made again, and one that the bucket has is not.
+        """Score and report. The file is written before the bucket: a report that is lost with this
+        process is made again, but not one that is already in the bucket.
         """
         started, answers = time.monotonic(), answered.samples
         rewards = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
@@ -203,17 +203,17 @@ class Evaluator:
             lines = read_jsonl(self._file)
             return next((float(line["pass_rate"]) for line in lines if line.get("policy_version") == 0), None)
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # another replica's disk has it, or nobody's
+            return None  # another replica's disk has it, or none has
 
     def _write(self, report: EvalReport) -> None:
-        """Add the report's line, after those that could not be written before."""
+        """Append the report's line, after lines that could not be written before."""
         self._unwritten.append(report)
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             written = {line.get("policy_version") for line in read_jsonl(self._file)}
             with open_lines(self._file) as file:
                 while self._unwritten:
-                    # A restart may have come between a line and its announcement.
+                    # A restart may have come between writing a line and announcing it.
                     if self._unwritten[0].policy_version not in written:
                         write_whole(file, json.dumps(eval_line(self._unwritten[0])).encode() + b"\n")
                     self._unwritten.pop(0)
@@ -226,7 +226,7 @@ class Evaluator:
             )
 
     def _write_samples(self, answers: Sequence[Sample], rewards: Sequence[float], report: EvalReport) -> None:
-        """Nothing depends on them: those that cannot be written are left out."""
+        """Nothing depends on the samples; those that cannot be written are dropped."""
         version, time_s = report.policy_version, report.created_at
         try:
             self._samples.append(samples_line(self._tasks, answers, rewards, policy_version=version, time_s=time_s))

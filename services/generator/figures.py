@@ -16,7 +16,7 @@ _TOKENS = buckets_from(1.0, 2.0**17, whole=True)
 
 
 class Figures:
-    """Counts as things happen. `datasets` are those of the node's tasks."""
+    """Counts events as they happen. `datasets` are those of the node's tasks."""
 
     def __init__(self, registry: CollectorRegistry, status: StatusBoard, datasets: Iterable[str]) -> None:
         self._status = status
@@ -31,7 +31,7 @@ class Figures:
         )
         self._cut = Counter(
             "swarm_completions_cut_total",
-            "Completions that generator.max_new_tokens cut off; swarm_completion_tokens_count has them all.",
+            "Completions truncated by generator.max_new_tokens; swarm_completion_tokens_count counts all completions.",
             registry=registry,
         )
         self._call = Histogram(
@@ -74,7 +74,7 @@ class Figures:
         )
 
     def generated(self, groups: Sequence[RolloutGroup], seconds: float) -> None:
-        """One engine call has answered."""
+        """Record that one engine call has finished."""
         tokens = 0
         for group in groups:
             self._groups.labels(group.task.ref.dataset).inc()
@@ -89,16 +89,16 @@ class Figures:
         self._status.set(StatusFigure.TOKENS_PER_S, tokens / max(seconds, 1e-9))
 
     def draws_allowed(self, draws: int) -> None:
-        """How many more draws admission would hand out."""
+        """Set how many more draws admission would hand out."""
         self._allowed.set(draws)
 
     def policy(self, version: int) -> None:
-        """This policy answers now."""
+        """Set the version that the engine samples from."""
         self._version.set(version)
         self._status.set(StatusFigure.POLICY_VERSION, version)
 
     def policy_loaded(self, version: int, seconds: float) -> None:
-        """A new policy answers."""
+        """Record that a new policy was loaded."""
         self.policy(version)
         self._load.observe(seconds)
 
@@ -108,15 +108,15 @@ class Figures:
         self._status.add(StatusFigure.POLICY_LOAD_FAILURES)
 
     def held_out_tasks(self, count: int) -> None:
-        """Size of the held-out set."""
+        """Set the size of the held-out set."""
         self._held_out_tasks.set(count)
 
     def base_pass_ratio(self, ratio: float | None) -> None:
-        """What the base policy solves; None: not known here."""
+        """Set the base policy's pass rate; None: unknown to this replica."""
         self._base_pass_ratio.set(ratio)
 
     def evaluated(self, report: EvalReport) -> None:
-        """The node's newest held-out result."""
+        """Set the node's newest held-out result."""
         self._pass_ratio.set(report.pass_rate)
         self._evaluated_version.set(report.policy_version)
         if report.policy_version == 0:

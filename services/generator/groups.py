@@ -21,7 +21,7 @@ def rollout_group(
     params: SamplingParams,
     created_at: float,
 ) -> RolloutGroup:
-    """The group of all `samples` of one task; its version is the oldest that sampled any of
+    """The group of all `samples` of one task. Its version is the oldest that sampled any of
     them.
     """
     return RolloutGroup(
@@ -34,8 +34,8 @@ def rollout_group(
                 text=sample.text,
                 finish_reason=sample.finish_reason,
                 token_count=len(sample.token_ids),
-                # Text encoded again need not be what was sampled: nobody is to train on it as if
-                # it were.
+                # Text that was encoded again may have other tokens than were sampled, so it must
+                # not be trained on as if it had these tokens.
                 token_ids=None if sample.logprobs is None else pack_ids(sample.token_ids),
                 behaviour_logprobs=None if sample.logprobs is None else pack_logprobs(sample.logprobs),
             )
@@ -51,7 +51,7 @@ def rollout_group(
 
 
 def call_seed(node: str, node_seed: int, first_draw: int) -> int:
-    """Seed of the call that makes the draws from `first_draw` on: different for every node and
-    call, the same on every try.
+    """Seed of the call that samples the draws from `first_draw` on: different for every node and
+    call, the same on every attempt.
     """
     return number_from(f"generate/{node}/{node_seed}/{first_draw}", 4) & 0x7FFFFFFF

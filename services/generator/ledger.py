@@ -1,5 +1,5 @@
-"""Which replica makes which task draw, and how far ahead of the trainer: pure functions over the
-shared ledger.
+"""Decides which replica makes which task draw, and how far ahead of the trainer it may be: pure
+functions over the shared ledger.
 
 A node numbers its task draws 0, 1, 2, ...; a draw's number determines its task. Replicas of the
 generator claim ranges of draws from one ledger by compare-and-set, so no draw is made twice. A
@@ -28,17 +28,17 @@ from shared.contracts.control import DrawLease, SamplerPosition, TaskLedger
 
 
 def draws_allowed(ledger: TaskLedger, *, groups_per_step: int, max_staleness: int, consumed_local: int, dropped_local: int) -> int:
-    """How many more draws may be handed out now (never negative)."""
+    """How many more draws may be handed out now; never negative."""
     limit = (max_staleness + 1) * groups_per_step + consumed_local + dropped_local
     return max(0, limit - ledger.next_draw)
 
 
 def consumed_with_moving_i(position: SamplerPosition, *, groups_per_step: int, version: int) -> int:
-    """The `consumed_local` of `draws_allowed` when I moves; `groups_per_step` is the I that the
-    sampler announced.
+    """The value for the argument `consumed_local` of `draws_allowed` when I moves;
+    `groups_per_step` is the I that the sampler announced.
 
-    With m batches built that took C local groups, draws up to C + (max_staleness + 1 + version - m)
-    * I can be used in time: those batches are complete, and every later one for which policy
+    If m batches exist that took C local groups, draws up to C + (max_staleness + 1 + version - m) *
+    I can be used in time: those batches are complete, and every later one for which policy
     `version` is fresh enough takes I. Neither side waits for ever: once all m have been trained on,
     (max_staleness + 1) * I >= I draws are allowed beyond what they consumed.
     """
@@ -48,14 +48,13 @@ def consumed_with_moving_i(position: SamplerPosition, *, groups_per_step: int, v
 def claim(
     ledger: TaskLedger, *, replica: str, max_count: int, allowed: int, now_s: float, lease_s: float
 ) -> tuple[TaskLedger, DrawLease] | None:
-    """Take a range of draws: first one that was left behind, else up to `min(max_count, allowed)`
-    new ones.
+    """Take a range of draws: one whose lease has expired if there is any, else up to
+    `min(max_count, allowed)` new ones.
 
-    A range was left behind when its lease ran out; callers therefore `renew` the ranges they work
-    on.
+    A lease expires unless it is renewed, so callers `renew` the ranges that they work on.
 
     Returns:
-        The new ledger and the lease, or None when there is nothing to take.
+        The new ledger and the lease, or None if there is nothing to take.
     """
     for position, lease in enumerate(ledger.leases):
         if lease.expires_at <= now_s:
@@ -70,7 +69,7 @@ def claim(
 
 
 def release_own(ledger: TaskLedger, *, replica: str, now_s: float) -> TaskLedger:
-    """At start: the leases a former life of this replica left behind run out at once."""
+    """At start: expire the leases that this replica held before its restart."""
     return replace(
         ledger,
         leases=[
@@ -81,7 +80,7 @@ def release_own(ledger: TaskLedger, *, replica: str, now_s: float) -> TaskLedger
 
 
 def renew(ledger: TaskLedger, *, replica: str, first: int, now_s: float, lease_s: float) -> TaskLedger:
-    """Move the end of a running lease; unchanged if another replica has it by now."""
+    """Extend a running lease. No change if another replica has it by now."""
     return replace(
         ledger,
         leases=[

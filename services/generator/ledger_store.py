@@ -21,8 +21,8 @@ from shared.transport.base import Conflict, NotConnected, Transport, TransportEr
 
 
 class DrawLedger:
-    """Takes and finishes ranges of task draws on behalf of one generator replica. Each call raises
-    FatalError where the ledger cannot be read.
+    """Claims and finishes ranges of task draws for one generator replica. Each call raises
+    FatalError if the ledger cannot be read.
     """
 
     def __init__(self, transport: Transport, node: str, replica: str, lease_s: float) -> None:
@@ -31,16 +31,17 @@ class DrawLedger:
         self._replica = replica
         self._lease_s = lease_s
         self.allowed = 0
-        """How many more draws could be handed out when this replica last asked, before it took any.
+        """How many more draws could be handed out when this replica last asked, before it claimed
+        any.
         """
 
     async def release_own(self) -> None:
-        """Return the draws that this replica claimed before its restart."""
+        """Give back the draws that this replica claimed before its restart."""
         await self._change(lambda ledger: rules.release_own(ledger, replica=self._replica, now_s=time.time()))
 
     async def secret(self) -> bytes:
-        """What keys this node's draws: 16 random bytes, made once for all replicas and kept with
-        the ledger.
+        """The key of this node's draws: 16 random bytes, created once for all replicas and stored
+        in the ledger.
         """
         fresh = secrets.token_bytes(16)
         return (await self._change(lambda ledger: rules.with_secret(ledger, fresh))).secret
@@ -48,7 +49,7 @@ class DrawLedger:
     async def claim(
         self, max_count: int, *, groups_per_step: int, max_staleness: int, consumed_local: int, dropped_local: int
     ) -> DrawLease | None:
-        """Take the next range, or None when the trainer has to catch up first."""
+        """Claim the next range. None if the trainer must catch up first."""
         taken: DrawLease | None = None
 
         def step(ledger: TaskLedger) -> TaskLedger | None:
@@ -75,7 +76,7 @@ class DrawLedger:
 
     @asynccontextmanager
     async def renewed(self, lease: DrawLease, log: Log) -> AsyncIterator[None]:
-        """Hold a range for as long as somebody works on it, in thirds of its lease."""
+        """Keep renewing a lease inside the block, every third of its duration."""
 
         async def renew() -> None:
             while True:
@@ -102,9 +103,10 @@ class DrawLedger:
         await self._change(lambda ledger: rules.finish(ledger, first=first))
 
     async def _change(self, step: Callable[[TaskLedger], TaskLedger | None], timeout_s: float = 30.0) -> TaskLedger:
-        """Read, `step`, compare-and-set, again after a conflict: all replicas of a node write this
-        one key. `step` may run many times and must be pure; None from it leaves the ledger alone.
-        The random pause keeps replicas that collided from colliding again.
+        """Read, apply `step`, compare-and-set, and repeat after a conflict, because all replicas of
+        a node write this one key. `step` may run many times and must be pure; if it returns None
+        the ledger stays unchanged. The random pause keeps replicas that collided from colliding
+        again.
         """
         deadline = time.monotonic() + timeout_s
         while True:

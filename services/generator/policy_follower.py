@@ -1,7 +1,7 @@
 """Keeps the engine on the newest policy: watches the pointer, fetches the weights, checks and swaps
 them, and reads the version back.
 
-If a swap fails or exceeds its deadline, the old policy stays in use and the swap is counted and
+If a swap fails or exceeds its deadline, the old policy stays in use, and the swap is counted and
 retried.
 """
 
@@ -27,7 +27,7 @@ _LONGEST_REASON = 1000
 
 
 class PolicyFollower:
-    """Follows one node's policy pointer on behalf of one engine."""
+    """Follows one node's policy pointer for one engine."""
 
     def __init__(self, context: ServiceContext, engine: Engine, figures: Figures) -> None:
         self._context = context
@@ -41,10 +41,10 @@ class PolicyFollower:
         self.pointer: PolicyPointer | None = None
         """The newest pointer seen; the engine may still be on an older policy."""
         self.loaded: PolicyPointer | None = None
-        """That of the policy that the engine answers with; None while it is the base policy."""
+        """Pointer of the policy that the engine uses; None while it is the base policy."""
 
     async def follow(self) -> None:
-        """Loop for ever over new pointers."""
+        """Loop for ever and load each new policy."""
         newest: PolicyPointer | None = None
         changed = asyncio.Event()
 
@@ -75,7 +75,7 @@ class PolicyFollower:
             await cancel_and_wait(watching)
 
     async def wait_for_first(self, timeout_s: float) -> None:
-        """Return when a published policy is loaded, or after `timeout_s` if there is none yet (then
+        """Return when a published policy is loaded, or after `timeout_s` if none exists yet (then
         the base policy is used).
         """
         try:
@@ -85,9 +85,9 @@ class PolicyFollower:
             return
 
     def _answers(self, pointer: PolicyPointer) -> bool:
-        """Whether the engine has this policy, and that is known: a load that was given up may have
-        gone through after all, and a trainer that goes back a few steps publishes other bytes under
-        a version.
+        """Whether the engine is known to use this policy. An abandoned load may have succeeded
+        after all, and a trainer that goes back a few steps publishes other bytes under the same
+        version.
         """
         if self.loaded is None:
             return pointer.version == self._engine.policy_version == 0
@@ -104,7 +104,8 @@ class PolicyFollower:
             async with self._engine.turn(), asyncio.timeout(left_s):
                 await self._engine.load_policy(weights, pointer.version)
         except (PolicyStoreError, PolicyLoadError, TimeoutError, OSError) as error:
-            # A deadline may strike when all is done but the return: then it is loaded.
+            # The deadline may pass when everything is done but the return; then the policy is
+            # loaded.
             if not self._engine.policy_version == pointer.version != had:
                 reason = str(error) or f"not done within {self._timeout_s:.0f} s"
                 log.warning("policy_swap_failed", reason=reason, still_on=self._engine.policy_version)
@@ -125,8 +126,8 @@ class PolicyFollower:
         return True
 
     async def _tell(self, pointer: PolicyPointer, reason: str) -> None:
-        """Tell the trainer, which publishes a full copy; once is enough, but a server that was away
-        may have lost it.
+        """Tell the trainer, which publishes a full copy. Once is usually enough, but a server that
+        was unreachable may have lost it.
         """
         refusal = PolicyRefusal(
             version=pointer.version, sha256=pointer.sha256, reason=reason[:_LONGEST_REASON], refused_at=time.time()

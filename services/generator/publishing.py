@@ -1,4 +1,4 @@
-"""Storing groups in the node's queue, which pushes back on the generator when it is full."""
+"""Stores groups in the node's queue, which slows the generator down when it is full."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shared.transport.base import NotConnected, StreamFull, TransportError
 
 
 class GroupPublisher:
-    """Publishes a node's groups, each under its draw's number, so that none is stored twice."""
+    """Publishes a node's groups under the number of their draw, so that none is stored twice."""
 
     def __init__(self, node: str, context: ServiceContext, figures: Figures) -> None:
         self._node, self._context, self._figures = node, context, figures
 
     async def publish(self, group: RolloutGroup, generate_s: float) -> None:
-        """Store a group; a full queue or a server that is away holds the generator back, and loses
+        """Store a group. If the queue is full or the server unreachable, this waits and loses
         nothing.
         """
         payload = encode(group)

@@ -1,7 +1,9 @@
-"""A few held-out answers of each evaluation, for people: `samples.jsonl`, one line an evaluation.
+"""Writes a few held-out answers of each evaluation, for people to read: `samples.jsonl`, one line
+per evaluation.
 
-The same questions each time, so that one reads how an answer changes from version to version
-(`swarm rollouts NODE --eval TASK`). They never enter training; neither does what is written here.
+The questions are the same each time, so that one can read how an answer changes from version to
+version (`swarm rollouts NODE --eval TASK`). Neither the questions nor the lines of this file enter
+training.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from shared.contracts.messages import Task
 OF_A_DATASET = 4
 IN_ALL = 32
 TEXT_CHARACTERS = 2000
-"""With 32 samples a line is under 1.6 MB, whatever the characters; 20 KB is usual."""
+"""With 32 samples a line is smaller than 1.6 MB, whatever the characters; 20 KB is usual."""
 
 
 def sampled_places(datasets: Sequence[str]) -> list[int]:
-    """Which of the held-out tasks, given by their datasets, are written: the first of each dataset,
-    then the second of each, and so on. The same for the same tasks.
+    """Indexes of the held-out tasks, given by their datasets, that are written: the first of each
+    dataset, then the second of each, and so on. The same for the same tasks.
     """
     seen: dict[str, int] = {}
     rounds = []
@@ -36,7 +38,9 @@ def sampled_places(datasets: Sequence[str]) -> list[int]:
 def samples_line(
     tasks: Sequence[PromptedTask], answers: Sequence[Sample], rewards: Sequence[float], *, policy_version: int, time_s: float
 ) -> str:
-    """One line of the file; `answers` and `rewards` are those of `tasks`, all held-out ones."""
+    """One line of the file. `answers` and `rewards` belong to `tasks`, which are all held-out
+    tasks.
+    """
     places = sampled_places([each.task.ref.dataset for each in tasks])
     samples = [_sample(tasks[place].task, answers[place], rewards[place]) for place in places]
     line = {"policy_version": policy_version, "time": round(time_s, 3), "samples": samples}

@@ -1,4 +1,4 @@
-"""The key of an OpenAI-compatible server, which is in no setting and no log."""
+"""The key of an OpenAI-compatible server, which is neither a setting nor in any log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shared.runtime.errors import FatalError
 
 
 def server_key(generator: GeneratorSection) -> str | None:
-    """The key, from its file or variable; None: none is sent. Raises `FatalError` where it cannot
-    be had.
+    """The key, from its file or variable; None: no key is configured. Raises `FatalError` if it
+    cannot be read.
     """
     if generator.openai_key_file:
         file = generator.openai_key_file

@@ -1,10 +1,10 @@
 """The generator: draws tasks, samples groups, publishes them to the node plane, and stays within
 the staleness bound.
 
-Admission first, dropping second: a range of draws is claimed only when the rule of
-`services.generator.ledger` allows it, so a slow trainer stops the generator instead of a queue
-filling with stale groups. `calls` engine calls run concurrently, which keeps a continuous-batching
-engine busy while some of its groups are long.
+Groups are admitted before they are made instead of dropped afterwards: a range of draws is claimed
+only when the rule of `services.generator.ledger` allows it, so a slow trainer stops the generator
+instead of a queue filling with stale groups. `calls` engine calls run concurrently, which keeps a
+continuous-batching engine busy while some of its groups are long.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from shared.transport.base import TransportError
 
 _IDLE_S = 0.02
 _NO_TRAINER = 2**60
-"""Groups that count as trained on where nobody trains: then only `groups_per_minute` and a full
-queue hold the generator back.
+"""Number of groups assumed consumed if there is no trainer, so that only `groups_per_minute` and a
+full queue limit the generator.
 """
 _SAMPLER_POLL_S = 1.0
 
@@ -82,7 +82,7 @@ class GeneratorService:
             await self._engine.close()
 
     async def _started(self) -> bool:
-        """Start the engine in this process's turn; False if the service is stopped before that."""
+        """Start the engine in this process's turn. False if the service is stopped before that."""
         try:
             async with AsyncExitStack() as turn:
                 await run_until_stopped(self._context.stopping, _enter(turn, self._engine.turn()))
@@ -94,9 +94,9 @@ class GeneratorService:
         return True
 
     async def _generate(self, context: ServiceContext) -> None:
-        """The base policy is evaluated before the first draw: its answers are version 0's score,
-        which cannot be had once weights are swapped in. Draws are secret where no seed is set, so
-        that nobody can prepare answers to a node's next tasks.
+        """The base policy is evaluated before the first draw, because its answers are version 0's
+        score, which cannot be measured once weights have been swapped. If no seed is set, draws are
+        secret, so that nobody can prepare answers to a node's next tasks.
         """
         config = self._config
         self._draws = DrawLedger(context.node, config.node.id, config.node.replica, config.generator.lease_s)
@@ -134,7 +134,7 @@ class GeneratorService:
                 self._context.log.error("sampler_position_unreadable", reason=str(error))
 
     async def _call_loop(self) -> None:
-        # After a restart the base policy would be far too stale: a published policy, if there is
+        # After a restart the base policy would be far too stale, so a published policy, if there is
         # one, is loaded first.
         await self._follower.wait_for_first(timeout_s=2.0)
         while True:
@@ -152,13 +152,13 @@ class GeneratorService:
                 await asyncio.sleep(1.0)
 
     def _pause_s(self, groups: int, taken_s: float) -> float:
-        """Seconds to wait so that `groups_per_minute` holds where no trainer sets the pace."""
+        """Seconds to wait so that `groups_per_minute` holds if no trainer sets the pace."""
         rate = self._config.generator.groups_per_minute
         return max(0.0, groups * 60.0 / rate - taken_s) if rate and not self._trains else 0.0
 
     async def _claim(self) -> DrawLease | None:
-        # What the engine answers with, not what is announced: groups of a policy that cannot be
-        # loaded would all be too stale.
+        # Count from the policy in use, not the announced one; if a policy cannot be loaded, all
+        # groups would otherwise be too stale.
         pointer = self._follower.loaded
         sampler = self._config.sampler
         groups_per_step, trained_on = sampler.local, pointer.consumed_local if pointer else 0
@@ -178,9 +178,9 @@ class GeneratorService:
         return lease
 
     async def _fill(self, lease: DrawLease) -> None:
-        """One lease, from draws to published groups. It is finished only after every group is in
-        the stream: killed before, the draws are handed out again, and the message ids of groups
-        that are there already drop the second copies.
+        """Process one lease, from draws to published groups. The lease is finished only after every
+        group is in the stream. If the process is killed before, the draws are handed out again, and
+        the message ids of groups that are already stored drop the second copies.
         """
         draws = range(lease.first, lease.first + lease.count)
         prompted = await asyncio.to_thread(lambda: [self._prompter.for_draw(draw) for draw in draws])
@@ -199,8 +199,8 @@ class GeneratorService:
         await self._draws.finish(lease.first)
 
     async def _samples(self, prompted: Sequence[PromptedTask], lease: DrawLease) -> list[list[Sample]]:
-        """One list of completions per prompt. The seed comes from the lease's first draw, so that
-        the same draws give the same completions, whichever replica samples them.
+        """One list of completions per prompt. The seed is derived from the lease's first draw, so
+        that the same draws give the same completions, whichever replica samples them.
         """
         config = self._config
         try:
@@ -223,7 +223,7 @@ async def _enter(stack: AsyncExitStack, entered: AbstractAsyncContextManager[Non
 
 
 def _engine_of(config: NodeConfig, max_length: int) -> Engine:
-    """The engine that the configuration names; `max_length` is the model's context in tokens."""
+    """The configured engine; `max_length` is the model's context in tokens."""
     generator = config.generator
     return create_engine(
         generator.engine,

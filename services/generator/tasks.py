@@ -17,14 +17,14 @@ from shared.tasks.source import MAX_ATTEMPTS
 
 @dataclass(frozen=True, slots=True)
 class PromptedTask:
-    """A task and the token ids that ask it."""
+    """A task and the token ids of its prompt."""
 
     task: Task
     prompt_ids: list[int]
 
 
 class Prompter:
-    """Turns draws into prompted tasks, never a held-out one, never one that leaves no room for an
+    """Turns draws into prompted tasks. It skips held-out tasks and tasks that leave no room for an
     answer.
     """
 
@@ -42,17 +42,18 @@ class Prompter:
             )
 
     def key_draws(self, secret: bytes) -> None:
-        """Derive draws from `secret` from now on; with b"" only from the node's id and seed, so
-        that anyone can reproduce them.
+        """Derive draws from `secret` from now on. With b"", derive them only from the node's id and
+        seed, so that anyone can reproduce them.
         """
         self._source = TaskSource(self._config.tasks, node=self._config.node.id, seed=self._config.node.seed, secret=secret)
 
     def for_draw(self, draw: int) -> PromptedTask:
-        """The task of a draw: the first of its candidates that can be made, is not held out and
-        fits. The same draw under the same secret always gives the same task.
+        """The task of a draw: the first of its candidates that can be derived, is not held out and
+        fits. The same draw with the same secret always gives the same task.
 
         Raises:
-            FatalError: none of many candidates can be used. TaskError: a dataset cannot be used.
+            FatalError: none of many candidates can be used.
+            TaskError: a dataset cannot be used.
         """
         passed_over: Counter[str] = Counter()
         for task in self._source.candidates(draw, self._held_out, passed_over):
@@ -63,8 +64,8 @@ class Prompter:
         raise FatalError(f"{self._source.ref(draw).dataset}: {self._why_none(passed_over)}")
 
     def _why_none(self, passed_over: Counter[str]) -> str:
-        """Causes with their remedies, the most frequent one first; those that did not occur are not
-        named.
+        """Causes with their remedies, the most frequent one first; those that did not occur are
+        omitted.
         """
         explained = {
             "held_out": f"held out for evaluation: lower eval.tasks ({self._config.eval.tasks}), or let the source have several "
@@ -77,7 +78,7 @@ class Prompter:
         return f"none of the {MAX_ATTEMPTS} tasks tried can be trained on; {'; '.join(causes)}"
 
     def prompt(self, task: Task) -> list[int]:
-        """Token ids that ask a task."""
+        """Token ids of the prompt for a task."""
         return render_prompt(self._tokenizer, task.question, self._system_prompt)
 
     def held_out(self, tasks: Sequence[Task]) -> list[PromptedTask]:

@@ -57,7 +57,7 @@ _NOTHING_KNOWN = Knowledge()
 
 
 class WaitFor(IntEnum):
-    """What the next batch is waiting for; the value is the status figure `waiting_for`."""
+    """What the next batch is waiting for. The value is the status figure `waiting_for`."""
 
     NOTHING = 0
     LOCAL = 1
@@ -67,8 +67,8 @@ class WaitFor(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """No batch now. `have` of `need`: groups for LOCAL and EXTERNAL, the trainer's position and the
-    one waited for for TRAINER.
+    """No batch now. `have` of `need`: groups for LOCAL and EXTERNAL; for TRAINER, its current batch
+    number and the number it must reach.
     """
 
     reason: WaitFor
@@ -78,7 +78,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The groups of the next batch in training order, local, external, replayed, and how they were
+    """The groups of the next batch in training order (local, foreign, replayed), and how they were
     chosen.
     """
 
@@ -86,36 +86,38 @@ class BatchPlan:
     local: tuple[PoolEntry, ...]
     external: tuple[PoolEntry, ...]
     aged: tuple[PoolEntry, ...]
-    """External entries that are too old by now and leave the pool with this batch."""
+    """External entries that have become too old and leave the pool with this batch."""
     seed: int
     pool_local: int
     pool_external: int
     shortage: Literal["none", "fill_local", "short"]
     node_cap: int
-    """The most foreign groups that one node may have in this batch."""
+    """Largest number of foreign groups that one node may have in this batch."""
     in_force: InForce
-    """The I, J and strategy by which it was built; local groups taken lest they grow too stale are
-    counted in I.
+    """The I, J and strategy with which it was built. Local groups added because they would
+    otherwise become too stale are included in I.
     """
     weights: Mapping[int, float]
-    """Of the external entries, by position: weight in the draw over the pool's mean weight; empty
-    where there are none.
+    """By position of the external entries: weight in the draw divided by the pool's mean weight;
+    empty for a strategy without weights.
     """
     preference: Preference | None
     replayed: tuple[PoolEntry, ...] = ()
-    """Local groups of earlier batches that this one has once more; no part of `local`."""
+    """Local groups of earlier batches that this batch repeats; not part of `local`."""
     pool_replay: int = 0
-    """How many there were to draw those from."""
+    """Number of groups that those were drawn from."""
 
 
 class Assembly:
-    """Decides, and remembers one thing: since when the external pool has been short."""
+    """Decides when and from what to build batches. Its only state is the time since when the
+    external pool has been short.
+    """
 
     def __init__(self, settings: SamplerSection, *, node: str, seed: int) -> None:
-        """node, seed: `node.id` and `node.seed`, which the draws of a batch depend on.
+        """node, seed: `node.id` and `node.seed`, on which the draws of a batch depend.
 
         Raises:
-            UnknownNameError, BrokenEntryError: the strategy cannot be had
+            UnknownNameError, BrokenEntryError: the strategy cannot be loaded
                 (`shared.registry.Registry.load`).
         """
         self.settings = settings
@@ -139,16 +141,16 @@ class Assembly:
 
         Args:
             local: Entries that are not too stale for this batch.
-            external: Entries that the strategy keeps; the ones older than `max_external_age_s` are
-                not used.
+            external: Entries that the strategy keeps; those older than `max_external_age_s` are not
+                used.
             number: Number of the next batch.
-            position: The trainer's; None as long as it has not written one.
+            position: The trainer's position; None until it has written one.
             now: Unix time, seconds.
             heard_of: Other nodes and when the newest usable group of each arrived
                 (`SamplerMemory.heard_of`).
             knowledge: What the strategy may use besides the entries.
             in_force: I, J and the strategy of this batch; None: as configured.
-            replayable: Local entries of earlier batches that this one may have again
+            replayable: Local entries of earlier batches that this one may repeat
                 (`SamplerMemory.replayable`).
         """
         settings = self.settings
@@ -206,8 +208,8 @@ class Assembly:
         )
 
     def _in_force(self, force: InForce, own: Sequence[PoolEntry], number: int) -> InForce:
-        """With room, at the cost of J, for local groups that would be too stale for the next
-        batch.
+        """Raise I, and lower J equally, so that local groups that would be too stale for the next
+        batch are used now.
         """
         if force.most_local == force.local:
             return force
@@ -224,7 +226,8 @@ class Assembly:
         if strategy.prefers is None:
             return draw_with_newcomers(strategy, fresh, wanted, cap, self.settings.newcomer_share, rng, knowledge), None
         drawn = candidates(len(fresh), wanted, self.settings.oversample)
-        # A cap in the same proportion leaves among the candidates as many as the trainer may keep.
+        # A cap in the same proportion leaves, among the candidates, as many as the trainer may
+        # keep.
         wider = cap * drawn // wanted
         chosen = draw_with_newcomers(strategy, fresh, drawn, wider, self.settings.newcomer_share, rng, knowledge)
         new = newcomers_of(fresh)

@@ -1,10 +1,10 @@
-"""A mixture of strategies, tuned by measurement: discounted Thompson sampling over held-out gain
-per step. Pure.
+"""A bandit that chooses among strategies by discounted Thompson sampling over held-out gain per
+step. Pure.
 
-Between two held-out evaluations one strategy (arm) is in force. When a newer result arrives, each
-arm that was in force for a share s of the batches between the two versions is credited with that
-share of a window and with s times the gain in pass rate per step, in units of the gains' root mean
-square, so that nothing needs tuning to a task or a learning rate. All earlier counts are
+One strategy (arm) is used from one held-out evaluation to the next. When a newer result arrives,
+each arm that was used for a share s of the batches between the two versions is credited with that
+share of a window and with s times the gain in pass rate per step. Gains are in units of their root
+mean square, so that nothing needs tuning to a task or a learning rate. All earlier counts are
 discounted, because what helps a weak policy need not help a strong one. The next arm is the one
 with the largest draw from N(gain / (windows + 1), 1 / (windows + 1)), so arms that were used little
 are explored, and arms that did well are exploited.
@@ -26,17 +26,19 @@ from shared.contracts.sampler_state import ArmRecord, ArmRun, BanditState
 from shared.seeds import number_from
 
 DISCOUNT = 0.9
-"""Weight that a window keeps when the next one is counted: ten windows are remembered."""
+"""Weight that a window keeps when the next one is counted; about ten windows are remembered."""
 
 
 _MOST_RUNS = 4096
-"""Kept at most, where sharing stops and starts for ever without an evaluation."""
+"""Largest number of runs kept, needed if sharing stops and starts again and again without an
+evaluation.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A held-out result: of policy `version`, the share of `n` tasks that pass, and the same by
-    dataset where that is known.
+    """A held-out result of policy `version`: the share of `n` tasks that pass, and the same by
+    dataset if known.
     """
 
     version: int
@@ -46,17 +48,17 @@ class Evaluation:
 
     @classmethod
     def of(cls, report: EvalReport) -> Self:
-        """What steering takes from a report."""
+        """The parts of the report that steering uses."""
         return cls(version=report.policy_version, pass_rate=report.pass_rate, n=report.n, per_task=report.per_task)
 
 
 def start(arms: Sequence[str], seed: str) -> BanditState:
-    """Before anything is known; an arm drawn from `seed` is in force from batch 1 on."""
+    """The initial state; an arm drawn from `seed` is used from batch 1 on."""
     return _choose(BanditState(arms=[ArmRecord(strategy=arm) for arm in arms]), 1, seed)
 
 
 def reconciled(state: BanditState, arms: Sequence[str], next_batch: int, seed: str) -> BanditState:
-    """The state under a configuration that may name other arms than the one it was made under."""
+    """Adapt the state to the configured arms, which may differ from those it was made with."""
     if [arm.strategy for arm in state.arms] == list(arms):
         return state
     known = {arm.strategy: arm for arm in state.arms}
@@ -70,9 +72,9 @@ def in_force(state: BanditState) -> str:
 
 
 def after_batch(state: BanditState, number: int, evaluation: Evaluation | None, seed: str, *, shared: bool = True) -> BanditState:
-    """The state once batch `number` is drawn, which decides the strategy of batch `number + 1`.
+    """The state after batch `number` was drawn, which decides the strategy of batch `number + 1`.
 
-    shared: whether batch `number` had foreign groups; without, no strategy is credited with it.
+    shared: whether batch `number` had foreign groups; if not, no strategy is credited with it.
     """
     if not shared:
         state = _noted(state, number)
@@ -87,7 +89,9 @@ def after_batch(state: BanditState, number: int, evaluation: Evaluation | None, 
 
 
 def _noted(state: BanditState, number: int) -> BanditState:
-    """`number` was a batch without foreign groups; the arm in force stays so for the next one."""
+    """Record that batch `number` had no foreign groups; the current arm stays for the next
+    batch.
+    """
     arm = in_force(state)
     runs = [*(run for run in state.runs if run.first_batch < number), ArmRun(first_batch=number, strategy="")]
     return replace(state, runs=_joined([*runs, ArmRun(first_batch=number + 1, strategy=arm)]))
@@ -99,8 +103,8 @@ def _joined(runs: list[ArmRun]) -> list[ArmRun]:
 
 def _credited(state: BanditState, since: int, evaluation: Evaluation) -> BanditState:
     """The arms after a window that began at version `since` and ended with `evaluation`. The gain's
-    unit is the discounted root mean square of all gains so far, this one included: the first counts
-    as 1 or -1, and where nothing was ever gained it is 0.
+    unit is the discounted root mean square of all gains so far, including this one: the first
+    counts as 1 or -1, and the result is 0 if nothing was ever gained.
     """
     steps = evaluation.version - since
     shares = _shares(state.runs, since + 1, evaluation.version)
@@ -124,7 +128,7 @@ def _credited(state: BanditState, since: int, evaluation: Evaluation) -> BanditS
 
 
 def _shares(runs: Sequence[ArmRun], first: int, last: int) -> defaultdict[str, float]:
-    """Which part of the batches `first..last` each strategy had."""
+    """The part of the batches `first..last` in which each strategy was used."""
     shares: defaultdict[str, float] = defaultdict(float)
     ends = [run.first_batch for run in runs[1:]] + [last + 1]
     for run, end in zip(runs, ends, strict=True):

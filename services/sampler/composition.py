@@ -12,12 +12,12 @@ from shared.contracts.messages import Batch, BatchItem, ScoredGroup
 from shared.contracts.sampler_state import SamplerState
 
 _LONGEST_S = 1e9
-"""What `Seconds` allows: a batch that no reader can decode would stop the node."""
+"""The limit of `Seconds`; a batch that no reader can decode would stop the node."""
 
 
 def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: SamplerState, now: float) -> Batch:
     """The batch message. `payloads` holds the scored group at each of the plan's positions; `state`
-    is the memory after it.
+    is the memory after this batch.
     """
     again = {entry.seq for entry in plan.replayed}
     return Batch(
@@ -47,7 +47,7 @@ def compose(plan: BatchPlan, payloads: Mapping[int, ScoredGroup], state: Sampler
 
 
 def taken_of(plan: BatchPlan, now: float) -> Taken:
-    """What the batch has of others, for the controller that moves J."""
+    """The batch's use of foreign groups, for the controller that moves J."""
     return Taken(
         wanted=plan.in_force.external,
         taken=min(len(plan.external), plan.in_force.external),
@@ -57,8 +57,8 @@ def taken_of(plan: BatchPlan, now: float) -> Taken:
 
 
 def _typical_wait_s(entries: Sequence[PoolEntry], now: float) -> float:
-    """The median over senders of how long their groups waited here on average, which no sender can
-    move alone or by its claims.
+    """The median over senders of the mean time that their groups have waited here. No sender can
+    move it alone or by its claims.
     """
     by_sender: dict[str, list[float]] = {}
     for entry in entries:

@@ -22,13 +22,13 @@ _DROPS: dict[Origin, tuple[DropReason, ...]] = {
     "local": ("failed", "stale", "duplicate", "overflow", "lost", "too_large", "unreadable"),
     "external": ("failed", "without_advantage", "aged", "duplicate", "overflow", "lost", "too_large"),
 }
-"""Which drop reasons apply to which origin. Groups that cannot be decoded, or that left the stream
-unread, count as local.
+"""The drop reasons of each origin. Groups that cannot be decoded, or that left the stream unread,
+count as local.
 """
 
 
 class Figures:
-    """Counts as things happen; `refresh` shows the memory's state."""
+    """Counts events as they happen; `refresh` exports the memory's state."""
 
     def __init__(self, registry: CollectorRegistry, status: StatusBoard, configured_external: int) -> None:
         self._status = status
@@ -46,16 +46,16 @@ class Figures:
         )
         self._replayed = Counter(
             "swarm_sampler_replayed_groups_total",
-            "Local groups of earlier batches that a batch had again (sampler.replay); no other metric of the sampler counts them.",
+            "Replayed local groups in batches (sampler.replay); no other metric of the sampler counts them.",
             registry=registry,
         )
         self._dropped = Counter(
-            "swarm_sampler_dropped_groups_total", "Groups that no batch will take.", ["origin", "reason"], registry=registry
+            "swarm_sampler_dropped_groups_total", "Groups dropped: no batch will use them.", ["origin", "reason"], registry=registry
         )
         self._pool = Gauge("swarm_sampler_pool_groups", "Groups in the pool.", ["origin"], registry=registry)
         self._replayable = Gauge(
             "swarm_sampler_replayable_groups",
-            "Local groups of earlier batches that the next one may have again.",
+            "Local groups of earlier batches that the next batch may replay.",
             registry=registry,
         )
         self._wanted = Gauge(
@@ -69,7 +69,7 @@ class Figures:
         )
         self._waiting = Counter(
             "swarm_sampler_waiting_seconds_total",
-            "Time without a batch to build, by what it waited for.",
+            "Time in which no batch could be built, by what was missing.",
             ["reason"],
             registry=registry,
         )
@@ -84,7 +84,7 @@ class Figures:
         )
         self._build = Histogram(
             "swarm_sampler_build_duration_seconds",
-            "From the decision to build a batch to its acknowledgement.",
+            "Time from the decision to build a batch to its acknowledgement.",
             buckets=ACK_BUCKETS_S,
             registry=registry,
         )
@@ -105,7 +105,7 @@ class Figures:
                 self._waiting.labels(waiting.name.lower())
 
     def built(self, plan: BatchPlan, seconds: float, now_s: float) -> None:
-        """A batch is in the log; `now_s` is Unix time."""
+        """Record that a batch is in the log; `now_s` is Unix time."""
         self._status.worked()
         self._batches.inc()
         self._short.inc(plan.shortage != "none")
@@ -120,7 +120,7 @@ class Figures:
         self._build.observe(seconds)
 
     def steered(self, in_force: InForce) -> None:
-        """What the next batch is to be made of."""
+        """Set the composition of the next batch."""
         self._wanted.labels("local").set(in_force.local)
         self._wanted.labels("external").set(in_force.external)
         self._status.set(StatusFigure.WANTED_LOCAL, in_force.local)
@@ -129,11 +129,11 @@ class Figures:
             self._strategy.labels(name).set(name == in_force.strategy.name)
 
     def waited(self, reason: WaitFor, seconds: float) -> None:
-        """Time went by in which the next batch was waiting for `reason`."""
+        """Add time in which the next batch was waiting for `reason`."""
         self._waiting.labels(reason.name.lower()).inc(seconds)
 
     def refresh(self, memory: SamplerMemory, waiting_for: WaitFor) -> None:
-        """Export the current memory; counts its drops and clears them."""
+        """Export the current memory; counts and clears its drops."""
         for (origin, reason), count in memory.drops.items():
             self._dropped.labels(origin, reason).inc(count)
             if origin == "external":

@@ -1,5 +1,5 @@
-"""Fits a batch into the size limit of its log: which groups wait for a later batch, and which fit
-into none. Pure.
+"""Fits a batch into the size limit of its log: decides which groups wait for a later batch, and
+which fit into none. Pure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from services.sampler.pool import PoolEntry
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """`plan` without the groups that do not fit; `too_large` lists the new ones that would not fit
-    even alone.
+    """`plan` without the groups that do not fit. `too_large` lists the new groups that would not
+    fit even alone.
     """
 
     plan: BatchPlan
@@ -23,17 +23,16 @@ class Fitted:
 
 
 def fitted(plan: BatchPlan, sizes: Mapping[int, int], room_bytes: int) -> Fitted:
-    """What of a plan fits into `room_bytes`.
+    """The part of a plan that fits into `room_bytes`.
 
-    Replayed groups are left out first, which were trained on before. Then the largest groups wait,
-    others' before this node's own:
-    nobody can make a node leave out its local groups by sending large ones, and of those there are,
-    most are trained on.
+    Replayed groups are left out first, because they were trained on before. Then the largest groups
+    wait, foreign ones before local ones. So nobody can make a node leave out its local groups by
+    sending large ones, and as many of the available groups as possible are trained on.
 
     Args:
         plan: As drawn.
         sizes: Encoded size of each of its groups, by position, in bytes.
-        room_bytes: What all groups of a batch may have together.
+        room_bytes: Largest total size of a batch's groups.
     """
     entries = (*plan.local, *plan.external)
     too_large = tuple(entry for entry in entries if sizes[entry.seq] > room_bytes)

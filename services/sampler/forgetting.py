@@ -23,24 +23,25 @@ from shared.contracts.control import TaskScore
 from shared.contracts.sampler_state import MAX_DATASETS, DatasetLevel
 
 _STANDARD_ERRORS = 2.25
-"""Of a single result. Against the best of some ten means of two, noise alone falls that far about
-once in a hundred evaluations.
+"""Standard errors of a single result. Compared with the best of about ten means of two, noise alone
+falls that far about once in a hundred evaluations.
 """
 _LEAST_FALL = 0.1
-"""Smaller falls are what learning other things costs, with nobody to blame. In 225 runs of
+"""Smaller falls are a normal cost of learning other things. In 225 runs of
 experiments/q9-estimators.toml, which has no adversary, a dataset fell by more than noise explains
-in 11 % of 3,120 evaluations (from 0.15 to 0.07, say), and by more than a tenth in 0.5 %."""
+in 11 % of 3,120 evaluations (from 0.15 to 0.07, say), and by more than a tenth in 0.5 %.
+"""
 _FORGETTING = 0.1
-"""Part of the way from the best to the present that an evaluation forgets."""
+"""Each evaluation moves the remembered best by this part of its distance from the present value."""
 
 
 def after_evaluation(levels: Sequence[DatasetLevel], scores: Mapping[str, TaskScore]) -> tuple[list[DatasetLevel], str | None]:
-    """The levels with a new evaluation counted, and the dataset that fell furthest, in standard
-    errors; None: none fell.
+    """The levels after a new evaluation, and the dataset that fell furthest, in standard errors;
+    None if none fell.
 
     Args:
         levels: Those before it. A dataset that `scores` lacks is left out of the new ones.
-        scores: The evaluation's results by dataset; the first `MAX_DATASETS` by name are looked at.
+        scores: The evaluation's results by dataset; only the first `MAX_DATASETS` by name are used.
     """
     known = {level.dataset: level for level in levels}
     looked_at = sorted(dataset for dataset, score in scores.items() if score.n)[:MAX_DATASETS]
@@ -48,7 +49,7 @@ def after_evaluation(levels: Sequence[DatasetLevel], scores: Mapping[str, TaskSc
     furthest, most = None, _threshold(len(looked_at))
     for dataset in looked_at:
         score, before = scores[dataset], known.get(dataset)
-        if before is None or before.n != score.n:  # other questions: nothing to compare with
+        if before is None or before.n != score.n:  # other questions, so the results cannot be compared
             after.append(DatasetLevel(dataset=dataset, n=score.n, rate=score.pass_rate, best=score.pass_rate))
             continue
         now = (before.rate + score.pass_rate) / 2
@@ -61,7 +62,7 @@ def after_evaluation(levels: Sequence[DatasetLevel], scores: Mapping[str, TaskSc
 
 
 def _threshold(datasets: int) -> float:
-    """Standard errors that one of `datasets` must fall."""
+    """Standard errors by which one of `datasets` must fall."""
     normal = NormalDist()
     return -normal.inv_cdf(normal.cdf(-_STANDARD_ERRORS) / max(1, datasets))
 

@@ -1,4 +1,6 @@
-"""What the sampler reads from its node: the trainer's position, and the newest held-out result."""
+"""The sampler's inputs besides scored groups: the trainer's position, and the newest held-out
+result.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Heard:
         self.news = asyncio.Event()
 
     async def follow_trainer(self) -> None:
-        """For ever: keep `position` up to date."""
+        """Keep `position` up to date. Never returns."""
         async for entry in self._node.kv.watch(self._bucket, TRAINER_KEY, poll_s=0.5):
             try:
                 self.position = decode(entry.value, TrainerPosition)
@@ -33,12 +35,12 @@ class Heard:
             self.news.set()
 
     async def follow_evaluations(self) -> None:
-        """For ever: keep `evaluation` up to date."""
+        """Keep `evaluation` up to date. Never returns."""
         async for entry in self._node.kv.watch(self._bucket, EVAL_KEY, poll_s=0.5):
             self._note_evaluation(entry.value)
 
     async def read_evaluation(self) -> None:
-        """The evaluation that is there already."""
+        """Read the evaluation that already exists."""
         entry = await self._node.kv.get(self._bucket, EVAL_KEY)
         if entry is not None:
             self._note_evaluation(entry.value)

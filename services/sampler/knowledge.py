@@ -18,23 +18,27 @@ from shared.evaluation import PASS_REWARD
 from shared.rewards import is_informative
 
 HALF_LIFE_COMPLETIONS = 128.0
-"""A completion counts half when this many newer ones of its source are there: 16 groups of 8. A
-pass rate of 0.1 is then known to within 0.02, and has forgotten a policy of 50 groups ago."""
+"""A completion counts half when this many newer ones of its source exist: 16 groups of 8. A pass
+rate of 0.1 is then known to within 0.02, and the policy of 50 groups ago is forgotten.
+"""
 
 RECENT_GROUPS = 4
-"""How many local groups of a source must have failed, one after the other, for it to count as one
-that the policy fails on. Of groups of 8, a policy that passes one time in ten fails four in a row 3
-times in a hundred; one that passes one time in fifty, every other time, and has next to nothing to
-learn from there."""
+"""How many consecutive local groups of a source must have failed for the policy to count as failing
+on it. With groups of 8, a policy that passes one time in ten fails four in a row in 3 of a hundred
+cases; one that passes one time in fifty fails every second time, and has almost nothing to learn
+from there.
+"""
 
 MAX_SOURCES = 1024
-"""More sources than any node draws from; the one observed first is forgotten first."""
+"""More sources than any node draws from. Beyond it, the source that was observed first is
+forgotten.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """Discounted counts of this node's completions on one source of tasks, and how many of the
-    newest groups failed in a row.
+    """Discounted counts of this node's completions on one task source, and how many of the newest
+    groups failed in a row.
     """
 
     passes: float = 0.0
@@ -43,27 +47,29 @@ class PassRecord:
 
     @property
     def all_fail(self) -> bool:
-        """Whether no completion of the last `RECENT_GROUPS` local groups passed; a source with
-        fewer is not known to.
+        """Whether no completion of the last `RECENT_GROUPS` local groups passed; False for a source
+        with fewer groups.
         """
         return self.failed_groups >= RECENT_GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """What a strategy may use besides the entries. `sources`: own record by task source
+    """What a strategy may use besides the entries. `sources`: this node's record by task source
     (`pool.task_source`).
     """
 
     sources: Mapping[str, PassRecord] = field(default_factory=lambda: MappingProxyType({}))
 
     def pass_record(self, source: str) -> PassRecord:
-        """The own record on a source; zeros for one never seen."""
+        """This node's record on a source; zeros for an unknown one."""
         return self.sources.get(source, PassRecord())
 
 
 def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRecord:
-    """The record after one more own scored group of `source` with these rewards (at least one)."""
+    """The record after one more scored group of this node from `source` with these rewards (at
+    least one).
+    """
     keep = 0.5 ** (len(rewards) / HALF_LIFE_COMPLETIONS)
     before = next(
         (known for known in record.sources if known.source == source), SourceRecord(source=source, completions=0.0, passes=0.0)
@@ -87,7 +93,7 @@ def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRec
 
 
 def knowledge_of(record: OwnRecord) -> Knowledge:
-    """The record as strategies read it."""
+    """The record in the form that strategies read."""
     return Knowledge(
         sources={known.source: PassRecord(known.passes, known.completions, known.failed_groups) for known in record.sources}
     )

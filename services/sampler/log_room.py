@@ -15,16 +15,16 @@ from shared.transport.base import TooLarge
 
 
 class LogRoom:
-    """The bytes of groups that the stream `stream` takes in one batch."""
+    """The largest size of a batch's groups that the stream `stream` accepts, in bytes."""
 
     def __init__(self, stream: str, log: Log) -> None:
         self._stream, self._log = stream, log
         self._bytes: int | None = None
-        """None until the log refused a batch."""
+        """None until the log has refused a batch."""
 
     def fitting(self, plan: BatchPlan, present: dict[int, ScoredGroup], memory: SamplerMemory) -> BatchPlan | None:
-        """The plan as the log takes it; None when a group that fits into no batch was given up, so
-        that it is planned anew.
+        """The part of the plan that the log accepts. None if a group that fits into no batch was
+        dropped, so that the batch is planned again.
         """
         if self._bytes is None:
             return plan
@@ -45,8 +45,8 @@ class LogRoom:
         return None if fits.too_large else fits.plan
 
     def make_room(self, batch: Batch, error: TooLarge) -> None:
-        """Note what the log takes: its limit less what a batch has besides groups, or half of what
-        it refused.
+        """Note the log's limit: the limit it reported less the size of everything but groups, or
+        half of the refused size.
         """
         size_bytes, groups_bytes = len(encode(batch)), sum(len(encode(item.scored)) for item in batch.items)
         limit_bytes = size_bytes // 2 if error.limit_bytes is None else error.limit_bytes

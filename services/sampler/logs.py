@@ -20,17 +20,17 @@ _MESSAGES_PER_READ = 256
 _PAYLOADS_AT_ONCE = 16
 _LAGGING_S = 0.02
 KEPT_BYTES = 256 * MIB
-"""Of local groups that wait for a batch, kept besides the stream: 10 of 64 completions of 32k
-tokens, thousands of short ones.
+"""Largest size of waiting local groups kept in memory: 10 groups of 64 completions of 32k tokens,
+or thousands of short ones.
 """
 
 
 class ScoredLog:
     """A node's scored groups, by position.
 
-    Local groups that wait for a batch are kept here as well: the stream is a window, foreign groups
-    fill it as fast as the verifier's budget lets them, and a batch may take long to train. What a
-    restarted sampler finds is the stream's alone.
+    Local groups that wait for a batch are also kept in memory: the stream is a window, which
+    foreign groups fill as fast as the verifier's budget allows, and a batch may take long to train.
+    A restarted sampler finds only what is in the stream.
     """
 
     def __init__(self, transport: Transport, node: str) -> None:
@@ -40,32 +40,35 @@ class ScoredLog:
         self._kept_bytes = 0
 
     def begin(self) -> None:
-        """Discard what was kept: the stream is read again, and may have been created anew."""
+        """Discard the groups kept in memory, because the stream is read again and may have been
+        created anew.
+        """
         self._kept.clear()
         self._kept_bytes = 0
 
     async def read_to(self, last_seq: int, memory: SamplerMemory, timeout_s: float) -> list[str]:
-        """Read on until `memory` knows position `last_seq`. Returns what could not be read.
+        """Read until `memory` has taken in position `last_seq`. Returns the problems of unreadable
+        messages.
 
         Raises:
-            TransportError: the stream gave nothing new for longer than `timeout_s`.
+            TransportError: the stream returned nothing new for longer than `timeout_s`.
         """
         problems: list[str] = []
         started = time.monotonic()
         while memory.cursor < last_seq:
             before = memory.cursor
             problems += await self.read_into(memory)
-            if memory.cursor == before:  # a copy of the stream that lags behind its leader answered
+            if memory.cursor == before:  # the answer came from a replica of the stream that lags behind its leader
                 if time.monotonic() - started > timeout_s:
                     raise TransportError(f"{self.stream} returns nothing after {before}, although its last message is {last_seq}")
                 await asyncio.sleep(_LAGGING_S)
         return problems
 
     async def read_into(self, memory: SamplerMemory) -> list[str]:
-        """Take in the next messages after the memory's cursor, some hundreds at most; returns what
-        was wrong with unreadable ones.
+        """Take in the next messages after the memory's cursor, at most some hundreds. Returns the
+        problems of unreadable ones.
 
-        The cursor has moved exactly if there was anything.
+        If there was any message, the cursor has moved; otherwise it has not.
         """
         problems: list[str] = []
         for message in await self._transport.read(self.stream, memory.cursor + 1, _MESSAGES_PER_READ):
@@ -80,7 +83,7 @@ class ScoredLog:
 
     async def payloads(self, entries: Iterable[PoolEntry]) -> dict[int, ScoredGroup | None]:
         """The groups at the entries' positions; None for one that neither the stream nor this
-        process holds any more.
+        process still holds.
         """
         slots = asyncio.Semaphore(_PAYLOADS_AT_ONCE)
 
@@ -94,19 +97,19 @@ class ScoredLog:
         return dict(await asyncio.gather(*(one(entry.seq) for entry in entries)))
 
     async def bounds(self) -> tuple[int, int]:
-        """First position still held (one past the last when the stream is empty) and last position
-        ever used.
+        """The first position still in the stream (one past the last if it is empty) and the last
+        position ever used.
         """
         state = await self._transport.stream_state(self.stream)
         return (state.first_seq if state.messages else state.last_seq + 1), state.last_seq
 
     async def purge(self, up_to_seq: int) -> None:
-        """Forget positions up to `up_to_seq`."""
+        """Delete positions up to `up_to_seq`."""
         await self._transport.purge(self.stream, up_to_seq)
 
     async def _readable(self, message: StoredMessage, problems: list[str]) -> tuple[bytes, ScoredGroup | None]:
-        """The payload and its group; no group, and a problem, for what reading again would not
-        mend.
+        """The payload and its group. If it is unreadable for a reason that reading again would not
+        change: no group, and a problem.
         """
         try:
             payload = await self._transport.payload(message)
@@ -120,8 +123,8 @@ class ScoredLog:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest batch (None before the first) and the position after which the next one must
-    stand.
+    """The newest batch (None before the first) and the position after which the next one must be
+    appended.
     """
 
     batch: Batch | None
@@ -134,8 +137,8 @@ class BatchLog:
     """
 
     def __init__(self, transport: Transport, node: str, max_bytes: int = NODE_LIMITS.batch_max_bytes) -> None:
-        """`max_bytes`: of a batch. The log forgets its oldest batches, and must hold all those that
-        no checkpoint of the trainer's does yet.
+        """`max_bytes`: largest batch. The log deletes its oldest batches, but must hold all those
+        that are in no checkpoint of the trainer yet.
         """
         self.stream = node_batches_stream(node)
         self._subject = node_batches(node)
@@ -146,7 +149,8 @@ class BatchLog:
         """The end of the log.
 
         Raises:
-            MessageError: the newest batch is of a version this software does not know, or no batch.
+            MessageError: the newest message is no batch, or has a version that this software does
+                not know.
         """
         message = await self._transport.last(self.stream, self._subject)
         if message is None:
@@ -156,13 +160,13 @@ class BatchLog:
     async def append(self, batch: Batch, after_seq: int) -> int | None:
         """Append right after `after_seq`; returns the position.
 
-        None when a batch of this number was there already, which may have other content: read the
+        None if a batch with this number already existed, possibly with other content: read the
         log's end.
 
         Raises:
             Conflict: the log's end is elsewhere.
-            TooLarge: the batch has more than `max_bytes`, or more than the stream takes.
-            TransportError: it is not known whether the batch was stored; read the log's end.
+            TooLarge: the batch is larger than `max_bytes`, or than the stream allows.
+            TransportError: it is unknown whether the batch was stored; read the log's end.
         """
         payload = encode(batch)
         if len(payload) > self._max_bytes:

@@ -28,13 +28,14 @@ from shared.contracts.sampler_state import SamplerState, SteeringState
 from shared.contracts.wire import Origin
 
 DUPLICATE_POSITIONS = 4096
-"""A group id seen this many positions back or less is known. Positions, not seconds, because a
-verifier that is down for an hour and then publishes its last group once more moves the stream by
-one."""
+"""A group id is recognised if it was seen at most this many positions back. Positions and not
+seconds, because a verifier that is down for an hour and then publishes its last group once more
+moves the stream by one.
+"""
 
 MAX_POSITIONS = 100_000
-"""An entry this far behind the newest position leaves, so that the list of settled positions in a
-batch stays small.
+"""An entry that is this far behind the newest position is dropped, so that the list of settled
+positions in a batch stays small.
 """
 
 _UNMOVED = SteeringState()
@@ -44,12 +45,12 @@ DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on what is remembered.
+    """Limits of the memory.
 
-    newcomer_share: part of the external pool that is newcomers' when it is full. in_flight_local:
-    the most local groups the generator may have out, (max_staleness + 1) * I with the largest I
-    there may be. replay_batches: how many batches back a local group may first have been trained on
-    to be trained on again; 0: none is.
+    newcomer_share: part of a full external pool that newcomers may take. in_flight_local: most
+    local groups that the generator may have in progress, (max_staleness + 1) * I with the largest
+    possible I. replay_batches: how many batches ago a local group may first have been trained on to
+    be replayed; 0: no replay.
     """
 
     max_staleness: int
@@ -66,8 +67,8 @@ class SamplerMemory:
     def __init__(
         self, limits: Limits, keeps: Callable[[PoolEntry], bool], state: SamplerState | None = None, next_number: int = 1
     ) -> None:
-        """Start from `state` (the newest batch's) with the pools still empty: replay the stream
-        from `cursor + 1` to fill them.
+        """Start from `state` (the newest batch's) with empty pools. Replay the stream from `cursor
+        + 1` to fill them.
         """
         self._known = state or SamplerState()
         self._known_settled = frozenset(self._known.settled)
@@ -77,31 +78,31 @@ class SamplerMemory:
         self.local = Pool(limits.pool_local)
         self.external = Pool(limits.pool_external, limits.newcomer_share)
         self.replayable = ReplayPool(limits.replay_batches, self._known.replayable, next_number)
-        """Local groups of earlier batches that the next one may have again; none of them is in a
+        """Local groups of earlier batches that the next batch may replay; none of them is in a
         pool.
         """
         self.next_number = next_number
         self.consumed_local = self._known.consumed_local
         self.dropped_local = self._known.dropped_local
         self.own = self._known.own
-        """What the scored local groups up to `cursor` showed, too stale ones and all; those of
-        before `scored_seq` are counted.
+        """Statistics of the local scored groups up to `cursor`, including too stale ones and those
+        before `scored_seq`.
         """
         self.drops: Counter[tuple[Origin, DropReason]] = Counter()
-        """Groups given up since the counter was last cleared, for logs and metrics."""
+        """Groups dropped since the counter was last cleared, for logs and metrics."""
         self._heard: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self.cursor = _unneeded_seq(self._known)
-        """Position of the last message that was taken in, or is not needed."""
+        """Position of the last message that was taken in or is not needed."""
 
     def observe(self, seq: int, scored: ScoredGroup | None) -> None:
-        """Take in the message at `seq`, the next one that the stream holds; None when it cannot be
+        """Take in the message at `seq`, the next one in the stream; None if it cannot be
         decoded.
         """
         self._pass_over(self.cursor + 1, seq - 1)
         self.cursor = seq
         if scored is None:
             if not self._settled_before(seq):
-                self._drop("local", "unreadable")  # counted as local: one place too many is given back, never one too few
+                self._drop("local", "unreadable")  # counted as local: rather one place too many is given back than one too few
             return
         duplicate = self._remember(scored.group_id, seq)
         if scored.origin == "external":
@@ -122,24 +123,24 @@ class SamplerMemory:
         self._admit(pool_entry(seq, scored))
 
     def skip_to(self, first_seq: int) -> None:
-        """Positions before `first_seq` no longer exist in the stream; those not settled are
-        lost.
+        """Positions before `first_seq` no longer exist in the stream; those that are not settled
+        are lost.
         """
         self._pass_over(self.cursor + 1, first_seq - 1)
         self.cursor = max(self.cursor, first_seq - 1)
 
     @property
     def heard_of(self) -> dict[str, float]:
-        """Other nodes of whom a usable group came within the last `DUPLICATE_POSITIONS`, and when
-        the newest arrived (Unix time).
+        """Other nodes from which a usable group came within the last `DUPLICATE_POSITIONS`, and
+        when the newest arrived (Unix time).
 
-        Positions bound it because a restarted sampler reads no further back, and must then know the
-        same nodes.
+        Limited by positions, because a restarted sampler reads no further back and must then know
+        the same nodes.
         """
         return {node: at for node, (seq, at) in self._heard.items() if seq > self.cursor - DUPLICATE_POSITIONS}
 
     def lose(self, seq: int, reason: DropReason = "lost") -> None:
-        """This entry can be in no batch: the stream no longer holds its payload, or it is too large
+        """No batch can use this entry: the stream no longer holds its payload, or it is too large
         for the log.
         """
         for pool in (self.local, self.external):
@@ -149,11 +150,11 @@ class SamplerMemory:
         self.replayable.forget(seq)
 
     def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry], steering: SteeringState = _UNMOVED) -> SamplerState:
-        """Remove a batch's groups and those that grew too old; returns the state that travels in
-        this batch.
+        """Remove a batch's groups and those that have become too old. Returns the state that is
+        stored in this batch.
 
-        `chosen` lacks the replayed ones, of which nothing changes. `steering` is what decides the
-        next one.
+        `chosen` excludes replayed groups, for which nothing changes. `steering` decides the next
+        batch.
         """
         entries = list(chosen)
         for entry in entries:
@@ -166,8 +167,8 @@ class SamplerMemory:
         return self.state(steering)
 
     def advance(self) -> None:
-        """The batch is in the log: count on, and let go the local groups that no later batch may
-        take.
+        """The batch is in the log: increase the number, and drop the local groups that no later
+        batch may use.
         """
         self.next_number += 1
         self.replayable.advance(self.next_number)
@@ -177,7 +178,7 @@ class SamplerMemory:
                 self._drop("local", "stale")
 
     def state(self, steering: SteeringState = _UNMOVED) -> SamplerState:
-        """The memory as it travels: everything seen and not in a pool is settled."""
+        """The memory as stored in a batch: everything seen and not in a pool is settled."""
         oldest = [seq for pool in (self.local, self.external) if (seq := pool.oldest_seq()) is not None]
         floor_seq = min(oldest) - 1 if oldest else self.cursor
         holds_local, holds_external = self.local.holds_seq, self.external.holds_seq
@@ -194,8 +195,9 @@ class SamplerMemory:
         )
 
     def purgeable_seq(self, published: SamplerState) -> int:
-        """Up to where the stream may be forgotten, given the newest published state: settled, not
-        to be replayed, and no longer needed to know ids."""
+        """The position up to which the stream may be purged, given the newest published state:
+        settled, not replayable, and no longer needed for recognising ids.
+        """
         return _unneeded_seq(published)
 
     def _admit(self, entry: PoolEntry) -> None:
@@ -232,7 +234,7 @@ class SamplerMemory:
         return seq <= self._known.floor_seq or (seq <= self._known.scored_seq and seq in self._known_settled)
 
     def _remember(self, group_id: str, seq: int) -> bool:
-        """Note a group id; returns whether it was known."""
+        """Note a group id. Returns whether it was known."""
         while self._seen and next(iter(self._seen.values())) < seq - DUPLICATE_POSITIONS:
             self._seen.popitem(last=False)
         held = (self.local, self.external, self.replayable)
@@ -242,10 +244,10 @@ class SamplerMemory:
         return known
 
     def _pass_over(self, first: int, last: int) -> None:
-        """Positions `first..last` are not in the stream: those not settled are lost.
+        """Positions `first..last` are missing from the stream; those that are not settled are lost.
 
-        How many of them were local nobody can say any more, but never more than the generator may
-        have out.
+        How many of them were local is unknown, but never more than the generator may have in
+        progress.
         """
         before_news = range(max(first, self._known.floor_seq + 1), min(last, self._known.scored_seq) + 1)
         lost = sum(seq not in self._known_settled for seq in before_news)
@@ -256,15 +258,15 @@ class SamplerMemory:
 
 
 def _unneeded_seq(state: SamplerState) -> int:
-    """Up to which position a sampler that starts from `state` reads nothing."""
+    """Position up to which a sampler that starts from `state` need not read."""
     oldest = oldest_replayable(state.replayable)
     settled = state.floor_seq if oldest is None else min(state.floor_seq, oldest - 1)
     return max(0, min(settled, state.scored_seq - DUPLICATE_POSITIONS))
 
 
 def state_for_new_stream(state: SamplerState, in_flight_local: int) -> SamplerState:
-    """The state to go on with when the scored stream was made anew: its positions mean nothing,
-    what was out is lost.
+    """The state to continue with if the scored stream was created anew: its old positions mean
+    nothing, and groups in progress are lost.
     """
     return msgspec.structs.replace(
         state, scored_seq=0, floor_seq=0, settled=[], replayable=[], dropped_local=state.dropped_local + in_flight_local

@@ -1,9 +1,9 @@
-"""While established nodes have enough groups, newcomers get at most a part of a batch's foreign
+"""Limits newcomers to a part of a batch's foreign groups while established nodes have enough
 groups. Pure; the random generator is an argument.
 
 A newcomer is a share (`ScoredGroup.share`) with no group in the pool that was accepted while it was
 established. Newcomers get whatever established nodes cannot fill, so that a young swarm, in which
-everybody is new, shares at full speed; a thousand new keys still get no more of a batch than one.
+every node is new, shares at full speed. A thousand new keys get no more of a batch than one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from services.sampler.strategies import Strategy
 
 
 def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
-    """The shares none of whose entries was accepted from an established node."""
+    """The shares of which no entry was accepted from an established node."""
     return frozenset(entry.node for entry in entries) - {entry.node for entry in entries if entry.established}
 
 
 def newcomers_most(established: Sequence[PoolEntry], wanted: int, cap: int, part: float) -> int:
-    """How many of `wanted` may be newcomers': `part` of them, rounded down but at least one, plus
-    what established nodes leave.
+    """How many of `wanted` may come from newcomers: `part` of them, rounded down but at least one,
+    plus what established nodes cannot fill.
     """
     return max(1, part_of(wanted, part), wanted - available(established, wanted, cap))
 
@@ -38,7 +38,9 @@ def draw_with_newcomers(
     rng: random.Random,
     knowledge: Knowledge,
 ) -> list[PoolEntry]:
-    """As `strategy.draw`, as many entries, at most `newcomers_most` of them newcomers'."""
+    """Like `strategy.draw`, with as many entries, at most `newcomers_most` of them from
+    newcomers.
+    """
     chosen = strategy.draw(entries, wanted, cap, rng, knowledge)
     new = newcomers_of(entries)
     established = [entry for entry in entries if entry.node not in new]

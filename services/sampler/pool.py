@@ -1,6 +1,6 @@
 """The sampler's record of a scored group, and the bounded pool of such records.
 
-An entry has a few hundred bytes whatever the group's size: payloads stay in the scored stream and
+An entry takes a few hundred bytes whatever the group's size: payloads stay in the scored stream and
 are read again, by position, for the few groups in a batch. Otherwise a pool of long-context groups
 would need tens of gigabytes.
 """
@@ -26,38 +26,39 @@ class PoolEntry:
     group_id: str
     origin: Origin
     node: str
-    """Whose share of a batch it takes: its author's key, all known copiers', or its node's name
-    where that is all known.
+    """The share of a batch that it counts against: its sender's key, a set of known copiers, or its
+    node's name if nothing else is known.
     """
     dataset: str
     source: str
-    """Which source of tasks it is of, see `task_source`."""
+    """Its task source; see `task_source`."""
     draw: int
     policy_version: int
     created_at: float
     received_at: float
-    """When this node's verifier scored it; for a foreign group the only time that is not hearsay.
+    """When this node's verifier scored it. For a foreign group this is the only time that is not
+    the sender's claim.
     """
     mean_reward: float
     informative: bool
     """Whether its rewards differ, so that it has an advantage."""
     reward_std: float
-    """Standard deviation of its rewards (the population's)."""
+    """Population standard deviation of its rewards."""
     has_pass: bool
-    """Whether a completion of it passes, by this node's scorer."""
+    """Whether one of its completions passes, by this node's scorer."""
     completions: int
     token_count: int
     established: bool = True
-    """Whether that sender had earned a whole share when the group was accepted."""
+    """Whether the sender had earned a whole share when the group was accepted."""
 
     def age_s(self, now: float) -> float:
-        """Seconds since it was sampled; a group cannot be younger than its arrival, whatever its
-        author says.
+        """Seconds since it was sampled, but at least since it arrived, whatever its sender
+        claims.
         """
         return max(0.0, now - min(self.created_at, self.received_at))
 
     def waited_s(self, now: float) -> float:
-        """Seconds since this node scored it, which its author cannot influence."""
+        """Seconds since this node scored it, which its sender cannot influence."""
         return max(0.0, now - self.received_at)
 
     def staleness(self, batch_number: int) -> int:
@@ -68,9 +69,7 @@ class PoolEntry:
 
 
 def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
-    """The entry for a group that was scored (`scored.failure` is None and `scored.rewards` is not
-    empty).
-    """
+    """The entry for a scored group (`scored.failure` is None and `scored.rewards` is not empty)."""
     group, rewards = scored.group, scored.rewards
     return PoolEntry(
         seq=seq,
@@ -106,13 +105,13 @@ def _deviation(rewards: Sequence[float]) -> float:
 
 
 class Pool:
-    """At most `capacity` entries, each group once. When full, the sender with most entries loses
-    its oldest.
+    """At most `capacity` entries, each group once. When it is full, the sender with most entries
+    loses its oldest.
 
-    Newcomers and established senders each own a part of the room, by `newcomer_share`, and may use
-    what the other class leaves. So a sender of many groups displaces its own, and newcomers,
-    however many, take no more than their part from established senders. Among senders with equally
-    many entries, the oldest entry is dropped.
+    Newcomers and established senders each have a part of the room, set by `newcomer_share`, and may
+    use what the other class leaves free. So a sender of many groups displaces its own, and
+    newcomers, however many, take no more than their part from established senders. Among senders
+    with equally many entries, the oldest entry is dropped.
     """
 
     def __init__(self, capacity: int, newcomer_share: float = 1.0) -> None:
@@ -123,36 +122,34 @@ class Pool:
         self._by_seq: dict[int, PoolEntry] = {}
         self._group_ids: set[str] = set()
         self._by_share: dict[tuple[bool, str], dict[int, None]] = {}
-        """Positions by whether the sender was established, and by sender; in the order in which
-        they came.
-        """
+        """Positions by whether the sender was established, and by sender, in order of arrival."""
 
     def __len__(self) -> int:
-        """How many entries it holds."""
+        """Number of entries."""
         return len(self._by_seq)
 
     def __iter__(self) -> Iterator[PoolEntry]:
-        """Entries in the order in which they came, which is that of their positions."""
+        """Entries in order of arrival, which is the order of their positions."""
         return iter(list(self._by_seq.values()))
 
     def holds_seq(self, seq: int) -> bool:
-        """Whether the entry at this position is here."""
+        """Whether the entry at this position is in the pool."""
         return seq in self._by_seq
 
     def holds_group(self, group_id: str) -> bool:
-        """Whether this group is here."""
+        """Whether this group is in the pool."""
         return group_id in self._group_ids
 
     def oldest_seq(self) -> int | None:
-        """Position of the entry that came first."""
+        """Position of the entry that arrived first."""
         return next(iter(self._by_seq), None)
 
     def add(self, entry: PoolEntry) -> PoolEntry | None:
-        """Take an entry in; returns the one that had to give way, if any, which may be this one.
+        """Add an entry. Returns the one that was dropped for it, if any, which may be this one.
 
         Raises:
-            ValueError: the group is here already, or an entry with a later position is: callers add
-                in stream order.
+            ValueError: the group is already in the pool, or an entry with a later position is;
+                callers must add in stream order.
         """
         if entry.group_id in self._group_ids:
             raise ValueError(f"group {entry.group_id} is in the pool already")
@@ -164,7 +161,7 @@ class Pool:
         return self.remove(self._least_missed()) if len(self._by_seq) > self.capacity else None
 
     def remove(self, seq: int) -> PoolEntry | None:
-        """Take an entry out; None when it is not here."""
+        """Remove an entry and return it; None if it is not in the pool."""
         entry = self._by_seq.pop(seq, None)
         if entry is not None:
             self._group_ids.discard(entry.group_id)

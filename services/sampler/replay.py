@@ -1,5 +1,5 @@
-"""Own replay: which local groups of earlier batches a batch trains on again (`sampler.replay`).
-Pure.
+"""Replay of local groups: chooses which local groups of earlier batches a batch trains on again
+(`sampler.replay`). Pure.
 
 An informative local group stays replayable for `sampler.replay_batches` batches after its first
 batch. A batch adds up to `sampler.replay` of them to I and J, drawn uniformly and without
@@ -20,19 +20,19 @@ from shared.seeds import number_from
 
 
 class ReplayPool:
-    """The replayable groups: none with `batches` 0, else those first trained on at most so many
+    """The replayable groups: none if `batches` is 0, else those first trained on at most that many
     batches ago.
     """
 
     def __init__(self, batches: int, known: Sequence[TrainedGroups] = (), next_number: int = 1) -> None:
-        """Start from what the newest batch's state names; `read_again` gives it the entries."""
+        """Start from the positions in the newest batch's state; `read_again` adds their entries."""
         self._batches = batches
         self._first_batch = {seq: each.batch for each in known for seq in each.seqs if self._is_young(each.batch, next_number)}
         self._by_seq: dict[int, PoolEntry] = {}
         self._group_ids: set[str] = set()
 
     def __len__(self) -> int:
-        """How many groups there are to draw from."""
+        """Number of groups that can be drawn."""
         return len(self._by_seq)
 
     def __iter__(self) -> Iterator[PoolEntry]:
@@ -44,19 +44,19 @@ class ReplayPool:
         return seq in self._first_batch
 
     def holds_group(self, group_id: str) -> bool:
-        """Whether this group is here."""
+        """Whether this group is replayable here."""
         return group_id in self._group_ids
 
     def read_again(self, entry: PoolEntry) -> None:
-        """The stream still holds a group of which `awaits` is true. Where the stream was made anew
-        it may be any other one.
+        """Add a group that is still in the stream and for which `awaits` is true. If the stream was
+        created anew it may be a different group.
         """
         if entry.origin == "local" and entry.informative:
             self._hold(entry)
 
     def trained(self, entries: Iterable[PoolEntry], batch: int) -> None:
-        """Batch `batch` is the first that has these local groups. Those without an advantage have
-        nothing to teach again.
+        """Batch `batch` is the first with these local groups. Those without an advantage are not
+        replayed, because they teach nothing.
         """
         if not self._batches:
             return
@@ -69,19 +69,21 @@ class ReplayPool:
             self.forget(seq)
 
     def forget(self, seq: int) -> None:
-        """This group cannot be replayed any more."""
+        """This group can no longer be replayed."""
         self._first_batch.pop(seq, None)
         entry = self._by_seq.pop(seq, None)
         if entry is not None:
             self._group_ids.discard(entry.group_id)
 
     def advance(self, next_number: int) -> None:
-        """Forget the groups that batch `next_number` and later ones may not have."""
+        """Forget the groups that batch `next_number` and later ones may not replay."""
         for seq in [seq for seq, first in self._first_batch.items() if not self._is_young(first, next_number)]:
             self.forget(seq)
 
     def state(self, next_number: int) -> list[TrainedGroups]:
-        """What batch `next_number` and later ones may have, as it travels in the batch before."""
+        """The groups that batch `next_number` and later ones may replay, as stored in the batch
+        before.
+        """
         by_batch: dict[int, list[int]] = {}
         for seq in sorted(self._by_seq):
             if self._is_young(self._first_batch[seq], next_number):
@@ -99,16 +101,16 @@ class ReplayPool:
 def replayed(replayable: Sequence[PoolEntry], wanted: int, seed: int) -> list[PoolEntry]:
     """At most `wanted` of the groups, uniformly and without replacement, by position.
 
-    Each group has a lot of its own, of the batch's seed and its position, and the smallest lots
-    win. A group that turns out to be gone from the stream changes no other's lot: to leave it out
-    and draw again is as if it had never been there.
+    Each group draws its own lot from the batch's seed and its position, and the smallest lots win.
+    So a group that is missing from the stream changes no other's lot: leaving it out and drawing
+    again gives the same result as if it had never existed.
     """
     return sorted(sorted(replayable, key=lambda entry: _lot(seed, entry.seq))[:wanted], key=lambda entry: entry.seq)
 
 
 def oldest_replayable(known: Sequence[TrainedGroups]) -> int | None:
-    """The first position from which a state's replayable groups must be read again; None where it
-    names none.
+    """The first position from which a state's replayable groups must be read again; None if it has
+    none.
     """
     return min((seq for each in known for seq in each.seqs), default=None)
 

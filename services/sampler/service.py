@@ -3,7 +3,7 @@ as it may.
 
 `memory` and `assembly` make all decisions; this file reads, calls them, and appends. If it is not
 certain of the log's end (an append timed out, or another sampler wrote a batch), it discards its
-memory and reads the logs again, as when it starts.
+memory and reads the logs again, as it does at its start.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from shared.runtime import FatalError, ServiceContext, run_until_stopped, spans
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
 
 IDLE_S = 0.02
-"""Pause after finding nothing new while the trainer waits for a batch: a demo's whole step takes
-0.3 s.
+"""Pause if nothing is new while the trainer waits for a batch; a whole step of the demo takes 0.3
+s.
 """
 IDLE_WHILE_TRAINING_S = 0.1
-"""Pause while the trainer is busy; its news ends it at once."""
+"""Pause while the trainer is busy; a new position ends it at once."""
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _PURGE_EVERY_S = 20.0
 _COMPLAIN_AFTER_S = 60.0
@@ -46,12 +46,12 @@ _REPLAY_TIMEOUT_S = 60.0
 
 
 class _BatchTooLarge(Exception):
-    """The log did not take a batch; the next attempt knows how much it takes."""
+    """The log refused a batch for its size; the next attempt knows the limit."""
 
 
 @dataclass
 class _Loaded:
-    """Everything that reading the logs again replaces."""
+    """Everything that is replaced when the logs are read again."""
 
     memory: SamplerMemory
     after_seq: int
@@ -61,7 +61,7 @@ class _Loaded:
 
 
 class SamplerService:
-    """See the module. `clock` gives Unix time in seconds; tests hold it still."""
+    """See the module's docstring. `clock` gives Unix time in seconds; tests pass their own."""
 
     def __init__(self, config: NodeConfig, clock: Callable[[], float] = time.time) -> None:
         try:
@@ -87,9 +87,9 @@ class SamplerService:
         await run_until_stopped(context.stopping, *following, self._go_on())
 
     async def _go_on(self) -> None:
-        """Every failure but a fatal one ends in reading the logs again: after an append that timed
-        out nobody knows whether the batch is in the log. A batch that was too large is planned
-        again at once, as the server's limit is known now.
+        """Every failure except a fatal one leads to reading the logs again, because after an append
+        that timed out it is unknown whether the batch is in the log. A batch that was too large is
+        planned again at once, because the server's limit is now known.
         """
         failures = 0
         while True:
@@ -145,9 +145,9 @@ class SamplerService:
         return loaded
 
     async def _build_batches(self, loaded: _Loaded) -> None:
-        """`news` is cleared before anything is read: what arrives while a batch is planned then
-        ends the pause at once, instead of being overlooked. Complaints and purges go by their own
-        clocks, as the loop turns many times a second.
+        """`news` is cleared before anything is read, so that what arrives while a batch is planned
+        ends the pause at once instead of being overlooked. Complaints and purges have their own
+        intervals, because the loop runs many times per second.
         """
         memory, assembly = loaded.memory, Assembly(self._settings, node=self._node, seed=self._seed)
         purged_at = waiting_since = complained_at = time.monotonic()

@@ -8,16 +8,16 @@ from shared.config import NodeConfig
 
 
 def steering_rules_of(config: NodeConfig) -> SteeringRules:
-    """What moves I, J and the strategy, if anything does. Raises ValueError: a strategy cannot be
-    had.
+    """What moves I, J and the strategy, if anything does. Raises ValueError if a strategy cannot be
+    loaded.
     """
     return SteeringRules(config.sampler, seed=f"{config.node.seed}\x00{config.node.id}")
 
 
 def limits_of(config: NodeConfig) -> Limits:
-    """The settings of the memory. A pool holds at least a batch plus what the generator may have in
-    progress, even if a smaller size is configured; otherwise local groups would be discarded and
-    regenerated for ever.
+    """The settings of the memory. A pool holds at least one batch plus the groups that the
+    generator may have in progress, even if a smaller size is configured; otherwise local groups
+    would be discarded and generated again for ever.
     """
     sampler = config.sampler
     most_local = sampler.local + (sampler.external if sampler.adapt == "adaptive" else 0)

@@ -1,28 +1,28 @@
-"""How many foreign groups a batch takes: at most the configured J, with I + J constant. A pure
-state machine, one step per batch.
+"""Controls how many foreign groups a batch takes: at most the configured J, with I + J constant. A
+pure state machine, one step per batch.
 
 Every `period_batches` batches it evaluates the period and sets J for the next one:
 
 * **Need.** f is the share of informative local groups, smoothed over periods. At
-  `enough_informative` or more, local groups suffice and sharing only makes the policy follow
-  others: J goes to 0. At `few_informative` or less J goes to its maximum; in between it is
-  proportional. J moves only when it is off by 1 or more (hysteresis), up by 1 per period, down by
-  at most half of itself.
+`enough_informative` or more, local groups suffice and sharing only makes the policy follow others:
+J goes to 0. At `few_informative` or less J goes to its maximum; in between it is proportional. J
+moves only when it is off by 1 or more (hysteresis), up by 1 per period, down by at most half of
+itself.
 * **Harm.** The local groups' mean reward and the held-out pass rate, each smoothed, must not be
-  below the recent best by more than `_STANDARD_ERRORS` standard errors, and no dataset may be
-  forgotten while others rise (`forgetting`). While this is violated and foreign groups are trained
-  on, in a slow decline or in an oscillation, the ceiling of J is halved every period (for held-out
-  results every period with a new one), down to 0, which is ordinary RL. It rises again by 1 after
-  `patience` calm periods, and each cut doubles the patience, so that harmful sharing is tried ever
-  more rarely. It cannot detect sharing that slows a rise without ever causing a fall, nor what
-  happens between two evaluations.
+below the recent best by more than `_STANDARD_ERRORS` standard errors, and no dataset may be
+forgotten while others rise (`forgetting`). While this is violated and foreign groups are trained
+on, in a slow decline or in an oscillation, the ceiling of J is halved every period (for held-out
+results every period with a new one), down to 0, which is ordinary RL. It rises again by 1 after
+`patience` calm periods, and each cut doubles the patience, so that harmful sharing is tried ever
+more rarely. It cannot detect sharing that slows a rise without ever causing a fall, nor what
+happens between two evaluations.
 * **Supply.** Missing groups cannot help, and old ones come from outdated policies. When less than
-  half of J arrived, or the mean age was above three quarters of the limit, the ceiling falls below
-  J, without changing the patience.
+half of J arrived, or the mean age was above three quarters of the limit, the ceiling falls below J,
+without changing the patience.
 
-J = min(need, ceiling). More local groups are always safe, so I rises at once. Fewer are announced
-by one per period, and groups that the generator has already started are used before anything else
-(`assembly`) instead of being wasted.
+J = min(need, ceiling). More local groups are always safe, so I rises at once. It falls by one per
+period, and groups that the generator has already started are used first (`assembly`) instead of
+being wasted.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ _SMOOTHING = 0.5
 period's.
 """
 _STANDARD_ERRORS = 2.5
-"""Relative to the best of about ten smoothed values, noise alone falls that far about once in a
+"""Compared with the best of about ten smoothed values, noise alone falls that far about once in a
 hundred periods.
 """
 _FORGETTING = 0.1
-"""Part of the way from the best to the present that a period forgets: a fall is held against
-sharing for some ten periods.
+"""Each period moves the remembered best by this part of its distance from the present value, so a
+fall counts against sharing for about ten periods.
 """
 _FIRST_PATIENCE = 2
 _MOST_PATIENCE = 64
 _OLD = 0.75
-"""Part of the age limit from which on groups are old. An even draw from a pool that never runs dry
-has waited half of it.
+"""Groups older than this part of the age limit count as old. In an even draw from a pool that never
+runs empty, groups have waited half of the limit.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a batch had of others: groups wanted and taken, how long a typical sender's waited here,
-    how many the pool has left.
+    """A batch's use of foreign groups: groups wanted and taken, how long a typical sender's have
+    waited here, how many the pool has left.
     """
 
     wanted: int
@@ -70,12 +70,12 @@ class Taken:
 
 
 def start(settings: SamplerSection) -> SharingState:
-    """Before the first batch: J is the largest there may be, `sampler.external`."""
+    """The state before the first batch: J is at its maximum, `sampler.external`."""
     return SharingState(external=settings.external, ceiling=settings.external, patience=_FIRST_PATIENCE, why="start")
 
 
 def reconciled(state: SharingState, settings: SamplerSection) -> SharingState:
-    """The state under a configuration that may be another than the one it was made under."""
+    """Adapt the state to a configuration that may differ from the one it was made with."""
     most = settings.external
     if state.external <= most and state.ceiling <= most:
         return state
@@ -85,7 +85,7 @@ def reconciled(state: SharingState, settings: SamplerSection) -> SharingState:
 def after_batch(
     state: SharingState, settings: SamplerSection, own: OwnRecord, batch: Taken, evaluation: Evaluation | None
 ) -> SharingState:
-    """The state once a batch is drawn; its `external` is the next batch's J."""
+    """The state after a batch was drawn; its `external` is the next batch's J."""
     state = replace(
         state,
         batches=state.batches + 1,
@@ -116,15 +116,15 @@ def _look_at_reward(state: SharingState, own: OwnRecord) -> tuple[SharingState, 
     groups = own.groups - state.groups
     mean = (own.reward_sum - state.reward_sum) / groups
     variance = max(0.0, (own.reward_squares - state.reward_squares) / groups - mean * mean)
-    # A period in which all groups came out alike says nothing of the noise: one of them could have
-    # come out otherwise.
+    # A period in which all groups have the same result says nothing about the noise, so assume that
+    # one of them could have differed.
     error = math.sqrt((variance + 0.25 / groups) / groups)
     level, fell = _level(state.reward, mean, error)
     return replace(state, reward=level), fell
 
 
 def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tuple[SharingState, str | None]:
-    """Count an evaluation that is new; also says which of its pass rates fell, if one did."""
+    """Count an evaluation if it is new. Also says which of its pass rates fell, if one did."""
     if (
         evaluation is None
         or evaluation.n == 0
@@ -141,8 +141,8 @@ def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tup
 
 
 def _level(before: Level | None, value: float, error: float) -> tuple[Level, bool]:
-    """The value taken into account, and whether the smoothed one lies below the best by more than
-    noise explains.
+    """The level with the value counted, and whether the smoothed value is below the best by more
+    than noise explains.
     """
     now = value if before is None else before.now + _SMOOTHING * (value - before.now)
     now = min(1.0, max(0.0, now))

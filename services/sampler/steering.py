@@ -1,5 +1,5 @@
-"""The moving parts of the next batch: I and J (`share_controller`) and the strategy (`bandit`).
-Pure.
+"""The parts of the next batch that may move: I and J (`share_controller`) and the strategy
+(`bandit`). Pure.
 
 Each batch decides for the next one and stores the decision, so a restarted sampler continues in the
 same way.
@@ -25,13 +25,13 @@ class SteeringRules:
     seed: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse strategies that cannot be had. Raises ValueError."""
+        """Refuse strategies that cannot be loaded. Raises ValueError."""
         for name in self.arms or (self.settings.strategy,):
             strategy_named(name)
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The strategies that the bandit mixes; empty for any other strategy."""
+        """The strategies that the bandit chooses from; empty for any other strategy."""
         return tuple(self.settings.bandit_arms) if self.settings.strategy == BANDIT else ()
 
     @property
@@ -43,7 +43,7 @@ class SteeringRules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InForce:
     """I, J and the strategy of one batch. most_local: local groups beyond I that it may take before
-    they are too stale.
+    they become too stale.
     """
 
     local: int
@@ -54,8 +54,8 @@ class InForce:
 
 
 def reconciled(rules: SteeringRules, state: SteeringState, next_batch: int) -> SteeringState:
-    """The state to go on with: what the configuration asks for and the state lacks is started, what
-    it no longer asks for ends.
+    """Adapt the state to the configuration: start what the configuration asks for and the state
+    lacks, and end what it no longer asks for.
     """
     arms, moves = state.bandit, state.sharing
     if not rules.arms:
@@ -72,9 +72,7 @@ def reconciled(rules: SteeringRules, state: SteeringState, next_batch: int) -> S
 
 
 def in_force(rules: SteeringRules, state: SteeringState) -> InForce:
-    """What the next batch is made of. `state`: a `reconciled` one, or one that `after_batch`
-    gave.
-    """
+    """The composition of the next batch. `state`: from `reconciled` or `after_batch`."""
     settings = rules.settings
     name = settings.strategy if state.bandit is None else bandit.in_force(state.bandit)
     explained = name if state.bandit is None else f"{BANDIT}: {name}"
@@ -98,15 +96,16 @@ def after_batch(
     batch: Taken,
     evaluation: Evaluation | None,
 ) -> SteeringState:
-    """The state once batch `number` is drawn, which decides batch `number + 1`.
+    """The state after batch `number` was drawn, which decides batch `number + 1`.
 
     Args:
         rules: The fixed part.
-        state: That by which batch `number` was drawn.
+        state: The state with which batch `number` was drawn.
         number: The batch's.
         own: The record of the local groups when it was drawn.
-        batch: What it has of others.
-        evaluation: The newest held-out result that is known, the same one as often as one likes.
+        batch: Its use of foreign groups.
+        evaluation: The newest known held-out result; the same one may be passed any number of
+            times.
     """
     arms, moves = state.bandit, state.sharing
     if arms is not None:

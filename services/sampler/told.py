@@ -1,5 +1,5 @@
-"""What the sampler tells: the generator, what was consumed; who runs it, why no batch comes, what
-moved, what cannot be replayed.
+"""The sampler's reports: to the generator, which groups were consumed; to the log, why no batch is
+built, what moved, and what cannot be replayed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _REMEDIES = {
 
 
 def tell_of_unreadable(log: Log, problems: Sequence[str]) -> None:
-    """Report scored groups that cannot be decoded and are left out."""
+    """Log scored groups that cannot be decoded and are left out."""
     for problem in problems:
         log.error("scored_group_unreadable", reason=problem, consequence="dropped")
 
 
 def tell_of_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
-    """Report groups that were chosen for replay but are no longer in the stream."""
+    """Log groups that were chosen for replay but are no longer in the stream."""
     for entry in replayable:
         log.info(
             "replayable_group_gone",
@@ -44,8 +44,9 @@ def tell_of_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
 
 
 def complain(log: Log, waiting: Wait, next_batch: int, waited_s: float) -> None:
-    """Report that no batch could be built for `waited_s` seconds: what is missing and what to
-    check."""
+    """Log that no batch could be built for `waited_s` seconds: what is missing and what to
+    check.
+    """
     log.warning(
         "no_batch",
         next_batch=next_batch,
@@ -58,7 +59,7 @@ def complain(log: Log, waiting: Wait, next_batch: int, waited_s: float) -> None:
 
 
 def tell_of_move(log: Log, was: InForce, becomes: InForce, state: SteeringState) -> None:
-    """Batches are made of something else from now on; `state` says why."""
+    """Log that the composition of batches has changed; `state` says why."""
     moved = state.sharing is not None and was.external != becomes.external
     log.info(
         "steered",
@@ -70,16 +71,19 @@ def tell_of_move(log: Log, was: InForce, becomes: InForce, state: SteeringState)
 
 
 class ConsumedReport:
-    """What the generator paces itself by, in the node's bucket: written where it changed."""
+    """The report by which the generator paces itself, in the node's bucket; written only when it
+    has changed.
+    """
 
     def __init__(self, transport: Transport, node: str) -> None:
         self._transport, self._node = transport, node
         self._told: SamplerPosition | None = None
 
     async def tell(self, memory: SamplerMemory, local: int | None) -> None:
-        """Which local groups were consumed and which dropped: the generator may wait for that.
+        """Report which local groups were consumed and which were dropped; the generator may be
+        waiting for it.
 
-        local: I of the next batch where it moves, else None.
+        local: I of the next batch if it moves, else None.
         """
         position = SamplerPosition(
             batch_number=memory.next_number - 1,

@@ -1,5 +1,5 @@
-"""One training step on the device: alone there where generator and trainer share it in turns, and
-with a remedy where its memory does not suffice.
+"""Runs one training step on the device: alone if generator and trainer share it in turns, and with
+a remedy if its memory is too small.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from shared.runtime import FatalError, unless_stopped
 
 
 class DeviceStep:
-    """Trains batches one by one in the thread that computes."""
+    """Trains batches one by one in the compute thread."""
 
     def __init__(self, config: NodeConfig, learner: Learner, worker: TorchThread, stopping: asyncio.Event) -> None:
         self._learner, self._torch, self._stopping = learner, worker, stopping
         self._turns = device_turns(config, "trainer")
 
     async def train(self, batch: Batch) -> tuple[StepRecord, float] | None:
-        """The step's record and the seconds waited for a turn on the device. None where the service
-        is stopped before the turn comes.
+        """The step's record and the seconds waited for a turn on the device. None if the service is
+        stopped before the turn comes.
 
         Raises:
             FatalError: the step does not fit into the device's memory, or no turn can be had.
-            RuntimeError: it does not fit, but may when another process has given its memory back.
+            RuntimeError: it does not fit now, but may once another process has freed its memory.
         """
         try:
             return await self._in_turn(batch)
@@ -38,8 +38,8 @@ class DeviceStep:
             problem = f"step {batch.number} does not fit into the device's memory ({str(error).splitlines()[0]})"
             remedy = "lower trainer.token_budget, or set trainer.gradient_checkpointing or trainer.lora.rank"
             if self._turns is not None:
-                # One that was killed in its turn may not have given its memory back yet.
-                raise RuntimeError(f"{problem}: trying again from the last checkpoint; should it stay so, {remedy}") from error
+                # A process that was killed during its turn may not have freed its memory yet.
+                raise RuntimeError(f"{problem}: trying again from the last checkpoint; if this persists, {remedy}") from error
             raise FatalError(f"{problem}: {remedy}") from None
 
     async def _in_turn(self, batch: Batch) -> tuple[StepRecord, float] | None:
@@ -54,7 +54,7 @@ class DeviceStep:
         try:
             return await self._torch.run(lambda: self._learner.step(batch)), waited_s
         finally:
-            # What torch keeps for later would be missing to the one whose turn is next.
+            # Release torch's cached memory, which the process with the next turn would lack.
             if torch.cuda.is_available():
                 await self._torch.run(torch.cuda.empty_cache)
             self._turns.give_up()

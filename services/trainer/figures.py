@@ -1,4 +1,4 @@
-"""The figures of a step for /metrics and for the node's status."""
+"""The trainer's metrics and status figures."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ class TrainerGauges:
                 made.labels(value)
             return made
 
-        self.steps = counter("swarm_trainer_steps_total", "Steps trained by this process, those of a replay included.")
-        self.unchanged = counter("swarm_trainer_unchanged_steps_total", "Steps that left the weights as they were.")
+        self.steps = counter(
+            "swarm_trainer_steps_total", "Steps trained by this process, including steps repeated after a restart."
+        )
+        self.unchanged = counter("swarm_trainer_unchanged_steps_total", "Steps that did not change the weights.")
         self.last_step = late(
             "swarm_trainer_last_step_timestamp_seconds", "Unix time of the last step's end. Absent until a step of this process."
         )
@@ -83,7 +85,7 @@ class TrainerGauges:
         )
         self.bounded = counter(
             "swarm_trainer_bounded_groups_total",
-            "Foreign groups held to the bound of a group's gradient (trainer.foreign_norm_factor).",
+            "Foreign groups whose gradient was scaled down (trainer.foreign_norm_factor).",
         )
         self.entropy = last("swarm_trainer_entropy_nats", "Mean entropy per token")
         self.clip_fraction = last("swarm_trainer_clip_ratio", "Share of clipped tokens")
@@ -99,14 +101,17 @@ class TrainerGauges:
             registry=registry,
         )
         self.staleness = last("swarm_trainer_staleness_steps_max", "Largest staleness in policy versions of a local group")
-        self.groups = counter("swarm_trainer_groups_total", "Groups taken in, by origin.", "origin", ("local", "external"))
+        self.groups = counter("swarm_trainer_groups_total", "Groups trained on, by origin.", "origin", ("local", "external"))
         self.replayed = counter(
             "swarm_trainer_replayed_groups_total",
             "Local groups of earlier batches taken in again (sampler.replay); what is told of local groups leaves them out.",
         )
         self.zero_advantage = counter("swarm_trainer_zero_advantage_groups_total", "Groups taken in whose rewards do not differ.")
         self.skipped = counter(
-            "swarm_trainer_skipped_groups_total", "Groups left out because they cannot be trained on.", "reason", _SKIPPED
+            "swarm_trainer_skipped_groups_total",
+            "Groups left out because they cannot be trained on, by reason.",
+            "reason",
+            _SKIPPED,
         )
         self.left_out = counter(
             "swarm_trainer_left_out_groups_total",
@@ -130,7 +135,7 @@ class TrainerGauges:
         self.checkpoint_interval = late(
             "swarm_trainer_checkpoint_interval_steps", "Steps between checkpoints (trainer.checkpoint_every). Absent until set up."
         )
-        self.finished = Gauge("swarm_trainer_finished", "1 once all trainer.max_steps steps are taken.", registry=registry)
+        self.finished = Gauge("swarm_trainer_finished", "1 once all trainer.max_steps steps have been taken.", registry=registry)
         self.fallbacks = counter("swarm_trainer_corrupt_checkpoints_total", "Checkpoints found broken at start.")
         self.wait_ratio = LateGauge(
             "swarm_trainer_wait_ratio",
@@ -141,18 +146,18 @@ class TrainerGauges:
         self._recent: deque[PhaseSeconds] = deque(maxlen=_WINDOW_STEPS)
 
     def published(self, pointer: PolicyPointer | None) -> None:
-        """The newest policy is where `pointer` says."""
+        """Record the published policy."""
         if pointer is not None:
             self._version.set(pointer.version)
             self._published.set(pointer.created_at)
 
     def checkpointed(self, step: int) -> None:
-        """The state after `step` is on disk."""
+        """Record that a checkpoint of `step` is on disk."""
         self._checkpoint_step.set(step)
         self._checkpoint_time.set(time.time())
 
     def observe(self, record: StepRecord, context: ServiceContext) -> None:
-        """Show a step on /metrics and on the status board."""
+        """Export a step to /metrics and to the status board."""
         self.steps.inc()
         self.unchanged.inc(0 if record.updated else 1)
         self.last_step.set(time.time())
@@ -190,8 +195,9 @@ class TrainerGauges:
         self._show(record, context)
 
     def _show(self, record: StepRecord, context: ServiceContext) -> None:
-        """The node's status shows the newest step, but shares of time over the last steps, because
-        those of one step jump. A message holds no infinity, which a gradient's norm may be.
+        """The node's status shows the newest step, but shares of time over several steps, because
+        those of a single step vary too much. A message cannot contain infinity, which a gradient's
+        norm may be.
         """
         board, recent = context.status, list(self._recent)
         board.worked()

@@ -1,5 +1,5 @@
-"""The trainer's findings about foreign text, for this node's verifiers: how many of a sender's
-answers in a batch were absurd.
+"""Reports the trainer's findings about foreign text to this node's verifiers: how many of a
+sender's answers in a batch were absurd.
 
 It only reports; the verifiers decide what counts against whom
 (`services.verifier.shared_reputation`). Only text that is absurd under the policy is reported.
@@ -21,11 +21,11 @@ from shared.transport.base import Transport
 
 
 def absurd_text(batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[str, int]) -> list[AbsurdText]:
-    """One finding for each node in `absurd_of` (absurd answers by node); `trained_of` are its
+    """One finding for each node in `absurd_of` (absurd answers by node); `trained_of` counts its
     answers that were trained on.
 
-    Answers that were left out for another reason, or as candidates, say nothing. Those that were
-    not looked at count as good.
+    Answers that were left out for another reason, or as candidates, are ignored. Those that were
+    not checked count as good.
     """
     return [
         AbsurdText(batch=batch, sender=node, absurd=count, answers=count + trained_of.get(node, 0))
@@ -35,7 +35,7 @@ def absurd_text(batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[st
 
 
 class Findings:
-    """The newest findings, written when there are new ones."""
+    """The newest findings; they are written when there are new ones."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -43,13 +43,13 @@ class Findings:
         self._untold = False
 
     def note(self, batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[str, int]) -> None:
-        """Batch number `batch` was trained on; see `absurd_text`."""
+        """Record the findings of batch `batch`; see `absurd_text`."""
         found = absurd_text(batch, absurd_of, trained_of)
         self._found.extend(found)
         self._untold = self._untold or bool(found)
 
     async def tell(self, plane: Transport, now_s: float) -> None:
-        """Write them down if there are new ones.
+        """Write the findings if there are new ones.
 
         Raises:
             TransportError: the node plane does not answer; the next call writes them.

@@ -1,8 +1,7 @@
-"""The policy and its optimizer: one `step` per batch, and all the state needed to resume as if
-nothing had happened.
+"""The policy and its optimizer: one `step` per batch, and all the state needed to resume exactly.
 
-Knows torch and messages, but neither server nor disk. On a CPU the same configuration and batches
-give the same weights bit for bit.
+It depends on torch and messages, but on neither server nor disk. On a CPU the same configuration
+and batches give the same weights bit for bit.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ class _Update:
 
 
 class Learner:
-    """Trains the configured model on batches, one step each; together with other processes when
-    `parallel` says so, which then make the same calls.
+    """Trains the configured model on batches, one step each. With `parallel`, it trains together
+    with other processes, which then must make the same calls.
 
-    Raises (on construction) ModelLoadError or ValueError when the configuration and the model do
-    not fit; the message names cause and remedy.
+    Raises (on construction) ModelLoadError or ValueError if the configuration does not suit the
+    model; the message names cause and remedy.
     """
 
     def __init__(self, config: NodeConfig, parallel: Parallel = ALONE) -> None:
@@ -108,8 +107,8 @@ class Learner:
         """What became of each group of the last step's batch (`services.trainer.trained`)."""
 
     def step(self, batch: Batch) -> StepRecord:
-        """Train on a batch. `wait`, `publish` and `checkpoint` seconds are the caller's to fill
-        in.
+        """Train on a batch. The caller fills in the seconds of `wait`, `publish` and
+        `checkpoint`.
         """
         started = time.perf_counter()
         preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel)
@@ -130,10 +129,10 @@ class Learner:
 
     def policy(self) -> dict[str, Tensor]:
         """The policy as generators load it: all weights under Hugging Face names, tied tensors
-        once, in `published_dtype`; or the factors of its adapters alone, in float32.
+        once, in `published_dtype`; or only the factors of its adapters, in float32.
 
-        Afterwards `delta_rounding` says what that dtype loses of what merged adapters add (None
-        without).
+        Afterwards `delta_rounding` describes what rounding to that dtype loses of merged adapters
+        (None without adapters).
         """
         if self._adapters is not None:
             return adapter_tensors(self.model, self._parallel.whole)
@@ -152,10 +151,10 @@ class Learner:
         return LearnerState(trainable_tensors(self.model, whole), optimizer, random, self._earlier_groups)
 
     def restore(self, state: LearnerState) -> None:
-        """Go on from `state`.
+        """Continue from `state`.
 
         Raises:
-            WeightsError: it is another model's.
+            WeightsError: it belongs to another model.
             ValueError: its optimizer has other parameters.
         """
         part = self._parallel.part
@@ -172,8 +171,7 @@ class Learner:
         started = time.perf_counter()
         proximal: BatchLogprobs | None = None
         reference: BatchLogprobs | None = None
-        # What is dropped for its likelihood is known from these alone, and must not count in the
-        # divisor.
+        # Only these show what is dropped for its likelihood, which must not count in the divisor.
         if self._config.updates_per_batch > 1 or config.needs_proximal:
             proximal = batch_logprobs(self.model, groups, config, self._parallel)
             intake = replace(intake, groups=without_dropped(groups, config, proximal))
@@ -187,14 +185,15 @@ class Learner:
             before_s = 0.0
             if not update.moved:
                 break
-        # 4 bytes a parameter that nobody needs until the next step, on a device that may be shared.
+        # Frees 4 bytes per parameter that are not needed until the next step, on a device that may
+        # be shared.
         self._optimizer.zero_grad(set_to_none=True)
         return updates
 
     def _update(self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float) -> _Update:
-        """One optimizer step. Where the norm of the gradient is not finite the weights stay as they
-        are: AdamW would carry the infinity in its moments into every later step. `before_s` is what
-        the batch cost before its first update.
+        """One optimizer update. If the norm of the gradient is not finite the weights stay
+        unchanged, because AdamW's moments would carry the infinity into every later step.
+        `before_s` is the time that the batch took before its first update.
         """
         started = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=True)
@@ -253,12 +252,12 @@ def _record(
     preferred: Preferred, intake: Intake, absurd: Mapping[str, int], updates: list[_Update], rate: float, intake_s: float
 ) -> StepRecord:
     """One line of `metrics.jsonl`. Losses and ratios are means over the batch's updates, rewards
-    and groups are those of the batch. None is "there was nothing to measure", never 0: a mean over
-    no groups is not a bad mean.
+    and groups are those of the batch. None means that there was nothing to measure. 0 would be
+    wrong, because a mean over no groups is not a bad mean.
     """
     batch = preferred.batch
 
-    # Means over no tokens are 0 (`UpdateStats`), and a reader would take them for measurements.
+    # Means over no tokens are 0 (`UpdateStats`), which a reader would take for measurements.
     measured = [update for update in updates if update.stats.tokens]
 
     def mean(name: str) -> float | None:
@@ -332,9 +331,9 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _published_adapters(config: NodeConfig, model: Any, dtype: torch.dtype) -> Adapters | None:
-    """What is published instead of merged weights, or None. Generators add adapters to the base
-    that they loaded themselves, so its fingerprint travels along: on another base they would make
-    another policy.
+    """The adapters to publish instead of merged weights, or None. Generators add them to a base
+    that they loaded themselves, so the base's fingerprint is published too; on another base they
+    would give another policy.
     """
     lora = config.trainer.lora
     if not lora.rank or lora.publish == "merged":

@@ -30,16 +30,16 @@ _FLOAT32_BYTES = 4
 _GRADIENT_COPIES = 2
 _MOMENTS = 2
 LOGITS_BYTES = 5 * CHUNK_BYTES
-"""Of one chunk of logits, as `chunked_head` computes them."""
+"""Memory for one chunk of logits, as `chunked_head` computes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
     """How a policy would be trained.
 
-    dtype: `model.dtype`, of products; without adapters the weights are float32 in any case. tokens:
-    padded tokens of one pass, `trainer.token_budget`, in rows of `width`. processes: GPUs over
-    which torchrun splits the policy (FSDP2).
+    dtype: `model.dtype`, used for matrix products; without adapters the weights are float32 in any
+    case. tokens: padded tokens of one pass, `trainer.token_budget`, in rows of `width`. processes:
+    GPUs over which torchrun shards the policy (FSDP2).
     """
 
     dtype: torch.dtype
@@ -54,11 +54,11 @@ class TrainingPlan:
 class MemoryNeed:
     """Bytes that one process holds in a step.
 
-    states: weights, gradients, Adam's two moments and, because of the bound on foreign groups, a
-    copy of the gradients; its part of them. together: what FSDP2 puts together for a moment; 0
-    alone. activations: what one pass keeps for the backward pass, copies of the weights in the
-    products' dtype among them. logits: of a chunk, and the output layer's own gradient beside the
-    one that is added to. Not counted: logits of a model that cannot compute them in chunks (log
+    states: its part of weights, gradients, Adam's two moments and, because of the bound on foreign
+    groups, a copy of the gradients. together: what FSDP2 gathers temporarily; 0 with one process.
+    activations: what one pass keeps for the backward pass, including copies of the weights in the
+    dtype of matrix products. logits: one chunk, and the output layer's own gradient beside the one
+    that it is added to. Not included: logits of a model that cannot compute them in chunks (log
     `logits_not_chunked`), and the reference model of `trainer.kl_coefficient`.
     """
 
@@ -69,19 +69,20 @@ class MemoryNeed:
 
     @property
     def total(self) -> int:
-        """All at once, which is more than a step holds. Torch's allocator and CUDA keep about 1 GB
-        of a GPU besides.
+        """The sum, which is more than a step holds at any one time. Torch's allocator and CUDA take
+        about 1 GB of a GPU in addition.
         """
         return self.states + self.together + self.activations + self.logits
 
 
 def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
-    """What a step of the causal model takes that `config`, a transformers configuration, describes.
+    """The memory of a step with the causal model that `config`, a transformers configuration,
+    describes.
 
     Raises:
         ValueError, KeyError: there is no causal language model of this kind, its linear layers
             cannot be adapted or its activations recomputed, its positions do not reach `width`, or
-            its pass cannot be followed without numbers.
+            its forward pass cannot be traced without data.
     """
     if plan.width < 1 or plan.tokens < 1:
         raise ValueError(f"{plan.tokens} tokens in rows of {plan.width}: both must be 1 or more")
@@ -97,7 +98,7 @@ def memory_need(config: Any, plan: TrainingPlan) -> MemoryNeed:
         blocks = transformer_blocks(model)
         largest = max((_bytes(block.parameters()) for block in blocks), default=0)
         around = _bytes(parameters) - sum(_bytes(block.parameters()) for block in blocks)
-        # The next block is fetched while one computes; what is around the blocks stays together,
+        # The next block is fetched while one computes. What surrounds the blocks stays gathered,
         # with its gradient.
         together = 2 * around + 3 * largest
     return MemoryNeed(
@@ -123,7 +124,7 @@ def _without_numbers(config: Any, plan: TrainingPlan) -> Any:
 
 
 def _activations(model: Any, plan: TrainingPlan) -> int:
-    # A text that is wider than the budget goes alone.
+    # A text that is wider than the budget gets its own pass.
     rows, width = max(1, plan.tokens // plan.width), plan.width
     with FakeTensorMode():
         _give_shapes(model)
@@ -134,7 +135,7 @@ def _activations(model: Any, plan: TrainingPlan) -> int:
             model.enable_input_require_grads()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()
-        # In the backward pass one block's activations are computed again at a time.
+        # In the backward pass, one block's activations at a time are computed again.
         return _kept(model, rows, width, plan.dtype) + whole // max(1, len(transformer_blocks(model)))
 
 
@@ -149,8 +150,9 @@ def _head_bytes(model: Any, dtype: torch.dtype) -> int:
 
 def _kept(model: Any, rows: int, width: int, dtype: torch.dtype) -> int:
     """Bytes of activations that a forward pass of (rows, width) keeps for its backward pass.
-    Tensors that share a storage count once, weights not at all: they are counted elsewhere. Runs on
-    tensors without contents, so an architecture that looks at its numbers cannot be followed.
+    Tensors that share a storage count once; weights are not included, because they are counted
+    elsewhere. Runs on tensors without contents, so an architecture that reads values cannot be
+    traced.
     """
     own = {_identity(parameter) for parameter in model.parameters()}
     kept: dict[int, Any] = {}
@@ -175,7 +177,7 @@ def _kept(model: Any, rows: int, width: int, dtype: torch.dtype) -> int:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Torch logs a whole stack for an operation that has no shape without numbers."""
+    """Suppress torch's log of a whole stack trace for an operation whose shape depends on data."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -185,8 +187,8 @@ def _unlogged() -> Iterator[None]:
 
 
 def _give_shapes(model: nn.Module) -> None:
-    """Put tensors of the current fake mode in the place of meta tensors, tied ones once: autocast
-    passes meta tensors by.
+    """Replace meta tensors by tensors of the current fake mode, tied ones once, because autocast
+    ignores meta tensors.
     """
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():

@@ -23,8 +23,8 @@ from shared.seeds import number_from
 
 @dataclass(frozen=True, slots=True)
 class PolicyModel:
-    """`model` trains in float32 (what LoRA freezes stays in `dtype`); `dtype` is that of products
-    and published weights.
+    """`model` is trained in float32 (weights that LoRA freezes stay in `dtype`); `dtype` is that of
+    matrix products and published weights.
     """
 
     model: Any
@@ -34,11 +34,11 @@ class PolicyModel:
 
 
 def load_policy_model(config: NodeConfig, parallel: Parallel = ALONE) -> PolicyModel:
-    """Load the base policy ready for training.
+    """Load the base policy for training.
 
     Raises:
         ModelLoadError: the model is missing or broken.
-        ValueError: LoRA's target modules are not in the model, or it cannot be trained right
+        ValueError: LoRA's target modules are not in the model, or it cannot be trained correctly
             (`UntrainableModel`).
     """
     device = parallel.device(config.model.device)
@@ -77,8 +77,8 @@ def node_seed(config: NodeConfig) -> int:
 
 
 def with_adapters(model: Any, lora: LoraSection) -> Any:
-    """`model` behind low-rank adapters of `lora.rank`, in float32 whatever the model is in; only
-    they are trained.
+    """`model` with low-rank adapters of rank `lora.rank`, in float32 whatever the model's dtype;
+    only they are trained.
 
     Raises:
         ValueError: the target modules are not in the model, or a policy with these adapters merged
@@ -112,8 +112,8 @@ def _tell_of_idle_adapters(model: Any, parallel: Parallel) -> None:
 
 
 def _check_mergeable(adapted: Any) -> None:
-    """Refuse adapters that no merged policy can hold: on one use of a shared weight, and on what is
-    no layer with a weight.
+    """Refuse adapters that cannot be merged: on one use of a shared weight, and on modules that are
+    not layers with a weight.
     """
     from peft.tuners.lora.layer import ParamWrapper
 
@@ -143,8 +143,8 @@ def _check_mergeable(adapted: Any) -> None:
 
 @torch.no_grad()
 def _is_linear(layer: nn.Linear) -> bool:
-    """Whether a layer that is called linear, and may have its own implementation, computes what a
-    linear layer computes.
+    """Whether a layer that is named linear, but may have its own implementation, computes the same
+    as a linear layer.
     """
     if type(layer).forward is nn.Linear.forward:
         return True

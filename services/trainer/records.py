@@ -1,4 +1,4 @@
-"""The records of every step: one line of `metrics.jsonl`, and its numbers for trackers."""
+"""The record of each step: one line of `metrics.jsonl`, and its numbers for trackers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSeconds:
-    """Wall clock of a step's phases, in seconds.
+    """Wall-clock seconds of a step's phases.
 
-    wait: for the batch to be there. publish: from the end of the optimizer's step until the policy
-    pointer names the new policy. checkpoint: of the checkpoint written since the line before this
-    one, because a step's line is on disk before the checkpoint that contains the step.
+    wait: for the batch to arrive. publish: from the end of the optimizer's step until the policy
+    pointer names the new policy. checkpoint: for the checkpoint written since the previous line,
+    because a step's line is on disk before the checkpoint that contains the step.
     """
 
     wait: float = 0.0
@@ -33,7 +33,7 @@ class PhaseSeconds:
 
     @property
     def total(self) -> float:
-        """All phases together."""
+        """Sum of all phases."""
         return self.wait + self.intake + self.forward_backward + self.optimizer + self.publish + self.checkpoint
 
 
@@ -114,10 +114,10 @@ class StepRecord:
 
 
 class MetricsLog:
-    """`metrics.jsonl` of a run, one line a step.
+    """`metrics.jsonl` of a run, one line per step.
 
-    Opening it forgets the lines of steps after `step` (those that are trained again after a
-    resume), so that every step is there once.
+    Opening it removes the lines of steps after `step` (those that are trained again after a
+    resume), so that every step occurs once.
     """
 
     def __init__(self, run_dir: Path, step: int) -> None:
@@ -131,8 +131,8 @@ class MetricsLog:
         """Write one step, after those that could not be written before.
 
         Raises:
-            OSError: such as a full disk; no torn line is left, and the next call writes the line
-                too.
+            OSError: for example a full disk. No partial line is left, and the next call writes the
+                line too.
         """
         self._unwritten.append(json.dumps(_finite(asdict(record)), separators=(",", ":")).encode() + b"\n")
         while self._unwritten:
@@ -146,8 +146,8 @@ class MetricsLog:
 
 
 def forget_steps_after(file: Path, step: int) -> None:
-    """Rewrite `file` (by rename) without lines of steps after `step`, torn lines and second lines
-    of a step.
+    """Rewrite `file` (by rename) without lines of steps after `step`, partial lines and repeated
+    lines of a step.
     """
     if not file.exists():
         return
@@ -182,7 +182,7 @@ def scalars(record: StepRecord) -> dict[str, float]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity; null says that there is no number."""
+    """The value, or None for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, float):

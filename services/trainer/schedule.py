@@ -31,7 +31,7 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, kind: ScheduleKi
 
 
 def configured_rate(trainer: TrainerSection, step: int) -> float:
-    """Learning rate of a step under the settings; a schedule without an end of its own ends with
+    """Learning rate of a step under the settings; without `schedule_steps`, a schedule ends with
     the run.
     """
     return learning_rate(

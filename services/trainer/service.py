@@ -43,8 +43,8 @@ _POLL_S = (0.005, 0.01, 0.02, 0.05)
 _RETRY_S = 1.0
 _MAX_READ_FAILURES = 20
 _GRACE_S = 1.0
-"""How long a stopping trainer tries to publish its last step; what it cannot publish, it publishes
-after its restart.
+"""How long a stopping trainer tries to publish its last step. If it cannot, it does so after its
+restart.
 """
 
 
@@ -61,7 +61,7 @@ class TrainerService:
         self._config, self._learn = config, learn
 
     async def run(self, context: ServiceContext) -> None:
-        """Train until told to stop; after `trainer.max_steps` steps keep answering health checks
+        """Train until told to stop. After `trainer.max_steps` steps, keep answering health checks
         until then.
         """
         worker = TorchThread()
@@ -77,7 +77,7 @@ class TrainerService:
 
 
 class _Training:
-    """One life of a trainer, from the checkpoint it starts with to its end."""
+    """One run of a trainer process, from the checkpoint it starts with to its end."""
 
     def __init__(
         self, config: NodeConfig, context: ServiceContext, worker: TorchThread, learner: Learner, gauges: TrainerGauges
@@ -109,7 +109,7 @@ class _Training:
         return training
 
     async def run(self) -> None:
-        """Step after step; returns when stopped, with a checkpoint of the last step."""
+        """Run step after step. When stopped, write a checkpoint of the last step and return."""
         self._context.mark_ready()
         self._context.status.state("training")
         while not self._context.stopping.is_set() and not self._finished():
@@ -130,8 +130,8 @@ class _Training:
         self._trained.close()
 
     async def _resume(self) -> None:
-        """From the newest checkpoint that is whole. Broken ones are set aside only after an older
-        one was loaded: were none whole, they would be all that a person has left to repair.
+        """Resume from the newest intact checkpoint. Broken ones are renamed only after an older one
+        was loaded; if none is intact, they are all that an operator has to repair.
         """
         try:
             checkpoint, broken = await self._torch.run(self._checkpoints.store.newest)
@@ -175,7 +175,7 @@ class _Training:
         return bool(limit) and self._upkeep.position.batch_number >= limit
 
     async def _next_batch(self) -> tuple[Batch, TrainedPosition] | None:
-        """Wait for the next batch, catching up meanwhile on what could not be written. None when
+        """Wait for the next batch and meanwhile retry what could not be written. None when
         stopped.
         """
         polls = failures = 0
@@ -201,8 +201,8 @@ class _Training:
         return None
 
     async def _step(self, batch: Batch, position: TrainedPosition, *, wait_s: float) -> None:
-        """The position moves on before anything is written: a step that was taken is taken, and
-        what cannot be written is caught up on later.
+        """The position advances before anything is written: the step has been taken, and what
+        cannot be written is retried later.
         """
         trained = await self._device.train(batch)
         if trained is None:
@@ -238,7 +238,7 @@ class _Training:
         self._context.status.state("training")
 
     def _write(self, record: StepRecord, batch: Batch, position: TrainedPosition) -> None:
-        """The step is taken by now: what cannot be written here is reported and stops nothing."""
+        """The step has been taken, so what cannot be written here is reported and stops nothing."""
         try:
             self._metrics.append(record)
         except OSError as error:
@@ -267,7 +267,7 @@ class _Training:
         )
 
     async def _rest(self) -> None:
-        """All steps are taken: say so, see that everything is written, and wait for the end."""
+        """All steps are taken: report it, write what is pending, and wait to be stopped."""
         self._context.status.state("finished")
         self._context.status.set(StatusFigure.FINISHED, 1)
         self._gauges.finished.set(1)

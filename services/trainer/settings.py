@@ -19,7 +19,7 @@ from shared.model.tokenizer_hash import tokenizer_hash
 
 
 def _importance_config(config: NodeConfig) -> ImportanceConfig:
-    """How a node's configuration weighs what other policies sampled."""
+    """The importance weights of a node's configuration."""
     trainer = config.trainer
     return ImportanceConfig(
         cap=trainer.importance_cap,
@@ -35,15 +35,15 @@ def _importance_config(config: NodeConfig) -> ImportanceConfig:
 
 
 def _counts_uninformative(config: NodeConfig) -> bool:
-    """Whether groups without advantage count in the means: as the configuration says, or as the
-    objective's source has it.
+    """Whether groups without advantage count in the means: the configured value, or the objective's
+    published choice.
     """
     wanted = config.trainer.count_uninformative
     return configured_objective(config).objective.counts_uninformative if wanted is None else wanted
 
 
 def _advantage_config(config: NodeConfig) -> AdvantageConfig:
-    """How a node's configuration turns rewards into advantages."""
+    """The advantages of a node's configuration."""
     trainer = config.trainer
     return AdvantageConfig(
         kind=configured_objective(config).objective.advantages,
@@ -86,13 +86,13 @@ def intake_rules(
 
 
 def influence_rules(config: NodeConfig) -> InfluenceRules:
-    """What a node's configuration lets foreign groups add to a gradient."""
+    """The limits of a node's configuration on what foreign groups add to a gradient."""
     return InfluenceRules(proportion=config.trainer.foreign_norm_proportion, factor=config.trainer.foreign_norm_factor or math.inf)
 
 
 def update_config(config: NodeConfig) -> UpdateConfig:
-    """How a node's configuration turns groups into a gradient; what depends on the model and the
-    machine is left at its default.
+    """The part of a node's configuration that determines the gradient; fields that depend on the
+    model and the machine keep their defaults.
     """
     return UpdateConfig(
         objective=configured_objective(config),

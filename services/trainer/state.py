@@ -12,10 +12,10 @@ from services.trainer.selection.capability import Window
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """What a checkpoint holds of a learner. `optimizer` and `random` are plain containers of
-    tensors and numbers.
+    """The part of a checkpoint that belongs to the learner. `optimizer` and `random` are plain
+    containers of tensors and numbers.
 
-    earlier_groups: what is known of the authors in earlier batches
+    earlier_groups: what is known about the senders in earlier batches
     (`services.trainer.selection.capability`).
     """
 
@@ -27,8 +27,8 @@ class LearnerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedPosition:
-    """How far training is: batch `batch_number`, at `stream_seq` of the batch log, is the last that
-    the weights contain.
+    """The position of training: batch `batch_number`, at `stream_seq` of the batch log, is the last
+    one that the weights contain.
     """
 
     batch_number: int = 0

@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 class TorchThread:
-    """Runs one piece of work after the other."""
+    """Runs one function after another."""
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, once what was given before it is done."""
+        """The result or exception of `work`, after all earlier calls are done."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
     def shutdown(self) -> None:
-        """Take no more; what runs now ends by itself."""
+        """Accept no more work; the current call ends by itself."""
         self._worker.shutdown(wait=False, cancel_futures=True)

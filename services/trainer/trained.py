@@ -1,9 +1,9 @@
-"""What each step trained on, for people: `trained.jsonl`, one line a step.
+"""Records what each step trained on, for people to read: `trained.jsonl`, one line per step.
 
-The batch log says what the trainer was given. This says what it made of it: which candidates were
-kept, which groups and answers were left out and why, each answer's advantage, and the weights that
-its tokens had in the gradient. `swarm rollouts` and `swarm trace` read it. The file is bounded
-(`shared.json_lines.BoundedLines`); a step that is trained again after a restart is there twice, and
+The batch log says what the trainer was given. This file says what it did with it: which candidates
+were kept, which groups and answers were left out and why, each answer's advantage, and the weights
+that its tokens had in the gradient. `swarm rollouts` and `swarm trace` read it. The file is bounded
+(`shared.json_lines.BoundedLines`). A step that is trained again after a restart occurs twice, and
 the later line counts.
 """
 
@@ -23,10 +23,10 @@ from shared.contracts.messages import Batch
 from shared.runtime import spans
 
 TRAINED, NO_ADVANTAGE, NOT_PREFERRED = "trained", "no_advantage", "not_preferred"
-"""What became of a group; else the reason for which it was skipped."""
+"""What became of a group; otherwise the reason for which it was skipped."""
 
 MAX_LINE_BYTES = 2**20
-"""Of a larger step the first groups are written, and how many are not."""
+"""Longest line. Of a larger step, the first groups are written, and the number of missing ones."""
 
 
 def trained_groups(
@@ -73,7 +73,9 @@ def trained_groups(
 
 
 def trained_line(step: int, time_s: float, *, updated: bool, updates: int, groups: Sequence[Mapping[str, Any]]) -> str:
-    """One line of the file. updated, updates: whether the weights moved, and how often."""
+    """One line of the file. updated, updates: whether the weights changed, and the number of
+    updates.
+    """
     head = {"step": step, "time": round(time_s, 3), "updated": updated, "updates": updates}
     written: list[str] = []
     size = 0
@@ -88,15 +90,13 @@ def trained_line(step: int, time_s: float, *, updated: bool, updates: int, group
 
 
 def tell_of_trained(step: int, seconds: float, groups: Sequence[Mapping[str, Any]]) -> None:
-    """A span for each group that step `step`, which took `seconds`, was given; see
-    `trained_groups`.
-    """
+    """Emit a span for each group of step `step`, which took `seconds`; see `trained_groups`."""
     for group in groups if spans.wanted() else ():
         spans.emit(group["id"], spans.TRAIN, seconds=seconds, step=step, origin=group["origin"], outcome=group["fate"])
 
 
 def _taken_in(number: int, group: TokenGroup, updates: Sequence[BoundedGradient], config: UpdateConfig) -> dict[str, Any]:
-    """Of the group at `number` of the step."""
+    """The entry of the group at index `number` of the step."""
     scale = updates[0].scales.get(number, 1.0)
     by_length = config.objective.aggregated_by != "sequence_mean"
     took_part = config.takes_part(group)
@@ -117,7 +117,7 @@ def _taken_in(number: int, group: TokenGroup, updates: Sequence[BoundedGradient]
 
 
 def _used(uses: Sequence[AnswerUse], tokens: int) -> dict[str, Any]:
-    """Means over the updates, except what is the same in all of them."""
+    """Means over the updates, except for values that are the same in all of them."""
     first = uses[0]
     each = {"token_ratio": [_short(ratio, 3) for ratio, _ in first.each]} if first.each else {}
     if first.each and first.weight is not None:
@@ -134,5 +134,5 @@ def _used(uses: Sequence[AnswerUse], tokens: int) -> dict[str, Any]:
 
 
 def _short(value: float | None, digits: int = 6) -> float | None:
-    """With so many digits; JSON has no NaN and no infinity."""
+    """Rounded to so many digits; None for NaN and infinity, which JSON does not have."""
     return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None

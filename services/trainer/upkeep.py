@@ -1,5 +1,5 @@
-"""What a trainer publishes alongside its steps: policies, its position, its findings. A failure is
-retried the next time.
+"""Publishes what accompanies the trainer's steps: policies, its position, its findings. A failure
+is retried the next time.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class Upkeep:
         await self._announce()
 
     async def checkpoint(self) -> None:
-        """Write one now."""
+        """Write a checkpoint now."""
         await self._checkpoints.write(self.position, self.failed)
 
     async def run(self, *, log_exhausted: bool) -> None:
-        """Publish the policy if it is due and tell the others how far training is; failures are
-        left for the next time.
+        """Publish the policy if it is due and report the trainer's position. Failures are left for
+        the next call.
         """
         try:
             await self._publish(log_exhausted)
@@ -118,14 +118,15 @@ class Upkeep:
             self.failed("policy", "free space at policy_store.uri or see to the server; tried again", error)
 
     def failed(self, kind: str, remedy: str, error: Exception) -> None:
-        """Something could not be written: counted and said."""
+        """Count and log that something could not be written."""
         self._gauges.write_failures.labels(kind).inc()
         self._context.status.add(FigureFamily.WRITE_FAILURES.of(kind))
         self._log.error("write_failed", kind=kind, reason=str(error), remedy=remedy)
 
     async def _publish(self, log_exhausted: bool) -> None:
-        """What `publication` says about the version that was trained. `confirm` publishes it once
-        more: only then is its hash known, and whether a replay gave the same bytes.
+        """Does what `publication` decides for the trained version. `confirm` publishes it once
+        more, because only then its hash is known, and with it whether the replay gave the same
+        bytes.
         """
         version = self.position.batch_number
         old = self._publisher.pointer

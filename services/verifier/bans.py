@@ -1,5 +1,5 @@
-"""Who is banned: bans cover name and key, so that a banned node cannot return by changing either.
-Pure; time is an argument.
+"""Bans cover name and key, so that a banned node cannot return by changing either. Pure; time is an
+argument.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class Bans:
         self._by_key: dict[str, Ban] = {}
         self._keys: dict[str, frozenset[str | None]] = {}
         self.unreadable = ""
-        """Why the bans are unknown; until a list can be read, every sender counts as banned."""
+        """Why the bans are unknown. Until a list can be read, every sender counts as banned."""
 
     def count(self, now_s: float) -> int:
-        """How many bans are in force."""
+        """Number of bans in force."""
         return sum(_in_force(ban, now_s) is not None for ban in self._bans.values())
 
     def replace(self, listed: BanList) -> None:
-        """These bans and no others from now on."""
+        """Replace all bans by these."""
         self.unreadable = ""
         self._bans = {ban.sender: ban for ban in listed.bans}
         self.refresh()
 
     def refresh(self) -> None:
         """Look up again which keys the banned names belong to."""
-        # A name that expires or that its key gives up does not end the ban of the key.
+        # The ban of the key stays even if its name expires or is given up.
         self._keys = {sender: self._keys.get(sender, frozenset()) | {self._trust.key_of(sender)} for sender in self._bans}
         self._by_key = {key: self._bans[sender] for sender, keys in self._keys.items() for key in keys if key is not None}
 

@@ -2,13 +2,13 @@
 typed reason.
 
 `services.verifier.checks.CHECKS` lists them in order. The cheap ones come first and are all in
-`Border.examination`: pure except for the memory of names and group ids, with time as an argument,
-and never raising whatever a sender puts into a message. Work that grows with the payload is only
-requested: the caller may run it in a thread, while the memories belong to the caller's thread alone
-(`services.verifier.examiner`). Afterwards the task is derived again and its answers scored in the
-sandbox (`Border.conclude`). Rewards, reference answers and metadata from the wire are compared,
-never used. A refusal is blamed only on the key that made a valid signature over the offending bytes
-(`services.verifier.refusals`).
+`Border.examination`. They are pure except for the memory of names and group ids, take time as an
+argument, and never raise, whatever a sender puts into a message. Work that grows with the payload
+is only requested: the caller may run it in a thread, while the memories belong to the caller's
+thread alone (`services.verifier.examiner`). Afterwards the task is derived again and its answers
+scored in the sandbox (`Border.conclude`). Rewards, reference answers and metadata from the wire are
+compared, never used. A refusal is blamed only on the key that made a valid signature over the
+offending bytes (`services.verifier.refusals`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ __all__ = ["Border", "BorderRules", "Candidate", "Examination", "Refusal", "Refu
 T = TypeVar("T")
 
 JUDGED_BODIES = 100_000
-"""Refused bodies remembered with their signer, so that one sent again by somebody else is neither
-scored nor blamed twice.
+"""Number of refused bodies remembered with their signer, so that one sent again by somebody else is
+neither scored nor blamed twice.
 """
 
 
@@ -60,14 +60,14 @@ class Candidate:
 
 
 Examination = Generator[Callable[[], Any], Any, Candidate | Refused]
-"""A generator that yields pure work that never raises and grows with the payload, and expects its
-result to be sent back. Its return value is the verdict.
+"""A generator that yields pure functions and expects their results to be sent back. The functions
+never raise, and their cost grows with the payload. Its return value is the verdict.
 """
 
 
 class Border:
     """The checks and their memories: which key a name belongs to, which groups were seen, what each
-    key's groups were worth.
+    key's groups cost.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Border:
     def refuse_unread(self, subject: str, size_bytes: int, now_s: float) -> Refused | None:
         """The first checks, which need no payload: a ban of the name, and the size.
 
-        They are made when the message is heard of; when its turn comes, as the name may have been
-        banned since; and with the payload, as the size was a claim until then.
+        Made when the message arrives in the queue; again when its turn comes, because the name may
+        have been banned since; and with the payload, because the size was only a claim before.
         """
         sender = subjects.rollouts_author(subject)
         ban = self.bans.ban_for_name(sender, now_s)
@@ -100,15 +100,15 @@ class Border:
         return Refused(Refusal.TOO_LARGE, sender, detail)
 
     def sender(self, name: str | None, now_s: float) -> Sender:
-        """Whose share a message under this name takes. Before the signature: a claim."""
+        """The share that a message counts against by its name, which is only a claim so far."""
         return self._senders.by_name(name or "", now_s)
 
     def signer(self, public_key: str, now_s: float) -> Sender:
-        """The same once the key is known."""
+        """The same, once the key is known."""
         return self._senders.by_key(public_key, now_s)
 
     def note_own(self, group: RolloutGroup) -> None:
-        """A group of this node: who sends it back is a copier."""
+        """Remember a group of this node, so that a sender who returns it counts as a copier."""
         self._copies.remember(self._copies.print_of(group), "", 0, group.created_at)
 
     def examine(self, subject: str, payload: bytes, now_s: float, seq: int = 0) -> Candidate | Refused:
@@ -124,8 +124,8 @@ class Border:
     def examination(self, subject: str, payload: bytes, now_s: float, seq: int = 0, stored_at_s: float = 0.0) -> Examination:
         """All checks that need neither reasoning-gym nor a worker.
 
-        seq, stored_at_s: the message's position and Unix time in the swarm's stream, by which the
-        first of two that say the same is known.
+        seq, stored_at_s: the message's position and Unix time in the swarm's stream, which decide
+        which of two equal groups was first.
         """
         sender = subjects.rollouts_author(subject)
         refused = self.refuse_unread(subject, len(payload), now_s)
@@ -180,8 +180,8 @@ class Border:
         except ValueError:
             reason = Refusal.TASK_UNDERIVABLE
         detail = result.detail if result.reason is not None else "not every answer has a reward"
-        # On a machine that is short of processors an honest group may miss the deadline, and has
-        # used little of them.
+        # On a busy machine an honest group may miss the deadline although it has used little CPU
+        # time.
         part = min(1.0, result.cpu_s) if reason is Refusal.SCORING_TIMEOUT else 1.0
         return self._refuse(reason, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s, part)
 
@@ -190,8 +190,8 @@ class Border:
         return self._key_problem(public_key, now_s) is not None
 
     def _accept(self, candidate: Candidate, now_s: float) -> Refused | None:
-        """The last checks: while this group was scored, another like it or under another name of
-        its key may have come in.
+        """The last checks. While this group was scored, an equal one or one under another name of
+        its key may have been accepted.
         """
         refused = self._refuse_copy(candidate, now_s, accepting=True)
         if refused is not None:
@@ -208,7 +208,7 @@ class Border:
         key, sender = candidate.public_key, candidate.sender
         found, copiers = self._copies.look(candidate.made, key, candidate.seq, now_s, candidate.stored_at_s)
         for copier in copiers if accepting else ():
-            # Its group was looked at before the one it was made from: too late to refuse it, not to
+            # The copy was examined before its original. It is too late to refuse it, but not to
             # count it, once.
             self._senders.copied(copier, now_s)
             self.reputation.blame(copier, "", Refusal.COPIED, now_s)
@@ -228,8 +228,8 @@ class Border:
     def _refuse(
         self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0
     ) -> Refused:
-        """Refuse a message that `key` has signed, and blame the key once, by `part`, if it is at
-        fault.
+        """Refuse a message that `key` has signed. If the key is at fault, blame it once, weighted
+        by `part`.
         """
         judged_id = _judged_id(key, body_id)
         if reason not in BLAME or self._judged.contains(judged_id):
@@ -260,7 +260,7 @@ class Border:
         return (Refusal.REPLAYED, f"group {group_id} was seen before") if seen else None
 
     def _print_or_problem(self, group: RolloutGroup) -> Print | Problem:
-        """The group's print, if its texts and tokens are let in. Reads what no event changes."""
+        """The group's print, or the problem of its texts or tokens. Reads nothing that changes."""
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
         return self._rules.completions_problem(group) or self._copies.print_of(group)
@@ -298,8 +298,8 @@ def _group(body: bytes, max_completions: int) -> RolloutGroup | Problem:
 
 
 def _judged_id(public_key: str, body_id: str) -> str:
-    # With the signer: else who signs another's body again with a key of his own would have the true
-    # one refused.
+    # The id includes the signer. Otherwise somebody who signs another's body with his own key could
+    # have the original refused.
     return content_id(f"{public_key} {body_id}".encode())
 
 
@@ -308,8 +308,8 @@ def _decode_reason(error: MessageError) -> Refusal:
 
 
 def with_first_completions(group: RolloutGroup, count: int) -> RolloutGroup:
-    """The group with at most `count` completions, its first ones: a node that samples more of them
-    is heard, for so much.
+    """The group with at most its first `count` completions, so that groups of a node that samples
+    more are accepted up to that number.
     """
     if len(group.completions) <= count:
         return group
@@ -317,15 +317,15 @@ def with_first_completions(group: RolloutGroup, count: int) -> RolloutGroup:
 
 
 def without_prompt(group: RolloutGroup) -> RolloutGroup:
-    """The group without its sender's prompt tokens: who trains on it renders the prompt from the
-    derived question.
+    """The group without its sender's prompt tokens; the trainer renders the prompt from the derived
+    question.
     """
     return group if group.prompt_ids is None else msgspec.structs.replace(group, prompt_ids=None)
 
 
 def without_token_ids(group: RolloutGroup) -> RolloutGroup:
-    """The group as a node with another tokenizer uses it: its texts, and how likely their author
-    found them.
+    """The group as a node with another tokenizer uses it: its texts, and how likely they were under
+    the sender's policy.
     """
     completions = [msgspec.structs.replace(each, token_ids=None) for each in group.completions]
     return msgspec.structs.replace(group, completions=completions, prompt_ids=None)

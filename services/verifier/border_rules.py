@@ -18,7 +18,7 @@ from shared.tasks.file_rows import held, is_file_name
 
 Accept = Literal["same", "dataset", "any"]
 Problem = tuple[Refusal, str]
-"""Why a message stays outside, and what exactly was found."""
+"""The reason why a message is refused, and what exactly was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class BorderRules:
     node: str
     accept: Accept
     own_tasks: Collection[tuple[str, str]]
-    """(dataset, canonical config) of the node's own sources."""
+    """(dataset, canonical config) of the node's own task sources."""
     max_age_s: float
     max_clock_skew_s: float
     max_bytes: int
@@ -37,12 +37,12 @@ class BorderRules:
     max_tokens: int = MAX_TOKENS
     established_after: int = 32
     swarm_id: str = DEFAULT_SWARM_ID
-    """`nats.swarm_id`: groups signed for another swarm stay outside."""
+    """`nats.swarm_id`; groups signed for another swarm are refused."""
 
     @classmethod
     def of(cls, config: NodeConfig, accept: Accept) -> BorderRules:
-        """A node's. accept: `verifier.accepted_tasks`, or what `auto` comes to where there is no
-        roster but all members are known.
+        """The rules of a node. accept: `verifier.accepted_tasks`, or the value that replaces `auto`
+        if there is no roster but all members are known.
         """
         verifier = config.verifier
         return cls(
@@ -60,7 +60,7 @@ class BorderRules:
         )
 
     def age_problem(self, group: RolloutGroup, now_s: float) -> Problem | None:
-        """What is wrong with when the group says it was made."""
+        """What is wrong with the creation time in the group, if anything."""
         age_s = now_s - group.created_at
         if age_s > self.max_age_s:
             return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self.max_age_s:.0f} (verifier.max_age_s)"
@@ -69,7 +69,7 @@ class BorderRules:
         return None
 
     def task_problem(self, group: RolloutGroup) -> Problem | None:
-        """What is wrong with the task it says it answers."""
+        """What is wrong with the group's task, if anything."""
         ref = group.task.ref
         allowed = (
             (self.accept == "any" and not (is_file_name(ref.dataset) and held(ref.dataset) is None))
@@ -84,8 +84,8 @@ class BorderRules:
         return None
 
     def completions_problem(self, group: RolloutGroup) -> Problem | None:
-        """What is wrong with its texts and tokens: the first completion's that has something wrong,
-        then the prompt's.
+        """What is wrong with its texts and tokens, if anything: of the first completion with a
+        problem, else of the prompt.
         """
         for completion in group.completions:
             problem = completion_problem(completion, self.max_answer_chars, self.max_tokens)

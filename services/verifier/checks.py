@@ -36,7 +36,7 @@ class Check(NamedTuple):
 
     @property
     def blamed(self) -> str:
-        """Who is blamed, in words for the documentation."""
+        """Who is blamed, as text for the documentation."""
         weight = BLAME.get(self.refusal, 0.0) if not self.blameless and self.stage not in _UNSIGNED else 0.0
         return f"the key, {weight:g}" if weight else "nobody"
 
@@ -49,7 +49,7 @@ CHECKS = (
     Check(
         Stage.UNREAD,
         Refusal.FLOOD,
-        "more waits than the budget covers (`verifier.intake_groups_per_s`, `max_sender_share`, `newcomer_share`)",
+        "more messages wait than the budget covers (`verifier.intake_groups_per_s`, `max_sender_share`, `newcomer_share`)",
     ),
     Check(
         Stage.UNREAD,

@@ -18,19 +18,21 @@ from shared.transport.base import BadReference, StoredMessage
 from shared.transport.reference import reference_of
 
 NODE_BYTES = 64 * 2**20
-"""Large payloads in work at once: fetched, decoded or being scored."""
+"""Most bytes of large payloads in progress at once: being fetched, decoded or scored."""
 SENDER_BYTES = 16 * 2**20
-"""Of these one sender's, so that four must join in to make others' large groups wait."""
+"""Most bytes of one sender's large payloads, so that at least four senders are needed to make
+others' large groups wait.
+"""
 SMALL_BYTES = 64 * 1024
-"""Smaller payloads do not count: with 64 messages in work they are 4 MiB at most, and must not wait
-behind large ones.
+"""Smaller payloads do not count. With 64 messages in progress they are at most 4 MiB, and they must
+not wait behind large ones.
 """
 MAX_CHUNKS = 65_536
-"""Chunks remembered: 2 GiB, the swarm's whole window, in chunks of 32 KiB."""
+"""Number of chunks remembered: 2 GiB, the swarm's whole window, in chunks of 32 KiB."""
 
 
 class BytesInFlight:
-    """How many bytes of whose payloads are in work."""
+    """Bytes of payloads in progress, by sender."""
 
     def __init__(self, node_bytes: int = NODE_BYTES, sender_bytes: int = SENDER_BYTES) -> None:
         self._node_bytes = node_bytes
@@ -39,13 +41,13 @@ class BytesInFlight:
         self.total = 0
 
     def start(self, sender: str, size_bytes: int) -> None:
-        """A payload of this size is worked on from now."""
+        """A payload of this size is now in progress."""
         if size_bytes > SMALL_BYTES:
             self._held[sender] = self._held.get(sender, 0) + size_bytes
             self.total += size_bytes
 
     def end(self, sender: str, size_bytes: int) -> None:
-        """It is done with."""
+        """A payload of this size is finished."""
         if size_bytes > SMALL_BYTES:
             self.total -= size_bytes
             self._held[sender] -= size_bytes
@@ -53,11 +55,12 @@ class BytesInFlight:
                 del self._held[sender]
 
     def look(self) -> Callable[[str, int], bool]:
-        """A test of whether a sender's payload may be started, for one look along the line in its
-        order.
+        """A function that tests whether a sender's payload may be started, for one pass along the
+        queue in its order.
 
-        A payload that does not fit keeps later large ones out too, else small claims would for ever
-        slip in before it. Larger than a bound it may start where nothing else is in work.
+        A payload that does not fit also keeps later large ones out; otherwise smaller claims could
+        overtake it for ever. A payload larger than a limit may start when nothing else is in
+        progress.
         """
         somebody_waits = False
 
@@ -75,8 +78,8 @@ class BytesInFlight:
 
 
 class ClaimedChunks:
-    """Which message each chunk belongs to, by sender: what one refers to takes nothing from
-    another.
+    """Which message each chunk belongs to, by sender, so that one sender's references take nothing
+    from another's.
     """
 
     def __init__(self, capacity: int = MAX_CHUNKS) -> None:
@@ -84,8 +87,8 @@ class ClaimedChunks:
         self._owner: OrderedDict[tuple[str, int], int] = OrderedDict()
 
     def claim(self, sender: str, seq: int, chunks: Sequence[int]) -> int | None:
-        """Note that the message at `seq` refers to these chunks. Returns another of the sender's
-        messages if that was first.
+        """Record that the message at `seq` refers to these chunks. Returns another of the sender's
+        messages if that one referred to one of them first.
         """
         for chunk in chunks:
             owner = self._owner.get((sender, chunk), seq)
@@ -99,7 +102,7 @@ class ClaimedChunks:
         return None
 
     def refuse(self, message: StoredMessage) -> Refused | None:
-        """Refuse, before anything is fetched, a reference that cannot be, or to chunks that another
+        """Refuse, before anything is fetched, an invalid reference and one to chunks that another
         message referred to.
         """
         author = subjects.rollouts_author(message.subject)

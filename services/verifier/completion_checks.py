@@ -12,8 +12,8 @@ from shared.contracts.messages import Completion
 
 
 def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:
-    """Why packed token ids are refused, or None. As an array: a list of a million numbers costs a
-    hundred groups' time.
+    """Why packed token ids are refused, or None. They are checked as an array, because a list of a
+    million numbers takes as long as a hundred groups.
     """
     if len(packed) % 4:
         return Refusal.MALFORMED, f"token ids of {len(packed)} bytes, not a multiple of 4"
@@ -23,8 +23,8 @@ def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:
 
 
 def completion_problem(completion: Completion, max_chars: int, max_tokens: int) -> tuple[Refusal, str] | None:
-    """Why the completion is refused, or None. Whether the ids say the text is the trainer's to see,
-    which has the tokenizer.
+    """Why the completion is refused, or None. Whether the ids match the text is checked by the
+    trainer, which has the tokenizer.
 
     No engine samples an answer of no tokens, and a sampled token's logprob is finite and not above
     0.

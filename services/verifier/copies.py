@@ -7,7 +7,7 @@ one task. Honest nodes draw tasks that nobody can predict (`shared.tasks.source`
 hardly ever draw the same one. Even so, nobody is shut out for answers that anybody might give;
 otherwise an attacker who guesses a node's next task and its likely answers could silence it. A
 group is a copy of another node's when it shares enough long text of its own, or when all its
-answers, most of them different, are equal. One sender may send two groups of a task, and nothing
+answers, most of them different, are equal. One sender may send two groups of a task, but nothing
 twice.
 
 The same question under another reference is another task, in which honest nodes do meet if there
@@ -36,18 +36,18 @@ from shared.tasks.file_rows import is_file_name
 __all__ = ["CopyMemory", "Likeness", "Print"]
 
 GROUPS_OF_A_TASK = 2
-"""What one sender may send of a task. One is the rule; a node that died while sampling draws the
-task again.
+"""Groups that one sender may send of a task. Normally there is one, but a node that died while
+sampling draws the task again.
 """
 
 GROUPS_OF_A_ROW = 16
-"""What one sender may send of a row of a file within `REMEMBERED_S`, under whatever references; of
-these `GROUPS_OF_A_TASK` with the same answers.
+"""Groups that one sender may send of a row of a file within `REMEMBERED_S`, under whatever
+references; at most `GROUPS_OF_A_TASK` of them with the same answers.
 """
 
 REMEMBERED_S = 3600.0
-"""A node that starts over repeats its task draws from the first one, and must not count as a copy
-of itself for ever.
+"""Limited, because a node that starts over repeats its task draws from the first one, and must not
+count as a copy of itself for ever.
 """
 
 MAX_GROUPS = 16_384
@@ -59,8 +59,9 @@ _PER_QUESTION = 16
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """`kind`: of an earlier local group, of an earlier one of a row of a file under another
-    reference, or of another's. `telling`: to be blamed on the sender. `of`: whose group came first.
+    """`kind`: whether the earlier group is local, of the same row of a file under another
+    reference, or of another node. `telling`: whether the sender is to be blamed. `of`: whose group
+    came first.
     """
 
     kind: Literal["repeated", "row", "copied"]
@@ -82,7 +83,8 @@ class CopyMemory:
 
     def __init__(self, salt: bytes = b"") -> None:
         """`salt` keys the hashes, so that nobody can prepare texts against them; random if
-        empty."""
+        empty.
+        """
         self._printer = Printer(salt or secrets.token_bytes(16))
         self._tasks: OrderedDict[bytes, list[_Seen]] = OrderedDict()
         self._questions: dict[bytes, list[_Seen]] = {}
@@ -91,11 +93,11 @@ class CopyMemory:
         self._size_bytes = 0
 
     def __len__(self) -> int:
-        """How many groups it remembers."""
+        """Number of groups remembered."""
         return self._groups
 
     def print_of(self, group: RolloutGroup) -> Print:
-        """The group's print under this memory's salt."""
+        """The group's print with this memory's salt."""
         task, question = self._ids(group.task)
         texts = self.texts_of([completion.text for completion in group.completions])
         return Print(task, question, texts, is_file_name(group.task.ref.dataset))
@@ -107,9 +109,8 @@ class CopyMemory:
     def look(
         self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0
     ) -> tuple[Likeness | None, list[str]]:
-        """What the group is a copy of, if anything, and the keys that have copied *it*: their
-        groups were examined first but are later in the stream than this one, however late this one
-        is examined.
+        """Which earlier group this one is a copy of, if any, and which keys have copied *it*: their
+        groups were examined first but are later in the stream, however late this one is examined.
 
         seq, stored_at_s: position and Unix time in the swarm's stream, which only the server
         assigns; 0 for the node's local groups, which nothing precedes. If the two disagree (the
@@ -120,10 +121,10 @@ class CopyMemory:
         return found or self._same_question(new) or self._same_row(new), [] if found else copiers
 
     def _same_task(self, new: _Seen) -> tuple[Likeness | None, list[str]]:
-        """What earlier group of the task `new` is like, and who has copied `new`. All earlier
-        groups are compared, not just up to the first that is alike, because several keys may have
-        copied this one; only a repetition by the same key settles it at once. Forgets what is too
-        old on the way.
+        """The earlier group of the task that `new` resembles, and the keys that have copied `new`.
+        All earlier groups are compared, not just up to the first match, because several keys may
+        have copied this one; only a repetition by the same key settles it at once. Also forgets
+        expired groups.
         """
         made, public_key, now_s = new.made, new.public_key, new.at_s
         groups = self._tasks.get(made.task)
@@ -211,7 +212,7 @@ K = TypeVar("K")
 
 
 def _leave(lists: dict[K, list[_Seen]], key: K, seen: _Seen) -> None:
-    """Remove a group from one of these lists, and the list with its last group."""
+    """Remove a group from one of these lists, and the list itself with its last group."""
     kept = lists.get(key, [])
     if seen in kept:
         kept.remove(seen)
@@ -224,8 +225,8 @@ def _row(seen: _Seen) -> tuple[bytes, str]:
 
 
 def _precedes(new: _Seen, seen: _Seen) -> bool:
-    """Whether the stream says that `new` was there before. A stream that was made anew counts from
-    1 again, its clock does not.
+    """Whether `new` was in the stream before `seen`. A stream that was created anew counts from 1
+    again, but its clock does not.
     """
     return new.seq < seen.seq and new.stored_at_s <= seen.stored_at_s
 
@@ -235,5 +236,7 @@ def _may_precede(new: _Seen, seen: _Seen) -> bool:
 
 
 def _no_chance(match: Match) -> bool:
-    """Whether another's group is refused for it: honest groups of one task are not."""
+    """Whether a match with another sender's group is refused, which it is not for honest groups of
+    one task.
+    """
     return match.whole or match.evidence >= SUSPECT

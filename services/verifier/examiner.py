@@ -1,9 +1,9 @@
 """Examines foreign messages without blocking the rest of the verifier: large payloads are processed
 in a thread.
 
-Decoding, hashing and verifying 8 MiB take a few hundred milliseconds, in which no local group would
-get its rewards. There is one thread, first come first served, so that all strangers together use at
-most one processor. The border's memories are changed only in the event loop; the checks that follow
+Decoding, hashing and verifying 8 MiB takes a few hundred milliseconds, during which no local group
+would get its rewards. There is one thread, first come first served, so that all strangers together
+use at most one processor. The border's memories are changed only in the event loop; later checks
 see what changed there while the thread was working.
 """
 
@@ -26,8 +26,8 @@ class Examiner:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="examiner")
 
     async def examine(self, subject: str, payload: bytes, now_s: float, seq: int, stored_at_s: float) -> Candidate | Refused:
-        """All checks before scoring; arguments as in `Border.examination`. Whatever is small is
-        done here and now.
+        """All checks before scoring; arguments as in `Border.examination`. Small messages are
+        examined here at once.
         """
         examination, result = self._border.examination(subject, payload, now_s, seq, stored_at_s), None
         while True:
@@ -39,7 +39,7 @@ class Examiner:
             result = work() if len(payload) <= SMALL_BYTES else await self._apart(work)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no further examinations."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _apart(self, work: Callable[[], Any]) -> Any:

@@ -1,5 +1,5 @@
-"""Which waiting message is examined next, so that no sender crowds out the others. Pure; time is an
-argument.
+"""Chooses which waiting message is examined next, so that no sender crowds out the others. Pure;
+time is an argument.
 
 Each sender has a queue and a token bucket. Queues are served in turn, in proportion to what each
 sender has earned (`services.verifier.standing`), and unused turns go to the others (max-min
@@ -30,21 +30,21 @@ MAX_WAITING_BYTES = 64 * 2**20
 MAX_SENDERS = 1024
 NEWCOMER_SHARE = 0.25
 BYTES_PER_TURN = 64 * 1024
-"""Sixteen answers of a thousand tokens, with ids. Accepted groups are stored in the same stream as
-local ones, so this limits how fast others can fill it: its gigabyte in about fourteen minutes, with
-all of the default's 20 turns per second.
+"""One turn covers sixteen answers of a thousand tokens, with ids. Accepted groups are stored in the
+same stream as local ones, so this limits how fast others can fill it: its gigabyte takes at least
+about fourteen minutes with all of the default's 20 turns per second.
 """
 
 T = TypeVar("T")
 
 
 def turns_of(size_bytes: int) -> int:
-    """How many turns a message of this size takes."""
+    """Number of turns that a message of this size takes."""
     return 1 + size_bytes // BYTES_PER_TURN
 
 
 def anything_fits(sender: str, size_bytes: int) -> bool:
-    """No limit other than the turns."""
+    """A test for `next` without any limit other than the turns."""
     return True
 
 
@@ -53,8 +53,8 @@ class _Sender(Generic[T]):
     bucket: TokenBucket
     earned: float
     turn: float
-    """Self-clocked fair queueing (Golestani, INFOCOM 1994): when its next message is through, in
-    turns; the smallest goes first.
+    """Self-clocked fair queueing (Golestani, INFOCOM 1994): the time, in turns, at which its next
+    message is finished; the smallest goes first.
     """
     waiting: deque[tuple[T, int]] = field(default_factory=deque)
     size_bytes: int = 0
@@ -65,14 +65,15 @@ class _Sender(Generic[T]):
 
     @property
     def room(self) -> float:
-        """What it takes of the two bounds together, for its share."""
+        """The part of both limits together that it uses, relative to its share."""
         return _room(len(self.waiting), self.size_bytes) / self.earned
 
     @property
     def claim_to_give_way(self) -> tuple[bool, float]:
-        """An established sender with one message in line, be it large, gives way after all that
-        have more, so that several keys cannot push it out. Not a newcomer: ever new names have one
-        message each."""
+        """How early it loses a message. An established sender with one waiting message, however
+        large, loses it after all senders that have more, so that several keys cannot push it out.
+        This does not apply to newcomers, because new names could have one message each without end.
+        """
         return not self.established or len(self.waiting) > 1, self.room
 
 
@@ -81,8 +82,9 @@ class _Class:
     share: float
     turn: float = 0.0
     line_turn: float = 0.0
-    """Turn of the message served last. A line that had nothing waiting comes in 1 / share later, so
-    that ever new names, which share little, never stand before one that has earned more."""
+    """Turn of the message served last. A queue that was empty starts 1 / share after it, so that
+    new names, which have small shares, never come before a sender that has earned more.
+    """
     waiting: int = 0
     size_bytes: int = 0
 
@@ -92,15 +94,15 @@ class _Class:
 
 
 class FairQueue(Generic[T]):
-    """Messages by sender: `rate_per_s` for all together, `max_share` of it for each, `burst_s`
-    seconds of both at once.
+    """Messages by sender: `rate_per_s` for all together, `max_share` of it for each, and at most
+    `burst_s` seconds' worth of either at once.
     """
 
     def __init__(
         self, rate_per_s: float, max_share: float, burst_s: float, now_s: float, newcomer_share: float = NEWCOMER_SHARE
     ) -> None:
-        """`newcomer_share`: of the turns, for all that have not earned a whole share together, in
-        (0, 1).
+        """`newcomer_share`: part of the turns, in (0, 1), for all senders together that have not
+        earned a whole share.
         """
         self._rate_per_s = rate_per_s * max_share
         self._burst_s = burst_s
@@ -109,7 +111,7 @@ class FairQueue(Generic[T]):
         self._classes = {True: _Class(1.0 - newcomer_share), False: _Class(newcomer_share)}
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """Number of waiting messages."""
         return sum(each.waiting for each in self._classes.values())
 
     def offer(self, sender: str, message: T, size_bytes: int, now_s: float, earned: float = 1.0) -> list[tuple[str, T]]:
@@ -136,7 +138,7 @@ class FairQueue(Generic[T]):
 
     def next(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> tuple[str, T] | None:
         """The next message and its sender, or None if no sender may proceed now. A sender whose
-        next message does not fit is passed over this time.
+        next message does not fit is skipped this time.
 
         `fits` is called in the order in which senders would be served.
         """
@@ -152,7 +154,7 @@ class FairQueue(Generic[T]):
         established = min(first, key=lambda each: self._classes[each].turn)
         name, place = first[established], self._classes[established]
         if not first.get(not established):
-            # Who may not go on now saves nothing up for later.
+            # A sender that may not proceed now accumulates no credit for later.
             other = self._classes[not established]
             other.turn = max(other.turn, place.turn)
         line = self._senders[name]
@@ -189,8 +191,8 @@ class FairQueue(Generic[T]):
         if line is None:
             return
         if line.established:
-            # Newcomers keep to their part of the turns also with messages that cost next to
-            # nothing: else replays go before all.
+            # Newcomers keep to their part of the turns even with messages that cost almost nothing;
+            # otherwise replayed messages would come before all others.
             place = self._classes[True]
             place.turn -= turns / place.share
         if blameless:
@@ -198,14 +200,14 @@ class FairQueue(Generic[T]):
             line.turn -= turns / line.earned
 
     def may_go_on(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> bool:
-        """Whether `next` would give a message."""
+        """Whether `next` would return a message."""
         if not len(self) or self._budget.available(now_s) < 1:
             return False
         return any(fits(name, self._senders[name].waiting[0][1]) for name in self._ready(now_s))
 
     def _ready(self, now_s: float) -> list[str]:
-        """Senders whose next message their own allowance lets through, in the order in which they
-        would be served.
+        """Senders whose own allowance covers their next message, in the order in which they would
+        be served.
         """
         ready = [name for name, line in self._senders.items() if line.waiting and line.bucket.available(now_s) >= 1]
         return sorted(ready, key=lambda name: (self._classes[self._senders[name].established].turn, self._senders[name].turn))
@@ -215,13 +217,13 @@ class FairQueue(Generic[T]):
         if line is None:
             self._forget_idle()
             bucket = TokenBucket(self._rate_per_s, self._rate_per_s * self._burst_s, now_s)
-            line = self._senders[sender] = _Sender(bucket, earned, 0.0)  # last in turn, so that a new name is no way to the front
+            line = self._senders[sender] = _Sender(bucket, earned, 0.0)  # last in turn, so that a new name does not jump the queue
         elif line.earned != earned:
             self._promote(line, earned)
         return line
 
     def _promote(self, line: _Sender[T], earned: float) -> None:
-        """What waits of a sender changes its class with it, and so does its turn."""
+        """Move a sender's waiting messages, and its turn, to its current class."""
         before = line.established
         waiting, size_bytes = len(line.waiting), line.size_bytes
         self._count(line, -waiting, -size_bytes)

@@ -24,7 +24,7 @@ _RESULTS = ("scored", "timeout", "killed", "error")
 
 
 class ScoringFigures:
-    """What was scored, how long it took, and the processes that score."""
+    """Counts of scored groups, scoring time, and the scorer processes."""
 
     def __init__(self, registry: CollectorRegistry, status: StatusBoard, datasets: Iterable[str]) -> None:
         self._status = status
@@ -57,10 +57,10 @@ class ScoringFigures:
         )
         all_replicas = "The same in every replica. Absent until first read."
         self._queue = LateGauge(
-            "swarm_verify_queue_groups", f"Local groups waiting for a verifier or in work. {all_replicas}", registry=registry
+            "swarm_verify_queue_groups", f"Local groups waiting for a verifier or being scored. {all_replicas}", registry=registry
         )
         self._dead = LateGauge("swarm_dead_letters", f"Dead letters kept for inspection. {all_replicas}", registry=registry)
-        self._buried = Counter("swarm_dead_letters_buried_total", "Local groups put away as dead letters.", registry=registry)
+        self._buried = Counter("swarm_dead_letters_buried_total", "Local groups that became dead letters.", registry=registry)
         for task in (*self._tasks, OTHER_TASK):
             self._seconds.labels(task)
         for origin in ("local", "external"):
@@ -79,34 +79,34 @@ class ScoringFigures:
             status.set(figure, 0)
 
     def scored_local(self, dataset: str, result: JobResult) -> None:
-        """A local group has its rewards."""
+        """Record the rewards of a local group."""
         self._status.worked()
         self._count_scored("local", dataset, result)
 
     def scored_foreign(self, dataset: str, result: JobResult) -> None:
-        """A foreign group has this node's rewards."""
+        """Record the rewards of a foreign group."""
         self._count_scored("external", dataset, result)
 
     def unscored(self, origin: Origin, completions: int, result: JobResult) -> None:
-        """The sandbox gave no rewards for a group."""
+        """Record that a group could not be scored."""
         self._count_jobs(origin, completions, "error", result)
 
     def failed_local(self) -> None:
-        """A local group was given up on."""
+        """Record that a local group was given up."""
         self._failed.inc()
         self._status.add(StatusFigure.FAILED_LOCAL)
 
     def buried(self) -> None:
-        """A local group became a dead letter."""
+        """Record that a local group became a dead letter."""
         self._buried.inc()
 
     def queues(self, groups: int, dead_letters: int) -> None:
-        """Messages in the streams of unscored groups and of dead letters."""
+        """Set the number of messages in the streams of unscored groups and of dead letters."""
         self._queue.set(groups)
         self._dead.set(dead_letters)
 
     async def watch_workers(self, pool: ScorerPool) -> None:
-        """Keep count of replaced scorer processes, for ever."""
+        """Keep the count of replaced scorer processes up to date. Never returns."""
         while True:
             self._restarts.inc(pool.replaced - self._restarts_seen)
             self._status.set(StatusFigure.SCORERS_REPLACED, pool.replaced)
@@ -114,7 +114,7 @@ class ScoringFigures:
             await asyncio.sleep(WATCH_PERIOD_S)
 
     def protections(self, missing: Container[str]) -> None:
-        """Which protections the scorers go without."""
+        """Set which protections the scorers lack."""
         for protection in PROTECTIONS:
             self._protections.labels(protection).set(protection not in missing)
             self._status.set(FigureFamily.SANDBOX_WITHOUT.of(protection), protection in missing)
@@ -138,7 +138,7 @@ class ScoringFigures:
 
 
 class BorderFigures:
-    """What crosses the border, in both directions."""
+    """Counts of what crosses the border, in both directions."""
 
     def __init__(self, registry: CollectorRegistry, status: StatusBoard, scoring: ScoringFigures) -> None:
         self._status = status
@@ -152,7 +152,7 @@ class BorderFigures:
             ["result"],
             registry=registry,
         )
-        self._accepted = Counter("swarm_ingest_accepted_total", "Foreign groups scored and taken in.", registry=registry)
+        self._accepted = Counter("swarm_ingest_accepted_total", "Foreign groups scored and accepted.", registry=registry)
         self._refused = Counter(
             "swarm_ingest_rejected_total", "Foreign messages refused, by reason.", ["reason"], registry=registry
         )
@@ -162,11 +162,15 @@ class BorderFigures:
             ["sender"],
             registry=registry,
         )
-        self._backlog = Gauge("swarm_ingest_backlog_messages", "Foreign messages not looked at yet.", registry=registry)
+        self._backlog = Gauge(
+            "swarm_ingest_backlog_messages", "Foreign messages in the swarm's stream that were not examined yet.", registry=registry
+        )
         self._waiting = Gauge(
             "swarm_ingest_waiting_messages", "Foreign messages read and waiting for their sender's turn.", registry=registry
         )
-        self._left_out = Gauge("swarm_senders_left_out", "Senders of whom nothing is taken in, by why.", ["why"], registry=registry)
+        self._left_out = Gauge(
+            "swarm_senders_left_out", "Senders from whom nothing is accepted, by cause.", ["why"], registry=registry
+        )
         self._senders = {OTHER_SENDER}
         self._by_sender.labels(OTHER_SENDER)
         for result in ("ok", "gap", "timeout", "error"):
@@ -186,17 +190,17 @@ class BorderFigures:
             status.set(figure, 0)
 
     def accepted(self, dataset: str, result: JobResult) -> None:
-        """A foreign group has this node's rewards and is in the pool's stream."""
+        """Record that a foreign group was scored and stored in the scored stream."""
         self._scoring.scored_foreign(dataset, result)
         self._accepted.inc()
         self._status.add(StatusFigure.ACCEPTED)
 
     def read(self, result: str) -> None:
-        """The swarm's stream was read: ok, gap, timeout or error."""
+        """Record a read of the swarm's stream: ok, gap, timeout or error."""
         self._reads.labels(result).inc()
 
     def refused(self, refused: Refused) -> None:
-        """A foreign message stays outside."""
+        """Record a refused foreign message."""
         self._refused.labels(refused.reason.value).inc()
         sender = refused.sender or OTHER_SENDER
         if sender not in self._senders:
@@ -208,48 +212,48 @@ class BorderFigures:
         self._status.add(FigureFamily.REFUSED.of(refused.reason.value))
 
     def shared(self, seconds: float, size_bytes: int) -> None:
-        """A local group is stored on the swarm plane."""
+        """Record that a local group was stored on the swarm plane."""
         self.publish.stored(seconds, size_bytes)
         self._status.add(StatusFigure.SHARED)
 
     def share_dropped(self) -> None:
-        """A local group will not reach the swarm."""
+        """Record that a local group will not reach the swarm."""
         self.publish.failed("dropped")
         self._status.add(StatusFigure.SHARES_DROPPED)
 
     def outbox(self, groups: int) -> None:
-        """Local groups waiting for the swarm plane."""
+        """Set the number of local groups waiting for the swarm plane."""
         self._outbox.set(groups)
         self._status.set(StatusFigure.OUTBOX, groups)
 
     def connected(self, connected: bool) -> None:
-        """Whether the swarm plane can be reached."""
+        """Set whether the swarm plane can be reached."""
         self._status.set(StatusFigure.SWARM_CONNECTED, connected)
 
     def backlog(self, messages: int) -> None:
-        """Foreign messages not looked at yet."""
+        """Set the number of foreign messages that were not examined yet."""
         self._backlog.set(messages)
         self._status.set(StatusFigure.INTAKE_BACKLOG, messages)
 
     def waiting(self, messages: int) -> None:
-        """Foreign messages waiting for their sender's turn."""
+        """Set the number of foreign messages waiting for their sender's turn."""
         self._waiting.set(messages)
         self._status.set(StatusFigure.INTAKE_WAITING, messages)
 
     def left_out(self, quarantined: int, banned: int) -> None:
-        """Senders that are not listened to."""
+        """Set the numbers of quarantined and banned senders."""
         for why, count in (("quarantined", quarantined), ("banned", banned)):
             self._left_out.labels(why).set(count)
             self._status.set(FigureFamily.SENDERS.of(why), count)
 
     def other_tasks(self, senders: int) -> None:
-        """The senders whose groups all had tasks that this node does not accept."""
+        """Set the number of senders that have only sent tasks that this node does not accept."""
         self._left_out.labels("other_tasks").set(senders)
         self._status.set(FigureFamily.SENDERS.of("other_tasks"), senders)
 
 
 class Figures:
-    """Counts scored groups and those that cross the border. `datasets` are those of this node's
+    """Counts scored groups and messages that cross the border. `datasets` are those of this node's
     tasks.
     """
 

@@ -37,7 +37,7 @@ RETRY_S = 1.0
 BUSY_S = 0.02
 """Pause while groups wait for their sender's turn."""
 REFUNDED_BYTES = 2**20
-"""For a smaller message that is refused cheaply, the turns are refunded, also to a named sender who
+"""If a smaller message is refused cheaply, its turns are refunded, also to the named sender, who
 may not have sent it.
 """
 
@@ -57,7 +57,7 @@ _NOT_THE_SENDERS_DOING = {
 
 
 class Intake:
-    """Takes in foreign groups."""
+    """Reads, checks, scores and stores foreign groups."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class Intake:
                 await asyncio.sleep(self._config.verifier.intake_poll_s)
 
     async def _admit_waiting(self) -> None:
-        """Starts what has a place, then sleeps until something ends or arrives. `news` is cleared
-        first, so that what happens meanwhile is not missed; `task.result()` raises here what failed
-        in a group's own task, which nobody else waits for.
+        """Starts messages that have a place, then sleeps until something ends or arrives. `news` is
+        cleared first, so that what happens meanwhile is not missed. `task.result()` raises failures
+        of a group's own task here, because nothing else awaits it.
         """
         while True:
             self._news.clear()
@@ -148,8 +148,8 @@ class Intake:
         self._news.set()
 
     def _drop_left_out(self) -> None:
-        """Give up the groups of keys that were banned or put in quarantine while these waited or
-        were in work.
+        """Give up the groups of keys that were banned or quarantined while these groups were
+        waiting or in progress.
         """
         now_s = time.time()
         for key in self._pool.foreign_senders():
@@ -157,12 +157,12 @@ class Intake:
                 self._pool.drop(key)
 
     async def _turn(self) -> bool:
-        """Read what may be read now. True when there is more to read."""
+        """Read as much as is allowed now. True if there is more to read."""
         swarm = self._link.transport
         if swarm is None:
             return False
         if len(self._waiting) > MAX_WAITING // 2 and self._waiting.may_go_on(time.monotonic(), self._places.fits()):
-            # Not a flood but a slow moment here: what waits in the stream is not lost.
+            # This node was slow for a moment. That is no flood: what waits in the stream stays.
             await asyncio.sleep(BUSY_S)
             return True
         messages, more = await self._reader.read(swarm)
@@ -190,9 +190,9 @@ class Intake:
         return beyond_budget(earned, backlog=message.stored_at <= self._began_at)
 
     async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
-        """One message from the line to the scored stream. The border decides twice: on the bytes,
-        and after scoring, as another copy of the group may have come in meanwhile. A key that is
-        quarantined by this loses all that it has waiting.
+        """Process one message from the queue to the scored stream. The border decides twice: on the
+        bytes, and after scoring, because another copy of the group may have been accepted
+        meanwhile. If that quarantines the key, all its waiting groups are given up.
         """
         examined = await self._examine(swarm, sender, message)
         if examined is None:
@@ -222,8 +222,8 @@ class Intake:
         return result
 
     async def _examine(self, swarm: Transport, sender: str, message: StoredMessage) -> Candidate | None:
-        """The checks before scoring. What they refuse costs nobody's budget, but its sender's where
-        it is the sender's doing.
+        """The checks before scoring. A message that they refuse costs nobody's budget, except its
+        sender's if it is the sender's fault.
         """
         author, read = subjects.rollouts_author(message.subject), False
         verdict: Candidate | Refused | None = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
@@ -253,14 +253,14 @@ class Intake:
         return None
 
     def _charge(self, candidate: Candidate, size_bytes: int) -> bool:
-        """Names that no key owns yet do not multiply the share of the key behind them."""
+        """Charges the signing key, so that several unowned names do not multiply its share."""
         signer = self._border.signer(candidate.public_key, time.time())
         return self._waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)
 
 
 def _scoring_job(candidate: Candidate, size_bytes: int, *, established: bool) -> ScoringJob:
-    """The job that derives the task again and scores the answers. Of the group's own task only the
-    reference is used; the rest is what the derived one must equal.
+    """The job that derives the task again and scores the answers. Of the group's task only the
+    reference is used; the rest must equal the derived one.
     """
     task = candidate.group.task
     return ScoringJob(

@@ -38,7 +38,7 @@ class ForeignStore:
         self._log = log
 
     async def store(self, candidate: Candidate, result: JobResult, swarm_seq: int, size_bytes: int) -> None:
-        """Store a group that the border has accepted; given up after `STORE_ATTEMPTS`.
+        """Store a group that the border has accepted. Gives up after `STORE_ATTEMPTS`.
         `size_bytes`: of its message.
         """
         signer = self._border.signer(candidate.public_key, time.time())

@@ -1,7 +1,7 @@
-"""How many foreign messages to read, and which. Pure; time and randomness are arguments.
+"""Decides how many foreign messages to read, and which. Pure; time and randomness are arguments.
 
-Small swarm: *follow* every message in order. When the backlog is more than the budget covers in
-`CATCH_UP_S`, *draw* random positions of the stream instead and jump to its end, so that a node's
+In a small swarm, *follow* every message in order. When the backlog is more than the budget covers
+in `CATCH_UP_S`, *draw* random positions of the stream instead and jump to its end, so that a node's
 cost does not grow with the swarm and it sees a fair sample of the window.
 """
 
@@ -31,20 +31,20 @@ class TokenBucket:
         return int(self._tokens)
 
     def take(self, count: int) -> None:
-        """Use tokens. More than are available is a debt, which time pays back before there is one
-        again.
+        """Use tokens. Taking more than are available causes a debt, which must be paid back before
+        tokens are available again.
         """
         self._tokens -= count
 
     def give_back(self, count: int) -> None:
-        """Return tokens that were taken for nothing."""
+        """Return tokens that were not used."""
         self._tokens = min(self._burst, self._tokens + count)
 
 
 @dataclass(frozen=True, slots=True)
 class IntakePlan:
-    """What to read now and where the shared cursor goes. Follow: the messages in
-    `(cursor, next_cursor]`. Draw: `positions`.
+    """What to read now and where to move the shared cursor. Follow: the messages in `(cursor,
+    next_cursor]`. Draw: `positions`.
     """
 
     mode: Literal["idle", "follow", "draw"]
@@ -53,14 +53,15 @@ class IntakePlan:
 
 
 def plan_intake(*, cursor: int, first_seq: int, last_seq: int, allowed: int, rate_per_s: float, random: Random) -> IntakePlan:
-    """What to look at next.
+    """What to read next.
 
     Args:
-        cursor: everything up to this sequence was looked at or passed over.
-        first_seq: oldest kept. last_seq: newest. A stream made anew (last_seq below the cursor) is
+        cursor: Everything up to this sequence was examined or skipped.
+        first_seq: The oldest message kept.
+        last_seq: The newest message. If it is below the cursor, the stream was created anew and is
             followed from its start.
-        allowed: how many may be looked at now (`TokenBucket`).
-        rate_per_s: the budget, which decides when the backlog is too large to follow.
+        allowed: How many messages may be read now (`TokenBucket`).
+        rate_per_s: The budget, which decides when the backlog is too large to follow.
     """
     if last_seq < cursor:
         cursor = 0

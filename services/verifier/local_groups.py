@@ -1,5 +1,5 @@
-"""Local groups: from the work queue through the scorer to `scored`, then to the swarm, then
-acknowledged.
+"""Takes local groups from the work queue through the scorer to `scored`, sends them to the swarm,
+and then acknowledges them.
 
 A group is acknowledged only after its `ScoredGroup` is stored under the group's id, so the server
 drops the duplicate of a second delivery after a crash. A group that cannot be scored is stored as a
@@ -64,8 +64,8 @@ class LocalScorer:
         self._in_work: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Score for ever. A group that hangs delays the ones behind it only as long as the workers
-        allow.
+        """Score without end. A group that hangs delays the ones behind it only as long as the
+        workers allow.
         """
         try:
             while True:
@@ -74,8 +74,8 @@ class LocalScorer:
             await cancel_and_wait(*self._in_work)
 
     async def _take_more(self) -> None:
-        """Fetches only as many as there is room for: what is fetched is leased from the queue, and
-        a replica that hoards leases keeps the others idle.
+        """Fetches only as many groups as there is room for. Fetched groups are leased from the
+        queue, so a replica that fetched more would keep the others idle.
         """
         if len(self._in_work) >= IN_WORK:
             await asyncio.wait(self._in_work, return_when=asyncio.FIRST_COMPLETED)
@@ -123,8 +123,8 @@ class LocalScorer:
         group_id = content_id(payload)
         self._own.learn(group)
         if delivery.deliveries >= self._config.verifier.max_deliver > 1:
-            # Each earlier try ended in a crash or an outage; the last one is used to put the group
-            # away safely.
+            # Each earlier attempt ended in a crash or an outage. The last one is used to store the
+            # group safely as a dead letter.
             await self._scored.give_up(delivery.message, group, payload, f"not scored in {delivery.deliveries - 1} tries")
             await delivery.ack()
             return
@@ -145,7 +145,7 @@ class LocalScorer:
         await delivery.ack()
 
     def _say_scored(self, group: RolloutGroup, group_id: str, result: JobResult, seq: int) -> None:
-        """To the log, and as a span."""
+        """Report the scored group to the log, and as a span."""
         mean = round(sum(result.rewards) / len(result.rewards), 4)
         spans.emit(group_id, spans.SCORE, seconds=result.seconds, task=group.task.ref.dataset, mean_reward=mean)
         self._log.info(

@@ -1,4 +1,4 @@
-"""Where a local group ends up: in the stream of scored groups, or as a dead letter."""
+"""Stores the outcome of a local group: in the stream of scored groups, or as a dead letter."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class LocalOutcomes:
             self._figures.scoring.failed_local()
 
     async def bury(self, message: StoredMessage, payload: bytes, cause: str) -> None:
-        """Keep a group's bytes as a dead letter; `payload` is empty where they are lost."""
+        """Store a group's bytes as a dead letter; `payload` is empty if they are lost."""
         name = attempt_id(message, content_id(payload)) if payload else f"lost-{message.seq}"
         await bury(self._node, self._id, payload, cause, message_id=name)
         self._figures.scoring.buried()
 
     async def store(self, message: StoredMessage, scored: ScoredGroup) -> PubAck:
-        """Put a scored group into the node's stream. A second copy is acknowledged as a
+        """Store a scored group in the node's stream. A second copy is acknowledged as a
         duplicate.
         """
         subject, stream = subjects.node_scored(self._id), subjects.node_scored_stream(self._id)
@@ -48,9 +48,7 @@ class LocalOutcomes:
         return await self._node.publish(subject, encode(scored), stream=stream, message_id=name, headers=headers)
 
     def scored(self, group: RolloutGroup, group_id: str, result: JobResult, failure: str | None = None) -> ScoredGroup:
-        """The message of a group and what its completions earned, or why nothing is known of
-        that.
-        """
+        """The message with a group and its rewards, or with the reason why it has none."""
         return ScoredGroup(
             group_id=group_id,
             origin="local",

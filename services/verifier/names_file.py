@@ -2,8 +2,8 @@
 on one machine agree.
 
 `seen` is the Unix time of the newest accepted group when the line was written, `groups` the number
-of accepted groups. Lines `name key` of earlier versions are read too; among them the first line of
-a name and of a key counts. Torn or invalid lines are skipped.
+of accepted groups. Lines `name key` of earlier versions are also read; among them the first line of
+a name and of a key counts. Incomplete or invalid lines are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NameLine(NamedTuple):
 
 
 class NamesFile:
-    """Reads new lines of the file, appends, and rewrites it when it has grown."""
+    """Reads new lines of the file, appends lines, and rewrites the file when it has grown."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -41,13 +41,13 @@ class NamesFile:
         self._read_bytes = 0
         self._torn = False
         self.lines = 0
-        """Lines in the file as far as it was read."""
+        """Number of lines read so far."""
         path.parent.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else appends or rewrites meanwhile. Raises OSError when the folder cannot be
-        written.
+        """Inside the block no other process appends or rewrites. Raises OSError if the folder
+        cannot be written.
         """
         descriptor = os.open(self._path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -57,8 +57,9 @@ class NamesFile:
             os.close(descriptor)
 
     def read(self) -> list[NameLine]:
-        """The complete lines not read before; all lines if another process has rewritten the
-        file."""
+        """The complete lines that were not read before; all lines if another process has rewritten
+        the file.
+        """
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -78,8 +79,8 @@ class NamesFile:
         return [_parsed(match, stat.st_mtime) for match in found]
 
     def append(self, line: NameLine) -> None:
-        """Add a line; call it under the lock. Raises OSError when the disk does not take it."""
-        # A line that another process could not finish must not swallow this one.
+        """Append a line; call it under the lock. Raises OSError if the disk refuses it."""
+        # End a line that another process could not finish, so that it does not swallow this one.
         text = ("\n" if self._torn else "") + _text(line)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

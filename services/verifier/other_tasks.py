@@ -1,5 +1,5 @@
-"""Senders that have only ever sent tasks that this node does not accept, which is what two nodes
-with different configurations look like.
+"""Finds senders that have sent only tasks that this node does not accept, which usually means that
+the two nodes are configured differently.
 
 Pure. A single such group means nothing and is not reported; a sender of nothing else is reported to
 the operator, once.
@@ -14,7 +14,7 @@ MAX_SENDERS = 1024
 
 
 class OtherTasks:
-    """Counts groups with refused tasks by sender, for senders of nothing else."""
+    """Counts groups with refused tasks, by sender, for senders that have sent nothing else."""
 
     def __init__(self) -> None:
         self._refused: OrderedDict[str, int] = OrderedDict()
@@ -30,9 +30,9 @@ class OtherTasks:
         return count == TOLD_AFTER
 
     def accepted(self, sender: str) -> None:
-        """Note that a group of this sender was accepted."""
+        """Record that a group of this sender was accepted."""
         self._refused.pop(sender, None)
 
     def count(self) -> int:
-        """How many senders have been reported."""
+        """Number of senders that have been reported."""
         return sum(count >= TOLD_AFTER for count in self._refused.values())

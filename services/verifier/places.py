@@ -1,5 +1,5 @@
-"""How many foreign groups are in progress at once, from whom, and with how many bytes. Pure: no
-clock, no I/O.
+"""Limits how many foreign groups are in progress at once, from whom, and with how many bytes. Pure:
+no clock, no I/O.
 
 A group holds a place while it is fetched, examined or stored. While it waits for the scorers it
 holds none; otherwise senders of slow groups would block everybody else's.
@@ -16,13 +16,13 @@ from services.verifier.claims import BytesInFlight
 
 IN_WORK = 64
 IN_WORK_PER_SENDER = 4
-"""Enough to hide the time that payloads take to arrive. Those that wait for the scorers count here
-too.
+"""Enough to hide the time that payloads take to arrive. Groups that wait for the scorers also count
+here.
 """
 
 
 class Places:
-    """Who holds how many."""
+    """The places in use, by sender."""
 
     def __init__(self) -> None:
         self._bytes = BytesInFlight()
@@ -35,19 +35,19 @@ class Places:
         return self._held < IN_WORK
 
     def fits(self) -> Callable[[str, int], bool]:
-        """A test of whether a sender's payload of a size may be started, for one look along the
-        line in its order.
+        """A function that tests whether a sender's payload of some size may be started, for one
+        pass along the queue in its order.
         """
         within = self._bytes.look()
         return lambda sender, size_bytes: self._sender_places[sender] < IN_WORK_PER_SENDER and within(sender, size_bytes)
 
     def take(self, sender: str, size_bytes: int) -> None:
-        """A group of this sender is worked on from now."""
+        """A group of this sender is now in progress."""
         self._sender_places[sender] += 1
         self._hold(sender, size_bytes)
 
     def leave(self, sender: str, size_bytes: int) -> None:
-        """It is done with."""
+        """A group of this sender is finished."""
         self._release(sender, size_bytes)
         self._sender_places[sender] -= 1
         if not self._sender_places[sender]:
@@ -55,7 +55,9 @@ class Places:
 
     @contextmanager
     def lent(self, sender: str, size_bytes: int) -> Iterator[None]:
-        """It waits for the scorers meanwhile, its place and its bytes are others'."""
+        """Give up the place and its bytes inside the block, while the group waits for the
+        scorers.
+        """
         self._release(sender, size_bytes)
         try:
             yield

@@ -1,4 +1,5 @@
-"""Fingerprints of a group's answers, kept without the text, and how alike two groups are. Pure.
+"""Fingerprints of a group's answers, kept without the text, and a measure of how alike two groups
+are. Pure.
 
 Two answers are alike if they are equal apart from case, spaces, accents, simple compatibility forms
 and invisible characters, or if their texts, without their groups' common text, have a Jaccard index
@@ -6,9 +7,9 @@ of about `ALIKE` or more over sets of 5-character shingles (one-permutation MinH
 with 64 bins of 8 bits). Text that more than half of a group's different answers share is a typical
 phrase of its policy and says nothing about who wrote it: those bins stay empty.
 
-This runs in the verifier's event loop on whatever strangers write. So every step is linear in the
-characters, and no character expands to several: NFKC takes seconds for 16,384 combining marks and
-turns one character into 18.
+This runs in the verifier's event loop on text that strangers write. So every step takes time linear
+in the characters, and no character expands to several: NFKC takes seconds for 16,384 combining
+marks and turns one character into 18.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ ALIKE = 0.7
 COPIED = 0.75
 
 LONG = 24
-"""Filled bins from which on an answer's own text counts as evidence: some thirty characters.
-Shorter ones coincide by chance, however many do."""
+"""An answer's own text counts as evidence from this many filled bins on, which is about thirty
+characters. Shorter answers coincide by chance, however many there are.
+"""
 
 SUSPECT = 48
-"""Filled bins of the different long answers that are alike, from which on a group is refused."""
+"""A group is refused if its different, long, matching answers have at least this many filled bins
+together.
+"""
 
 TELLING = 96
 """The same, but the number from which coincidence is excluded and the sender is blamed: about a
@@ -49,8 +53,8 @@ _KEPT_HASHES = 2048
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """An answer. `bins`: 1 + (least hash mod 255), 0 where the bin is empty or holds what is common
-    to the group.
+    """An answer. `bins`: 1 + (least hash mod 255), or 0 if the bin is empty or holds text that is
+    common to the group.
     """
 
     exact: bytes
@@ -58,14 +62,14 @@ class Text:
 
     @property
     def filled(self) -> int:
-        """How many bins hold text that is not common to the group."""
+        """Number of bins that hold text not common to the group."""
         return BINS - self.bins.count(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Print:
     """What is remembered of a group. `task`: dataset, question and item; `question`: the first two
-    only. `is_row`: a row of a file, which is the same under every seed.
+    only. `is_row`: it is a row of a file, which is the same under every seed.
     """
 
     task: bytes
@@ -80,15 +84,16 @@ class Print:
 
     @property
     def evidence(self) -> int:
-        """What there would be against an exact copy of it."""
+        """The evidence that an exact copy of it would give."""
         return _evidence(self.texts)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Most answers of one group are alike to another's. `whole`: they are equal, one for one, and
-    more than half of them differ from each other, as two samples of one policy hardly ever are.
-    `evidence`: filled bins of those that are long."""
+    """Most answers of one group are like another group's. `whole`: they are equal, one for one, and
+    more than half of them differ from each other, which hardly ever happens with two samples of one
+    policy. `evidence`: filled bins of the long ones.
+    """
 
     whole: bool
     evidence: int
@@ -102,7 +107,7 @@ class Printer:
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
         root = int.from_bytes(self.digest(b"multiplier")[:8], "little") | 1
-        _folding()  # A quarter of a second: at the start, not when the first message comes.
+        _folding()  # Takes a quarter of a second, so it is done at the start and not with the first message.
         self._powers = [np.uint64(pow(root, power + 1, 2**64)) for power in range(SHINGLE)]
 
     def texts(self, answers: Sequence[str]) -> tuple[Text, ...]:
@@ -115,11 +120,11 @@ class Printer:
         return tuple(Text(each, bins[each]) for each in exact)
 
     def digest(self, content: bytes) -> bytes:
-        """16 bytes that name the content."""
+        """16 bytes that identify the content."""
         return hashlib.blake2b(content, digest_size=16, key=self._salt).digest()
 
     def _least(self, codes: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        """The smallest hash per bin, all ones in an empty bin."""
+        """The smallest hash per bin; all ones in an empty bin."""
         least = np.full(BINS, np.iinfo(np.uint64).max, dtype=np.uint64)
         count = len(codes) - SHINGLE + 1
         if count < 1:
@@ -133,8 +138,8 @@ class Printer:
         mixed ^= mixed >> np.uint64(32)
         rank = mixed & np.uint64(2**58 - 1)
         if count > 2 * _KEPT_HASHES:
-            # The least of 64 bins are among the least of all, but for a text that says little again
-            # and again.
+            # The minima of 64 bins are among the smallest of all hashes, except for a text that
+            # keeps repeating itself.
             low = rank < np.uint64(2**58 * _KEPT_HASHES // count)
             if np.count_nonzero(low) > _KEPT_HASHES // 2:
                 mixed, rank = mixed[low], rank[low]
@@ -143,20 +148,19 @@ class Printer:
 
 
 def normalised(text: str) -> NDArray[np.uint32]:
-    """Code points of the text without what can be varied without saying anything else, one for one
-    at most.
+    """The text's code points without what can be varied without changing the meaning; each
+    character gives at most one.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     folded = _folding()[np.minimum(codes, _TABLE)]
-    # Beyond the table: tags and variation selectors are invisible, everything else stands for
-    # itself.
+    # Beyond the table, tags and variation selectors are invisible; everything else stays unchanged.
     folded = np.where((codes >= _TABLE) & (codes >> 12 != 0xE0), codes, folded)
     return np.asarray(folded[folded != 0], dtype=np.uint32)
 
 
 @lru_cache(maxsize=1)
 def _folding() -> NDArray[np.uint32]:
-    """Code point to code point; 0: dropped. Its last entry is 0."""
+    """Table from code point to code point; 0: dropped. Its last entry is 0."""
     table = np.array([_folded(chr(code)) for code in range(_TABLE)] + [0], dtype=np.uint32)
     return np.asarray(table[np.minimum(table, _TABLE)], dtype=np.uint32)
 
@@ -169,7 +173,7 @@ def _folded(char: str) -> int:
 
 
 def compare(new: Sequence[Text], old: Sequence[Text]) -> Match | None:
-    """None when `new` is not mostly what `old` says."""
+    """None if `new` is not mostly the same as `old`."""
     left = Counter(text.exact for text in old)
     matched: list[Text] = []
     others: list[Text] = []
@@ -182,7 +186,7 @@ def compare(new: Sequence[Text], old: Sequence[Text]) -> Match | None:
     unmatched = [text for text in old if _take(left, text.exact)]
     whole = not others and not unmatched and 2 * len({text.exact for text in new}) > len(new)
     matched += _nearly_equal(others, unmatched)
-    # A group that is mostly copied is a copy; so is one that hides a whole copied group among as
+    # A group that is mostly copied is a copy. So is one that hides a whole copied group among as
     # many other answers.
     if len(matched) < COPIED * len(new) and (len(matched) < COPIED * len(old) or 2 * len(old) < len(new)):
         return None
@@ -198,7 +202,7 @@ def _without_common(least: NDArray[np.uint64]) -> list[bytes]:
     them have.
     """
     ordered = np.sort(least, axis=0)
-    # What more than half have is in the middle of the sorted column.
+    # A value that more than half have is in the middle of the sorted column.
     middle = ordered[len(least) // 2] if len(least) else np.zeros(BINS, np.uint64)
     common = 2 * (least == middle).sum(axis=0) > len(least)
     empty = (least == np.iinfo(np.uint64).max) | (common & (least == middle))
@@ -213,7 +217,9 @@ def _take(left: Counter[bytes], exact: bytes) -> bool:
 
 
 def _nearly_equal(new: Sequence[Text], old: Sequence[Text]) -> list[Text]:
-    """Those of `new` with a partner of their own in `old` whose shingles are nearly the same."""
+    """The answers in `new` that have a partner of their own in `old` with nearly the same
+    shingles.
+    """
     if not new or not old:
         return []
     alike = _jaccard(_matrix(new), _matrix(old)) >= ALIKE
@@ -232,7 +238,7 @@ def _matrix(texts: Sequence[Text]) -> NDArray[np.uint8]:
 
 
 def _jaccard(new: NDArray[np.uint8], old: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Estimates for all pairs, shape (new, old), from the bins that either fills; 0 where neither
+    """Estimates for all pairs, shape (new, old), from the bins that either fills; 0 if neither
     fills any.
     """
     left, right = new[:, None, :], old[None, :, :]

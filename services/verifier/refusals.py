@@ -15,10 +15,12 @@ class Refusal(Enum):
     BLOB_MISSING = "blob_missing"
     REFERENCE = "reference"
     FLOOD = "flood"
-    """Beyond what this node looks at, of a sender that has earned no standing here."""
+    """More than this node can examine, from a sender that has not earned a whole share here."""
     SURPLUS = "surplus"
-    """The same of one that has (a fast honest node makes more than others can look at), and of
-    anybody when it was in the stream before this node looked."""
+    """The same from a sender that has earned one, because a fast honest node makes more than others
+    can examine; and from any sender if the message was in the stream before this node started to
+    read.
+    """
     MALFORMED = "malformed"
     SCHEMA_VERSION = "schema_version"
     OTHER_SWARM = "other_swarm"
@@ -42,7 +44,7 @@ class Refusal(Enum):
 
 
 class Found(Enum):
-    """What is found out about a group after it was accepted. Reports list the values along with
+    """Offences that are found after a group was accepted. Reports list these values along with
     those of `Refusal`.
     """
 
@@ -63,39 +65,39 @@ BLAME: dict[Offence, float] = {
     Refusal.COPIED: 0.25,
     Found.ABSURD: 0.5,
 }
-"""How much a refused body counts against the key that signed it, in [0, 1]; reasons missing here
-are blamed on nobody.
+"""How much a refused body counts against the key that signed it, in [0, 1]. Reasons that are
+missing here are blamed on nobody.
 
 Only a body under a valid signature can be blamed on anyone, and only on the key, never on a name:
 
 * Before the signature is checked, anyone could have sent it: too large, chunks missing or belonging
-  to another message, unreadable envelope, forged signature.
+to another message, unreadable envelope, forged signature.
 * The envelope's `node` and the subject are not signed. Any node can store another node's message
-  under a third one's subject (`author`).
+under a third one's subject (`author`).
 * Anyone who reads the swarm can send a signed message again: `replayed`, `too_old`. A bad body
-  counts once, however often it is sent.
+counts once, however often it is sent.
 * Anyone who reads another swarm can copy its groups here (`other_swarm`), and an honest node may be
-  misconfigured.
+misconfigured.
 * `task_not_allowed`, `held_out`, `lengths`, `schema_version`: an honest node cannot know this
-  node's choices and version.
+node's choices and version.
 * `scoring_timeout` weighs as much as it cost (`services.verifier.border`); `scoring_cost` is a
-  judgement on many groups (`services.verifier.scoring_cost`) and causes quarantine by itself.
+judgement on many groups (`services.verifier.scoring_cost`) and causes quarantine by itself.
 * A copy is blamed only if coincidence is excluded, and only on the later one in the stream
-  (`services.verifier.copies`).
+(`services.verifier.copies`).
 * Text that is absurd under this node's policy may be something it has yet to learn: it counts by
-  the fraction of absurd answers.
+the fraction of absurd answers.
 * Weights up to a half never cause quarantine by themselves (`services.verifier.reputation`): a
-  wrong clock, two nodes with one name. Messages that no honest node with the same software sends
-  weigh 1.
+wrong clock, two nodes with one name. Messages that no honest node with the same software sends
+weigh 1.
 """
 
 
 def beyond_budget(earned: float, *, backlog: bool = False) -> Refusal:
-    """What a message is called that this node has no turn for, by the share that its sender has
-    earned, in [0, 1]: a fast honest node is no attacker, and must not look like one.
+    """The reason for refusing a message for which this node has no turn, by the share that its
+    sender has earned, in [0, 1]. A fast honest node is no attacker and must not look like one.
 
-    backlog: the message was in the stream before this node looked. A node that joins knows nobody
-    yet, and what the others made while it was away is not a flood.
+    backlog: the message was in the stream before this node started to read. A node that joins knows
+    nobody yet, and what others made while it was away is not a flood.
     """
     return Refusal.SURPLUS if backlog or earned >= 1.0 else Refusal.FLOOD
 
@@ -104,10 +106,11 @@ def beyond_budget(earned: float, *, backlog: bool = False) -> Refusal:
 class Refused:
     """A refused message.
 
-    `sender` is the subject's node, None where the subject names none: a claim, good for counting.
-    `blamed` is the key that signed it, where the reason can be blamed on it; `quarantined_s` is how
-    long that key is left out from now on because of it. `group_id` is that of bytes under a valid
-    signature, else ""; `group` is what was decoded of them before the check that failed.
+    `sender` is the node in the subject, or None if there is none; it is a claim, to be used only
+    for counting. `blamed` is the key that signed the message, if it can be blamed for the reason;
+    `quarantined_s` is how long that key is quarantined because of it. `group_id` is the id of bytes
+    under a valid signature, else ""; `group` is what was decoded of them before the check that
+    failed.
     """
 
     reason: Refusal

@@ -1,9 +1,9 @@
-"""The last refusals, so that a person can ask why a group stayed outside. Pure.
+"""The last refusals, so that people can ask why a group was refused. Pure.
 
-Bounded in every direction, and shared out so that nobody's flood pushes out what is known of
-others: a sender has so many places, and gives way to himself, first where he has the most of one
-reason. Names that belong to a key and names that anybody may claim have places of their own, and
-only their like gives way.
+The memory is bounded in every respect and divided among senders, so that nobody's flood pushes out
+what is known of others. A sender has a fixed number of places, and its own entries are dropped
+first, starting with its most frequent reason. Names that belong to a key and names that anybody may
+claim have separate places.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.contracts.messages import RolloutGroup
 KNOWN_SENDERS = 64
 STRANGERS = 32
 OF_A_SENDER = 24
-"""Refusals kept: at most (64 + 32) * 24, each under 3 KB."""
+"""Refusals kept per sender: at most (64 + 32) * 24 in total, each under 3 KB."""
 
 QUESTION_BYTES = 400
 ANSWERS = 4
@@ -28,9 +28,9 @@ DETAIL_BYTES = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedGroup:
-    """One refusal. sender: as the subject says, a claim; "" where it names none. group_id: of the
-    signed bytes, "" where no signature was found good; claimed_id: what a header says instead.
-    excerpt: of the text, where the border lets it be decoded at all.
+    """One refusal. sender: as the subject says, a claim; "" if there is none. group_id: of the
+    signed bytes, "" if no valid signature was found; claimed_id: what a header says instead.
+    excerpt: part of the text, if the border could decode it at all.
     """
 
     time: float
@@ -44,7 +44,7 @@ class RefusedGroup:
     excerpt: dict[str, Any] | None = None
 
     def as_object(self) -> dict[str, Any]:
-        """As it is written to the record."""
+        """The entry as it is written to the file."""
         return {
             "time": round(self.time, 3),
             "reason": self.reason,
@@ -59,7 +59,7 @@ class RefusedGroup:
 
 
 def excerpt_of(group: RolloutGroup) -> dict[str, Any]:
-    """A bounded part of a group that was decoded: what it is of, and how it begins."""
+    """A bounded part of a decoded group: its task, and how it begins."""
     ref = group.task.ref
     return {
         "dataset": ref.dataset,
@@ -82,9 +82,9 @@ class RefusedMemory:
         self._strangers: OrderedDict[str, list[RefusedGroup]] = OrderedDict()
 
     def note(self, refused: RefusedGroup, *, known: bool) -> None:
-        """Remember one. known: whether its sender's name belongs to a key."""
+        """Remember a refusal. known: whether its sender's name belongs to a key."""
         mine, others, most = (self._known, self._strangers, KNOWN_SENDERS) if known else (self._strangers, self._known, STRANGERS)
-        # A name that has found its key takes along what was kept of it.
+        # When a name gets a key, its earlier entries move with it.
         kept = mine.pop(refused.sender, None) or others.pop(refused.sender, None) or []
         kept.append(refused)
         if len(kept) > OF_A_SENDER:
@@ -94,14 +94,16 @@ class RefusedMemory:
             mine.popitem(last=False)
 
     def all(self) -> list[tuple[RefusedGroup, bool]]:
-        """What is remembered, oldest first, each with whether its sender's name has a key."""
+        """All refusals, oldest first, each with whether its sender's name has a key."""
         pools = ((self._known, True), (self._strangers, False))
         found = [(each, known) for senders, known in pools for kept in senders.values() for each in kept]
         return sorted(found, key=lambda pair: pair[0].time)
 
 
 def _cut(text: str, size_bytes: int) -> str:
-    """The beginning of `text` that takes no more as JSON, where a character may take twelve."""
+    """The beginning of `text` that takes at most `size_bytes` as JSON, in which a character may
+    take twelve bytes.
+    """
     cut = text[:size_bytes]
     while len(json.dumps(cut)) > size_bytes + 2:
         cut = cut[: len(cut) // 2]
@@ -109,7 +111,7 @@ def _cut(text: str, size_bytes: int) -> str:
 
 
 def _gives_way(kept: list[RefusedGroup]) -> int:
-    """The oldest of the reason that has the most."""
+    """The entry to drop: the oldest one of the most frequent reason."""
     counts = Counter(each.reason for each in kept)
     most = max(counts.values())
     return next(place for place, each in enumerate(kept) if counts[each.reason] == most)

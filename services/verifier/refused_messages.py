@@ -1,5 +1,5 @@
-"""Foreign messages that stay outside: counted, kept on record, and told: to the log in detail, to
-the operator what he can do something about.
+"""Handles refused foreign messages: counts them, records them, logs them in detail, and tells the
+operator about those that he can do something about.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from shared.runtime.logs import Log
 from shared.transport.base import StoredMessage
 
 TOLD_OF = 64
-"""Senders of another swarm that the log names, once each."""
+"""Number of senders of another swarm that the log names, once each."""
 
 
 class RefusedMessages:
-    """One verifier replica's."""
+    """The refused messages of one verifier replica."""
 
     def __init__(self, figures: Figures, log: Log, started_at: float, record: RefusedRecord, known: Callable[[str], bool]) -> None:
-        """`started_at`: Unix time; what an earlier run left in the stream needs no remedy. `known`:
+        """`started_at`: Unix time; messages that were in the stream before need no remedy. `known`:
         whether a name belongs to a key.
         """
         self._figures = figures
@@ -38,12 +38,12 @@ class RefusedMessages:
         self._told_of: set[str | None] = set()
 
     def accepted(self, sender: str) -> None:
-        """Note that a group of this sender was accepted."""
+        """Record that a group of this sender was accepted."""
         self._other_tasks.accepted(sender)
 
     def refuse(self, refused: Refused, message: StoredMessage, candidate: Candidate | None = None) -> None:
-        """Count a refusal. `candidate` where the checks before scoring were passed. Where the bytes
-        were not good enough to have an id the log names what the header claims.
+        """Count a refusal. `candidate` is given if the checks before scoring were passed. If the
+        bytes have no valid id, the log names the id that the header claims.
         """
         self._figures.border.refused(refused)
         reason, detail = refused.reason.value, refused.detail[:300]
@@ -94,8 +94,8 @@ class RefusedMessages:
             )
 
     def _tell_of_another_swarm(self, refused: Refused) -> None:
-        """Once for each sender that is here now."""
+        """Log it once for each sender that is active now."""
         if refused.sender not in self._told_of and len(self._told_of) < TOLD_OF:
             self._told_of.add(refused.sender)
-            remedy = "set nats.swarm_id alike on both nodes, if they are to learn from each other"
+            remedy = "set the same nats.swarm_id on both nodes if they are to learn from each other"
             self._log.warning("group_of_another_swarm", sender=refused.sender, detail=refused.detail, remedy=remedy)

@@ -1,9 +1,9 @@
 """Writes the last refusals to `refused-<replica>.jsonl` in the node's run folder, for `swarm
 rollouts --refused` and `swarm trace`.
 
-The file is a picture of a bounded memory, made anew in a thread at most every `WRITE_PERIOD_S`:
-however many messages are refused, it neither grows nor slows the border. What cannot be written is
-said once and tried again; nothing else depends on it.
+The file is a snapshot of a bounded memory. It is written anew in a thread at most every
+`WRITE_PERIOD_S`, so however many messages are refused, it neither grows nor slows the border. If it
+cannot be written, this is logged once and tried again; nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shared.runtime.logs import Log
 
 WRITE_PERIOD_S = 5.0
 FILES_KEPT = 8
-"""Of replicas that came and went."""
+"""Files of former replicas that are kept."""
 
 
 class RefusedRecord:
-    """One verifier replica's."""
+    """The refusals of one verifier replica."""
 
     def __init__(self, run_dir: Path, replica: str, log: Log) -> None:
-        """Goes on with what this replica wrote before a restart."""
+        """Continues with what this replica wrote before a restart."""
         self._run_dir, self._file, self._log = run_dir, refused_file(run_dir, replica), log
         self._memory = RefusedMemory()
         self._changed = self._failing = False
@@ -41,12 +41,12 @@ class RefusedRecord:
             self._tell(error)
 
     def note(self, refused: RefusedGroup, *, known: bool) -> None:
-        """Remember a refusal; written with the next picture."""
+        """Remember a refusal; it is written with the next snapshot."""
         self._memory.note(refused, known=known)
         self._changed = True
 
     async def run(self) -> None:
-        """Write what is new, for ever, and once more at the end."""
+        """Write new entries periodically, and once more at the end."""
         try:
             while True:
                 await asyncio.sleep(WRITE_PERIOD_S)
@@ -56,7 +56,7 @@ class RefusedRecord:
                 self._write(self._memory.all())
 
     async def write(self) -> None:
-        """Write now, if anything is new."""
+        """Write now if there is anything new."""
         if self._changed:
             self._changed = False
             await asyncio.to_thread(self._write, self._memory.all())
@@ -80,7 +80,7 @@ class RefusedRecord:
         self._failing = True
 
     def _take_back(self, line: dict[str, Any]) -> None:
-        """A line of an earlier life; one that says something else is left out."""
+        """Read a line from before a restart; invalid lines are skipped."""
         texts = [line.get(name) for name in ("reason", "detail", "sender", "id", "claimed_id")]
         numbers = [line.get(name) for name in ("time", "stored_at", "swarm_seq")]
         excerpt = line.get("group")

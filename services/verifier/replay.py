@@ -1,5 +1,5 @@
-"""The foreign groups accepted so far, so that none counts twice, even after a restart or at another
-replica on the same machine.
+"""Remembers the accepted foreign groups, so that none counts twice, even after a restart or at
+another replica on the same machine.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ log = structlog.get_logger(__name__)
 _LINE = re.compile(r"([0-9a-f]{64})(?: ([0-9]{1,11}))?")
 """An id and when it was accepted, in Unix seconds; files of earlier versions have no time."""
 _MARK_BYTES = 34
-"""First line of a file that was written again: `#` and 32 letters that no other file has."""
+"""The first line of a rewritten file: `#` and 32 letters that no other file has."""
 _SPARE_LINES = 1024
-"""A file of fewer lines is not worth writing again."""
+"""A file with fewer lines is not worth rewriting."""
 
 
 class ReplayMemory:
     """The ids of accepted groups: the last `capacity`, none for longer than `keep_s`, after which
     their age alone refuses them.
 
-    The file only grows by appending, until most of it is of no use any more and it is written
-    again. Any process may die at any instant: the new file takes the old one's place in one step, a
-    torn last line costs that line only, and what another process appends meanwhile is carried over
-    (unless the one that writes is killed in the instant between these two steps; the other process
-    still knows it). What other processes appended is read before an id is called new.
+    The file only grows by appending, until most of it is no longer needed and it is rewritten. Any
+    process may die at any instant. The new file replaces the old one in one step, a partial last
+    line loses that line only, and what another process appends meanwhile is carried over (unless
+    the rewriting process is killed between these two steps; the other process then still knows it).
+    What other processes appended is read before an id counts as new.
     """
 
     def __init__(self, capacity: int, path: Path | None = None, *, keep_s: float = math.inf, now_s: float | None = None) -> None:
-        """`path` None keeps the memory in this process only. `now_s` is the time of loading, Unix
+        """`path` None keeps the memory in this process only. `now_s` is the time of loading in Unix
         seconds; None: the clock's.
         """
         self._capacity = capacity
@@ -53,7 +53,7 @@ class ReplayMemory:
             self._shorten(path, time.time() if now_s is None else now_s)
 
     def __len__(self) -> int:
-        """How many ids it holds."""
+        """Number of ids."""
         return len(self._ids)
 
     def contains(self, group_id: str) -> bool:
@@ -66,7 +66,7 @@ class ReplayMemory:
         """Remember a group accepted at `now_s`, Unix seconds. Forgets ids that are too old or too
         many.
 
-        A failed write to disk is logged: the group is still known in memory, and the node
+        A failed write to disk is logged; the group is still known in memory, and the node
         continues.
         """
         self._add(group_id, now_s)
@@ -90,7 +90,9 @@ class ReplayMemory:
             self._ids.popitem(last=False)
 
     def _append(self, path: Path, group_id: str, at_s: float) -> None:
-        """Write one line. A leading line break ends a line that a killed process left torn."""
+        """Write one line. A leading line break ends a line that a killed process left
+        incomplete.
+        """
         line = f"\n{group_id} {int(at_s)}\n".encode()
         while True:
             with path.open("ab", buffering=0) as file:
@@ -99,12 +101,12 @@ class ReplayMemory:
                     replaced = os.fstat(file.fileno()).st_ino != path.stat().st_ino
                 except FileNotFoundError:
                     replaced = True
-            if not replaced:  # else it may have been written again without this line
+            if not replaced:  # otherwise the file may have been rewritten without this line
                 return
 
     def _shorten(self, path: Path, now_s: float) -> None:
-        """Rewrite the file with the ids still needed, if these are less than half. One process at a
-        time; others continue.
+        """Rewrite the file with the ids still needed if these are less than half. One process at a
+        time; the others continue.
         """
         if self._lines <= 2 * len(self._ids) + _SPARE_LINES:
             return
@@ -127,7 +129,7 @@ class ReplayMemory:
                 new.flush()
                 os.fsync(new.fileno())
             draft.replace(path)
-            late = old.read()  # appended by others since: they may have looked before the file was replaced
+            late = old.read()  # appended by others since, if they opened the file before it was replaced
         if late:
             with path.open("ab", buffering=0) as new:
                 new.write(late)
@@ -139,8 +141,7 @@ class ReplayMemory:
             return
         with file:
             stat = os.fstat(file.fileno())
-            # Inode numbers are used again soon, so a file that was written again carries a mark of
-            # its own.
+            # Inode numbers are soon reused, so a rewritten file has a mark of its own.
             version = stat.st_ino, file.read(_MARK_BYTES)
             if version != self._version and (stat.st_ino != self._version[0] or self._read_bytes >= _MARK_BYTES):
                 self._read_bytes = self._lines = 0

@@ -1,4 +1,4 @@
-"""What the node tells the swarm of itself, signed: its entry in the directory and its held-out
+"""The signed statements of the node to the swarm: its entry in the directory and its held-out
 scores.
 """
 
@@ -42,7 +42,7 @@ class Reports:
         self._name = SwarmName(self._id, key.public_key, config.nats.swarm_id, node, log)
 
     async def run_evals(self) -> None:
-        """Forward each new held-out report, for ever."""
+        """Forward each new held-out report. Never returns."""
         while True:
             try:
                 await self._forward_eval()
@@ -51,7 +51,9 @@ class Reports:
             await asyncio.sleep(EVAL_PERIOD_S)
 
     async def run_record(self) -> None:
-        """Renew the directory entry, for ever. Raises FatalError where the name is another's."""
+        """Keep renewing the directory entry. Raises FatalError if the name belongs to another
+        node.
+        """
         while True:
             written = False
             try:
@@ -70,9 +72,9 @@ class Reports:
         self._forwarded_revision = entry.revision
 
     async def _write_record(self) -> bool:
-        """False while the node's model is not known, which a group of its own tells: a directory
-        entry without tokenizer would be worth nothing to others. The pointer's version comes before
-        that of the last group, which lags behind it.
+        """False while the node's model is unknown. A local group reveals it, and a directory entry
+        without a tokenizer would be useless to others. The pointer's version is used before that of
+        the last group, which lags behind it.
         """
         swarm = self._link.transport
         if swarm is None or not await self._name.may_write(swarm):
@@ -100,7 +102,7 @@ class Reports:
         return encode(sign_statement(said, self._key, self._config.nats.swarm_id))
 
     async def _learn_from_log(self) -> None:
-        """After a restart: the newest scored group may be this node's own."""
+        """After a restart, learn the model from the newest scored group, if it is local."""
         newest = await self._node.last(subjects.node_scored_stream(self._id), subjects.node_scored(self._id))
         if newest is None:
             return

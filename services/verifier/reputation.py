@@ -17,30 +17,32 @@ from services.verifier.refusals import BLAME, Found, Offence, Refusal
 from shared.contracts.senders import MAX_REPUTATIONS, KeyReputation
 
 STEP = 0.1
-"""Weight of the newest group in the moving average: seven offences in a row, or half of many, are
-too much.
+"""Weight of the newest group in the moving average: seven offences in a row, or half of many
+groups, are too much.
 """
 
 LIMIT = 0.5
-"""Suspicion above this means quarantine."""
+"""Suspicion above this causes quarantine."""
 
 PAROLE = LIMIT / 2
-"""Suspicion after a quarantine: four more offences bring the next one, which is longer."""
+"""Suspicion after a quarantine: four more offences cause the next one, which is longer."""
 
 HALF_LIFE_S = 600.0
-"""Suspicion halves in this time even when nothing comes."""
+"""Suspicion halves in this time even if no group arrives."""
 
 MAX_KEYS = 10_000
 MAX_EVENTS = 10_000
-"""Kept while the node plane is away; older ones then count at this replica only."""
+"""Most events kept while the node plane is unreachable; older ones then count at this replica
+only.
+"""
 
 _OFFENCES: dict[str, Offence] = {offence.value: offence for offence in (*Refusal, *Found)}
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A judged group: accepted (`offence` None), or an offence, by the part of the group that it
-    concerns.
+    """A judged group: accepted (`offence` None), or an offence, weighted by the part of the group
+    that it concerns.
     """
 
     public_key: str
@@ -77,8 +79,8 @@ class Standing:
 
 
 class Reputation:
-    """Suspicion per key: the exponentially weighted average of its judged groups, 0 for an accepted
-    one, `BLAME` for the others.
+    """Suspicion per key: the exponentially weighted average over its judged groups, 0 for an
+    accepted one and `BLAME` for the others.
     """
 
     def __init__(self) -> None:
@@ -87,26 +89,23 @@ class Reputation:
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def blame(self, public_key: str, name: str, reason: Offence, now_s: float, part: float = 1.0) -> float:
-        """Note an offence. Returns the seconds for which the key is left out because of it, 0 for
-        none.
+        """Record an offence. Returns the seconds for which it quarantines the key, 0 for none.
 
         `part`, in [0, 1]: of the group. A judgement on the cost of many groups (`SCORING_COST`) is
-        enough by itself.
+        sufficient by itself.
         """
         event = Event(public_key, name, reason, part, now_s)
         self._events.append(event)
         return self.apply(event)
 
     def credit(self, public_key: str, name: str, now_s: float) -> None:
-        """Note an accepted group."""
+        """Record an accepted group."""
         event = Event(public_key, name, None, 1.0, now_s)
         self._events.append(event)
         self.apply(event)
 
     def apply(self, event: Event) -> float:
-        """Apply an event as `blame` and `credit` do, for events of the common state or of no
-        replica.
-        """
+        """Apply an event as `blame` and `credit` do, without recording it as this replica's."""
         offence = event.offence
         if offence is None:
             self._move(event.public_key, event.name, 0.0, event.at_s).accepted += 1
@@ -119,31 +118,31 @@ class Reputation:
         return self._quarantine.strike(event.public_key, event.at_s)
 
     def remaining_s(self, public_key: str, now_s: float) -> float:
-        """How long the key is still left out; 0 when it is not."""
+        """Remaining seconds of the key's quarantine; 0 if there is none."""
         return self._quarantine.remaining_s(public_key, now_s)
 
     def accepted(self, public_key: str) -> int:
-        """How many groups of this key were accepted."""
+        """Number of accepted groups of this key."""
         record = self._records.get(public_key)
         return record.accepted if record else 0
 
     def suspicion(self, public_key: str, now_s: float) -> float:
-        """In [0, 1]; 0 for a key that nothing is held against."""
+        """Suspicion in [0, 1]; 0 for a key without offences."""
         record = self._records.get(public_key)
         return record.decayed(now_s) if record else 0.0
 
     def quarantined(self, now_s: float) -> int:
-        """How many keys are left out now."""
+        """Number of keys in quarantine."""
         return self._quarantine.count(now_s)
 
     def take_events(self) -> list[Event]:
-        """What happened since this was called last, for the common state."""
+        """The events since the last call, for the common state."""
         taken = list(self._events)
         self._events.clear()
         return taken
 
     def keep_events(self, events: Iterable[Event]) -> None:
-        """Give back events that the common state could not take, before those that came since."""
+        """Put back events that the common state could not take, before those that came since."""
         self._events = deque([*events, *self._events], maxlen=MAX_EVENTS)
 
     def adopt(self, keys: Iterable[KeyReputation], events: Iterable[Event]) -> None:
@@ -159,7 +158,7 @@ class Reputation:
             self._quarantine.restore(each.public_key, each.quarantined_until, each.quarantine_s)
         self._forget_oldest()
         for event in events:
-            if event.public_key in adopted:  # else this replica's own record has it
+            if event.public_key in adopted:  # otherwise this replica's own record contains it
                 self.apply(event)
 
     def records(self, now_s: float) -> list[KeyReputation]:

@@ -1,10 +1,11 @@
-"""What each key's groups cost in the scorers, and when that is too much. Pure; time is an argument.
+"""Tracks what each key's groups cost in the scorers, and decides when that is too much. Pure; time
+is an argument.
 
 Every hang costs something, but a single slow answer is no offence: a key may use `GRACE_S` seconds
 of CPU time, and `PER_GROUP_S` more for each of its accepted groups. Both decay with the half-life
-`HALF_LIFE_S`. CPU time, not wall clock, counts, so that a busy machine blames nobody. What a key
-costs at any one moment is already limited by the group's deadline and by the fair division of the
-scorers' time by key (`shared.tasks.sandbox.fair_share`).
+`HALF_LIFE_S`. CPU time, not wall-clock time, counts, so that a busy machine blames nobody. What a
+key costs at any one moment is already limited by the group's deadline and by the fair division of
+the scorers' time by key (`shared.tasks.sandbox.fair_share`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 GRACE_S = 15.0
 PER_GROUP_S = 0.5
 """Groups of eight answers to reasoning-gym's datasets cost 0.01 s at the median and 0.23 s at most,
-the fork included.
+including the fork.
 """
 HALF_LIFE_S = 600.0
 MAX_KEYS = 10_000
@@ -29,14 +30,14 @@ class _Account:
 
 
 class ScoringCost:
-    """An account for each key; the one longest unused is forgotten first."""
+    """One account per key; the one that was unused for longest is forgotten first."""
 
     def __init__(self) -> None:
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
 
     def charge(self, public_key: str, cpu_s: float, *, accepted: bool, now_s: float) -> bool:
-        """Note a group and its cost. True when the key has cost too much now; it starts again with
-        half of the grace.
+        """Record a group and its cost. True if the key has now cost too much; it then starts again
+        with half of the grace.
         """
         account = self._accounts.setdefault(public_key, _Account(updated_s=now_s))
         self._accounts.move_to_end(public_key)

@@ -28,7 +28,7 @@ COMPLAIN_EVERY_S = 60.0
 
 
 class SenderWatch:
-    """One verifier replica's."""
+    """The watch of one verifier replica."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class SenderWatch:
         self._reported: list[SenderStanding] = []
 
     async def run(self) -> None:
-        """For ever."""
+        """Run without end."""
         reported_at = time.monotonic()
         while True:
             await asyncio.sleep(PERIOD_S)
@@ -99,13 +99,13 @@ class SenderWatch:
         self._log.error(
             "bans_unreadable",
             reason=reason,
-            consequence="no foreign group is taken in" if self._border.bans.unreadable else "the earlier bans stay in force",
+            consequence="no foreign group is accepted" if self._border.bans.unreadable else "the earlier bans stay in force",
             remedy="start the version that wrote the list, or start a new one: `swarm ban NAME --anew`",
         )
 
     async def exchange(self) -> None:
-        """Keep what is known of keys, and learn what other replicas, the trainer and an earlier
-        life of this one knew.
+        """Store what this replica knows about keys, and learn what other replicas, the trainer and
+        this replica's earlier processes knew.
 
         Raises:
             TransportError: the node plane does not answer.
@@ -113,7 +113,7 @@ class SenderWatch:
         await self._reputation.exchange(time.time())
 
     async def report(self, now_s: float) -> None:
-        """Write down the worst senders if that changed."""
+        """Store the worst senders if they have changed."""
         worst = [
             SenderStanding(
                 public_key=each.public_key,

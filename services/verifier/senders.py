@@ -1,9 +1,9 @@
-"""Whose share of the intake and of a batch a group uses, and how large that share is: by key where
-it is known. Pure; time is an argument.
+"""Determines whose share of the intake and of a batch a group uses, and how large that share is: by
+key if it is known. Pure; time is an argument.
 
-All keys that were repeatedly caught copying foreign groups share one sender's quota: a cluster that
-sends the same material under many keys gains nothing by their number. A key leaves that set an hour
-after it was last caught.
+All keys that were repeatedly caught copying foreign groups share one sender's quota, so a cluster
+that sends the same material under many keys gains nothing by their number. A key leaves that set an
+hour after it was last caught.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from services.verifier.standing import LEAST, earned
 from services.verifier.trust import Trust
 
 COPIERS = "~copiers"
-"""The share of all keys caught copying; no node's name and no key."""
+"""The share of all keys caught copying; it is neither a node's name nor a key."""
 
 CAUGHT = 3
-"""Copies that no chance explains, within `CAUGHT_S`, before a key counts as a copier: one may be a
-node that was restored.
+"""Copies that chance cannot explain, within `CAUGHT_S`, before a key counts as a copier. A single
+one may come from a node that was restored.
 """
 
 CAUGHT_S = 3600.0
@@ -29,14 +29,14 @@ MAX_CAUGHT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """`share`: what messages of equal value count against together. `earned`: how much of a whole
-    share it is, see `standing`.
+    """`share`: messages with equal values count against the same share. `earned`: the part of a
+    whole share that it has earned, see `standing`.
     """
 
     share: str
     earned: float
     known: bool
-    """Whether the key behind it is known; else `share` is only a name that the subject claims."""
+    """Whether the key is known; otherwise `share` is only a name that the subject claims."""
 
     @property
     def established(self) -> bool:
@@ -54,28 +54,28 @@ class Senders:
     """Looks up senders in the records of names, keys and reputations."""
 
     def __init__(self, trust: Trust, reputation: Reputation, needed: int) -> None:
-        """`needed`: accepted groups for a whole share."""
+        """`needed`: accepted groups until a sender has a whole share."""
         self._trust = trust
         self._reputation = reputation
         self._needed = needed
         self._caught: OrderedDict[str, _Caught] = OrderedDict()
 
     def by_name(self, name: str, now_s: float) -> Sender:
-        """A message under this name, before its signature was looked at. A name that belongs to no
-        key waits in its own line.
+        """The sender of a message under this name, before its signature is checked. A name that
+        belongs to no key has its own queue.
         """
         key = self._trust.key_of(name)
         return self.by_key(key, now_s) if key is not None else Sender(name, earned(0, 0.0, self._needed), known=False)
 
     def by_key(self, public_key: str, now_s: float) -> Sender:
-        """A message that this key has signed."""
+        """The sender of a message that this key has signed."""
         if self.is_copier(public_key, now_s):
             return Sender(COPIERS, LEAST, known=True)
         accepted, suspicion = self._reputation.accepted(public_key), self._reputation.suspicion(public_key, now_s)
         return Sender(public_key, earned(accepted, suspicion, self._needed), known=True)
 
     def copied(self, public_key: str, now_s: float) -> None:
-        """This key sent a copy of another's group that no chance explains."""
+        """Record that this key sent a copy of another's group that chance cannot explain."""
         caught = self._caught.pop(public_key, None)
         if caught is None or now_s - caught.last_s > CAUGHT_S:
             caught = _Caught(0, now_s)
@@ -86,6 +86,6 @@ class Senders:
             self._caught.popitem(last=False)
 
     def is_copier(self, public_key: str, now_s: float) -> bool:
-        """Whether this key was caught often enough lately."""
+        """Whether this key was caught often enough recently."""
         caught = self._caught.get(public_key)
         return caught is not None and caught.times >= CAUGHT and now_s - caught.last_s <= CAUGHT_S

@@ -1,4 +1,6 @@
-"""The verifier: connects the scorer, the border, the swarm link and the loops."""
+"""The verifier's process: connects the scorer, the border, the connection to the swarm and the
+loops.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,16 @@ from shared.transport.base import TransportError
 QUEUES_PERIOD_S = 5.0
 MAX_REPLAY_MEMORY = 2_000_000
 REPLAY_MARGIN_S = 300.0
-"""A group is remembered this much longer than its age lets it in, for clocks that are set back."""
+"""A group is remembered this much longer than its age allows it to be accepted, for clocks that are
+set back.
+"""
 
 
 class VerifierService:
     """One verifier replica."""
 
     def __init__(self, config: NodeConfig) -> None:
-        """Load the node's key and derive the held-out set, which nothing from outside may
+        """Load the node's key and derive the held-out set, whose questions no foreign group may
         contain.
         """
         run_dir = config.node.run_dir
@@ -75,7 +79,7 @@ class VerifierService:
             consumer = verifier_consumer(config.verifier.ack_wait_s, config.verifier.max_deliver)
             await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), consumer)
         figures = Figures(context.registry, context.status, (spec.dataset for spec in config.tasks))
-        # Without J nobody here would use a foreign group: none is read, checked or scored.
+        # If J is 0, this node uses no foreign groups, so none is read, checked or scored.
         takes_in = config.nats.swarm_url is not None and config.sampler.external > 0
         pool = ScorerPool.from_config(config.verifier, tasks=config.tasks, foreign=takes_in)
         link = SwarmLink(config, context.swarm, figures, log)
@@ -137,8 +141,8 @@ class VerifierService:
 
 
 def _replay_capacity(config: NodeConfig) -> int:
-    """Room for all groups that can be accepted before they are too old, so that the age check takes
-    over where the memory ends.
+    """Room for all groups until they are too old to be accepted, so that the age check refuses
+    those that are forgotten.
     """
     verifier = config.verifier
     return max(verifier.replay_memory, min(MAX_REPLAY_MEMORY, int(verifier.intake_groups_per_s * _longest_s(config)) + 1))

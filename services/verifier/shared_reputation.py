@@ -32,8 +32,9 @@ class FindingsReader:
         self._trust = trust
 
     def apply(self, found: Iterable[AbsurdText], after_batch: int, now_s: float) -> int:
-        """Apply the findings of batches after `after_batch`; returns the newest of these
-        batches."""
+        """Apply the findings of batches after `after_batch`. Returns the newest of these
+        batches.
+        """
         newest = after_batch
         for each in found:
             if each.batch <= after_batch:
@@ -47,7 +48,7 @@ class FindingsReader:
 
 
 class SharedReputation:
-    """One replica's part in it."""
+    """One replica's access to the common reputation."""
 
     def __init__(self, node_id: str, node: Transport, reputation: Reputation, trust: Trust, log: Log) -> None:
         self._node_id = node_id
@@ -59,12 +60,12 @@ class SharedReputation:
         self._unreadable_revision = 0
 
     async def exchange(self, now_s: float) -> None:
-        """Apply what happened here and what the trainer found, and take over what happened at
-        others.
+        """Apply this replica's events and the trainer's findings, and adopt what happened at other
+        replicas.
 
         Raises:
-            TransportError: the node plane does not answer; nothing is lost, the next exchange does
-                it.
+            TransportError: the node plane does not answer. Nothing is lost; the next exchange
+                includes it.
         """
         state, revision = await self._read()
         findings = await self._findings()

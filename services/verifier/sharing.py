@@ -29,8 +29,8 @@ RETRY_S = 1.0
 
 
 class Parcel(NamedTuple):
-    """A signed group on its way. `shared_id` is the id of the bytes that cross; another one where
-    token ids are left out.
+    """A signed group waiting to be sent. `shared_id` is the id of the bytes that are sent, which
+    differs from the local one if token ids are left out.
     """
 
     subject: str
@@ -42,8 +42,8 @@ class Parcel(NamedTuple):
 
 
 class Outbox:
-    """Groups on their way to the swarm; the oldest is dropped, and counted, when there are too
-    many.
+    """Groups waiting to be sent to the swarm. If there are too many, the oldest is dropped and
+    counted.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Outbox:
         self._filled = asyncio.Event()
 
     def offer(self, group: RolloutGroup, group_id: str, rewards: list[float]) -> None:
-        """Queue a scored group if the share policy wants it. Never waits. `group_id` is the one it
-        has on this node.
+        """Queue a scored group if the share policy includes it. Never waits. `group_id` is its id
+        on this node.
         """
         if not is_shared(self._config.share, rewards):
             return
@@ -83,7 +83,7 @@ class Outbox:
         self._filled.set()
 
     async def run(self) -> None:
-        """Publish the queued groups, in order, for ever."""
+        """Publish the queued groups in order. Never returns."""
         while True:
             await self._filled.wait()
             if not self._waiting:
@@ -98,7 +98,7 @@ class Outbox:
             return False
         first = self._waiting[0]
         started, rollout_id = time.monotonic(), rollout_id_of(first.group_id)
-        # Others can only know the group by the bytes they are sent.
+        # Other nodes can know the group only by the bytes that they are sent.
         headers = {ROLLOUT_ID_HEADER: rollout_id_of(first.shared_id)}
         try:
             ack = await transport.publish(

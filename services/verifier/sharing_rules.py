@@ -17,13 +17,14 @@ _MESSAGE_ID_DOMAIN = b"swarm-message-id\x00"
 
 
 def is_shared(policy: Literal["all", "informative", "none"], rewards: Sequence[float]) -> bool:
-    """Whether a scored group goes to the swarm."""
+    """Whether a scored group is sent to the swarm."""
     return policy == "all" or (policy == "informative" and is_informative(rewards))
 
 
 def sign(group: RolloutGroup, key: SigningKey, *, share_tokens: bool, swarm_id: str = DEFAULT_SWARM_ID) -> SignedRollouts:
-    """The group as it crosses the swarm plane, without token ids where the node keeps them to
-    itself. `swarm_id` is the setting `nats.swarm_id`: the group counts in that swarm only."""
+    """The signed group for the swarm plane, without token ids if the node does not share them.
+    `swarm_id` is the setting `nats.swarm_id`; the group is valid in that swarm only.
+    """
     body = encode(group if share_tokens else without_tokens(group))
     signature = key.sign(signed_bytes(swarm_id, body))
     return SignedRollouts(swarm=swarm_id, node=group.node, public_key=key.public_key, signature=signature, body=body)
@@ -34,7 +35,7 @@ def message_id(shared_id: str, key: SigningKey) -> str:
     unpredictable for everybody else.
 
     A server stores only one message with a given id, whoever sends it. The chunks of a large group
-    can be read before its message is stored; if the id depended only on the bytes (`content_id`), a
+    can be read before its message is stored. If the id depended only on the bytes (`content_id`), a
     reader could use it first, so that the group would never be stored. Ed25519 signatures are
     deterministic (RFC 8032, section 5.1.6).
     """

@@ -1,5 +1,5 @@
-"""Finds local groups that were delivered too often, which the server delivers to nobody any more,
-and makes them dead letters.
+"""Finds local groups that have used up their deliveries, which the server no longer delivers, and
+makes them dead letters.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shared.transport.base import NotConnected, StoredMessage, Transport, Transp
 
 NOTICES_PERIOD_S = 2.0
 SWEPT = 16
-"""Oldest groups that one sweep looks at."""
+"""Number of oldest groups that one sweep examines."""
 
 
 class SpentGroups:
-    """Puts away what has used up its deliveries."""
+    """Handles groups that have used up their deliveries."""
 
     def __init__(self, config: NodeConfig, node: Transport, scored: LocalOutcomes, figures: Figures, log: Log) -> None:
         self._config, self._id, self._node = config, config.node.id, node
@@ -32,8 +32,8 @@ class SpentGroups:
         self._seen_since: dict[int, float] = {}
 
     async def sweep(self) -> None:
-        """For ever: make dead letters of groups that were delivered too often and that only the
-        stream still holds.
+        """Keep making dead letters of groups that have used up their deliveries and remain only in
+        the stream. Never returns.
         """
         period_s = max(5.0, self._config.verifier.ack_wait_s / 2)
         swept_s = time.monotonic()
@@ -48,15 +48,15 @@ class SpentGroups:
                 self._log.warning("sweep_delayed", reason=str(error))
 
     async def put_away_spent(self) -> int:
-        """Put away the groups whose deliveries are used up by the server's own notices, which it
-        keeps. Returns how many.
+        """Make dead letters of the groups that the server's stored notices name. Returns their
+        number.
         """
         stream, notices_stream = subjects.node_rollouts_stream(self._id), subjects.node_spent_stream(self._id)
         notices = await self._node.read(notices_stream, 1, SWEPT)
         count = 0
         for notice in notices:
             message = await self._node.get(stream, spent_seq(notice.inline or b""))
-            # A message that is younger than the notice lies in a stream that was made anew.
+            # If the message is younger than the notice, the stream was created anew.
             if message is not None and message.stored_at < notice.stored_at:
                 await self.put_away(stream, message)
                 count += 1
@@ -66,7 +66,7 @@ class SpentGroups:
 
     async def sweep_once(self, now_s: float) -> int:
         """Make dead letters of groups that were delivered and not settled for longer than all their
-        attempts can take. Returns how many groups.
+        attempts can take. Returns their number.
 
         This covers groups without an advisory, which the server sends only when a client requests
         more. A consumer delivers in order, so all but the newest `pending` were delivered at least

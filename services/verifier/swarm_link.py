@@ -13,12 +13,12 @@ from shared.transport.base import AccessDenied, Transport, TransportError
 
 RETRY_S = 2.0
 DENIED_RETRY_S = 30.0
-"""A server that refuses the key may list it later; meanwhile the node trains alone."""
+"""A server that refuses the key may accept it later; meanwhile the node trains alone."""
 CONNECT_TIMEOUT_S = 5.0
 
 
 class SwarmLink:
-    """Holds the transport once there is one. Once connected, the transport reconnects by itself."""
+    """Holds the transport once it is connected. From then on the transport reconnects by itself."""
 
     def __init__(self, config: NodeConfig, transport: Transport | None, figures: Figures, log: Log) -> None:
         """`transport`: the connection made at the start, or None."""
@@ -31,16 +31,16 @@ class SwarmLink:
 
     @property
     def transport(self) -> Transport | None:
-        """The swarm plane while it can be reached."""
+        """The swarm plane's transport while it can be reached, else None."""
         return self._transport if self._transport is not None and self._transport.connected else None
 
     @property
     def held(self) -> Transport | None:
-        """The transport, also while it has lost its connection."""
+        """The transport, even while it has lost its connection."""
         return self._transport
 
     async def run(self) -> None:
-        """Connect in the background and make sure of the streams again whenever the swarm plane
+        """Connect in the background, and ensure that the streams exist whenever the swarm plane
         comes back.
         """
         if self._config.nats.swarm_url is None:
@@ -59,7 +59,7 @@ class SwarmLink:
             await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Close the connection that was made here; the one given at the start belongs to the
+        """Close the connection if it was made here; the one given at the start belongs to the
         runtime.
         """
         if self._transport is not None and self._transport is not self._given:

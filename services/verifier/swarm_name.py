@@ -1,10 +1,10 @@
-"""The node's name in the swarm: whose directory entry it is, and what a newcomer does that finds
+"""The node's name in the swarm: whose directory entry it is, and what a new node does if it finds
 another key there.
 
-Others refuse a second key's groups under a name that they know (`services.verifier.trust`), so a
-node that starts under somebody else's name would share in vain. It is told and stops, as long as
-the other one renews its entry. A node that the swarm has known under its name stays, whatever
-anybody writes there: the swarm plane is untrusted.
+Other nodes refuse a second key's groups under a name that they know (`services.verifier.trust`), so
+a node that starts under somebody else's name would share in vain. It is told so and stops while the
+other node renews its entry. A node that the swarm has already known under its name continues,
+whatever anybody writes there, because the swarm plane is untrusted.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from shared.runtime.logs import Log
 from shared.transport.base import KvEntry, Transport
 
 SILENT_S = 30.0
-"""An entry that is not renewed for this long is nobody's; three periods of `reports`."""
+"""An entry that is not renewed for this long belongs to nobody; three periods of `reports`."""
 TWIN_LOOKS = 3
-"""Looks in a row at an entry of this node's key that none of its verifiers wrote. One alone may be
-another verifier of this node that has not written it down yet.
+"""Looks in a row at an entry of this node's key that none of its verifiers wrote. A single one may be
+another verifier of this node that has not recorded it yet.
 """
 
 
 class SwarmName:
-    """May this node write its directory entry? Asked before each time that it does."""
+    """Decides whether this node may write its directory entry. Asked before each write."""
 
     def __init__(
         self, node_id: str, public_key: str, swarm_id: str, node: Transport, log: Log, clock: Callable[[], float] = time.monotonic
@@ -47,11 +47,12 @@ class SwarmName:
         self._twins = 0
 
     async def may_write(self, swarm: Transport) -> bool:
-        """Whether the entry is free, this node's, or left behind. False: not clear yet, ask again
+        """Whether the entry is free, this node's, or abandoned. False: not clear yet, ask again
         soon.
 
         Raises:
-            FatalError: another node has the name. TransportError: a server does not answer.
+            FatalError: another node has the name.
+            TransportError: a server does not answer.
         """
         if self._known is None:
             self._known = await self._remembered()
@@ -124,8 +125,8 @@ class SwarmName:
 
 
 def _signed(entry: KvEntry, swarm_id: str) -> NodeRecord | None:
-    """The entry's record, where its key signed it for this swarm. None: nobody's; what is unsigned
-    or badly signed anybody may have written, and it holds no name.
+    """The entry's record, if its key signed it for this swarm. None for an unsigned or badly signed
+    entry, which anybody may have written and which therefore does not reserve the name.
     """
     try:
         heard = hear(entry.value, NodeRecord, time.time(), swarm_id)

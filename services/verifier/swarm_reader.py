@@ -32,11 +32,11 @@ BURST_S = 2.0
 MAX_READ = 64
 KNOWN_SUBJECTS = 256
 ASKED_SUBJECTS = 16
-"""Subjects in good standing that a look at an overfull stream asks for their newest group."""
+"""In an overfull stream, this many senders in good standing are asked for their newest group."""
 
 
 class SwarmReader:
-    """One replica's reader of the swarm's stream."""
+    """The reader of one replica."""
 
     def __init__(self, config: NodeConfig, node: Transport, figures: Figures) -> None:
         self._id = config.node.id
@@ -48,7 +48,7 @@ class SwarmReader:
         self._random = Random()
 
     async def read(self, swarm: Transport) -> tuple[list[StoredMessage], bool]:
-        """What may be read now, and whether there is more to read.
+        """The messages that may be read now, and whether there are more.
 
         Raises:
             TransportError: one of the two planes did not answer.
@@ -84,7 +84,7 @@ class SwarmReader:
         return messages, plan.mode == "follow" and plan.next_cursor < state.last_seq
 
     def accepted(self, message: StoredMessage) -> None:
-        """A group of this subject came in: it is one to ask for more."""
+        """Record that a group on this subject was accepted, so that it is worth asking for more."""
         self._known_subjects[message.subject] = max(self._known_subjects.pop(message.subject, 0), message.seq)
         if len(self._known_subjects) > KNOWN_SUBJECTS:
             self._known_subjects.popitem(last=False)
@@ -110,9 +110,9 @@ class SwarmReader:
             return 0, entry.revision
 
     async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:
-        """`draw` asks for single positions, of which some are gone by now; `follow` reads a run. A
-        cursor beyond the plan's is that of a stream which was made anew: that one is read from its
-        first message.
+        """`draw` requests single positions, some of which may be gone; `follow` reads a range. If
+        the cursor is beyond the plan's, the stream was created anew and is read from its first
+        message.
         """
         if plan.mode == "draw":
             drawn = await _answered([swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions])
@@ -140,7 +140,7 @@ class SwarmReader:
 
 
 async def _answered(asked: Sequence[Awaitable[StoredMessage | None]]) -> list[StoredMessage | None]:
-    """The replies in order, None for a request that failed, which does not affect the others. The
+    """The replies in order, with None for a failed request, which does not affect the others. The
     cursor has already moved on.
 
     Raises:

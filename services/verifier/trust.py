@@ -16,7 +16,7 @@ from shared.identity.roster import RosterEntry, read_roster
 log = structlog.get_logger(__name__)
 
 MAX_NAMES = 20_000
-"""Names remembered at most; beyond that the ones that matter least give way, so that a newcomer
+"""Most names remembered. Beyond it the least important ones are forgotten, so that a newcomer
 always finds room.
 """
 
@@ -26,12 +26,14 @@ IDLE_S = 30 * 86_400.0
 """
 
 RENAME_AFTER_S = 3600.0
-"""A key may take another name when its present one has brought no accepted group for this long; it
-has one name at any time.
+"""A key has one name at any time. It may take another name when its present one has had no accepted
+group for this long.
 """
 
 KEPT_GROUPS = 32
-"""A name with as many accepted groups gives way only when no name with fewer is left."""
+"""A name with at least this many accepted groups is forgotten only when no name with fewer is
+left.
+"""
 
 _WRITTEN_EVERY_S = 3600.0
 _NEVER_S = -_WRITTEN_EVERY_S
@@ -39,15 +41,15 @@ _FREED_AT_ONCE = 100
 
 
 class Trust(Protocol):
-    """Who may use a name. Nothing here looks at a signature; `now_s` is Unix time."""
+    """Who may use a name. This does not check signatures; `now_s` is Unix time."""
 
     def may_use(self, name: str, public_key: str, now_s: float) -> bool:
         """Whether `name` is free or belongs to this key, and the key has no other name."""
         ...
 
     def bind(self, name: str, public_key: str, now_s: float) -> bool:
-        """Note an accepted group of this key: `name` is its name from now on. False when `may_use`
-        says no.
+        """Record an accepted group of this key: `name` is its name from now on. False if `may_use`
+        is False.
         """
         ...
 
@@ -57,7 +59,9 @@ class Trust(Protocol):
 
 
 class RosterKeys:
-    """Only the names and keys in the roster file. Raises RosterError when that cannot be used."""
+    """Admits only the names and keys in the roster file. Raises RosterError if it cannot be
+    used.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,19 +77,19 @@ class RosterKeys:
         return entry is not None and entry.public_key == public_key
 
     def bind(self, name: str, public_key: str, now_s: float) -> bool:
-        """As `may_use`: a roster gives nothing away."""
+        """Like `may_use`, because a roster assigns no names."""
         return self.may_use(name, public_key, now_s)
 
     def key_of(self, name: str) -> str | None:
-        """The listed key."""
+        """The key listed for `name`."""
         entry = self._entries.get(name)
         return entry.public_key if entry else None
 
     def reload(self) -> bool:
-        """Read the file again if it changed. Returns whether it did.
+        """Read the file again if it has changed. Returns whether it had.
 
         Raises:
-            RosterError: it is gone or wrong now; the entries read before stay in force.
+            RosterError: it is missing or invalid now; the entries read before stay in force.
         """
         stamp = self._stamp()
         if stamp == self._seen:
@@ -114,10 +118,10 @@ class KnownKeys:
     """One name for each key and one key for each name, in a file that replicas on one machine share
     (`names_file`).
 
-    A name is given with the first accepted group, never on arrival: what costs nothing but a
-    signature binds nothing. It is free again after `idle_s` without an accepted group. When all
-    `MAX_NAMES` are taken, names with few accepted groups that were not used for longest give way,
-    so that nobody can fill the list against newcomers, nor take an established node's name.
+    A name is assigned with the first accepted group, never on arrival, because a signature alone
+    costs nothing. It is free again after `idle_s` without an accepted group. When all `MAX_NAMES`
+    are taken, names with few accepted groups that were unused for longest are forgotten, so that
+    nobody can fill the list against newcomers or take an established node's name.
     """
 
     def __init__(self, path: Path, own: tuple[str, str], idle_s: float = IDLE_S) -> None:
@@ -151,11 +155,11 @@ class KnownKeys:
         return known.public_key if known else None
 
     def bind(self, name: str, public_key: str, now_s: float) -> bool:
-        """Note an accepted group of this key under this name. False when the name or the key
-        belongs elsewhere.
+        """Record an accepted group of this key under this name. False if the name belongs to
+        another key, or the key has another name.
 
-        A disk that takes nothing is logged: the name is known here all the same, and written down
-        with a later group.
+        A failed write to disk is logged; the name is still known in memory, and is written with a
+        later group.
         """
         if self.key_of(name) != public_key:
             return self._bind_new(name, public_key, now_s)
@@ -212,8 +216,8 @@ class KnownKeys:
         self._make_room()
 
     def _set(self, line: NameLine) -> None:
-        """The newest line of a name and of a key counts: it was written by who looked first, under
-        the file's lock.
+        """The newest line of a name and of a key counts, because it was written under the file's
+        lock by a process that had read the earlier ones.
         """
         known = self._names.pop(line.name, None)
         if known is not None and self._name_of.get(known.public_key) == line.name:
@@ -229,7 +233,7 @@ class KnownKeys:
     def _make_room(self) -> None:
         if len(self._names) < MAX_NAMES:
             return
-        # The newest stands last and is not among those that give way.
+        # The newest entry is last and is never forgotten here.
         by_worth = sorted(list(self._names)[:-1], key=self._worth)
         for name in by_worth[: len(self._names) - MAX_NAMES + min(_FREED_AT_ONCE, MAX_NAMES // 2)]:
             del self._name_of[self._names.pop(name).public_key]

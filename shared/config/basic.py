@@ -1,4 +1,4 @@
-"""The basic settings, which most users set; the defaults of all others suit almost everyone."""
+"""The basic settings, which most users set. The defaults of all others suit almost everyone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ BASIC = frozenset(
         *("http.base_port",),
     }
 )
-"""As `section.key`. `swarm config show` prints these and what differs from its default; `--all`
-prints everything.
+"""As `section.key`. `swarm config show` prints these and every setting that differs from its
+default; with `--all` it prints everything.
 """

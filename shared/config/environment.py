@@ -16,13 +16,13 @@ CONFIG_FILE_VARIABLE = "SWARM_CONFIG"
 
 
 def setting_variables(variables: Iterable[str]) -> list[str]:
-    """The names of the variables that are settings, sorted."""
+    """The names of the `SWARM_` variables that are settings, sorted."""
     return sorted(name for name in variables if name.startswith(ENV_PREFIX) and name != CONFIG_FILE_VARIABLE)
 
 
 def environment_problems(variables: Mapping[str, str], settings: type[BaseModel]) -> dict[str, str]:
-    """The problem of each variable that names no section of `settings`, or that is plain text where
-    JSON is needed, by the variable's name.
+    """Problems by variable name: variables that name no section of `settings`, and plain text where
+    JSON is needed.
     """
     problems = {}
     for name in setting_variables(variables):
@@ -43,8 +43,8 @@ def environment_problems(variables: Mapping[str, str], settings: type[BaseModel]
 
 
 def _kinds(settings: type[BaseModel], path: list[str]) -> list[Any]:
-    """The types that the setting at `path` may have; empty for an unknown setting, for which
-    pydantic has the better message.
+    """The types that the setting at `path` may have. Empty for an unknown setting, because pydantic
+    has the better message for it.
     """
     kinds: list[Any] = [settings]
     for name in path:
@@ -77,7 +77,7 @@ def _is_json(text: str) -> bool:
 
 
 def _as_json(text: str, kind: Any) -> str:
-    """The JSON that was probably meant: `1.5,3.0` is `[1.5, 3.0]`."""
+    """The JSON that was probably meant: for `1.5,3.0` it is `[1.5, 3.0]`."""
     section = '{"setting": "value"}'
     if get_origin(kind) not in (list, tuple):
         return section

@@ -1,5 +1,5 @@
-"""Tells what is wrong with a configuration, a line for each fault, and takes the faulty settings
-out so that the rest can be checked too. Pure.
+"""Describes what is wrong with a configuration, one line per fault, and removes the faulty settings
+so that the rest can be checked too. Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Location = tuple[int | str, ...]
 
 
 def variable_at(location: Location, variables: Mapping[str, str]) -> str | None:
-    """The environment variable that sets the value at `location`: alone, or as JSON for the section
-    or list around it. None where no variable does.
+    """The environment variable that sets the value at `location`, either directly or as JSON for
+    the section or list around it. None if no variable does.
     """
     paths = {tuple(name[len(ENV_PREFIX) :].lower().split("__")): name for name in setting_variables(variables)}
     for length in range(len(location), 0, -1):
@@ -32,22 +32,24 @@ def variable_at(location: Location, variables: Mapping[str, str]) -> str | None:
 
 
 def fault_lines(error: ValidationError, settings: type[BaseModel], variables: Mapping[str, str]) -> list[str]:
-    """A line for each fault: the field, or the variable that sets it, and what is wrong."""
+    """One line per fault: the field, or the variable that sets it, and what is wrong."""
     lines = []
     for problem in error.errors():
         field = ".".join(str(part) for part in problem["loc"])
         variable = variable_at(problem["loc"], variables)
         where = f"environment variable {variable} ({field})" if variable else field
         message = _message(problem, settings)
-        # The checks of settings together give a line each.
+        # The checks of several settings together already give one line per problem.
         lines += [f"{where}: {message}"] if field else message.splitlines()
     return lines
 
 
 def without(values: dict[str, Any], locations: Sequence[Location]) -> dict[str, Any]:
-    """A copy of nested `values` without what is at `locations`, as far as it is there."""
+    """A copy of nested `values` without the values at `locations`; locations that do not exist are
+    ignored.
+    """
     pruned: dict[str, Any] = _copied(values)
-    # Of a list the later entries first, as the earlier ones' removal would move them.
+    # In a list, remove later entries first, because removing an earlier one would shift them.
     for location in sorted(locations, key=lambda each: [str(part).rjust(9, "0") for part in each], reverse=True):
         _remove(pruned, location)
     return pruned
@@ -66,7 +68,7 @@ def _message(problem: ErrorDetails, settings: type[BaseModel]) -> str:
 
 
 def _choices(problem: ErrorDetails) -> list[str]:
-    """The values that a field accepts; pydantic lists them in one sentence, in quotes."""
+    """The values that a field accepts. pydantic lists them only in a sentence, in quotes."""
     return re.findall(r"'([^']*)'", str(problem.get("ctx", {}).get("expected", "")))
 
 
@@ -93,7 +95,7 @@ def _copied(value: Any) -> Any:
 
 
 def _remove(values: Any, location: Location) -> None:
-    """A key that is missing is a fault of the table that lacks it: then that goes."""
+    """A missing key is a fault of the table that lacks it, so then the table is removed."""
     for depth, part in enumerate(location):
         try:
             inner = values[part]

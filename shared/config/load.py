@@ -41,9 +41,9 @@ from shared.roles import ROLES
 
 
 class ConfigError(ValueError):
-    """The configuration is invalid; the message names each field, its problem and where the value
-    came from. `rest` is the configuration without the settings at fault, for checks that tell all
-    mistakes at once; None where nothing usable is left.
+    """The configuration is invalid. The message names each field, its problem and where the value
+    came from. `rest` is the configuration without the faulty settings, so that further checks can
+    report all mistakes at once; None if nothing usable is left.
     """
 
     def __init__(self, message: str, rest: NodeConfig | None = None) -> None:
@@ -81,23 +81,23 @@ class NodeConfig(BaseSettings):
         return self
 
     def _problems_together(self) -> Iterator[str]:
-        """What no single section can see. Only what could never run is refused; a setting without
-        effect is `swarm config check`'s to point out.
+        """Problems that involve several sections. Only what could never run is refused; `swarm
+        config check` points out settings without effect.
         """
         if not self.tasks:
             yield (
-                "tasks: at least one [[tasks]] entry is needed, as a configuration file replaces the demo's: start from a copy of "
-                "swarm_cli/local/defaults/demo.toml, or take dataset names of `swarm task list`"
+                "tasks: at least one [[tasks]] entry is needed, because a configuration file replaces the demo's: copy "
+                "swarm_cli/local/defaults/demo.toml, or choose dataset names from `swarm task list`"
             )
         if self.sampler.local + self.sampler.external == 0:
             yield "sampler.local + sampler.external is 0: a batch would be empty; set at least one of them above 0"
         if self.sampler.external and self.nats.swarm_url is None:
             yield (
                 f"sampler.external is {self.sampler.external} but nats.swarm_url is none: there is no swarm to receive foreign "
-                "groups from; set sampler.external = 0 or give nats.swarm_url"
+                "groups from; set sampler.external = 0 or set nats.swarm_url"
             )
         if self.sampler.strategy == "bandit" and not self.eval.tasks:
-            yield "sampler.strategy bandit learns from held-out results: set eval.tasks above 0, or another strategy"
+            yield "sampler.strategy bandit learns from held-out results: set eval.tasks above 0, or choose another strategy"
         if self.generator.engine == "openai" and not self.generator.openai_url:
             yield "generator.engine is openai: set generator.openai_url to the server's base URL"
 
@@ -113,11 +113,11 @@ class NodeConfig(BaseSettings):
 
     @property
     def policy_store_uri(self) -> str:
-        """The policy store's URI, the run's own folder by default."""
+        """The policy store's URI; by default a folder in the run's folder."""
         return self.policy_store.uri or (self.node.run_dir / "policies").absolute().as_uri()
 
     def http_port(self, role: str) -> int:
-        """Port of a role's /metrics; 0 lets the system choose."""
+        """Port of a role's /metrics; 0: any free port."""
         if self.http.port is not None:
             return self.http.port
         offset = ROLES.index(role)
@@ -142,10 +142,10 @@ class NodeConfig(BaseSettings):
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """What a configuration is made from at the moment. pydantic-settings asks the class for its
-    sources, so it stands beside the class.
+    """The sources of the configuration being loaded. pydantic-settings asks the class for its
+    sources and passes nothing along, so this is kept in a module variable.
 
-    left_out: variables that are not read. together: whether settings are checked together.
+    left_out: variables that are not read. together: whether to check settings in combination.
     """
 
     file: dict[str, Any]
@@ -154,7 +154,7 @@ class _Loading:
     together: bool = True
 
     def config(self) -> NodeConfig:
-        """Raises ValidationError."""
+        """Build the configuration. Raises ValidationError."""
         global _current
         _current = self
         try:
@@ -163,11 +163,11 @@ class _Loading:
             _current = None
 
     def variables(self) -> dict[str, str]:
-        """The environment without what is left out."""
+        """The environment without the variables in `left_out`."""
         return {name: value for name, value in os.environ.items() if name not in self.left_out}
 
     def without(self, error: ValidationError) -> _Loading:
-        """The same without the settings at fault."""
+        """The same sources without the faulty settings."""
         locations = [problem["loc"] for problem in error.errors() if problem["loc"]]
         at_fault = {name for location in locations if (name := variable_at(location, self.variables()))}
         return _Loading(without(self.file, locations), without(self.overrides, locations), self.left_out | at_fault, together=False)
@@ -175,7 +175,7 @@ class _Loading:
 
 _current: _Loading | None = None
 _ROUNDS = 4
-"""How often faulty settings are taken out: what is left may show others."""
+"""How often faulty settings are removed, because each removal may uncover others."""
 
 
 def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> NodeConfig:

@@ -1,4 +1,4 @@
-"""Which setting was meant by a key that there is not. Pure."""
+"""Guesses which setting an unknown key was meant to be. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ OTHER_NAMES = {
     "model_name_or_path": "model.path",
     "eval_every": "eval.every_versions",
 }
-"""What other trainers call these settings. No spelling leads from one to the other."""
+"""What other trainers call these settings. The names are too different for a spelling
+suggestion.
+"""
 
 
 def meant_key(location: Sequence[int | str], settings: type[BaseModel]) -> str:
-    """The question to ask about an unknown key at `location`, or nothing.
+    """A question to ask about the unknown key at `location`; empty if there is no good guess.
 
-    Example: of `("trainer", "learing_rate")` it is `did you mean learning_rate?`; of
-    `("trainer", "top_p")`, which another section has, `did you mean generator.top_p?`.
+    Example: for `("trainer", "learing_rate")` it is `did you mean learning_rate?`; for `("trainer",
+    "top_p")`, a key of another section, `did you mean generator.top_p?`.
     """
     *path, key = location
     if usual := OTHER_NAMES.get(str(key)):
@@ -49,14 +51,14 @@ def _section(path: Sequence[int | str], settings: type[BaseModel]) -> type[BaseM
     section: type[BaseModel] | None = settings
     for name in path:
         if isinstance(name, int):
-            continue  # of an entry in a list, whose section was found by the list's name
+            continue  # an index into a list, whose section was already found by the list's name
         field = section.model_fields.get(name) if section else None
         section = _as_section(field.annotation) if field else None
     return section
 
 
 def _as_section(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, alone or in a list."""
+    """The section that a field holds, directly or in a list."""
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind

@@ -15,13 +15,13 @@ class ObjectiveSection(Section):
 
     objective: str = Field(
         "dapo",
-        description="The loss: grpo, dr_grpo, dapo, gspo, cispo, reinforce, rloo, m2po, gepo, vespo, oapl, or a "
-        "`swarm.objectives` entry point; formulas and sources are in docs/objectives.md. dapo: the mean over all "
-        "tokens of the batch. m2po, gepo, vespo and oapl are made for text of other or older policies.",
+        description="The loss: grpo, dr_grpo, dapo, gspo, cispo, reinforce, rloo, m2po, gepo, vespo, oapl, or a `swarm.objectives` "
+        "entry point; docs/objectives.md has formulas and sources. dapo averages over all tokens of the batch. m2po, gepo, vespo "
+        "and oapl are designed for text sampled by other or older policies.",
     )
     objective_options: dict[str, float | int | bool | str] = Field(
         default_factory=dict,
-        description="Constants of an objective from an installed package, by name; see the objective's documentation.",
+        description="Constants of an objective from an installed package, by name; see that objective's documentation.",
     )
     aggregation: Literal["sequence_mean", "token_mean", "fixed_length"] | None = Field(
         None, description="What the loss is averaged over. Unset: the objective's published choice."

@@ -12,9 +12,9 @@ from shared.config.section import Section
 from shared.registry import STRATEGIES
 
 BANDIT = "bandit"
-"""Not a strategy of its own: it chooses among several by the gain of each."""
+"""A strategy setting that is no strategy itself: it chooses among several by the gain of each."""
 _MOST_GROUPS = 65_536
-"""The limit of `shared.contracts.messages.Batch`."""
+"""Most groups in a batch, as in `shared.contracts.messages.Batch`."""
 
 
 class SamplerSection(Section):
@@ -37,7 +37,10 @@ class SamplerSection(Section):
         description="The strategies that bandit chooses from, by the held-out gain of each.",
     )
     oversample: float = Field(
-        3.0, ge=1, le=64, description="Foreign groups sent to the trainer for each one it keeps, with the strategies likelihood_*."
+        3.0,
+        ge=1,
+        le=64,
+        description="With the strategies likelihood_*: number of foreign groups sent to the trainer for each one that it keeps.",
     )
     adapt: Literal["off", "adaptive"] = Field(
         "adaptive", description="adaptive: J moves between 0 and `external` while I + J stays constant."
@@ -95,28 +98,29 @@ class SamplerSection(Section):
         10,
         ge=1,
         le=1000,
-        description="How many batches ago a replayed group may first have been used; the scored stream is kept for that long.",
+        description="How many batches ago a replayed group may first have been used. The scored stream keeps groups for that long.",
     )
     prefetch: int = Field(
         1,
         ge=1,
         le=64,
-        description="Batches built ahead of the trainer; 1, because a batch built earlier is staler when it is trained on.",
+        description="Number of batches built ahead of the trainer. 1, because a batch built earlier is staler when it is trained "
+        "on.",
     )
     max_share_per_node: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Largest part of a batch's foreign groups from one node, or an equal part if that is more; no limit while "
-        "there is only one other node. 1: off.",
+        description="Largest part of a batch's foreign groups that may come from one node. An equal part for every node is always "
+        "allowed, even if that is more, and there is no limit while there is only one other node. 1: off.",
     )
 
     newcomer_share: float = Field(
         0.25,
         gt=0,
         le=1,
-        description="Largest part of a batch's foreign groups (at least one group) from all newcomers together while established "
-        "nodes have enough groups; otherwise more. 1: off.",
+        description="Largest part of a batch's foreign groups (but at least one group) that may come from all newcomers together "
+        "while established nodes have enough groups; otherwise newcomers may supply more. 1: off.",
     )
 
     @field_validator("strategy")
@@ -140,8 +144,8 @@ class SamplerSection(Section):
 
     @model_validator(mode="after")
     def _can_replay(self) -> SamplerSection:
-        """A number that can never be met would make every batch wait or fall short, which looks
-        like a slow node and not like a setting.
+        """A number that can never be reached would make every batch wait or fall short. That looks
+        like a slow node, not like a wrong setting.
         """
         if not self.replay:
             return self

@@ -1,4 +1,4 @@
-"""What all sections of a node's configuration have in common."""
+"""The base class of all sections of a node's configuration."""
 
 from __future__ import annotations
 

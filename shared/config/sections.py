@@ -46,9 +46,9 @@ class NodeSection(Section):
         0,
         ge=0,
         le=2**31 - 1,
-        description="Root of every random choice, combined with the node's id. 0: task draws also depend on a secret in the "
-        "node's bucket, so that nobody can predict the next tasks. Any other value: every run draws the same tasks, "
-        "for experiments; others can then predict them.",
+        description="Root of every random choice, combined with the node's id. 0: task draws also depend on a secret in the node's "
+        "bucket, so that nobody can predict the next tasks. Any other value makes every run draw the same tasks, which "
+        "experiments need; other nodes can then predict them.",
     )
     run: str = Field("dev", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run and of its folder.")
     replica: str = Field(
@@ -60,15 +60,17 @@ class NodeSection(Section):
         30.0,
         ge=2,
         le=3600,
-        description="A process of this node that is silent this long (suspended, cut off from NATS) may lose its place to another "
-        "one under the same name, and then ends; of what it had already sent, only a purge of its batch log or a piece of a policy "
-        "may still take effect. If nobody has taken its place, it goes on. 30: no process loses its place because a machine is "
-        "busy or a server restarts. After a crash on the same disk a restart does not wait for it, unless the machine was started "
-        "anew. The same for all processes of the node.",
+        description="Seconds of silence after which another process may take this process's place under the same name, for example "
+        "because it was suspended or cut off from NATS. The replaced process then exits. Of what it sent before, only a purge "
+        "of its batch log or a piece of a policy may still take effect. If nobody has taken its place, it continues. 30 is "
+        "long enough that no process loses its place because a machine is busy or a server restarts. After a crash on the "
+        "same disk a restart does not wait for this time, unless the machine was rebooted. Must be the same for all processes "
+        "of the node.",
     )
     var_dir: Path = Field(
         Path("var"),
-        description="Folder for everything that services write; the default is inside the folder in which the node is started.",
+        description="Folder for everything that services write; the default is relative to the folder in which the node is "
+        "started.",
     )
 
     @property
@@ -91,8 +93,8 @@ class NatsSection(Section):
         DEFAULT_SWARM_ID,
         pattern=SWARM_ID_PATTERN,
         description="Name of the swarm, which is part of the signature of this node's groups. Groups signed for another name are "
-        "refused (other_swarm), so groups of one run cannot enter the next. All nodes have the same default, so nodes "
-        "that share a server need no setting. `swarm up` uses the run's name when it starts the server.",
+        "refused (other_swarm), so groups of one run cannot enter the next. All nodes have the same default, so nodes that share "
+        "a server need no setting. When `swarm up` starts the server, it uses the run's name.",
     )
     swarm_domain: str = Field(
         "",
@@ -103,26 +105,32 @@ class NatsSection(Section):
         20.0,
         gt=0,
         le=600,
-        description="How long a starting process waits for the server, in seconds; 20 covers a server that starts at the same "
-        "time.",
+        description="How long a starting process waits for the server, in seconds. 20 is enough for a server that is started at "
+        "the same time.",
     )
     replicas: Literal[1, 3, 5] = Field(
-        1, description="Replicas of each of the node's streams; use 3 in a cluster. 1, because a single server can hold only one."
+        1,
+        description="Replicas of each of the node's streams; use 3 in a cluster. The default is 1 because a single server can hold "
+        "only one.",
     )
     swarm_replicas: Literal[1, 3, 5] = Field(1, description="Replicas of each of the swarm's streams, if this node creates them.")
     node_key_file: str = Field(
         "",
-        description="Nkey seed or .creds file for the node plane; {role} and {node} are replaced by this process's. Empty: no key.",
+        description="Nkey seed or .creds file for the node plane; {role} and {node} are replaced by this process's role and node "
+        "id. Empty: no key.",
     )
     swarm_key_file: str = Field("", description="The same for the swarm plane. Only the verifier reads it.")
     node_ca_file: str = Field(
-        "", description="PEM file of the authority that signed the node plane's certificate; empty: the system's authorities."
+        "",
+        description="PEM file of the authority that signed the certificate of the node plane's server; empty: the system's "
+        "authorities.",
     )
     swarm_ca_file: str = Field("", description="The same for the swarm plane.")
     inbox_prefix: str = Field(
         "_INBOX_{node}.{role}",
         pattern=r"^[A-Za-z0-9_{}-]+(\.[A-Za-z0-9_{}-]+)*$",
-        description="Subject prefix for replies, with {role} and {node}; a secured server allows each user only its own.",
+        description="Subject prefix for replies; {role} and {node} are replaced. A secured server allows each user only its own "
+        "prefix.",
     )
     create_streams: bool = Field(
         True, description="False: services only check that the streams exist, and the operator creates them with `swarm nats init`."
@@ -159,10 +167,10 @@ class ModelSection(Section):
     )
     revision: str = Field(
         "",
-        description="Commit of a hub name, all 40 digits; required for a hub name, because the files behind it can change. A "
+        description="Commit of a hub name, all 40 digits. Required for a hub name, because the files behind it can change; a "
         "folder needs none.",
     )
-    name: str = Field("", max_length=512, description="The model's public name in the swarm, plain text; empty: the path.")
+    name: str = Field("", max_length=512, description="The model's public name in the swarm, plain text; empty: model.path.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Dtype of the weights in trainer and generator; auto: bfloat16 on a GPU, else float32."
     )
@@ -171,16 +179,15 @@ class ModelSection(Section):
     )
     device_turns: bool = Field(
         False,
-        description="Generators and trainers on one machine that name the same device take turns (one trainer's step, or one "
-        "generator's calls) and free what memory they can in between (vLLM on a GPU sleeps): for models of which only "
-        "one of the two fits while working. They coordinate through a file in node.var_dir; does not work with "
-        "torchrun.",
+        description="Whether generators and trainers on one machine that use the same device take turns: one trainer's step, or "
+        "one generator's calls. In between, each frees what memory it can (vLLM on a GPU sleeps). For models so large that only "
+        "one of the two fits while working. They coordinate through a file in node.var_dir. Does not work with torchrun.",
     )
     max_length: int = Field(
         0,
         ge=0,
-        description="Longest prompt + completion in tokens; 0: the limit in the model's configuration, as far as its position "
-        "encoding is unchanged.",
+        description="Longest prompt + completion in tokens. 0: the limit in the model's configuration, or less if its position "
+        "encoding changes for longer texts.",
     )
     system_prompt: str = Field("", description="System prompt put before each question; empty: none.")
 
@@ -189,8 +196,8 @@ class ModelSection(Section):
     def _revision_is_a_commit(cls, value: str, info: ValidationInfo) -> str:
         if value and not re.fullmatch(COMMIT, value):
             raise ValueError(
-                f"{value[:60]!r} is no commit's full hash; a branch such as main moves, a tag can, and their files with them: "
-                f"{how_to_pin(info.data.get('path', ''))}"
+                f"{value[:60]!r} is not a full commit hash; a branch such as main moves, and a tag can be moved, "
+                f"so the files may change: {how_to_pin(info.data.get('path', ''))}"
             )
         return value
 
@@ -203,8 +210,8 @@ class ModelSection(Section):
     def _public_name_is_plain(self) -> ModelSection:
         if visible(self.public_name) != self.public_name or len(self.public_name) > 512:
             raise ValueError(
-                f"other nodes see the model as {visible(self.public_name, 80)!r} and refuse names with control or invisible "
-                "characters, or over 512: set model.name"
+                f"other nodes see the model as {visible(self.public_name, 80)!r}, and refuse names that have control or invisible "
+                "characters or are longer than 512 characters: set model.name"
             )
         return self
 
@@ -219,23 +226,23 @@ class GeneratorSection(Section):
     )
     engine_options: dict[str, float | int | bool | str] = Field(
         default_factory=dict,
-        description="Settings of an engine from an installed package, by name; see the engine's documentation.",
+        description="Settings of an engine from an installed package, by name; see that engine's documentation.",
     )
     openai_url: str = Field(
-        "", description="Base URL of an OpenAI-compatible server, for engine openai; model.path then names its tokenizer."
+        "", description="Base URL of an OpenAI-compatible server, for engine openai; model.path then only provides the tokenizer."
     )
     openai_key_file: str = Field(
         "",
-        description="File with the key that such a server asks for, sent as a bearer token; empty: openai_key_variable's.",
+        description="File with the API key for that server, sent as a bearer token; empty: use openai_key_variable.",
     )
     openai_key_variable: str = Field(
         "",
         pattern=r"^[A-Za-z_0-9]*$",
-        description="Environment variable with that key, such as OPENAI_API_KEY; none is looked at unasked, so that no server gets "
-        "a key that was meant for another. The key itself is no setting, and in no log.",
+        description="Environment variable with that key, such as OPENAI_API_KEY. No variable is read by default, so that no server "
+        "gets a key that was meant for another. The key itself is not a setting and never appears in a log.",
     )
     openai_model: str = Field(
-        "", description="The model's name on such a server; empty: model.name, or the only one that the server lists."
+        "", description="The model's name on that server; empty: model.name, or the only model that the server lists."
     )
     completions: int = Field(
         8,
@@ -254,32 +261,41 @@ class GeneratorSection(Section):
         1.0, gt=0, le=10, description="Sampling temperature; the trainer computes logprobs at the same temperature."
     )
     top_p: float = Field(
-        1.0, gt=0, le=1, description="Nucleus sampling. Below 1, tokens outside the nucleus get no gradient for not being sampled."
+        1.0,
+        gt=0,
+        le=1,
+        description="Nucleus sampling: the probability mass to sample from. Below 1, tokens outside the nucleus get no gradient "
+        "for not being sampled.",
     )
     top_k: int = Field(
         0,
         ge=0,
-        description="Sample among this many likeliest tokens; 0: off, because the trainer computes logprobs over the whole "
+        description="Sample only from this many likeliest tokens; 0: off, because the trainer computes logprobs over the whole "
         "vocabulary.",
     )
     max_new_tokens: int = Field(256, ge=1, le=1_048_576, description="Longest completion in tokens, including the end token.")
-    lease_s: float = Field(120.0, gt=0, description="After this many seconds of silence a replica loses its task draws to another.")
+    lease_s: float = Field(
+        120.0, gt=0, description="Seconds of silence after which a generator replica loses its task draws to another one."
+    )
     groups_per_minute: float = Field(
         0.0,
         ge=0,
-        description="Limit of groups per minute with engine openai, which no trainer paces; 0: as fast as the server answers.",
+        description="Largest number of groups per minute with engine openai, which no trainer paces; 0: as fast as the server "
+        "answers.",
     )
     call_timeout_s: float = Field(
-        1800.0, gt=0, description="Deadline of one engine call in seconds; a process whose engine hangs is restarted."
+        1800.0, gt=0, description="Deadline of one engine call in seconds; a process whose engine exceeds it is restarted."
     )
     start_timeout_s: int = Field(
         1800,
         ge=10,
-        description="Longest start of vLLM in seconds: reading the model, compiling kernels. Half an hour is enough for a large "
-        "model on a slow volume; a startup probe must allow more (docs/operations.md).",
+        description="Longest start of vLLM in seconds, including reading the model and compiling kernels. Half an hour is enough "
+        "for a large model on a slow volume. A startup probe must allow more (docs/operations.md).",
     )
     policy_load_timeout_s: float = Field(
-        120.0, gt=0, description="Deadline of one weight swap in seconds; after it the old policy stays."
+        120.0,
+        gt=0,
+        description="Deadline for loading a new policy in seconds; if it is exceeded, the generator keeps the old policy.",
     )
     gpu_memory_fraction: float = Field(
         0.5, gt=0, le=1, description="vLLM's share of the GPU's memory; 0.5 leaves the other half to a trainer on the same GPU."
@@ -288,7 +304,7 @@ class GeneratorSection(Section):
         0, ge=0, description="vLLM's memory for keys and values in MiB; 0: 1024 on a CPU, else what gpu_memory_fraction leaves."
     )
     tensor_parallel: int = Field(
-        1, ge=1, le=64, description="Number of GPUs that vLLM spreads one copy of the model over, if one GPU cannot hold it."
+        1, ge=1, le=64, description="Number of GPUs that vLLM splits one copy of the model over; above 1 if one GPU cannot hold it."
     )
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
 
@@ -306,7 +322,8 @@ class EvalSection(Section):
         0,
         ge=0,
         le=300,
-        description="Number of the held-out set. Nodes that you compare need the same one; no node trains on its own set.",
+        description="Number of the held-out set. Nodes that you compare need the same one. No node trains on the questions of its "
+        "own set.",
     )
     every_versions: int = Field(25, ge=1, description="Evaluate again after this many policy versions.")
     temperature: float = Field(
@@ -322,13 +339,13 @@ class PolicyStoreSection(Section):
         description="file:///shared/folder, nats:// (JetStream object store), or the scheme of a `swarm.policy_stores` entry "
         "point; empty: the run's folder.",
     )
-    keep: int = Field(3, ge=2, description="Number of newest policies kept, with the full copies that they need.")
+    keep: int = Field(3, ge=2, description="Number of newest policies kept. The full copies that their deltas need are kept too.")
     anchor_every: int = Field(
         0,
         ge=0,
         le=256,
-        description="Policies from one full copy to the next; those in between are sent as deltas. 1: only full copies; 0: 16 "
-        "with nats://, 1 with file://, where a full copy is just a rename.",
+        description="Number of policies from one full copy to the next; those in between are sent as deltas. 1: only full copies. "
+        "0: 16 with nats://, 1 with file://, where publishing a full copy only renames a folder.",
     )
 
     @field_validator("uri")
@@ -336,14 +353,14 @@ class PolicyStoreSection(Section):
     def _scheme_is_known(cls, value: str) -> str:
         scheme, separator, _ = value.partition("://")
         if value and not separator:
-            raise ValueError(f"{value!r} is no URI: write file:///folder or nats://")
+            raise ValueError(f"{value!r} is not a URI: write file:///folder or nats://")
         if value:
             POLICY_STORES.check(scheme)
         return value
 
 
 class HttpSection(Section):
-    """Each process serves /metrics, /livez and /readyz."""
+    """The HTTP server of each process, with /metrics, /livez and /readyz."""
 
     host: str = Field(
         "127.0.0.1",

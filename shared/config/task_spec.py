@@ -1,4 +1,4 @@
-"""Where a node's tasks come from: one `[[tasks]]` entry of its configuration."""
+"""A node's task sources: one `[[tasks]]` entry of its configuration each."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class TaskSpec(Section):
     dataset: str = Field(
         "",
         pattern=r"^([a-z0-9][a-z0-9_]{0,62})?$",
-        description="Dataset name, see `swarm task list`. A file's dataset is named by its rows (file_...): leave this empty, or "
-        "give the name you expect to have any other file refused.",
+        description="Dataset name; `swarm task list` lists them. For a file leave it empty, because the dataset is named after the "
+        "file's rows (file_...), or give the name that you expect, so that any other file is refused.",
     )
     path: str = Field("", description="For source file: a .jsonl or .parquet file, or a folder saved by `datasets`.")
     question: str = Field("question", min_length=1, description="For source file: the column with the questions.")
     answer: str = Field("answer", min_length=1, description="For source file: the column with the reference answers.")
     weight: float = Field(1.0, gt=0, le=1_000_000, description="Share of draws, relative to the other task sources.")
     config: dict[str, Any] = Field(
-        default_factory=dict, description="The dataset's own settings, without `seed`, which each draw chooses."
+        default_factory=dict, description="The dataset's own settings, except `seed`, which each draw chooses."
     )
     verifier: str = Field(
         "reasoning_gym",
@@ -38,7 +38,7 @@ class TaskSpec(Section):
 
     @property
     def canonical_config(self) -> str:
-        """The configuration as it travels in a task reference: JSON with sorted keys and no
+        """The configuration as it is sent in a task reference: JSON with sorted keys and no
         spaces.
         """
         return json.dumps(self.config, sort_keys=True, separators=(",", ":"))
@@ -47,7 +47,7 @@ class TaskSpec(Section):
     @classmethod
     def _no_seed(cls, value: dict[str, Any]) -> dict[str, Any]:
         if "seed" in value:
-            raise ValueError("`seed` is chosen per task draw; remove it from the dataset's config")
+            raise ValueError("`seed` is chosen by each task draw; remove it from the dataset's config")
         return value
 
     @model_validator(mode="before")
@@ -63,9 +63,9 @@ class TaskSpec(Section):
             if self.config:
                 raise ValueError("a file has no settings: remove `config`")
             if self.verifier == "reasoning_gym":
-                raise ValueError("verifier reasoning_gym judges its own datasets: use exact, final_number or math with a file")
+                raise ValueError("verifier reasoning_gym scores only its own datasets: use exact, final_number or math with a file")
         elif not self.dataset:
             raise ValueError('dataset is missing: name one (`swarm task list`), or set source = "file" and path')
         elif self.path or (self.question, self.answer) != ("question", "answer"):
-            raise ValueError('path, question and answer are settings of files: set source = "file" too')
+            raise ValueError('path, question and answer apply only to files: also set source = "file"')
         return self

@@ -1,4 +1,4 @@
-"""Where else a node's figures and paths go: experiment trackers and traces."""
+"""Where else a node's metrics and traces go: experiment trackers and an OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from shared.text import without_secrets
 
 
 class TrackingSection(Section):
-    """Experiment trackers that the trainer's numbers go to as well; docs/extend/tracker.md."""
+    """Experiment trackers to which the trainer also sends its metrics; see
+    docs/extend/tracker.md.
+    """
 
     trackers: Literal["auto"] | list[str] = Field(
         "auto",
-        description="auto: TensorBoard where it is installed, because its files stay here and cost little. Or names: "
-        'any of tensorboard, wandb, trackio and `swarm.trackers` entry points, e.g. ["wandb"]; []: none.',
+        description="auto: TensorBoard if it is installed, because its files stay on this machine and cost little. Or a list of "
+        'tensorboard, wandb, trackio and `swarm.trackers` entry points, e.g. ["wandb"]. []: none.',
     )
     project: str = Field(
         "swarm",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        description="The project that a tracker files the run under; the run is called after node.run and node.id.",
+        description="The project under which a tracker files the run. The run itself is named after node.run and node.id.",
     )
     online: bool = Field(
         False,
-        description="Whether a tracker may talk to a server, with its own variables for account and address. False: everything "
-        "stays in node.var_dir, and you send it when you want to (`wandb sync`).",
+        description="Whether a tracker may contact a server; account and address come from the tracker's own environment "
+        "variables. False: everything stays in node.var_dir, and you upload it when you want to (`wandb sync`).",
     )
     options: dict[str, float | int | bool | str] = Field(
         default_factory=dict,
-        description="Settings of a tracker from an installed package, by name; see the tracker's documentation.",
+        description="Settings of a tracker from an installed package, by name; see that tracker's documentation.",
     )
 
     @field_validator("trackers")
@@ -44,14 +46,14 @@ class TrackingSection(Section):
 
 
 class TracingSection(Section):
-    """Spans of what each service does with a group; docs/reading-rollouts.md."""
+    """Tracing: spans of what each service does with a group; see docs/reading-rollouts.md."""
 
     otlp_endpoint: str = Field(
         "",
         pattern=r"^(https?://\S+)?$",
-        description="Base URL of an OpenTelemetry collector (OTLP over HTTP), e.g. http://127.0.0.1:4318, to which every service "
-        "sends a span for what it does with a group. Empty: OTEL_EXPORTER_OTLP_ENDPOINT, and without that nothing is sent. Needs "
-        "the extra otel. Keys belong into OTEL_EXPORTER_OTLP_HEADERS.",
+        description="Base URL of an OpenTelemetry collector (OTLP over HTTP), e.g. http://127.0.0.1:4318. Every service sends it a "
+        "span for each thing it does with a group. Empty: OTEL_EXPORTER_OTLP_ENDPOINT; if that is unset too, nothing is sent. "
+        "Needs the extra otel. Keys belong in OTEL_EXPORTER_OTLP_HEADERS.",
     )
 
     @field_validator("otlp_endpoint")

@@ -13,7 +13,7 @@ from shared.config.objective_section import ObjectiveSection
 from shared.config.section import Section
 
 MOST_RANK = 4096
-"""Largest rank of adapters, for any model."""
+"""Largest adapter rank, for any model."""
 
 
 class LoraSection(Section):
@@ -30,7 +30,7 @@ class LoraSection(Section):
         0.0,
         ge=0,
         lt=1,
-        description="Dropout on the adapter's input; 0, because with dropout the policy being trained is not the one that sampled.",
+        description="Dropout on the adapters' input; 0, because with dropout the policy being trained is not the one that sampled.",
     )
     target_modules: Literal["all-linear"] | list[str] = Field(
         "all-linear",
@@ -39,10 +39,10 @@ class LoraSection(Section):
     )
     publish: Literal["adapters", "merged"] = Field(
         "adapters",
-        description="What generators get. adapters: only the adapters' factors, in float32, which each generator adds to its "
-        "base; small, and no rounding into weights. merged: full weights with the adapters merged in, for an "
-        "architecture whose adapters vLLM does not support. A generator with vLLM needs the same trainer.lora "
-        "settings as the trainer.",
+        description="What the trainer publishes. adapters: only the adapters' factors in float32, which each generator adds to its "
+        "base model; this is small, and nothing is rounded into the weights. merged: full weights with the adapters merged in, "
+        "for an architecture whose adapters vLLM does not support. A generator with vLLM needs the same trainer.lora settings as "
+        "the trainer.",
     )
 
 
@@ -51,13 +51,13 @@ class TrainerSection(ObjectiveSection):
 
     count_uninformative: bool | None = Field(
         None,
-        description="Whether groups whose rewards are all equal count in the loss's mean, which makes the step smaller. Unset: "
-        "true for grpo, false for all others (DAPO's dynamic sampling).",
+        description="Whether groups whose rewards are all equal count in the mean of the loss, which makes the step smaller. "
+        "Unset: true for grpo, false for all others (as in DAPO's dynamic sampling).",
     )
     drop_truncated: bool = Field(
         False,
-        description="Leave answers that were cut at the length limit out of the loss (DAPO's overlong filtering); their rewards "
-        "stay in the group's baseline.",
+        description="Leave answers that were truncated at the length limit out of the loss (DAPO's overlong filtering). Their "
+        "rewards stay in the group's baseline.",
     )
     advantage_scale: Literal["group", "batch", "none"] = Field(
         "group",
@@ -77,66 +77,66 @@ class TrainerSection(ObjectiveSection):
     unknown_behaviour_logprob: float | None = Field(
         None,
         le=0,
-        description="For text without behaviour logprobs: a token's weight is min(1, this node's probability / exp(this)), e.g. "
-        "-3.0; unset: 1. Only for negative advantages if foreign_weight_positive is one.",
+        description="For text without behaviour logprobs: a token's weight is min(1, p / exp(this)), where p is its probability "
+        "under this node's policy, e.g. -3.0. Unset: 1. Applies only to negative advantages if foreign_weight_positive is one.",
     )
     foreign_weight_level: Literal["token", "geometric_mean", "sequence"] = Field(
         "token",
-        description="Importance weight of foreign text: one per token, or one per answer, the geometric mean or the product of "
-        "its tokens' ratios. The last two also apply to text of another tokenizer whose author shares logprobs.",
+        description="Level of the importance weight of foreign text. token: one weight per token. geometric_mean, sequence: one "
+        "weight per answer, the geometric mean or the product of its tokens' ratios; these two also apply to text of another "
+        "tokenizer whose sender shares logprobs.",
     )
     foreign_weight_positive: Literal["capped", "at_most_one", "one"] = Field(
         "one",
         description="How that weight w is used for positive advantages: min(w, importance_cap), min(w, 1), or 1. A weight below 1 "
-        "loses what a better author could teach.",
+        "reduces what can be learned from a better policy.",
     )
     foreign_weight_negative: Literal["capped", "at_most_one", "one"] = Field(
         "at_most_one",
-        description="The same for negative advantages: text that this node's policy would hardly produce need not be made less "
-        "likely.",
+        description="The same for negative advantages. Text that this node's policy would hardly produce need not be made even "
+        "less likely.",
     )
     foreign_negative_divergence: float | None = Field(
         None,
         ge=0,
-        description="Drop foreign answers with a negative advantage if their author's mean log-probability per token exceeds this "
-        "node's by this much, e.g. 0.5. Unset: none.",
+        description="Drop foreign answers with a negative advantage if their sender's mean log-probability per token exceeds this "
+        "node's by this many nats, e.g. 0.5. Unset: never.",
     )
     foreign_capability_window: int = Field(
         0,
         ge=0,
         le=10_000,
-        description="Multiply foreign advantages by the pass rate of their author's groups here divided by that of local groups, "
-        "over this many earlier batches (HACPO: 5, of 128 questions each); 0: off.",
+        description="Number of earlier batches over which pass rates are compared: foreign advantages are multiplied by the pass "
+        "rate of the sender's groups here divided by that of local groups (HACPO uses 5 batches, of 128 questions each). 0: off.",
     )
     foreign_capability_bounds: tuple[float, float] = Field(
         (0.1, 10.0), description="Smallest and largest such factor. max_foreign_advantage limits the resulting advantage."
     )
     drop_foreign_negatives: bool = Field(
         True,
-        description="Drop all foreign answers with a negative advantage; they stay in their group's baseline. Everything learned "
-        "from foreign groups is then right by this node's verifier.",
+        description="Drop all foreign answers with a negative advantage; they stay in their group's baseline. Then everything "
+        "learned from foreign groups is right according to this node's verifier.",
     )
     drop_local_negatives: bool = Field(
         False,
-        description="The same for local answers, including replayed ones, so that only right answers are trained on. A control "
-        "for studies: how much of the benefit of sharing comes from learning only from right answers "
-        "(docs/results.md).",
+        description="The same for local answers, including replayed ones, so that only right answers are trained on. A control for "
+        "studies of how much of the benefit of sharing comes from learning only from right answers (docs/results.md).",
     )
     policy_check_fraction: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Fraction of the foreign groups whose answers are checked for their likelihood under this node's policy, at "
-        "the cost of a forward pass; 0: off.",
+        description="Fraction of the foreign groups whose answers are checked for their likelihood under this node's policy. The "
+        "check costs a forward pass. 0: off.",
     )
     foreign_logprob_slack: float | None = Field(
         2.0,
         gt=0,
-        description="A checked answer is left out if its mean logprob per token is more than this, in nats, below the mean of the "
+        description="A checked answer is left out if its mean logprob per token is more than this many nats below the mean of the "
         "batch's local answers. Unset: only min_foreign_logprob applies.",
     )
     min_foreign_logprob: float = Field(
-        -8.0, le=0, description="The same, independent of the local answers: smallest mean logprob per token, in nats."
+        -8.0, le=0, description="The same check with a fixed limit: smallest mean logprob per token, in nats."
     )
     sequence_mask: tuple[float, float] | None = Field(
         None, description="Drop sequences whose geometric-mean importance ratio is outside these bounds, e.g. [0.5, 2.0]."
@@ -151,30 +151,30 @@ class TrainerSection(ObjectiveSection):
     foreign_cost_factor: float = Field(
         4.0,
         ge=0,
-        description="A foreign group may cost this many times the usual group of its batch, in tokens computed; 0: no limit. A "
-        "group with twice the completions of twice the length costs 4.",
+        description="Largest cost of a foreign group, in computed tokens, as a multiple of the usual group of its batch; 0: no "
+        "limit. A group with twice the completions of twice the length costs 4.",
     )
     foreign_share_factor: float = Field(
         4.0,
         ge=0,
-        description="A foreign group counts for at most this many times a usual one's tokens, in losses that divide by tokens; 0: "
-        "no limit. The demo's tasks differ by a factor of 4.",
+        description="In losses that divide by tokens: largest number of tokens that a foreign group counts for, as a multiple of a "
+        "usual group's; 0: no limit. The demo's tasks differ by a factor of 4.",
     )
     foreign_norm_factor: float = Field(
         2.0,
         ge=0,
         description="A foreign group whose gradient norm is more than this many times the typical group's is scaled down to the "
-        "typical norm, but only when foreign gradients are out of proportion (foreign_norm_proportion). 0: never. "
-        "Honest groups of models/base stay within 1.8 in nine batches of ten.",
+        "typical norm, but only when foreign gradients are out of proportion (foreign_norm_proportion). 0: never. Honest groups "
+        "of models/base stay within 1.8 in nine of ten batches.",
     )
     foreign_norm_proportion: float = Field(
         1.5,
         ge=0,
-        description="Foreign groups are measured one by one if the norm of their gradient is this many times that of as many "
-        "local groups. Lower is stricter, and costs two more passes over them in more steps.",
+        description="The gradient of each foreign group is measured separately if the norm of all of them together is this many "
+        "times that of as many local groups. A lower value is stricter, and costs two more passes over them in more steps.",
     )
     learning_rate: float = Field(
-        1e-6, gt=0, le=1, description="AdamW's learning rate; 1e-6 suits full fine-tuning of a real model."
+        1e-6, gt=0, le=1, description="AdamW's learning rate; 1e-6 suits full fine-tuning of a pretrained model."
     )
     betas: tuple[float, float] = Field(
         (0.9, 0.95),
@@ -187,42 +187,49 @@ class TrainerSection(ObjectiveSection):
         description="AdamW's decoupled weight decay; 0, so that nothing pulls weights toward 0, away from the pretrained model.",
     )
     grad_clip: float = Field(
-        1.0, ge=0, description="Largest gradient norm, so that one unusual batch cannot move the policy far; 0: off."
+        1.0,
+        ge=0,
+        description="Largest gradient norm, so that one unusual batch cannot move the policy far; 0: off.",
     )
-    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0.")
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0 to learning_rate.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Schedule of the learning rate after warm-up; constant, because it needs no end."
+        "constant",
+        description="Schedule of the learning rate after warm-up; constant, because it needs no end.",
     )
-    schedule_steps: int = Field(0, ge=0, description="Step at which linear and cosine end; 0: max_steps.")
+    schedule_steps: int = Field(0, ge=0, description="Step at which the schedules linear and cosine end; 0: max_steps.")
     updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates per batch; clipping has an effect only above 1.")
-    token_budget: int = Field(16_384, ge=64, description="Padded tokens in one forward pass; changes memory use, not the result.")
+    token_budget: int = Field(
+        16_384, ge=64, description="Padded tokens in one forward pass; affects memory use but not the result."
+    )
     shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
     gradient_checkpointing: bool = Field(
-        False, description="Recompute activations to save memory. Off, because it takes longer: layers are computed twice."
+        False,
+        description="Recompute activations in the backward pass to save memory. Off, because every layer is then computed twice, "
+        "which takes longer.",
     )
     max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
     checkpoint_every: int = Field(
         10,
         ge=1,
         le=1000,
-        description="Steps between checkpoints: a trainer that dies repeats the steps since the last one; more frequent "
-        "checkpoints write more to disk. A checkpoint is written early after 256 MiB of batches, because the log "
-        "keeps a gigabyte.",
+        description="Steps between checkpoints. A trainer that dies repeats the steps since the last one; more frequent "
+        "checkpoints write more to disk. A checkpoint is written early after 256 MiB of batches, because the log keeps only a "
+        "gigabyte.",
     )
     keep_checkpoints: int = Field(
-        2, ge=1, description="Number of newest checkpoints kept; with 2, training can resume even if the newest is damaged."
+        2, ge=1, description="Number of newest checkpoints kept. With 2, training can resume even if the newest is damaged."
     )
     keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
     collective_timeout_s: float = Field(
-        600.0, ge=1, description="With torchrun: how many seconds a process waits for the others before all exit."
+        600.0, ge=1, description="With torchrun: seconds that a process waits for the others before all of them exit."
     )
     lora: LoraSection = Field(default_factory=LoraSection)
     publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Dtype of published full weights; auto: model.dtype. bfloat16 rounds away changes of less than 0.2 to 0.4 % "
-        "of a weight, also of merged adapters (lora.publish, swarm_trainer_delta_lost_ratio), float16 an eighth of "
-        "that. A higher precision helps only generators with the same model.dtype or float32: others round again. See "
+        description="Dtype of published full weights; auto: model.dtype. bfloat16 rounds away changes smaller than 0.2 to 0.4 % of "
+        "a weight, also in merged adapters (lora.publish, swarm_trainer_delta_lost_ratio); float16 rounds away an eighth of that. "
+        "A higher precision helps only generators with the same model.dtype or float32, because others round again. See "
         "docs/models.md.",
     )
 

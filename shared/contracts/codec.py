@@ -24,7 +24,7 @@ import msgspec
 from shared.contracts.wire import Message, MessageError
 
 MAX_LOGPROB = 1e-3
-"""A logarithm of a probability is not above 0; engines round."""
+"""The largest log-probability accepted. It should be at most 0, but engines round."""
 MAX_TOKENS = 1_048_576
 
 M = TypeVar("M", bound=Message)

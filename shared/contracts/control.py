@@ -1,7 +1,7 @@
-"""What a node's services tell each other apart from rollouts: policies, positions, evaluations,
-leases, status.
+"""Messages between a node's services other than rollouts: policies, positions, evaluations, leases,
+status.
 
-Most of it is stored under keys of the node's bucket (`shared.contracts.subjects`).
+Most of them are stored under keys of the node's bucket (`shared.contracts.subjects`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from shared.contracts.wire import (
 from shared.roles import Role
 
 MAX_DELTAS = 255
-"""From one full copy of a policy to the next."""
+"""Largest number of deltas between two full copies of a policy."""
 
 
 class PolicyFile(Message, frozen=True, kw_only=True):
-    """A file in the policy store, published for one version."""
+    """One file of one policy version in the policy store."""
 
     version: Count
     sha256: Sha256
@@ -41,7 +41,7 @@ class PolicyFile(Message, frozen=True, kw_only=True):
 
 
 class PolicyDelta(Message, frozen=True, kw_only=True):
-    """What changed from the policy before to the one of `file.version`, whose sha256 is `makes`."""
+    """The changes from the previous policy to version `file.version`, whose sha256 is `makes`."""
 
     file: PolicyFile
     makes: Sha256
@@ -58,23 +58,23 @@ class PolicyPointer(Message, frozen=True, kw_only=True):
     size_bytes: Count
     uri: Annotated[str, Meta(max_length=2048)]
     consumed_local: Count
-    """Local groups in all batches up to the version's (`SamplerState.consumed_local` of that
+    """Local groups in all batches up to this version (`SamplerState.consumed_local` of its last
     batch).
     """
     created_at: UnixTime
     anchor: PolicyFile | None = None
-    """None: `uri` is the policy. Else `deltas`, in order, make it of this full copy, and `uri` is
-    the full copy's.
+    """None: `uri` is the whole policy. Otherwise `uri` is this full copy, and applying `deltas` to
+    it in order gives the policy.
     """
     deltas: Annotated[list[PolicyDelta], Meta(max_length=MAX_DELTAS)] = []
 
 
 class PolicyRefusal(Message, frozen=True, kw_only=True):
-    """A generator could not fetch the policy that the trainer announced: a part of it is gone,
-    damaged or was made of other bytes.
+    """A generator's report that it could not fetch the announced policy, because a part is missing,
+    damaged or was made from other bytes.
 
-    The trainer answers with a full copy of its newest policy, or the node would wait for groups of
-    a policy that nobody can load.
+    The trainer answers with a full copy of its newest policy. Otherwise the node would wait for
+    groups of a policy that no generator can load.
     """
 
     schema: SchemaVersion = 1
@@ -85,8 +85,8 @@ class PolicyRefusal(Message, frozen=True, kw_only=True):
 
 
 class TrainerPosition(Message, frozen=True, kw_only=True):
-    """How far the trainer is in its log of batches; the sampler builds the next batch when this
-    comes near. `policy_version` batches are trained on.
+    """The trainer's position in the batch log. The sampler builds the next batch when the trainer
+    comes close to the newest one. `policy_version` is the number of batches trained on.
     """
 
     schema: SchemaVersion = 1
@@ -96,8 +96,8 @@ class TrainerPosition(Message, frozen=True, kw_only=True):
 
 
 class SamplerPosition(Message, frozen=True, kw_only=True):
-    """What the sampler gave up on, so that admission does not count groups that will never be
-    trained on.
+    """The groups that the sampler dropped, so that admission does not count groups that will never
+    be trained on.
     """
 
     schema: SchemaVersion = 1
@@ -105,7 +105,7 @@ class SamplerPosition(Message, frozen=True, kw_only=True):
     consumed_local: Count
     dropped_local: Count
     local: Count | None = None
-    """I of the next batch where it moves (`sampler.adapt`); None: what the configuration says."""
+    """I of the next batch if `sampler.adapt` moves it; None: the configured value."""
 
 
 class TaskScore(Message, frozen=True, kw_only=True):
@@ -117,8 +117,8 @@ class TaskScore(Message, frozen=True, kw_only=True):
 
 
 class EvalReport(Message, frozen=True, kw_only=True):
-    """One held-out evaluation of a node's policy (greedy, one answer a task). `seconds`: of
-    generating and scoring the answers.
+    """One held-out evaluation of a node's policy (greedy, one answer per task). `seconds` covers
+    generation and scoring.
     """
 
     schema: SchemaVersion = 1
@@ -131,14 +131,14 @@ class EvalReport(Message, frozen=True, kw_only=True):
     per_task: dict[DatasetName, TaskScore]
     seconds: Seconds
     held_out: Sha256 | None = None
-    """Which tasks were asked (`shared.tasks.held_out.held_out_id`): scores compare where this is
-    equal. None: software that did not say.
+    """Identifies the held-out set (`shared.tasks.held_out.held_out_id`); scores are comparable only
+    where it is equal. None: written by a version that did not report it.
     """
 
 
 class EvalTurn(Message, frozen=True, kw_only=True):
-    """Whose turn it is, of a node's generators, to evaluate which version: the newest that was
-    taken.
+    """Which of a node's generators evaluates which version: the newest version that a generator has
+    claimed.
     """
 
     schema: SchemaVersion = 1
@@ -147,8 +147,8 @@ class EvalTurn(Message, frozen=True, kw_only=True):
 
 
 class IntakeCursor(Message, frozen=True, kw_only=True):
-    """How far a node's verifiers are in the swarm's stream: everything up to `position` was looked
-    at or passed over.
+    """Position of a node's verifiers in the swarm's stream: everything up to `position` was
+    examined or skipped.
     """
 
     schema: SchemaVersion = 1
@@ -156,7 +156,7 @@ class IntakeCursor(Message, frozen=True, kw_only=True):
 
 
 class PolicyChunks(Message, frozen=True, kw_only=True):
-    """Where a policy lies in the stream of its node: its chunks are among `first..last`."""
+    """Where a policy is in its node's stream: its chunks are among the messages `first..last`."""
 
     version: Count
     first: Count
@@ -164,12 +164,14 @@ class PolicyChunks(Message, frozen=True, kw_only=True):
 
     @property
     def positions(self) -> range:
-        """All positions from the first chunk to the last; other policies' may lie between."""
+        """All positions from the first chunk to the last; chunks of other policies may lie in
+        between.
+        """
         return range(self.first, self.last + 1)
 
 
 class PolicyCatalogue(Message, frozen=True, kw_only=True):
-    """All policies in the stream of a node."""
+    """All policies in a node's stream."""
 
     schema: SchemaVersion = 1
     policies: list[PolicyChunks]
@@ -189,7 +191,7 @@ class NodeRecord(Message, frozen=True, kw_only=True):
 
 
 class ServiceStatus(Message, frozen=True, kw_only=True):
-    """What one process says of itself every few seconds, in `node_<id>` under
+    """Status of one process, written every few seconds to `node_<id>` under
     `status.<role>.<replica>`.
 
     `figures` holds the counters and gauges that `swarm status` and the progress view show; their
@@ -209,21 +211,21 @@ class ServiceStatus(Message, frozen=True, kw_only=True):
 
 
 class TaskLedger(Message, frozen=True, kw_only=True):
-    """Which task draws were handed out (`services.generator.ledger`): replicas of a generator share
-    it by compare-and-set.
+    """Which task draws were handed out (`services.generator.ledger`). A node's generators share it
+    by compare-and-set.
     """
 
     schema: SchemaVersion = 1
     next_draw: Count = 0
     leases: Annotated[list[DrawLease], Meta(max_length=65_536)] = []
     secret: Annotated[bytes, Meta(max_length=64)] = b""
-    """Keys the draws' tasks, so that nobody outside the node can tell the next ones; empty until a
-    generator makes it.
+    """Key from which the draws' tasks are derived, so that nobody outside the node can predict the
+    next ones; empty until a generator creates it.
     """
 
 
 class DrawLease(Message, frozen=True, kw_only=True):
-    """Draws `[first, first + count)` are being worked on by `replica` until `expires_at`."""
+    """`replica` is working on the draws `[first, first + count)` until `expires_at`."""
 
     first: Count
     count: Annotated[int, Meta(ge=1, le=65_536)]

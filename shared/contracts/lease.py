@@ -1,4 +1,6 @@
-"""Who holds a node's name: in the node's bucket, written by the node's own processes."""
+"""Records in the node's bucket that say which processes hold the node's name and roles. Only the
+node's own processes write them.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from shared.contracts.wire import Count, Message, SchemaVersion, Seconds, ShortT
 
 
 class NameOwner(Message, frozen=True, kw_only=True):
-    """The run that a node's streams and bucket belong to, under `name`. Written once, by the first
-    process of the run.
+    """The run that a node's streams and bucket belong to, stored under `name`. The run's first
+    process writes it, once.
     """
 
     schema: SchemaVersion = 1
@@ -21,31 +23,31 @@ class NameOwner(Message, frozen=True, kw_only=True):
 
 
 class LeaseRecord(Message, frozen=True, kw_only=True):
-    """Which process is a node's trainer, sampler, or replica of a generator or verifier, under
-    `lease.<role>`.
+    """Which process is a node's trainer, sampler, or a replica of its generator or verifier, stored
+    under `lease.<role>`.
 
-    A process that renews it writes it again; how old it is, is told by watching its revision, never
-    by comparing clocks. The times are for people.
+    The holder renews the lease by writing it again. Others judge its age by watching its revision,
+    never by comparing clocks; the times are for people.
     """
 
     schema: SchemaVersion = 1
     holder: ShortText
-    """One life of one process: a random number."""
+    """A random number that identifies one life of one process."""
     place: ShortText = ""
-    """The lock file that the process holds, by its random number; empty: it holds none."""
+    """Random number of the lock file that the process holds; empty: it holds none."""
     run: ShortText
     host: ShortText
     pid: Count
     taken_at: UnixTime
     lease_s: Seconds
-    """How long the holder may be silent before another process takes its place."""
+    """How long the holder may be silent before another process may take its place."""
     released: bool = False
-    """The process ended in order, and left the lease to whoever wants it."""
+    """The process ended in order and gave up the lease."""
 
 
 class NameInSwarm(Message, frozen=True, kw_only=True):
-    """The key by which a swarm knows this node, under `swarm_name`: its verifiers have written the
-    directory entry with it.
+    """The key under which the swarm knows this node, stored under `swarm_name`: its verifiers have
+    signed the node's directory entry with this key.
     """
 
     schema: SchemaVersion = 1

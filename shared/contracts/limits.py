@@ -1,5 +1,5 @@
-"""Limits of streams, messages and queues. The one place for these numbers: `streams` uses them to
-create streams, and the verifier's settings take their defaults from those of its consumer.
+"""Limits of streams, messages and queues. These numbers are defined only here: `streams` creates
+the streams with them, and the verifier's settings take their defaults from its consumer's limits.
 """
 
 from __future__ import annotations
@@ -11,38 +11,40 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 VERIFIER_ACK_WAIT_S = 60.0
-"""A group that a verifier neither finished nor said to be working on is handed to another after
-this. Default of `verifier.ack_wait_s`."""
+"""A group that a verifier neither finishes nor reports as in progress for this long is redelivered
+to another. Default of `verifier.ack_wait_s`.
+"""
 VERIFIER_MAX_DELIVER = 5
-"""After this many tries a group goes to the dead letters. Default of `verifier.max_deliver`."""
+"""After this many attempts a group becomes a dead letter. Default of `verifier.max_deliver`."""
 VERIFIER_MAX_ACK_PENDING = 256
-"""Groups handed out to a node's verifiers and not yet scored."""
+"""Largest number of groups delivered to a node's verifiers but not yet scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLimits:
-    """Bounds of a node's streams. A server holds at most twice the sum of the byte limits, for
-    blobs.
+    """Bounds of a node's streams. A server stores at most twice the sum of the byte limits, because
+    large payloads have a companion stream.
     """
 
     duplicate_window_s: float = 600.0
-    """A message published again within this is known by its id."""
+    """A message with the same id that is published again within this time is discarded."""
     rollouts_max_msgs: int = 512
     """Groups waiting for the verifier; a full queue makes the generator wait."""
     rollouts_max_bytes: int = 512 * MIB
     group_max_bytes: int = 128 * MIB
     """Largest group; 64 completions of 32k tokens with ids and logprobs are about 25 MB."""
     scored_max_msgs: int = 20_000
-    """Scored groups that a restarted sampler can rebuild its pools from."""
+    """Scored groups kept, from which a restarted sampler rebuilds its pools."""
     scored_max_bytes: int = 1024 * MIB
     batches_max_msgs: int = 2_000
-    """Batches back to which a trainer can resume."""
+    """Batches kept; a trainer can resume from any of them."""
     batches_max_bytes: int = 1024 * MIB
     batch_max_bytes: int = 768 * MIB
     unsaved_max_msgs: int = 1_000
     unsaved_max_bytes: int = 256 * MIB
-    """Batches trained on since the last checkpoint, which is written early when there are as many:
-    the log forgets its oldest, and what no checkpoint holds must not be among them.
+    """Batches trained on since the last checkpoint; at this many (or this many bytes) the next one
+    is written early. The log discards its oldest batches, and it must not discard one that no
+    checkpoint contains.
     """
     dead_letters_max_msgs: int = 1_000
     dead_letters_max_bytes: int = 128 * MIB
@@ -53,8 +55,9 @@ class NodeLimits:
     """Values kept per key of the node's bucket, for inspection."""
 
     def batch_bytes(self, prefetch: int) -> int:
-        """Largest batch of a sampler that builds `prefetch` ahead: those ahead and the one in
-        training take half of the log, those that no checkpoint holds yet a quarter and a batch.
+        """Largest batch, in bytes, of a sampler that builds `prefetch` batches ahead. Those ahead
+        and the one in training may take half of the log; batches that are in no checkpoint yet take
+        a quarter and one batch.
         """
         return min(self.batch_max_bytes, self.batches_max_bytes // 2 // (prefetch + 1))
 
@@ -64,26 +67,30 @@ class SwarmLimits:
     """Bounds of the streams that all nodes share."""
 
     duplicate_window_s: float = 120.0
-    """A message published again within this is known by its id."""
+    """A message with the same id that is published again within this time is discarded."""
     rollouts_max_age_s: float = HOUR_S
     rollouts_max_bytes: int = 2048 * MIB
     group_max_bytes: int = 64 * MIB
     evals_max_age_s: float = 30 * DAY_S
     evals_max_per_node: int = 1024
-    """Held-out reports kept of one node: four times what `swarm top` draws, 30 days at one in 42
-    minutes.
+    """Held-out reports kept per node: four times what `swarm top` draws, or 30 days at one report
+    every 42 minutes.
     """
     eval_max_bytes: int = 32 * 1024
-    """Largest report: some 300 datasets, of which reasoning-gym has about 100; ten are 1 kB."""
+    """Largest report: room for about 300 datasets (reasoning-gym has about 100); a report on ten
+    takes 1 kB.
+    """
     evals_max_bytes: int = 1024 * MIB
-    """32 nodes with as many and as large reports as they may have: so many must join to push out
-    others' scores.
+    """Room for 32 nodes with the most and largest reports allowed, so that at least as many must
+    join before they can push out other nodes' scores.
     """
     node_entry_max_bytes: int = 160 * 1024
-    """Largest entry of the directory, above that with as many datasets as it may name: viewers read
-    the newest 64 MiB, and eight members' entries of 8 MiB would hide all others."""
+    """Largest entry of the directory, which is more than an entry with the most datasets needs.
+    Viewers read the newest 64 MiB; without this limit eight members with entries of 8 MiB could
+    hide all others.
+    """
     node_ttl_s: float = 900.0
-    """A node that has not renewed its entry for this long is gone from the directory."""
+    """A node that has not renewed its entry for this long disappears from the directory."""
 
 
 NODE_LIMITS = NodeLimits()

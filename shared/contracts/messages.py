@@ -1,5 +1,5 @@
-"""The messages on a rollout's path as typed and bounded structs: task, group, scored group, batch,
-and what the swarm shares of them.
+"""Typed, bounded structs for the messages on a rollout's path: task, group, scored group, batch,
+and the signed group that crosses the swarm plane.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from shared.contracts.wire import (
 )
 
 SCHEMA_VERSION = 1
-"""Version of every message but `SignedRollouts`. It also stands in the subjects of held-out scores.
+"""Version of every message except `SignedRollouts`. It is also part of the subjects of held-out
+scores.
 """
 
 SWARM_SCHEMA_VERSION = 2
-"""Version of `SignedRollouts`; it also stands in the subjects of shared groups
-(`swarm.rollouts.v2...`). 2: names the swarm.
+"""Version of `SignedRollouts`; also part of the subjects of shared groups (`swarm.rollouts.v2...`).
+Version 2 added the swarm's name.
 """
 
 MAX_COMPLETIONS = 1024
@@ -55,8 +56,8 @@ class TaskRef(Message, frozen=True, kw_only=True):
 
 
 class Task(Message, frozen=True, kw_only=True):
-    """A task with what its reference derives to. From the swarm plane these derived fields are
-    compared, never used.
+    """A task with the fields derived from its reference. In a foreign group these fields are only
+    compared with a new derivation, never used.
     """
 
     ref: TaskRef
@@ -67,10 +68,11 @@ class Task(Message, frozen=True, kw_only=True):
 
 
 class Completion(Message, frozen=True, kw_only=True):
-    """One answer that a policy sampled.
+    """One sampled answer.
 
     `token_ids` and `behaviour_logprobs` (packed, equal lengths) include the end-of-sequence token
-    when `finish_reason` is `stop`. They are of use only under the same tokenizer and may be absent.
+    when `finish_reason` is `stop`. They can be used only with the same tokenizer, and may be
+    absent.
     """
 
     text: Annotated[str, Meta(max_length=4_194_304)]
@@ -81,7 +83,7 @@ class Completion(Message, frozen=True, kw_only=True):
 
 
 class Sampling(Message, frozen=True, kw_only=True):
-    """How completions were sampled. `top_k` 0 means off."""
+    """How completions were sampled. `top_k` 0: off."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
@@ -90,7 +92,7 @@ class Sampling(Message, frozen=True, kw_only=True):
 
 
 class ModelIdentity(Message, frozen=True, kw_only=True):
-    """Which model sampled: its public name and the hash of its tokenizer
+    """The model that sampled: its public name and the hash of its tokenizer
     (`shared.model.tokenizer_hash`).
     """
 
@@ -102,16 +104,15 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
     """All completions of one task by one policy version: the unit that is scored, shared and
     trained on.
 
-    Its id is the SHA-256 of the encoded bytes (`content_id`) and is its `Nats-Msg-Id`. Rewards are
-    not part of it.
+    Its id is the SHA-256 of the encoded bytes (`content_id`), also used as its `Nats-Msg-Id`.
+    Rewards are not part of it.
     """
 
     schema: SchemaVersion = 1
     node: NodeId
     created_at: UnixTime
     draw: Count
-    """The node's own running number of the task draw; no two groups of a node carry the same one.
-    """
+    """The node's running number of the task draw; no two groups of a node have the same one."""
     task: Task
     completions: Annotated[list[Completion], Meta(min_length=1, max_length=MAX_COMPLETIONS)]
     model: ModelIdentity
@@ -121,12 +122,12 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
 
 
 class SignedRollouts(Message, frozen=True, kw_only=True):
-    """What crosses the swarm plane: the exact bytes of a `RolloutGroup` and an Ed25519 signature
-    over them.
+    """The message that crosses the swarm plane: the exact bytes of a `RolloutGroup` and an Ed25519
+    signature over them.
 
     The signature covers `signed_bytes(swarm, body)`. `public_key` is an nkey (`U...`). `swarm` is
-    the setting `nats.swarm_id` of the node that signed: what was made for one swarm counts in no
-    other, and a receiver can tell such a group from a forgery.
+    `nats.swarm_id` of the node that signed. A group made for one swarm is valid in no other, and
+    because the name is in the message a receiver can tell such a group from a forgery.
     """
 
     schema: SwarmSchemaVersion = 2
@@ -141,18 +142,18 @@ SIGNATURE_DOMAIN = b"swarm-rollouts-v2\x00"
 
 
 def signed_bytes(swarm: str, body: bytes) -> bytes:
-    """What a signature of a shared group covers. No swarm's name contains the zero byte that ends
-    it here.
+    """The bytes that the signature of a shared group covers. A zero byte ends the swarm's name,
+    which cannot contain one.
     """
     return SIGNATURE_DOMAIN + swarm.encode() + b"\x00" + body
 
 
 class ScoredGroup(Message, frozen=True, kw_only=True):
-    """A group with this node's own rewards for it, `rewards[i]` in [0, 1] for
+    """A group with the rewards that this node gave it: `rewards[i]` in [0, 1] is that of
     `group.completions[i]`.
 
-    `failure` says why a local group could not be scored; its rewards are then empty and the sampler
-    gives its place back to the generator, so that nothing waits for a group that will not come.
+    `failure` says why a local group could not be scored. Its rewards are then empty, and the
+    sampler counts the group as dropped, so that the generator does not wait for it.
     """
 
     schema: SchemaVersion = 1
@@ -165,40 +166,42 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     scored_at: UnixTime
     failure: ShortText | None = None
     share: ShortText | None = None
-    """Of a foreign group: whose share of a batch it takes, its key's or that of all known copiers;
-    None: its node's.
+    """For a foreign group: the share of a batch that it counts against, named by its key or by a
+    set of known copiers; None: the share of its node.
     """
     established: bool = True
-    """Of a foreign group: whether its key had earned a whole share when it was taken in
+    """For a foreign group: whether its key had earned a whole share when the group was accepted
     (`verifier.newcomer_groups`).
     """
 
 
 class BatchItem(Message, frozen=True, kw_only=True):
-    """One group of a batch, in training order. `staleness` counts policy versions between sampling
-    and this choice.
+    """One group of a batch, in training order. `staleness` is the number of policy versions between
+    sampling the group and putting it into the batch.
     """
 
     scored: ScoredGroup
     staleness: Annotated[int, Meta(ge=-(2**40), le=2**40)] | None
-    """None for groups of another node: their version counts another policy's steps."""
+    """None for foreign groups, because their version counts another policy's steps."""
     age_s: Seconds
     weight: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
-    """Its weight in the draw over the mean weight of the pool; None for local groups and where the
-    strategy knows no weights.
+    """The group's weight in the draw divided by the pool's mean weight; None for local groups and
+    for strategies without weights.
     """
     replayed: bool = False
-    """A local group that was in an earlier batch (`sampler.replay`); its staleness may be above
+    """A local group that was also in an earlier batch (`sampler.replay`); its staleness may exceed
     `sampler.max_staleness`.
     """
 
 
 class Preference(Message, frozen=True, kw_only=True):
-    """What the trainer, which has the model, does with more foreign groups than a step takes.
+    """How the trainer, which has the model, chooses among the foreign groups when a batch has more
+    than a step takes.
 
-    It keeps the `keep` whose text is likeliest (`near`) or least likely (`far`) under its policy,
-    at most `node_cap` of one node. Of all `newcomers` (shares of the batch, as `ScoredGroup.share`)
-    together at most `newcomers_most`; None: as many as come.
+    It keeps the `keep` groups whose text is likeliest (`near`) or least likely (`far`) under its
+    policy, at most `node_cap` of them from one node. `newcomers` are shares of the batch (as in
+    `ScoredGroup.share`); at most `newcomers_most` groups come from all of them together; None: no
+    limit.
     """
 
     keep: Count
@@ -209,11 +212,11 @@ class Preference(Message, frozen=True, kw_only=True):
 
 
 class Batch(Message, frozen=True, kw_only=True):
-    """The groups of one trainer step and the explanation of how they were chosen."""
+    """The groups of one trainer step, and how they were chosen."""
 
     schema: SchemaVersion = 1
     number: Annotated[int, Meta(ge=1, le=2**62)]
-    """1 for a node's first batch; batch n is trained at step n."""
+    """1 for a node's first batch; step n trains on batch n."""
     created_at: UnixTime
     items: Annotated[list[BatchItem], Meta(min_length=1, max_length=65_536)]
     strategy: ShortText
@@ -224,10 +227,10 @@ class Batch(Message, frozen=True, kw_only=True):
     pool_external: Count
     shortage: Literal["none", "fill_local", "short"]
     state: SamplerState
-    """After this batch. `state.own` is what the draw knew of this node's pass rates;
-    `state.steering` steers the next batch.
+    """The sampler's state after this batch. `state.own` holds the pass rates of this node that the
+    draw used; `state.steering` decides the next batch's composition.
     """
     preference: Preference | None = None
-    """None: every group of the batch is trained on."""
+    """None: the trainer trains on every group of the batch."""
     pool_replay: Count = 0
-    """Groups of earlier batches that could have been replayed."""
+    """Number of groups of earlier batches that could have been replayed."""

@@ -1,8 +1,8 @@
-"""The id of a rollout group in logs and message headers: the first 16 digits of its content id, the
-same from generator to trainer.
+"""The rollout id, which names a group in logs and message headers: the first 16 digits of its
+content id, the same from generator to trainer.
 
-It is for people who follow a group through the logs, not a key: decisions about duplicates and
-replays use the whole id. The header of a foreign message is only a claim; the border computes the
+It lets people follow a group through the logs. It is not a key: duplicates and replays are
+recognised by the whole id. In a foreign message the header is only a claim; the border computes the
 id from the bytes.
 """
 
@@ -15,7 +15,7 @@ from shared.contracts.messages import Batch
 
 ROLLOUT_ID_HEADER = "Swarm-Rollout-Id"
 MAX_NAMED = 40
-"""Ids in one line of a log: less than 1 KB."""
+"""Largest number of ids in one log line: less than 1 KB."""
 MAX_TASKS = 8
 
 _DIGITS = 16
@@ -28,16 +28,16 @@ def rollout_id_of(group_id: str) -> str:
 
 
 def claimed_rollout_id(headers: Mapping[str, str]) -> str | None:
-    """What a message's header says, or None where it says nothing or no rollout id. Fit for a log
-    whoever wrote it.
+    """The rollout id in a message's headers, or None if there is none or it is malformed. Safe to
+    log, even from a foreign message.
     """
     claimed = headers.get(ROLLOUT_ID_HEADER, "")
     return claimed if _VALID.fullmatch(claimed) else None
 
 
 def batch_fields(batch: Batch) -> dict[str, object]:
-    """What a log line says of a batch: its number, size, datasets and rollout ids; of a large one
-    the first `MAX_NAMED` ids.
+    """Fields of a log line about a batch: its number, size, datasets and rollout ids (at most the
+    first `MAX_NAMED`).
     """
     groups = [item.scored for item in batch.items]
     return {

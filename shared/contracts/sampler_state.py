@@ -1,7 +1,7 @@
-"""The state that a sampler needs to resume. Every batch contains it, so the newest batch in the log
-is the sampler's memory.
+"""The state that a sampler needs to resume. Every batch contains it, so a restarted sampler reads
+it from the newest batch in the log.
 
-Every field has a default: a batch of an older version is a memory without the newer fields.
+Every field has a default, so that the state in a batch of an older version can still be read.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from msgspec import Meta
 from shared.contracts.wire import Count, DatasetName, Message, Reward, ShortText
 
 Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
-"""A count in which older events weigh less."""
+"""A count in which older events have less weight."""
 Gain = Annotated[float, Meta(ge=-1e12, le=1e12)]
 MAX_REPLAYABLE = 65_536
-"""Local groups that may be replayed, the oldest give way: as positions a quarter of a megabyte in
-each batch.
+"""Largest number of local groups that may be replayed; beyond it the oldest are forgotten. Their
+positions take a quarter of a megabyte in each batch.
 """
 MAX_DATASETS = 1024
-"""Datasets whose held-out pass rates are followed."""
+"""Largest number of datasets whose held-out pass rates are followed."""
 
 
 class SourceRecord(Message, frozen=True, kw_only=True):
-    """How this node's policy lately did on one source of tasks, named by
+    """Recent performance of this node's policy on one task source, named by
     `services.sampler.pool.task_source`.
 
-    failed_groups: how many of the newest local groups, one after the other, had no completion that
-    passes.
+    failed_groups: number of newest local groups in succession in which no completion passes.
     """
 
     source: ShortText
@@ -38,10 +37,10 @@ class SourceRecord(Message, frozen=True, kw_only=True):
 
 
 class OwnRecord(Message, frozen=True, kw_only=True):
-    """What the node's own scored groups showed. All but `sources` are plain sums since the node's
+    """Statistics of this node's scored groups. All except `sources` are plain sums since the node's
     first group.
 
-    reward_sum, reward_squares: of the groups' mean rewards and of their squares.
+    reward_sum, reward_squares: sums of the groups' mean rewards and of the squares of these means.
     """
 
     sources: Annotated[list[SourceRecord], Meta(max_length=4096)] = []
@@ -52,7 +51,7 @@ class OwnRecord(Message, frozen=True, kw_only=True):
 
 
 class ArmRecord(Message, frozen=True, kw_only=True):
-    """One strategy in the bandit's hand: how long it was used and what was gained meanwhile, both
+    """The bandit's record of one strategy: how long it was used and the gain meanwhile, both
     discounted.
     """
 
@@ -62,8 +61,8 @@ class ArmRecord(Message, frozen=True, kw_only=True):
 
 
 class ArmRun(Message, frozen=True, kw_only=True):
-    """`strategy` is in force from batch `first_batch` on; the empty string where a batch had no
-    foreign group.
+    """`strategy` is used from batch `first_batch` on; an empty string stands for batches without
+    foreign groups.
     """
 
     first_batch: Count
@@ -71,11 +70,11 @@ class ArmRun(Message, frozen=True, kw_only=True):
 
 
 class BanditState(Message, frozen=True, kw_only=True):
-    """The mixture's memory (`services.sampler.bandit`).
+    """State of the bandit that chooses strategies (`services.sampler.bandit`).
 
     version, pass_rate: the newest held-out result that was counted. scale: discounted mean square
-    of the gains, its weight `scale_weight`. runs: which strategy was in force since then, the last
-    one being that of the next batch.
+    of the gains; scale_weight: its weight. runs: the strategies used since that result; the last
+    one is the next batch's.
     """
 
     arms: Annotated[list[ArmRecord], Meta(max_length=64)] = []
@@ -87,15 +86,15 @@ class BanditState(Message, frozen=True, kw_only=True):
 
 
 class Level(Message, frozen=True, kw_only=True):
-    """A smoothed value and the best that is remembered of it."""
+    """A smoothed value and the best value remembered."""
 
     now: Reward
     best: Reward
 
 
 class DatasetLevel(Message, frozen=True, kw_only=True):
-    """Held-out results on one dataset: the newest pass rate, of `n` questions, and the best mean of
-    two that is remembered.
+    """Held-out results on one dataset: the newest pass rate `rate` over `n` questions, and `best`,
+    the highest remembered mean of two successive results.
     """
 
     dataset: DatasetName
@@ -105,8 +104,8 @@ class DatasetLevel(Message, frozen=True, kw_only=True):
 
 
 class SharingState(Message, frozen=True, kw_only=True):
-    """Memory of the controller that moves J (`services.sampler.share_controller`), which is also
-    where its words are explained.
+    """State of the controller that moves J. `services.sampler.share_controller` explains the
+    fields.
     """
 
     external: Count
@@ -130,14 +129,14 @@ class SharingState(Message, frozen=True, kw_only=True):
 
 
 class SteeringState(Message, frozen=True, kw_only=True):
-    """What decides the I, J and strategy of the next batch, as far as they move."""
+    """What determines the next batch's I, J and strategy if the configuration lets them change."""
 
     bandit: BanditState | None = None
     sharing: SharingState | None = None
 
 
 class TrainedGroups(Message, frozen=True, kw_only=True):
-    """Positions of local groups whose first batch was `batch` and that later ones may replay
+    """Positions of local groups that were first used in `batch` and may be replayed
     (`services.sampler.replay`).
     """
 
@@ -146,8 +145,8 @@ class TrainedGroups(Message, frozen=True, kw_only=True):
 
 
 class SamplerState(Message, frozen=True, kw_only=True):
-    """What a sampler must know to go on: it travels in each batch, so the newest batch in the log
-    is the sampler's memory.
+    """What a sampler must know to resume. It is part of each batch, so the newest batch in the log
+    contains the current state.
 
     `settled` holds the stream positions in `(floor_seq, scored_seq]` that were trained on or
     dropped; everything at or below `floor_seq` is settled.
@@ -161,4 +160,4 @@ class SamplerState(Message, frozen=True, kw_only=True):
     own: OwnRecord = OwnRecord()
     steering: SteeringState = SteeringState()
     replayable: Annotated[list[TrainedGroups], Meta(max_length=MAX_REPLAYABLE)] = []
-    """Of the settled positions, those that the next batch may take once more (`sampler.replay`)."""
+    """The settled positions that the next batch may use again (`sampler.replay`)."""

@@ -1,5 +1,5 @@
-"""What is known about senders, in the node's key-value bucket: bans, standings, reputations, and
-the trainer's findings.
+"""What a node knows about senders, in its key-value bucket: bans, standings, reputations, and the
+trainer's findings.
 
 `swarm ban` writes the bans by compare-and-set, and verifiers read them every second. Verifiers
 write standings, for people, and the reputation that they need after a restart (one entry for all
@@ -25,7 +25,7 @@ MAX_FINDINGS = 256
 
 
 class Ban(Message, frozen=True, kw_only=True):
-    """`sender` is a node's name or a public key (`U...`). `until` None: for good."""
+    """`sender` is a node's name or a public key (`U...`). `until` None: the ban does not expire."""
 
     sender: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9-]{0,31}|U[A-Z2-7]{55})\Z")]
     until: UnixTime | None = None
@@ -40,21 +40,21 @@ class BanList(Message, frozen=True, kw_only=True):
     bans: Annotated[list[Ban], Meta(max_length=MAX_BANS)] = []
 
     def with_ban(self, ban: Ban) -> BanList:
-        """With this ban instead of any earlier one of the same sender."""
+        """A copy with this ban, which replaces any earlier one of the same sender."""
         return BanList(bans=[*(each for each in self.bans if each.sender != ban.sender), ban])
 
     def without(self, sender: str) -> BanList:
-        """Without bans of this sender."""
+        """A copy without bans of this sender."""
         return BanList(bans=[each for each in self.bans if each.sender != sender])
 
     def in_force(self, now_s: float) -> BanList:
-        """Without those that have run out."""
+        """A copy without the bans that have expired at `now_s` (Unix time)."""
         return BanList(bans=[each for each in self.bans if each.until is None or each.until > now_s])
 
 
 class SenderStanding(Message, frozen=True, kw_only=True):
-    """What a verifier holds against one key. `refused` counts by reason only what the key can be
-    blamed for.
+    """A verifier's record of one key. `refused` counts refusals by reason, only those that are the
+    key's fault.
     """
 
     public_key: Annotated[str, Meta(max_length=64)]
@@ -66,8 +66,8 @@ class SenderStanding(Message, frozen=True, kw_only=True):
 
 
 class SendersReport(Message, frozen=True, kw_only=True):
-    """The worst senders as one verifier replica sees them, in the bucket under `SENDERS_PREFIX` and
-    the replica's name.
+    """The worst senders as one verifier replica sees them, stored under `SENDERS_PREFIX` and the
+    replica's name.
     """
 
     schema: SchemaVersion = 1
@@ -77,8 +77,9 @@ class SendersReport(Message, frozen=True, kw_only=True):
 
 
 class KeyReputation(Message, frozen=True, kw_only=True):
-    """What is known of one key. `suspicion` is in [0, 1], as of `updated_at`; it was left out until
-    `quarantined_until`, last for `quarantine_s`."""
+    """Reputation of one key. `suspicion` is in [0, 1], as of `updated_at`. The newest quarantine
+    lasts `quarantine_s`, until `quarantined_until`.
+    """
 
     public_key: Annotated[str, Meta(max_length=64)]
     name: ShortText
@@ -91,8 +92,8 @@ class KeyReputation(Message, frozen=True, kw_only=True):
 
 
 class ReputationState(Message, frozen=True, kw_only=True):
-    """What all replicas of a node's verifier know of keys. `findings_batch`: findings up to this
-    batch are taken into account.
+    """The reputation of all keys, shared by a node's verifier replicas. `findings_batch`: the
+    trainer's findings up to this batch have been counted.
     """
 
     schema: SchemaVersion = 1
@@ -101,8 +102,8 @@ class ReputationState(Message, frozen=True, kw_only=True):
 
 
 class AbsurdText(Message, frozen=True, kw_only=True):
-    """Of the `answers` of a sender in a batch, `absurd` were not trained on because the node's
-    policy finds them absurd.
+    """The trainer's finding about one sender in one batch: `absurd` of its `answers` were too
+    unlikely under this node's policy to be trained on.
     """
 
     batch: Count

@@ -1,4 +1,4 @@
-"""What a node says of itself to the swarm, signed: its held-out scores and its directory entry."""
+"""Signed statements of a node to the swarm: its held-out scores and its directory entry."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from shared.contracts.wire import Message, SchemaVersion, SwarmId
 
 _DOMAIN = b"swarm-statement-v1\x00"
 MAX_STATEMENT_BYTES = 131_072
-"""Above the largest honest directory entry (1,024 dataset names)."""
+"""More than the largest honest directory entry, one with 1,024 dataset names, needs."""
 
 
 class SignedStatement(Message, frozen=True, kw_only=True):
     """The exact bytes of an `EvalReport` or a `NodeRecord` and an Ed25519 signature over
     `statement_bytes`.
 
-    The body names node, policy version, held-out set and time, and `swarm` the swarm
-    (`nats.swarm_id`) that it was said in, so that an old statement said again, or one carried over
-    from another swarm, is seen to be that.
+    The body names the node and the time, a score also the policy version and held-out set; `swarm`
+    is `nats.swarm_id` of the swarm it was made for. A repeated old statement, or one copied from
+    another swarm, is recognised by these.
     """
 
     schema: SchemaVersion = 1
@@ -30,7 +30,8 @@ class SignedStatement(Message, frozen=True, kw_only=True):
 
 
 def statement_bytes(kind: str, swarm: str, body: bytes) -> bytes:
-    """What the signature of a statement covers. `kind` is the message's name: a score can never be
-    taken for a directory entry. Neither kind nor swarm contains the zero byte that ends it.
+    """The bytes that the signature of a statement covers. `kind` is the message's name, so that a
+    score can never pass as a directory entry. A zero byte ends `kind` and `swarm`, neither of which
+    can contain one.
     """
     return _DOMAIN + kind.encode() + b"\x00" + swarm.encode() + b"\x00" + body

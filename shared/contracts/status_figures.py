@@ -8,20 +8,20 @@ from enum import StrEnum
 from typing import NewType
 
 FamilyFigure = NewType("FamilyFigure", str)
-"""A figure of a family, from `FigureFamily.of`."""
+"""Name of a figure that belongs to a family, made by `FigureFamily.of`."""
 
 
 class StatusFigure(StrEnum):
-    """A figure that has a name of its own. Counters begin again at 0 with the process."""
+    """A figure with a name of its own. Counters start at 0 again when the process restarts."""
 
-    # Of every process.
+    # Every process
     HTTP_PORT = "http_port"
     WORKED_AT = "worked_at"
     """Unix time of the last unit of work: a generator's call, a group scored, a batch, a step."""
     WORK_EVERY_S = "work_every_s"
-    """Seconds that usually lie between two (`shared.runtime.pace`)."""
+    """Usual number of seconds between two units of work (`shared.runtime.pace`)."""
 
-    # The generator's.
+    # Generator
     GROUPS_GENERATED = "groups_generated"
     TOKENS_GENERATED = "tokens_generated"
     TOKENS_PER_S = "tokens_per_s"
@@ -29,9 +29,9 @@ class StatusFigure(StrEnum):
     EVAL_PASS_RATE = "eval_pass_rate"
     EVAL_VERSION = "eval_version"
     POLICY_VERSION = "policy_version"
-    """Which policy answers; the trainer's: which one is published."""
+    """The version that a generator samples from; for a trainer, the version it has published."""
 
-    # The verifier's.
+    # Verifier
     SCORE_TIMEOUTS = "score_timeouts"
     FAILED_LOCAL = "failed_local"
     SCORERS_REPLACED = "scorers_replaced"
@@ -44,7 +44,7 @@ class StatusFigure(StrEnum):
     INTAKE_BACKLOG = "intake_backlog"
     INTAKE_WAITING = "intake_waiting"
 
-    # The sampler's.
+    # Sampler
     BATCHES = "batches"
     POOL_LOCAL = "pool_local"
     POOL_EXTERNAL = "pool_external"
@@ -54,7 +54,7 @@ class StatusFigure(StrEnum):
     DROPPED_EXTERNAL = "dropped_external"
     WAITING_FOR = "waiting_for"
 
-    # The trainer's.
+    # Trainer
     STEP = "step"
     LOSS = "loss"
     GRAD_NORM = "grad_norm"
@@ -67,29 +67,27 @@ class StatusFigure(StrEnum):
 
 
 class FigureFamily(StrEnum):
-    """Figures of one kind, one for each reason, phase or whatever else tells them apart; `{}`
-    stands for it.
-    """
+    """Figures of one kind, one for each reason, phase or other label; `{}` stands for the label."""
 
     SCORED = "scored_{}"
     """Groups with rewards, by origin."""
     REFUSED = "refused_{}"
     """Foreign messages, by the reason of the refusal."""
     SENDERS = "senders_{}"
-    """Senders of whom nothing is taken in, by why."""
+    """Senders from whom nothing is accepted, by cause."""
     SANDBOX_WITHOUT = "sandbox_without_{}"
-    """1 where the scorers go without a protection, by its name."""
+    """1 if the scorers run without this protection."""
     SHARE = "{}_share"
-    """The part of the last steps' time that a phase took."""
+    """Part of the last steps' time that a phase took."""
     WRITE_FAILURES = "{}_write_failures"
-    """Writes that failed, by what could not be written."""
+    """Failed writes, by what was written."""
 
     def of(self, what: str) -> FamilyFigure:
-        """The figure of `what`."""
+        """Name of the figure with label `what`."""
         return FamilyFigure(self.value.format(what))
 
     def what(self, figure: str) -> str | None:
-        """What `figure` is of; None when it is no figure of this family."""
+        """The label in the name `figure`; None if it is not of this family."""
         before, after = self.value.split("{}")
         if not figure.startswith(before) or not figure.endswith(after):
             return None

@@ -1,9 +1,9 @@
-"""The streams, consumers and buckets of a node and of a swarm. Every process ensures that they
-exist when it starts.
+"""The streams, consumers and buckets of a node and of a swarm. Every process ensures at its start
+that they exist.
 
-All streams are windows: what drops out of a node's streams was trained on or given up long before.
-Each stream with possibly large payloads has a companion for their chunks with the same byte limit
-(`shared.transport.blobs`), and a server reserves space for both.
+All streams are windows. What drops out of a node's streams was trained on or given up long before.
+Each stream with possibly large payloads has a companion stream for their chunks, with the same byte
+limit (`shared.transport.blobs`); a server reserves space for both.
 """
 
 from __future__ import annotations
@@ -131,11 +131,13 @@ def swarm_streams(*, replicas: int = 1) -> tuple[StreamSpec, ...]:
 
 
 class MissingStreams(TransportError):
-    """Streams that somebody else had to make are not there."""
+    """Streams are missing that the server's operator must create."""
 
 
 async def prepare_node_streams(transport: Transport, node: str, *, create: bool, replicas: int = 1) -> None:
-    """Make the node's streams, or only look whether they are there. Raises MissingStreams."""
+    """Create the node's streams, or with `create=False` only check that they exist. Raises
+    MissingStreams.
+    """
     if create:
         await ensure_node_streams(transport, node, replicas=replicas)
         return
@@ -150,8 +152,8 @@ async def prepare_node_streams(transport: Transport, node: str, *, create: bool,
 
 
 async def prepare_swarm_streams(transport: Transport, *, create: bool, replicas: int = 1) -> None:
-    """Make the swarm's streams where they are missing, or only look whether they are there. Raises
-    MissingStreams.
+    """Create the swarm's streams if they are missing, or with `create=False` only check that they
+    exist. Raises MissingStreams.
     """
     if create:
         await ensure_swarm_streams(transport, replicas=replicas)
@@ -161,7 +163,9 @@ async def prepare_swarm_streams(transport: Transport, *, create: bool, replicas:
 
 
 async def look_for_streams(transport: Transport, streams: list[str], command: str) -> None:
-    """Raises MissingStreams, naming the operator's `command`, if one of `streams` is not there."""
+    """Raise MissingStreams, which names the operator's `command`, if one of `streams` does not
+    exist.
+    """
     for name in streams:
         try:
             await transport.stream_state(name)
@@ -176,8 +180,8 @@ def _missing(error: TransportError, command: str) -> MissingStreams:
 
 
 async def lowered_node_streams(transport: Transport, node: str, more: Sequence[StreamSpec] = (), *, replicas: int = 1) -> list[str]:
-    """What `ensure_node_streams` would lower of the node's streams and bucket and of `more`, a
-    sentence for each; nothing is created or changed.
+    """The limits that `ensure_node_streams` would lower, of the node's streams and bucket and of
+    the streams `more`: one sentence each. Changes nothing.
     """
     bucket = transport.kv.ensure(
         subjects.node_bucket(node), history=NODE_LIMITS.state_history, replicas=replicas, lowering=Lowering.LOOK
@@ -186,14 +190,16 @@ async def lowered_node_streams(transport: Transport, node: str, more: Sequence[S
 
 
 async def lowered_swarm_streams(transport: Transport, *, replicas: int = 1) -> list[str]:
-    """What `update_swarm_streams` would lower, a sentence for each; nothing is changed."""
+    """The limits that `update_swarm_streams` would lower, one sentence each. Changes nothing."""
     return await _look(transport, swarm_streams(replicas=replicas), _directory(transport, replicas, Lowering.LOOK))
 
 
 async def _look(transport: Transport, specs: Sequence[StreamSpec], bucket: Awaitable[None]) -> list[str]:
-    """All sentences, not the first alone: who runs the command mends the configuration once.
+    """Collects all sentences instead of stopping at the first, so that the operator can correct the
+    configuration in one go.
 
-    Companions are looked at by themselves, because a stream that would be lowered hides its own.
+    Companions are checked separately, because the check of a stream stops before its companion when
+    the stream itself would be lowered.
     """
     companions = [each for each in map(companion, specs) if each is not None]
     looks = [transport.ensure_stream(spec, Lowering.LOOK) for spec in (*specs, *companions)]
@@ -205,11 +211,11 @@ async def _look(transport: Transport, specs: Sequence[StreamSpec], bucket: Await
 
 
 async def ensure_node_streams(transport: Transport, node: str, *, replicas: int = 1, lowering: Lowering = Lowering.KEEP) -> None:
-    """Make the node's streams and bucket as `limits` has them, also where they exist with other
-    settings, but for those that `lowering` leaves higher.
+    """Create the node's streams and bucket with the settings in `limits`, and update existing ones
+    to them, except limits that `lowering` keeps higher.
 
-    The verifier's consumer is made only if it is missing: its settings are the verifier's own, and
-    other services' defaults must not set them back.
+    The verifier's consumer is created only if it is missing. The verifier sets its consumer from
+    its own settings, which other services' defaults must not overwrite.
     """
     for spec in node_streams(node, replicas=replicas):
         await transport.ensure_stream(spec, lowering)
@@ -222,10 +228,10 @@ async def ensure_node_streams(transport: Transport, node: str, *, replicas: int 
 
 
 async def update_swarm_streams(transport: Transport, *, replicas: int = 1, lowering: Lowering = Lowering.REFUSE) -> None:
-    """Make the swarm's streams and bucket as `limits` has them, also where they exist with other
-    settings, but for those that `lowering` leaves higher.
+    """Create the swarm's streams and bucket with the settings in `limits`, and update existing ones
+    to them, except limits that `lowering` keeps higher.
 
-    For their operator alone. Messages stay, but for those beyond a bound that is new.
+    Only their operator calls this. Messages stay unless a new limit excludes them.
     """
     for spec in swarm_streams(replicas=replicas):
         await transport.ensure_stream(spec, lowering)
@@ -233,8 +239,9 @@ async def update_swarm_streams(transport: Transport, *, replicas: int = 1, lower
 
 
 async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> None:
-    """Make the swarm's streams where they are missing. Existing ones belong to everybody and stay
-    as they are: nodes of other versions, or an operator, would otherwise set them back and forth.
+    """Create the swarm's streams if they are missing. Existing ones belong to all nodes and stay as
+    they are; otherwise nodes of different versions, or a node and the operator, would keep
+    overwriting each other's settings.
     """
     for spec in swarm_streams(replicas=replicas):
         try:

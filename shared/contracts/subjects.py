@@ -1,8 +1,8 @@
 """Names of subjects, streams, buckets and consumers. No other code spells one out.
 
-The tokens are deliberately bounded: only node ids, never a dataset, a step or a uuid. The server
-keeps an index entry per distinct subject in memory, and a permission with a wildcard lets its
-holder create as many subjects as it likes.
+Subjects contain node ids and nothing else that varies: no dataset, step or uuid. The server keeps
+an index entry in memory for each distinct subject, and a permission with a wildcard lets its holder
+create as many subjects as it likes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ VERIFIER_CONSUMER = "verifier"
 
 
 def rollouts(node: str) -> str:
-    """Where `node` shares groups with the swarm, of all datasets: a group says itself which task it
-    is of, signed.
+    """Subject on which `node` shares groups of all datasets. The signed group itself says which
+    task it is of.
     """
     return f"{_ROLLOUTS_PREFIX}.{node}"
 
 
 def evals(node: str) -> str:
-    """Where `node` reports its held-out scores."""
+    """Subject on which `node` reports its held-out scores."""
     return f"{_EVALS_PREFIX}.{node}"
 
 
 def rollouts_author(subject: str) -> str | None:
-    """The node a rollouts subject belongs to, or None if it is not a rollouts subject of this
-    schema version, or names no node: a subject's tokens may hold anything but white space, and the
-    author's name goes into logs, metrics and reports."""
+    """The node that a rollouts subject belongs to. None if it is not a rollouts subject of this
+    schema version or contains no node name: a token of a subject may be anything without white
+    space, and the name goes into logs, metrics and reports.
+    """
     parts = subject.split(".")
     if len(parts) == 4 and ".".join(parts[:3]) == _ROLLOUTS_PREFIX and is_node_name(parts[3]):
         return parts[3]
@@ -77,7 +78,7 @@ def node_batches_stream(node: str) -> str:
 
 
 def node_dead_letters_stream(node: str) -> str:
-    """What was given up on, kept for inspection."""
+    """Messages that were given up on, kept for inspection."""
     return f"NODE_{node.upper()}_DEAD"
 
 
@@ -87,16 +88,12 @@ def node_dead_letters(node: str) -> str:
 
 
 def node_spent_stream(node: str) -> str:
-    """Which of a node's unscored groups were handed out as often as they may be: the server's own
-    notices.
-    """
+    """The server's notices of unscored groups that have used up their deliveries."""
     return f"NODE_{node.upper()}_SPENT"
 
 
 def node_spent(node: str) -> str:
-    """Subject on which the server says that a group was handed out as often as it may be (its
-    advisory).
-    """
+    """Subject of the server's advisory that a group has used up its deliveries."""
     return f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{node_rollouts_stream(node)}.{VERIFIER_CONSUMER}"
 
 
@@ -106,7 +103,7 @@ def node_bucket(node: str) -> str:
 
 
 def node_of_bucket(bucket: str) -> str | None:
-    """The node a bucket belongs to, or None if it is not a node's."""
+    """The node that a bucket belongs to, or None if it is not a node's bucket."""
     node = bucket.removeprefix("node_")
     return node if node != bucket and is_node_name(node) else None
 
@@ -135,7 +132,7 @@ def lease_key(role: str, replica: str = "") -> str:
 
 
 def node_policies_stream(node: str) -> str:
-    """Policies in chunks, when there is no shared volume."""
+    """A node's policies in chunks, used when there is no shared volume."""
     return f"NODE_{node.upper()}_POLICIES"
 
 
@@ -145,5 +142,5 @@ def node_policies(node: str) -> str:
 
 
 def node_policies_catalogue(node: str) -> str:
-    """Which policies are stored, and where."""
+    """Subject of the list of stored policies and their positions."""
     return f"node.{node}.policies.catalogue"

@@ -15,20 +15,20 @@ SchemaVersion = Literal[1]
 SwarmSchemaVersion = Literal[2]
 _SWARM_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 SWARM_ID_PATTERN = rf"^{_SWARM_ID}$"
-"""For pydantic, whose `$` matches at the end only and which knows no \\Z."""
+r"""For pydantic, in whose patterns `$` matches only at the very end, and which does not know \Z."""
 DEFAULT_SWARM_ID = "swarm"
-"""What nodes are signed for that were told nothing: those that share a server are one swarm without
+"""Swarm id of nodes without the setting, so that nodes that share a server form one swarm without
 any setting.
 """
 SwarmId = Annotated[str, Meta(pattern=rf"^{_SWARM_ID}\Z")]
 _NODE_NAME = r"[a-z0-9][a-z0-9-]{0,31}"
-# Patterns end with \Z: `$` also matches before a newline at the end, and such a name forges a line
-# wherever names are listed.
+# Patterns end with \Z because `$` also matches before a final newline, and a name with one could
+# forge a line wherever names are listed.
 NodeId = Annotated[str, Meta(pattern=rf"^{_NODE_NAME}\Z")]
 DatasetName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_]{0,62}\Z")]
 ShortText = Annotated[str, Meta(max_length=512)]
 PlainText = Annotated[str, Meta(max_length=512, pattern=rf"^[^{HIDDEN}]*\Z")]
-"""Short text that others see: nothing in it that acts on a terminal or hides."""
+"""Short text that other nodes see, without invisible characters or ones that control a terminal."""
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Seed = Annotated[int, Meta(ge=0, le=2**62)]
@@ -44,18 +44,20 @@ _MAX_DETAIL = 400
 
 
 def is_node_name(text: str) -> bool:
-    """Whether `text` can be the name of a node. Subjects and keys may hold anything but white
-    space.
+    """Whether `text` can be a node's name. Needed because subjects and keys may contain anything
+    but white space.
     """
     return re.fullmatch(_NODE_NAME, text) is not None
 
 
 class MessageError(ValueError):
-    """A message that cannot be used. `reason` is one short word, fit for a metric label."""
+    """A message that cannot be used. `reason` is one short word that can serve as a metric
+    label.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
-        # A decoder's words quote the message: the name of a field nobody knows is the sender's to
-        # choose.
+        # The decoder's error quotes the message, such as the name of an unknown field, so the
+        # sender can choose its text.
         self.detail = visible(detail, _MAX_DETAIL)
         super().__init__(f"{reason}: {self.detail}")
         self.reason = reason

@@ -1,7 +1,7 @@
-"""How policies get from the trainer to the generators: content-addressed weight files on a shared
-volume or in JetStream.
+"""Transfers policies from the trainer to the generators as content-addressed weight files, on a
+shared volume or in JetStream.
 
-What a policy is, and when there is a new one, is decided elsewhere; nothing here imports torch.
+Which policy is published, and when, is decided elsewhere; nothing here imports torch.
 """
 
 from shared.policy_store.base import PolicyDamagedError, PolicyStore, PolicyStoreError, StoredPolicy

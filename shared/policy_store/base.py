@@ -12,19 +12,19 @@ from shared.transport.base import Transport
 
 
 class PolicyStoreError(Exception):
-    """A policy could not be stored or may not be used; the message names the version, the cause and
-    the remedy.
+    """A policy could not be stored or must not be used. The message names the version, the cause
+    and the remedy.
     """
 
 
 class PolicyDamagedError(PolicyStoreError):
-    """A policy is gone or not the bytes that were announced: no waiting helps, it must be published
-    again.
+    """A policy is missing or its bytes are not the announced ones. Waiting does not help; it must
+    be published again.
     """
 
 
 class StoredPolicy(NamedTuple):
-    """Where a policy was stored, as it goes into a `PolicyPointer`."""
+    """Where a policy was stored, as written into a `PolicyPointer`."""
 
     sha256: str
     size_bytes: int
@@ -34,19 +34,19 @@ class StoredPolicy(NamedTuple):
 
     @property
     def sent_bytes(self) -> int:
-        """What readers that have the policy before must fetch."""
+        """Number of bytes that a reader which has the previous policy must fetch."""
         return self.deltas[-1].file.size_bytes if self.deltas else self.size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePlace:
-    """What a policy store is told.
+    """Arguments with which a policy store is opened.
 
     uri: `policy_store.uri`. node: the node whose policies these are. transport: its node plane;
-    None where there is none. replicas: copies of a stream. create: whether this process may make
-    streams (`nats.create_streams`). scratch: a folder of the writer's own; None for a reader, or a
-    writer of full copies alone. anchor_every: policies from one full copy to the next
-    (`policy_store.anchor_every`); 0 for the store's choice.
+    None if there is none. replicas: copies of a stream. create: whether this process may create
+    streams (`nats.create_streams`). scratch: a folder of the writer's own; None for a reader, or
+    for a writer of full copies only. anchor_every: number of policies from one full copy to the
+    next (`policy_store.anchor_every`); 0: the store's default.
     """
 
     uri: str
@@ -59,44 +59,44 @@ class StorePlace:
 
 
 class PolicyStore(Protocol):
-    """Weight files by version and content. One writer (the trainer), any number of readers."""
+    """Weight files by version and content, with one writer (the trainer) and any number of
+    readers.
+    """
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """Take over `weights_file`, which may be gone afterwards.
+        """Store `weights_file`, which the store may move.
 
-        When this returns, any reader can fetch the policy; a failure leaves nothing visible.
+        When this returns, any reader can fetch the policy. A failure leaves nothing visible.
 
         Raises:
             PolicyStoreError: the file cannot be read, or the store cannot take it (disk full,
-                server away).
+                server unreachable).
         """
         ...
 
     def begin_again(self) -> None:
-        """What is published next needs nothing of what was published before: a reader could not
-        fetch that.
+        """Make the next policy independent of all earlier ones, because a reader could not fetch
+        those.
         """
         ...
 
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
-        """A local file with exactly the bytes that `pointer` names: size and sha256 are checked
+        """A local file with exactly the bytes that `pointer` names. Size and sha256 are checked
         before this returns.
 
         Args:
-            pointer: What the trainer announced.
-            into: Folder of the caller's own for a download; a store on a volume returns the file in
-                place.
+            pointer: The trainer's announcement.
+            into: A folder of the caller's own for downloads. A store on a volume returns the file
+                in place.
 
         Raises:
-            PolicyStoreError: gone, truncated or different. The caller keeps its old policy and
-                tries again with the newest pointer.
+            PolicyStoreError: missing, truncated or different. The caller should keep its old policy
+                and try again with the newest pointer.
         """
         ...
 
     async def prune(self, keep: Collection[int]) -> None:
-        """Forget every version that is not in `keep`. What a kept version needs is never
-        touched.
-        """
+        """Delete every version that is not in `keep`, but never what a kept version needs."""
         ...
 
 
@@ -106,7 +106,7 @@ def policy_label(node: str, version: int) -> str:
 
 
 def wrong_size(label: str, where: str, expected: int, got: int) -> PolicyDamagedError:
-    """The error for a file of another size."""
+    """The error for a file of the wrong size."""
     return PolicyDamagedError(
         f"{label}: truncated or overwritten: expected {expected} bytes, {where} has {got}: not loaded; "
         "the trainer is asked to publish it again"
@@ -114,7 +114,7 @@ def wrong_size(label: str, where: str, expected: int, got: int) -> PolicyDamaged
 
 
 def wrong_hash(label: str, where: str, expected: str, got: str) -> PolicyDamagedError:
-    """The error for other bytes than were announced."""
+    """The error for bytes that are not the announced ones."""
     return PolicyDamagedError(
         f"{label}: sha256 mismatch (expected {expected[:12]}.., got {got[:12]}.. in {where}): not loaded; "
         "the trainer is asked to publish it again"

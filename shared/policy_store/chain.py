@@ -1,9 +1,9 @@
-"""Policies as an occasional full copy (an anchor) and the deltas from one to the next in between,
-over any policy store.
+"""Stores occasional full copies of the policy (anchors) and the deltas from one policy to the next
+in between, over any policy store.
 
-A pointer names its anchor and all deltas since, so a reader needs nothing else: it starts with the
-newest policy of the chain that it still has, or fetches the anchor, applies the rest, and uses the
-result only if its sha256 is the pointer's.
+A pointer names its anchor and all deltas since, so a reader needs nothing else. It starts with the
+newest policy of the chain that it still has, or fetches the anchor; it applies the remaining
+deltas, and uses the result only if its sha256 is the pointer's.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shared.policy_store.delta import Delta, DeltaError, write_delta
 from shared.policy_store.files import cause_of, draft_in, remove_abandoned_drafts, remove_old_downloads, sha256_of
 
 _WORTH = 0.5
-"""A delta of more than this part of a full copy is not: the full copy is published."""
+"""If a delta is larger than this part of a full copy, the full copy is published instead."""
 _DELTAS = "deltas"
 
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """The end of the chain: the policy published last, and how a reader gets to it."""
+    """The end of the chain: the policy published last, and what a reader needs to build it."""
 
     file: Path
     sha256: str
@@ -48,17 +48,17 @@ class _Link:
 
 
 class _WrongResult(PolicyDamagedError):
-    """Deltas that are whole made something else than the pointer says."""
+    """Undamaged deltas produced a different file than the pointer says."""
 
 
 class ChainStore:
-    """See `PolicyStore`. The writer keeps a copy of the policy it published last, the reader that
+    """See `PolicyStore`. The writer keeps a copy of the policy it published last, a reader a copy
     of the one it fetched last.
     """
 
     def __init__(self, store: PolicyStore, node: str, scratch: Path | None = None, anchor_every: int = 1) -> None:
-        """`scratch`: a folder of the writer's own; None for a reader. `anchor_every`: policies from
-        one full copy to the next.
+        """`scratch`: a folder of the writer's own; None for a reader. `anchor_every`: number of
+        policies from one full copy to the next.
         """
         self._store = store
         self._node = node
@@ -66,15 +66,15 @@ class ChainStore:
         self._anchor_every = anchor_every
         self._newest: _Link | None = None
         self._not_worth = 0
-        """Policies to publish before a delta is tried again, after one that was nearly as large as
-        a full copy.
+        """Number of policies to publish before a delta is tried again, after one that was nearly as
+        large as a full copy.
         """
         self._anchors: dict[int, int] = {}
         """The version of the anchor that each version published by this process needs."""
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """As a delta if there is a policy of this process to begin with and it is worth it; else as
-        a full copy, a new anchor.
+        """Publish a delta if this process published a policy before and the delta is small enough;
+        otherwise a full copy, which is a new anchor.
         """
         stored = await self._publish_delta(weights_file, version)
         if stored is None:
@@ -83,14 +83,12 @@ class ChainStore:
         return stored
 
     def begin_again(self) -> None:
-        """See `PolicyStore.begin_again`: the next policy is a full copy, and the first of a
-        chain.
-        """
+        """See `PolicyStore.begin_again`: the next policy is a full copy and starts a new chain."""
         self._newest, self._not_worth = None, 0
 
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
-        """See `PolicyStore.fetch`; a policy that is made of others lies in `into`, under the name
-        that a download has.
+        """See `PolicyStore.fetch`. A policy built from deltas is put into `into`, under the name
+        that a download would have.
         """
         if isinstance(pointer, PolicyFile) or pointer.anchor is None:
             return await self._store.fetch(pointer, into)
@@ -107,7 +105,7 @@ class ChainStore:
                     try:
                         return await self._make(label, pointer, base, sha256, pointer.deltas[known:], target)
                     except _WrongResult:
-                        base.unlink(missing_ok=True)  # deltas are checked as they come: it is not what its name says
+                        base.unlink(missing_ok=True)  # deltas are checked on arrival, so the base is damaged
                     break
             base = await self._store.fetch(pointer.anchor, into)
             return await self._make(label, pointer, base, pointer.anchor.sha256, pointer.deltas, target)
@@ -117,10 +115,10 @@ class ChainStore:
             await asyncio.to_thread(_tidy, into, target)
 
     async def prune(self, keep: Collection[int]) -> None:
-        """Forget every version that no version in `keep` needs."""
+        """Delete every version that no version in `keep` needs."""
         needed = set(keep)
         if self._newest is not None:
-            # Perhaps not announced yet; what is published next needs it.
+            # It may not have been announced yet, and the next policy needs it.
             needed |= self._newest.versions
         for version in keep:
             needed.update(range(self._anchors.get(version, version), version))
@@ -130,8 +128,8 @@ class ChainStore:
     async def _publish_anchor(self, weights_file: Path, version: int) -> StoredPolicy:
         link = None
         if self._scratch is not None and self._anchor_every > 1 and not self._not_worth:
-            # Without it the next policy is a full copy too, which is no reason not to publish this
-            # one.
+            # Without the copy the next policy is also a full copy. That is no reason to fail the
+            # publication of this one.
             with contextlib.suppress(OSError):
                 link = await asyncio.to_thread(self._remember, weights_file)
         stored = await self._store.publish(weights_file, version)
@@ -141,7 +139,7 @@ class ChainStore:
         return stored
 
     async def _publish_delta(self, weights_file: Path, version: int) -> StoredPolicy | None:
-        """None where a full copy is due or better."""
+        """None if a full copy is due or better."""
         newest, self._newest = self._newest, None
         self._not_worth = max(0, self._not_worth - 1)
         if newest is None or self._scratch is None or len(newest.deltas) + 1 >= self._anchor_every:
@@ -169,8 +167,8 @@ class ChainStore:
         return StoredPolicy(info.makes, info.size_bytes, newest.anchor.uri, newest.anchor, deltas)
 
     def _remember(self, weights_file: Path) -> Path:
-        """A copy of the policy for the next delta; a second name of the file where that can be: a
-        volume store moves the first.
+        """Keep a copy of the policy for the next delta: a hard link if possible, because a volume
+        store moves the file.
         """
         assert self._scratch is not None
         self._scratch.mkdir(parents=True, exist_ok=True)
@@ -185,8 +183,8 @@ class ChainStore:
     async def _make(
         self, label: str, pointer: PolicyPointer, base: Path, base_sha256: str, deltas: Sequence[PolicyDelta], target: Path
     ) -> Path:
-        """Apply `deltas` to a copy of `base`, which gets its name when its sha256 is the
-        pointer's.
+        """Apply `deltas` to a copy of `base`. The result gets its final name only if its sha256 is
+        the pointer's.
         """
         files = [await self._store.fetch(delta.file, target.parent / _DELTAS / str(delta.file.version)) for delta in deltas]
         try:
@@ -200,8 +198,8 @@ class ChainStore:
 
 
 def _tidy(folder: Path, newest: Path) -> None:
-    """Leave the newest policy and the one before; a loader that fails again and again does not fill
-    the disk.
+    """Keep the newest policy and the previous one, so that a loader that fails repeatedly does not
+    fill the disk.
     """
     shutil.rmtree(folder / _DELTAS, ignore_errors=True)
     if newest.exists():
@@ -221,6 +219,10 @@ def _apply(base: Path, base_sha256: str, deltas: Sequence[Path], sha256: str, ta
             base_sha256 = delta.info.makes
         if (found := hashlib.sha256(contents.data).hexdigest()) != sha256:
             wrong = delta.damaged(contents)
-            which = f"{len(wrong)} tensors are wrong, {wrong[0]} for one" if wrong else "no tensor is, but what lies around them"
+            which = (
+                f"{len(wrong)} tensors are wrong, {wrong[0]} for one"
+                if wrong
+                else "all tensors are right, the bytes around them are not"
+            )
             raise DeltaError(f"sha256 mismatch (expected {sha256[:12]}.., got {found[:12]}..): {which}")
-        os.replace(draft, target)  # not synced: after a power cut the hash tells, and the store still has what it is made of
+        os.replace(draft, target)  # not synced: after a power cut the hash check fails, and it is built again

@@ -1,20 +1,20 @@
-"""A compact delta between two weight files: the XOR of their bytes, of only the changed elements or
-in planes of bytes, compressed with zstd.
+"""A compact delta between two weight files: the XOR of their bytes, stored for changed elements
+only or as byte planes, compressed with zstd.
 
-    magic, length of the header (4 bytes, little-endian), header (MessagePack), payloads of the
-    blocks in order
+    magic, length of the header (4 bytes, little-endian), header (MessagePack), payloads of blocks
 
 Both files are safetensors with the same names, shapes and dtypes, so their headers are identical
-and every element is at the same position. A tensor is cut into blocks of at most `_BLOCK` elements;
-a block without a change is omitted. Applying is exact and composes: all deltas of a chain, applied
-to its first file, give the last one. Applied twice, a delta cancels itself; so whoever applies one
-checks the sha256 of the result, and `damaged` then says which tensors are wrong.
+and every element is at the same position. A tensor is split into blocks of at most `_BLOCK`
+elements; a block without a change is omitted. Applying is exact, and deltas compose: all deltas of
+a chain, applied to its first file, give the last one. A delta applied twice cancels itself. Whoever
+applies one must therefore check the sha256 of the result; `damaged` then says which tensors are
+wrong.
 
 One step at learning rate 1e-6 in bfloat16 changes one or two weights of a hundred. A block then
-stores the distance from one changed element to the next (a byte each, 255 for "none within 255")
-and the XOR of each. A block with more changes stores the XOR of every element, all lowest bytes
-first, then all next ones, which is smaller than element by element, because the highest bytes
-hardly change.
+stores the distance from one changed element to the next (one byte each, 255 for "none within 255")
+and the XOR of each. A block with more changes stores the XOR of every element, first all lowest
+bytes, then all next ones. This is smaller than storing element by element, because the highest
+bytes hardly change.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Bytes = NDArray[np.uint8]
 
 _MAGIC = b"swarm-delta-1\n"
 _BLOCK = 1 << 22
-"""Elements: 8 MiB of bfloat16, so that a few threads hold little memory."""
+"""Elements per block: 8 MiB of bfloat16, so that a few threads use little memory."""
 _SPARSE = 0.3
-"""Up to this part of changed elements gaps are smaller than planes (measured on SmolLM2 in
+"""Up to this fraction of changed elements, gaps are smaller than planes (measured on SmolLM2 in
 bfloat16).
 """
 _ZSTD_LEVEL = 1
@@ -49,11 +49,13 @@ _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2,
 
 
 class DeltaError(ValueError):
-    """These files have no delta, or this delta cannot be applied; the message says why."""
+    """There is no delta between these files, or this delta cannot be applied; the message says
+    why.
+    """
 
 
 class _Block(msgspec.Struct, frozen=True, array_like=True):
-    """`elements` elements of `width` bytes from byte `offset` of the file on; payloads of `lengths`
+    """`elements` elements of `width` bytes from offset `offset` of the file; payloads of `lengths`
     bytes.
     """
 
@@ -69,7 +71,7 @@ class _Tensor(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     size_bytes: int
     crc32: int
-    """Of what the delta makes."""
+    """Checksum of the block's contents after applying the delta."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -82,7 +84,9 @@ class _Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DeltaInfo:
-    """The sha256 of the file it applies to and of the one it makes, which has `size_bytes`."""
+    """The sha256 of the file it applies to and of the file it makes, and the latter's
+    `size_bytes`.
+    """
 
     base: str
     makes: str
@@ -90,14 +94,14 @@ class DeltaInfo:
 
 
 def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> DeltaInfo:
-    """Write what makes `target` of `base` into `file`.
+    """Write the delta from `base` to `target` into `file`.
 
     Args:
-        base_sha256: of `base`, which is not hashed again.
+        base_sha256: Hash of `base`, which is not computed again.
 
     Raises:
-        DeltaError: not two safetensors files of the same tensors.
-        OSError: they cannot be read, or `file` not be written.
+        DeltaError: these are not two safetensors files with the same tensors.
+        OSError: one of them cannot be read, or `file` cannot be written.
     """
     old, new = _mapped(base), _mapped(target)
     start, tensors = _layout(new)
@@ -124,12 +128,12 @@ def write_delta(base: Path, base_sha256: str, target: Path, file: Path) -> Delta
 
 
 class Delta:
-    """A delta file that has been read. Where its bytes come from is the caller's to check; damage
-    is found all the same.
+    """A delta file that has been read. The caller must check where its bytes come from, but damage
+    is always detected.
     """
 
     def __init__(self, contents: bytes) -> None:
-        """Raises DeltaError when it is torn or no delta."""
+        """Raises DeltaError if it is truncated or not a delta."""
         start = len(_MAGIC) + 4
         length = int.from_bytes(contents[len(_MAGIC) : start], "little")
         if not contents.startswith(_MAGIC) or len(contents) < start + length:
@@ -144,15 +148,15 @@ class Delta:
 
     @property
     def info(self) -> DeltaInfo:
-        """What it applies to and makes."""
+        """What the delta applies to and makes."""
         return DeltaInfo(self._header.base, self._header.makes, self._header.size_bytes)
 
     def apply(self, contents: Bytes) -> None:
-        """Change `contents`, (size_bytes,) uint8, from the base to what the delta makes; from
-        anything else to nonsense.
+        """Change `contents`, (size_bytes,) uint8, from the base to what the delta makes. Other
+        contents become meaningless.
 
         Raises:
-            DeltaError: it does not fit, or is damaged; `contents` is then of no use.
+            DeltaError: the delta does not fit or is damaged; `contents` is then unusable.
         """
         if contents.size != self._header.size_bytes:
             raise DeltaError(f"a delta for {self._header.size_bytes} bytes, not {contents.size}")
@@ -168,7 +172,7 @@ class Delta:
                 done.result()
 
     def damaged(self, contents: Bytes) -> list[str]:
-        """Names of tensors that are not what the delta makes."""
+        """Names of the tensors that differ from what the delta makes."""
         return [
             tensor.name
             for tensor in self._header.tensors
@@ -185,8 +189,8 @@ def _mapped(file: Path) -> Bytes:
 
 
 def _layout(contents: Bytes) -> tuple[int, list[tuple[str, int, int, int]]]:
-    """Where the data of a safetensors file begins; and name, offset in the file, bytes and element
-    width of each tensor.
+    """The offset at which the data of a safetensors file begins; and name, offset in the file,
+    bytes and element width of each tensor.
     """
     length = int.from_bytes(contents[:8].tobytes(), "little")
     if contents.size < 8 or not 0 < length <= min(_LONGEST_HEADER, contents.size - 8):
@@ -221,7 +225,7 @@ def _cut(tensors: list[tuple[str, int, int, int]]) -> Iterator[tuple[int, int, i
 
 
 def _packed(old: Bytes, new: Bytes, offset: int, elements: int, width: int) -> tuple[_Block, list[bytes]] | None:
-    """A block and its payloads; None where nothing changed."""
+    """A block and its payloads; None if nothing changed."""
     here = slice(offset, offset + elements * width)
     if np.array_equal(old[here], new[here]):
         return None
@@ -236,8 +240,8 @@ def _packed(old: Bytes, new: Bytes, offset: int, elements: int, width: int) -> t
 
 
 def _gaps(positions: NDArray[np.intp]) -> Bytes:
-    """Increasing positions as bytes: one below 255 passes over so many and names the next, 255
-    passes over 255 and names none.
+    """Increasing positions as bytes: a byte below 255 skips that many elements and names the next;
+    255 skips 255 and names none.
     """
     skipped = np.diff(positions, prepend=-1) - 1
     ends = np.cumsum(skipped // 255 + 1)
@@ -254,7 +258,7 @@ def _positions(steps: Bytes) -> NDArray[np.int64]:
 
 def _unpack_into(contents: Bytes, block: _Block, payloads: list[memoryview]) -> None:
     """Changes `contents` in place, which is the memory-mapped file. The delta came over the
-    network, so every number in it is checked before it is used as a place: a wrong one would write
+    network, so every number in it is checked before it is used as an index. A wrong one would write
     beyond the block, or ask for gigabytes.
     """
     width, end = block.width, block.offset + block.elements * block.width
@@ -276,8 +280,8 @@ def _unpack_into(contents: Bytes, block: _Block, payloads: list[memoryview]) -> 
 
 
 def _unpressed(payload: memoryview, size: int | None, most: int) -> Bytes:
-    """What was compressed, of `size` bytes (None: any number up to `most`): a payload cannot make
-    this process hold more.
+    """The decompressed payload, of `size` bytes (None: any number up to `most`). The limits prevent
+    a payload from making this process use more memory.
     """
     try:
         said = zstandard.frame_content_size(payload)

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 BLOCK_BYTES = 1 << 20
-"""Large enough that system calls do not count, small enough to be hashed while still in the
-processor's cache.
+"""Large enough that system calls take a negligible part of the time, small enough to be hashed
+while it is still in the processor's cache.
 """
 
 DRAFT_PREFIX = ".draft-"
-"""Names of files that are being written; what is left of a killed writer begins with it."""
+"""Prefix of files that are being written; also of files that a killed writer leaves behind."""
 
 _ABANDONED_AFTER_S = 3600.0
 _DOWNLOADS_KEPT = 2
@@ -39,10 +39,10 @@ def sha256_of(file: Path) -> str:
 
 
 def copy_hashing(source: Path, write: Callable[[memoryview], int | None]) -> tuple[str, int]:
-    """Hand the file's bytes to `write` block by block; returns their sha256 and number.
+    """Pass the file's bytes to `write` block by block. Returns their sha256 and number.
 
-    A block is hashed in a second thread while it is written and the next one is read: either takes
-    as long as the other.
+    A block is hashed in a second thread while it is written and the next one is read; hashing and
+    writing take about equally long.
     """
     digest, size = hashlib.sha256(), 0
     blocks = itertools.cycle([memoryview(bytearray(BLOCK_BYTES)), memoryview(bytearray(BLOCK_BYTES))])
@@ -55,14 +55,16 @@ def copy_hashing(source: Path, write: Callable[[memoryview], int | None]) -> tup
             _write_all(block[:count], write)
             size += count
             if before is not None:
-                # Its block is the one that is read into next.
+                # The next block is read into this one's buffer.
                 before.result()
             before = hashing
     return digest.hexdigest(), size
 
 
 def sync_hashing(file: Path) -> tuple[str, int]:
-    """Bring a file's bytes to the disk and hash them meanwhile; returns their sha256 and number."""
+    """Write a file's bytes to the disk and hash them at the same time. Returns their sha256 and
+    number.
+    """
     with file.open("rb", buffering=0) as source, ThreadPoolExecutor(1) as syncer:
         syncing = syncer.submit(os.fsync, source.fileno())
         digest = hashlib.file_digest(source, "sha256").hexdigest()
@@ -71,10 +73,10 @@ def sync_hashing(file: Path) -> tuple[str, int]:
 
 
 def same_volume(file: Path, folder: Path) -> bool:
-    """Whether `file` can be given a name in `folder` without copying it.
+    """Whether `file` can be moved into `folder` without copying it.
 
-    Two mounts of one disk have one device number, and still nothing moves between them: only moving
-    a file tells, once.
+    Two mounts of one disk have one device number, and still no file can be moved between them. Only
+    trying once shows it.
     """
     return file.stat().st_dev == folder.stat().st_dev and _moves_between(file.parent.resolve(), folder.resolve())
 
@@ -97,15 +99,14 @@ def _moves_between(source: Path, target: Path) -> bool:
 
 
 def _write_all(block: memoryview, write: Callable[[memoryview], int | None]) -> None:
-    # A disk that is nearly full takes a part of a block without an error; the error comes with the
-    # rest.
+    # A nearly full disk accepts a part of a block without an error; the error comes with the rest.
     while block:
         block = block[write(block) or 0 :]
 
 
 @contextmanager
 def draft_in(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """An open new file in `folder` that is gone afterwards unless it was renamed with
+    """An open new file in `folder`, which is deleted afterwards unless it was renamed with
     `keep_draft`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,10 +119,10 @@ def draft_in(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
-    """Give a draft its name: first the bytes reach the disk, then the name, so that no name ever
-    stands for half a file.
+    """Rename a draft after its bytes have reached the disk, so that no name ever refers to half a
+    file.
 
-    The folder is not synced: a name that a power cut takes back is missed by its readers, and
+    The folder is not synced. If a power cut loses the name, its readers miss the file, and it is
     published again on resume.
     """
     os.fsync(stream.fileno())
@@ -129,8 +130,8 @@ def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
 
 
 def remove_abandoned_drafts(folder: Path) -> None:
-    """Remove what killed writers left in `folder`; a draft that is younger than an hour may still
-    be written.
+    """Delete what killed writers left in `folder`. A draft that is younger than an hour may still
+    be in use and stays.
     """
     for draft in folder.glob(f"{DRAFT_PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):
@@ -139,7 +140,9 @@ def remove_abandoned_drafts(folder: Path) -> None:
 
 
 def remove_old_downloads(folder: Path, newest: Path) -> None:
-    """Keep the newest downloads: an engine may still be reading the one before."""
+    """Delete old downloads except the newest, because an engine may still be reading the previous
+    one.
+    """
     downloads = [file for file in folder.iterdir() if _DOWNLOAD.fullmatch(file.name) and file != newest]
     downloads.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     for file in downloads[_DOWNLOADS_KEPT - 1 :]:
@@ -147,7 +150,7 @@ def remove_old_downloads(folder: Path, newest: Path) -> None:
 
 
 def cause_of(error: OSError, folder: Path) -> str:
-    """The cause and remedy of a failed write, in words."""
+    """Cause and remedy of a failed write, as text."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left for {folder}: free some, lower policy_store.keep or move policy_store.uri"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -39,7 +39,7 @@ _READS_AT_ONCE = 2
 _PUBLISHES_AT_ONCE = 8
 _TIMEOUT_S = 30.0
 _ANCHOR_EVERY = 16
-"""By default. A reader that joins fetches 15 deltas at most."""
+"""Default: a reader that joins fetches at most 15 deltas."""
 _PUBLICATION = "Swarm-Policy"
 _INDEX = "Swarm-Chunk"
 _URI = re.compile(r"nats://([A-Za-z0-9_-]+)/([0-9a-f]+)\?first=(\d{1,18})&last=(\d{1,18})")
@@ -59,7 +59,9 @@ def policies_stream(node: str, *, replicas: int = 1) -> StreamSpec:
 async def prepare_policies_stream(
     transport: Transport, node: str, *, create: bool, replicas: int = 1, lowering: Lowering = Lowering.KEEP
 ) -> None:
-    """Make the stream of policies, or only look whether it is there. Raises MissingStreams."""
+    """Create the stream of policies, or with `create=False` only check that it exists. Raises
+    MissingStreams.
+    """
     if create:
         await transport.ensure_stream(policies_stream(node, replicas=replicas), lowering)
     else:
@@ -70,8 +72,8 @@ class JetStreamStore:
     """See `PolicyStore`."""
 
     def __init__(self, transport: Transport, node: str, replicas: int = 1, *, create: bool = True) -> None:
-        """`create`: make the stream if it is missing. False: the operator makes it, and a missing
-        one is an error that says so.
+        """`create`: create the stream if it is missing. False: the operator creates it, and an
+        error says so if it is missing.
         """
         self._transport = transport
         self._node = node
@@ -83,7 +85,7 @@ class JetStreamStore:
         self._ensured = False
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """Send chunks, then the catalogue; see `PolicyStore.publish`."""
+        """Publish the chunks, then the catalogue; see `PolicyStore.publish`."""
         label = policy_label(self._node, version)
         publication = secrets.token_hex(8)
         try:
@@ -100,11 +102,11 @@ class JetStreamStore:
         return StoredPolicy(sha256, size_bytes, f"nats://{self._stream}/{publication}?first={min(positions)}&last={max(positions)}")
 
     def begin_again(self) -> None:
-        """Nothing to do: every policy here stands alone."""
+        """Nothing to do: every policy in this store is a full copy."""
 
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
-        """Download to `into/<sha256>.safetensors`, unless it is there already; older downloads
-        there are removed but one.
+        """Download to `into/<sha256>.safetensors`, unless it is already there. Older downloads
+        there are deleted, except one.
         """
         label = policy_label(self._node, pointer.version)
         match = _URI.fullmatch(pointer.uri)
@@ -125,14 +127,14 @@ class JetStreamStore:
         return target
 
     async def prune(self, keep: Collection[int]) -> None:
-        """Forget every version that is not in `keep`."""
+        """Delete every version that is not in `keep`."""
         try:
             entries = await self._entries()
             kept = [entry for entry in entries if entry.version in keep]
             if len(kept) == len(entries):
                 return
-            # The catalogue first: a version it does not list is never looked for, one it lists must
-            # be whole.
+            # The catalogue is written first: a version that it does not list is never looked for,
+            # and one that it lists must be complete.
             newest = await self._write_catalogue(kept)
             first_kept = min((entry.first for entry in kept), default=newest)
             await self._transport.purge(self._stream, first_kept - 1)
@@ -170,8 +172,8 @@ class JetStreamStore:
         return size_bytes, digest.hexdigest(), positions
 
     async def _send_chunk(self, publication: str, index: int, chunk: bytes) -> int:
-        # The id holds a number of this publication alone: the same bytes published twice are stored
-        # twice, and pruned apart.
+        # The id contains a number unique to this publication, so that the same bytes published
+        # twice are stored and pruned separately.
         message_id = f"{publication}-{index}"
         headers = {_PUBLICATION: publication, _INDEX: str(index)}
         ack = await self._transport.publish(
@@ -212,10 +214,10 @@ class JetStreamStore:
             found = download.digest.hexdigest()
             if found != pointer.sha256:
                 raise wrong_hash(label, self._stream, pointer.sha256, found)
-            os.replace(draft, target)  # not synced: after a power cut the hash tells, and the store still has the bytes
+            os.replace(draft, target)  # not synced: after a power cut the hash check fails, and it is fetched again
 
     async def _windows(self, first: int, last: int) -> AsyncIterator[list[StoredMessage]]:
-        """Messages at `first..last` in order, a few at a time, the next ones being on their way
+        """Messages at `first..last` in order, a few at a time; the next ones are requested
         meanwhile.
         """
         starts = iter(range(first, last + 1, _MESSAGES_PER_READ))
@@ -242,8 +244,8 @@ class JetStreamStore:
 
 
 class _Download:
-    """Puts chunks in order, hashes and writes them. Chunks may arrive a few places early, as they
-    were published in parallel.
+    """Puts chunks in order, hashes and writes them. Chunks may be a few positions out of order,
+    because they were published in parallel.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -11,11 +11,11 @@ from shared.transport.base import Transport
 
 
 def open_policy_store(uri: str, transport: Transport | None, node: str, **place: Any) -> PolicyStore:
-    """The store at `uri`, found by its scheme.
+    """The store at `uri`, selected by its scheme.
 
     Args:
         uri: `file:///folder`, `nats://` for a stream of the node plane that `transport` is
-            connected to, or that of a `swarm.policy_stores` entry point.
+            connected to, or a URI with the scheme of a `swarm.policy_stores` entry point.
         transport: The node plane; may be None for `file://`.
         node: The node whose policies these are.
         place: The other fields of `StorePlace`.

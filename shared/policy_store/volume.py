@@ -1,10 +1,10 @@
 """`file://`: policies in a folder that trainer and generators share.
 
-    <sha256>.safetensors          the weights
-    v<version>.<sha256>.version   empty; says that this version consists of that file
+    <sha256>.safetensors                the weights
+    v<version>.<sha256>.version   empty; its name says that this version consists of that file
 
 Both appear by rename or creation, so a reader sees a whole file or none. The version's marker is
-created first: if a writer is killed between the two, it leaves a marker without weights, which the
+created first. A writer that is killed between the two leaves a marker without weights, which the
 next `prune` removes, and never weights without a marker.
 """
 
@@ -50,25 +50,26 @@ class VolumeStore:
         self._node = node
 
     async def publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """Hash, sync and rename, or copy where the file lies on another volume; see
+        """Hash, sync and rename the file, or copy it if it is on another volume; see
         `PolicyStore.publish`.
         """
         return await asyncio.to_thread(self._publish, weights_file, version)
 
     def begin_again(self) -> None:
-        """Nothing to do: every policy here stands alone."""
+        """Nothing to do: every policy in this store is a full copy."""
 
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
         """The file in place, after reading and hashing all of it; `into` is not used."""
         return await asyncio.to_thread(self._verified, pointer)
 
     async def prune(self, keep: Collection[int]) -> None:
-        """Forget every version that is not in `keep`."""
+        """Delete every version that is not in `keep`."""
         await asyncio.to_thread(self._prune, frozenset(keep))
 
     def _publish(self, weights_file: Path, version: int) -> StoredPolicy:
-        """The mark before the weights, both complete before they have their names (see the module).
-        On the same volume the trainer's file is moved and not copied: policies are gigabytes.
+        """Creates the marker before the weights, both complete before they get their names (see the
+        module's docstring). On the same volume the trainer's file is moved and not copied, because
+        policies are gigabytes.
         """
         label = policy_label(self._node, version)
         try:
@@ -89,9 +90,9 @@ class VolumeStore:
         return StoredPolicy(sha256, size_bytes, self._weights(sha256).absolute().as_uri())
 
     def _verified(self, pointer: PolicyPointer | PolicyFile) -> Path:
-        """The size is compared before the hash, which has to read it all. A file that does not
-        exist counts as damage and not as a failure of the store, because that is what makes the
-        trainer publish again.
+        """The size is compared before the hash, for which the whole file must be read. A missing
+        file counts as damage and not as a failure of the store, because that makes the trainer
+        publish it again.
         """
         label = policy_label(self._node, pointer.version)
         file = self._weights(pointer.sha256)
@@ -113,8 +114,9 @@ class VolumeStore:
         return file
 
     def _prune(self, keep: frozenset[int]) -> None:
-        """Two versions may have the same weights (a step without an update): a file goes with its
-        last mark. Weights before marks, so that a prune that is killed can be done again.
+        """Two versions may have the same weights (a step without an update), so a file is deleted
+        with its last marker. Weights are deleted before markers, so that an interrupted prune can
+        be repeated.
         """
         try:
             marks = [
@@ -139,8 +141,8 @@ class VolumeStore:
 
 
 def open_store(place: StorePlace) -> ChainStore:
-    """The store that a `file://` uri names; full copies alone unless deltas are asked for, as a
-    copy is a rename here.
+    """The store that a `file://` uri names. Only full copies unless deltas are requested, because
+    publishing a full copy is a rename.
     """
     parts = urlsplit(place.uri)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):

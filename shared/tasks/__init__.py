@@ -1,8 +1,8 @@
 """Verifiable tasks: deriving them from a reference, drawing them, and scoring answers without ever
 running an answer as code.
 
-Nothing here knows a server or a model. Importing this package does not import reasoning-gym; its
-modules do when they need it.
+Nothing here depends on a server or a model. Importing this package does not import reasoning-gym;
+its modules do so when they need it.
 """
 
 from shared.tasks.answers import extract_answer

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 _OPEN = "<answer>"
 CLOSING_TAG = "</answer>"
-"""A text without it is an answer as a whole."""
+"""A completion without this tag is an answer as a whole."""
 
 
 def extract_answer(text: str) -> str:
-    """Content of the last closed `<answer>...</answer>`, or the whole text when there is none,
-    without surrounding space.
+    """The content of the last closed `<answer>...</answer>`, or the whole text if there is none,
+    stripped.
 
-    Linear in the length of the text, also for hostile text, because no regular expression is
-    involved.
+    Takes time linear in the length of the text, even of hostile text, because it uses no regular
+    expression.
     """
     end = text.rfind(CLOSING_TAG)
     if end < 0:

@@ -19,8 +19,8 @@ def evaluate(text: str) -> Fraction:
     """Exact value of `text`, with the usual precedence and unary signs.
 
     Raises:
-        ArithmeticSyntaxError: anything else than numbers, `+ - * /`, parentheses and spaces; or too
-            long or deep.
+        ArithmeticSyntaxError: `text` contains anything but numbers, `+ - * /`, parentheses and
+            spaces, or is too long or nested too deeply.
         ZeroDivisionError: division by zero.
     """
     parser = _Parser(_tokens(text))
@@ -31,8 +31,8 @@ def evaluate(text: str) -> Fraction:
 
 
 def integers_used(text: str) -> list[int] | None:
-    """The numbers of an expression that `evaluate` reads, sorted; None if one of them is written
-    with a point.
+    """The numbers of an expression that `evaluate` reads, sorted; None if one of them has a decimal
+    point.
     """
     numbers = [token for token in _tokens(text) if token[0].isdigit()]
     return None if any("." in number for number in numbers) else sorted(map(int, numbers))
@@ -82,8 +82,8 @@ class _Parser:
         return value
 
     def _factor(self, depth: int) -> Fraction:
-        """A number, a sign before a factor, or a sum in parentheses. `depth` bounds the recursion:
-        ten thousand parentheses in a foreign answer would exhaust the stack.
+        """A number, a sign before a factor, or a sum in parentheses. `depth` limits the recursion,
+        because ten thousand parentheses in a foreign answer would exhaust the stack.
         """
         if depth > MAX_DEPTH:
             raise ArithmeticSyntaxError("nested too deeply")

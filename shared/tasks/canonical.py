@@ -1,5 +1,5 @@
-"""Canonical JSON: the same value gives the same text in every process, whatever container it was
-in.
+"""Canonical JSON: equal values give the same text in every process, whatever container holds
+them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ def canonical_json(value: Any) -> str:
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):
-        # Keys that JSON has not, keys of several types, NaN: the slower way knows all of them.
+        # Keys that JSON does not have, keys of several types, and NaN: the slower path handles all
+        # of them.
         return _ENCODER.encode(_plain(value))
 
 
 def _plain(value: Any) -> Any:
-    """The order matters: a bool is an int, numpy's float64 is a float, and an enum may be a str or
-    an int. Two nodes must come to the same text from the same value, or honest groups are refused
-    as `task_mismatch`.
+    """The order of the checks matters: a bool is an int, numpy's float64 is a float, and an enum
+    may be a str or an int. Two nodes must derive the same text from the same value; otherwise
+    honest groups are refused as `task_mismatch`.
     """
     if value is None or isinstance(value, bool | str) and not isinstance(value, Enum):
         return str(value) if isinstance(value, str) else value
@@ -81,6 +82,6 @@ def _key(key: Any) -> str:
 
 
 def _described(value: Any) -> str:
-    # The default repr names a memory address, which differs from process to process.
+    # The default repr contains a memory address, which differs between processes.
     text = str(value)
     return type(value).__qualname__ if " at 0x" in text else text

@@ -1,4 +1,4 @@
-"""Which dataset configurations are allowed.
+"""Rules for which dataset configurations are allowed.
 
 A foreign node chooses the configuration of its tasks, and reasoning-gym passes some of its texts to
 `eval` or sympy's parser (`basic_arithmetic` evaluates expressions built from `operators`; the
@@ -27,8 +27,8 @@ REFUSED_SETTINGS = {
         "it says how wrong an answer may be, which is for the node that scores and not for the one that sends",
     ),
 }
-"""Settings that no configuration may name, by dataset: with them a sender would choose the answer
-or the scorer's tolerance.
+"""Settings that no configuration may contain, by dataset, because with them a sender would choose
+the answer or the scorer's tolerance.
 """
 
 _WORD = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_ -]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9]{1,8})?")
@@ -39,8 +39,8 @@ def parse_config(config: str, dataset: str = "") -> dict[str, Any]:
     """The configuration of a task reference as keyword arguments for this dataset.
 
     Raises:
-        ValueError: the text is not a JSON object, or holds something that no dataset needs (see the
-            module's text).
+        ValueError: the text is not a JSON object, or contains something that no dataset needs (see
+            the module's docstring).
     """
     try:
         values = json.loads(config, parse_constant=_refuse_constant)
@@ -61,8 +61,8 @@ def parse_config(config: str, dataset: str = "") -> dict[str, Any]:
 
 
 def _check(key: str, value: Any, depth: int) -> None:
-    """A sender chooses this configuration and every verifier builds the dataset from it: what is
-    not bounded here would be built in the size that a stranger likes.
+    """A sender chooses this configuration, and every verifier builds the dataset from it. Without
+    these limits a stranger would choose how large the dataset is.
     """
     if depth > MAX_CONFIG_DEPTH:
         raise ValueError(f"{key}: nested more than {MAX_CONFIG_DEPTH} deep")

@@ -29,12 +29,12 @@ HASH_ORDERED = frozenset(
     {"intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
 )
 """Datasets whose items differ between processes with different hash seeds (found by deriving every
-dataset in several).
+dataset with several).
 """
 
 UNSEEDED = frozenset({"codeio", "list_functions", "pool_matrix"})
-"""Datasets that draw from Python's or numpy's global random state, or seed it: seeded for each
-item, and put back.
+"""Datasets that draw from, or seed, the global random state of Python or numpy. It is seeded for
+each item and restored afterwards.
 """
 
 CACHED_DATASETS = 64
@@ -42,8 +42,8 @@ CACHED_ITEMS = 256
 
 
 class TaskError(ValueError):
-    """A task cannot be derived; the message names dataset, cause and remedy. `reason` is a short
-    word for counting.
+    """A task cannot be derived. The message names dataset, cause and remedy; `reason` is a short
+    word for metrics.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -51,15 +51,15 @@ class TaskError(ValueError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type[TaskError], tuple[str, str]]:
-        """So that it comes through from a process that failed with it; by default only the message
-        would.
+        """Keeps both arguments when the error is pickled between processes; by default only the
+        message would survive.
         """
         return type(self), (self.reason, str(self))
 
     @property
     def only_this_item(self) -> bool:
-        """Whether another item of the dataset may do: a few datasets fail on one in thousands,
-        dividing by zero for instance.
+        """Whether another item of the dataset may work. A few datasets fail on one item in
+        thousands, for instance by dividing by zero.
         """
         return self.reason == "task_underivable"
 
@@ -69,8 +69,8 @@ class TaskConfigError(TaskError):
 
 
 class Item(NamedTuple):
-    """A derived task with the objects that its scorer wants: reasoning-gym's dataset (None of a
-    file's row) and raw entry.
+    """A derived task with the objects that its scorer needs: reasoning-gym's dataset (None for a
+    row of a file) and its raw entry.
     """
 
     task: Task
@@ -79,19 +79,19 @@ class Item(NamedTuple):
 
 
 def derive_task(ref: TaskRef) -> Task:
-    """Derive a task. Pure: depends on `ref` and the version of reasoning-gym only, or on rows that
-    their name is a hash of.
+    """Derive a task. Pure: the result depends only on `ref` and the version of reasoning-gym, or on
+    a file's rows, whose name contains their hash.
 
     Raises:
-        TaskError: unknown dataset, refused or unfit configuration, index outside the dataset, or
-            the dataset itself failed.
+        TaskError: unknown dataset, refused or unsuitable configuration, index outside the dataset,
+            or a failure of the dataset itself.
     """
     return derive_item(ref).task
 
 
 def dataset_size(dataset: str, config: str) -> int:
-    """Number of items under one seed: `size` in the configuration, or else reasoning-gym's default;
-    of a file, its rows.
+    """Number of items under one seed: `size` in the configuration, or else reasoning-gym's default.
+    For a file, its number of rows.
 
     Raises:
         TaskError: as `derive_task`.
@@ -107,8 +107,8 @@ def dataset_names() -> list[str]:
 
 
 def preload_installed() -> None:
-    """Import the installed task sources before there is anything to derive; one that fails says so
-    again when it is needed.
+    """Import the installed task sources early. A failure is not reported here; it is raised when
+    the source is needed.
     """
     for name in TASK_SOURCES.names():
         with suppress(ValueError):
@@ -117,19 +117,19 @@ def preload_installed() -> None:
 
 @lru_cache(maxsize=CACHED_ITEMS)
 def derive_item(ref: TaskRef) -> Item:
-    """`derive_task` together with what scoring needs. The most recent `CACHED_ITEMS` are
-    remembered.
+    """`derive_task`, together with what scoring needs. The latest `CACHED_ITEMS` results are
+    cached.
     """
     if is_file_name(ref.dataset):
         return _row_item(ref)
-    # decimal_arithmetic sets the precision of the whole process, to what its configuration says.
+    # decimal_arithmetic sets the precision of the whole process from its configuration.
     with decimal.localcontext(decimal.DefaultContext):
         return _derived(ref)
 
 
 def _derived(ref: TaskRef) -> Item:
-    """Whatever the dataset's own code raises is this item's failure: reasoning-gym raises all kinds
-    of exceptions, and a foreign reference must not end a verifier.
+    """Any exception of the dataset's code becomes a failure of this item, because reasoning-gym
+    raises all kinds of exceptions and a foreign reference must not end a verifier.
     """
     dataset = _dataset(ref.dataset, ref.config, ref.seed)
     size = _size(dataset, ref.dataset)
@@ -156,7 +156,7 @@ def _row_item(ref: TaskRef) -> Item:
     rows = _rows(ref.dataset, ref.config)
     if ref.index >= len(rows):
         raise TaskError("task_index", f"{ref.dataset}: index {ref.index} is outside the file's {len(rows)} rows; use a lower one")
-    # Any seed: a row is the same under all of them.
+    # The seed is ignored: a row is the same under all of them.
     question, answer = rows.row(ref.index)
     return Item(Task(ref=ref, question=question, answer=answer), None, {"question": question, "answer": answer, "metadata": {}})
 
@@ -171,16 +171,16 @@ def _rows(dataset: str, config: str) -> FileRows:
 
 
 def forget_derived() -> None:
-    """Drop what is remembered of datasets and items."""
+    """Clear the caches of datasets and items."""
     derive_item.cache_clear()
     _dataset.cache_clear()
 
 
 @lru_cache(maxsize=CACHED_DATASETS)
 def _dataset(name: str, config: str, seed: int) -> Any:
-    """Refused names come first: an installed package must not bring one back. The configuration is
-    checked against the dataset's fields here, because the dataset would ignore a misspelt one or
-    fail with a message about a constructor.
+    """Refused names are checked first, so that an installed package cannot bring one back. The
+    configuration is checked against the dataset's fields here, because the dataset would ignore a
+    misspelt key or fail with a message about a constructor.
     """
     registry = _registry()
     if name in REFUSED_DATASETS:

@@ -1,4 +1,4 @@
-"""Which texts may reach sympy's parser, which evaluates Python.
+"""Decides which texts may be passed to sympy's parser, which evaluates Python.
 
 A text passes only if Python's grammar reads it as arithmetic over numbers, known names and known
 functions of one argument, with powers small enough that no intermediate result explodes. Such a
@@ -24,7 +24,7 @@ CONSTANTS = frozenset({"pi", "E", "I"})
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9_+\-*/(). ]+")
 _EXPONENT = re.compile(r"(?<![A-Za-z0-9_])[0-9.][0-9_.]*[eE]")
-"""Numbers with an exponent: sympy makes exact rationals of them."""
+"""Numbers with an exponent, which sympy turns into exact rationals."""
 
 
 def is_plain_expression(text: str, names: Collection[str], max_digits: int = 15) -> bool:
@@ -59,7 +59,7 @@ def _is_plain(node: ast.expr, names: frozenset[str], power: float) -> bool:
         case ast.BinOp(left=base, op=ast.Pow(), right=exponent):
             value = _constant(exponent)
             if value is None:
-                # Symbolic exponents, as in E**(2*x): only of something that is not itself a power.
+                # Symbolic exponents, as in E**(2*x), are allowed only outside of other powers.
                 return power == 1.0 and isinstance(base, ast.Name | ast.Constant) and _is_plain(exponent, names, MAX_POWER)
             outer = power * max(1.0, abs(value))
             return outer <= MAX_POWER and _is_plain(base, names, outer)

@@ -1,4 +1,4 @@
-"""Lists the files of a task source and reads their rows one by one: JSON lines, Parquet, and the
+"""Lists the files of a task source and reads their rows one by one: JSON lines, Parquet, and
 folders of Hugging Face `datasets`.
 """
 
@@ -15,25 +15,23 @@ SUFFIXES = (".arrow", ".parquet", ".jsonl")
 """Formats in the order in which a folder is searched for them."""
 _BATCH_ROWS = 4096
 _SPLIT = re.compile(r"(?:^|-)(train|test|validation|valid|val|dev|eval)(?:$|-)")
-"""Names of splits in the names of files: what is there to be tested on must not be trained on
-unawares.
-"""
+"""Names of splits in file names, used to avoid training on a test split by mistake."""
 
 
 _UNREADABLE = (ValueError, OverflowError, KeyError)
-"""What pyarrow raises for a value that Python has no object for: text that is not UTF-8, a time
-beyond the year 9999, a time zone that nobody knows.
+"""What pyarrow raises for a value that no Python object can represent: text that is not UTF-8, a
+time beyond the year 9999, an unknown time zone.
 """
 
 
 class FileSourceError(ValueError):
-    """A file cannot be a source of tasks; the message names the file, the place in it, the cause
-    and the remedy.
+    """A file cannot be used as a task source. The message names the file, the place in it, the
+    cause and the remedy.
     """
 
 
 class Row(NamedTuple):
-    """Values by column, and where they stand, for sentences."""
+    """Values by column, and the row's place for error messages."""
 
     values: Mapping[str, Any]
     place: str
@@ -64,7 +62,7 @@ def _found(path: Path) -> list[Path]:
 
 
 def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
-    """All rows in order. Of Parquet and Arrow files, `columns` only.
+    """All rows in order. From Parquet and Arrow files, only `columns` are read.
 
     Raises:
         FileSourceError: a file cannot be read; the message names line or row.
@@ -77,9 +75,9 @@ def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """Splits are never mixed: training on the test split is a mistake that no figure would show. A
-    folder that `save_to_disk` wrote says itself which files are its own; in any other the first
-    suffix that is there is taken whole.
+    """Splits are never mixed, because training on the test split is a mistake that no metric would
+    reveal. A folder written by `save_to_disk` lists its own files; in any other folder all files
+    with the first suffix found are taken.
     """
     splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
     if (folder / "dataset_dict.json").is_file() or (splits and not (folder / "dataset_info.json").is_file()):
@@ -103,7 +101,9 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _saved_files(folder: Path) -> list[Path]:
-    """What `save_to_disk` says that the dataset consists of; empty for another folder."""
+    """The files of a dataset saved by `save_to_disk`, from its state file; empty for another
+    folder.
+    """
     state = folder / "state.json"
     if not state.is_file():
         return []
@@ -118,8 +118,8 @@ def _saved_files(folder: Path) -> list[Path]:
 
 
 def _json_lines(file: Path) -> Iterator[Row]:
-    """Line by line, with the line's number in every error: files have millions of lines, and one is
-    wrong. The first may begin with a byte-order mark, as Windows' editors write it.
+    """Reads line by line and puts the line number into every error, because files have millions of
+    lines. The first line may begin with a byte-order mark, which editors on Windows write.
     """
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -139,9 +139,9 @@ def _json_lines(file: Path) -> Iterator[Row]:
 
 
 def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """A batch of rows at a time, columns before rows: a file need not fit into memory. Columns that
-    are missing are shown as one row without them, so that the caller's message can name those that
-    are there.
+    """Reads a batch of rows at a time, so that a file need not fit into memory. If columns are
+    missing, yields one row without them, so that the caller's message can list the columns that
+    exist.
     """
     arrow = _pyarrow()
     number = 0
@@ -174,7 +174,7 @@ def _batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[
 
         with parquet.ParquetFile(str(file)) as table:
             names = table.schema_arrow.names
-            # Of a table without the column its names are wanted, for the sentence that says so.
+            # If the table lacks the column, the error message lists the ones that exist.
             wanted = list(dict.fromkeys(columns)) if set(columns) <= set(names) else names
             yield from table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False)
         return
@@ -197,8 +197,8 @@ def _values(arrow: ModuleType, column: Any) -> list[Any]:
 
 
 def _first_unreadable(column: Any, error: Exception) -> tuple[int, str]:
-    """The place of the first such value, counted from 1, and why; 1 where each
-    can be read alone.
+    """Index (from 1) and reason of the first value that cannot be read; 1 if each one can be read
+    alone.
     """
     for row, value in enumerate(column, 1):
         try:

@@ -1,10 +1,10 @@
-"""The rows of task files in every process of a node: packed in one unnamed file, memory-mapped,
-never read again.
+"""The rows of task files, as every process of a node holds them: packed into one unnamed,
+memory-mapped file and never read again.
 
-A process holds the rows of its own configuration's files (`shared.tasks.file_source` reads them)
-and passes them to its scorer processes as open files, before these give up access to all files. So
-a file that changes on disk does not affect a running process, all processes share one copy in
-memory, and no name from outside ever makes a process open a file.
+A process holds the rows of the files in its own configuration (`shared.tasks.file_source` reads
+them). It passes them to its scorer processes as open files, before these give up access to all
+files. So a file that changes on disk does not affect a running process, all processes share one
+copy in memory, and no name from outside ever makes a process open a file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _ENTRY_BYTES = 8
 
 
 class FileRows:
-    """Questions and answers in order, under the name that they give themselves."""
+    """Questions and answers in order, and the name derived from them."""
 
     def __init__(self, name: str, descriptor: int, count: int, where: str = "", hashes: Sequence[int] | None = None) -> None:
-        """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: for sentences.
-        `hashes`: of the questions.
+        """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: the file's name
+        in error messages. `hashes`: of the questions.
         """
         self.name = name
         self.descriptor = descriptor
@@ -41,7 +41,7 @@ class FileRows:
         self._hashes = hashes
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self._count
 
     def row(self, index: int) -> tuple[str, str]:
@@ -55,10 +55,10 @@ class FileRows:
         return self._map[self._ends[2 * index - 1] if index else 0 : self._ends[2 * index]]
 
     def shuffled(self, draw: int) -> Iterator[int]:
-        """All row numbers in an order that the questions' hashes and `draw` give, the same on every
-        node with these rows.
+        """All row numbers in an order determined by `draw` and the hashes of the questions, the
+        same on every node with these rows.
 
-        Rows with the same question stand together, wherever they are in the file.
+        Rows with the same question are adjacent, wherever they are in the file.
         """
         mixed = np.asarray(self._question_hashes(), dtype=np.uint64)
         with np.errstate(over="ignore"):
@@ -67,11 +67,11 @@ class FileRows:
         yield from map(int, np.argsort(mixed, kind="stable"))
 
     def distinct_questions(self) -> int:
-        """How many different questions there are."""
+        """Number of different questions."""
         return int(np.unique(np.asarray(self._question_hashes(), dtype=np.uint64)).size)
 
     def contradiction(self) -> tuple[int, int] | None:
-        """Two rows with the same question and different answers, if there are any."""
+        """Two rows with the same question and different answers, or None."""
         hashes = np.asarray(self._question_hashes(), dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")
         same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
@@ -89,8 +89,8 @@ class FileRows:
 
 
 class RowsWriter:
-    """Packs rows into an open file as they are read: all texts, then the place where each ends as
-    64-bit numbers.
+    """Packs rows into an open file as they are read: first all texts, then the offset of each
+    text's end as a 64-bit number.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -102,14 +102,14 @@ class RowsWriter:
         self.text_bytes = 0
 
     def __len__(self) -> int:
-        """Rows so far."""
+        """Number of rows added so far."""
         return len(self._hashes)
 
     def add(self, question: str, answer: str) -> None:
         """Append a row.
 
         Raises:
-            UnicodeEncodeError: a text holds half a character.
+            UnicodeEncodeError: a text contains a lone surrogate.
         """
         for text in (question, answer):
             packed = text.encode()
@@ -122,7 +122,7 @@ class RowsWriter:
                 self._hashes.append(_hash(packed))
 
     def finish(self, where: str) -> FileRows:
-        """The rows; there has to be at least one."""
+        """The rows; there must be at least one."""
         self._file.write(bytes(-self.text_bytes % _ENTRY_BYTES))
         self._file.write(self._ends.tobytes())
         self._file.flush()
@@ -134,17 +134,17 @@ _held: dict[str, FileRows] = {}
 
 
 def hold(rows: FileRows) -> None:
-    """Make tasks of these rows derivable in this process."""
+    """Make the tasks of these rows derivable in this process."""
     _held.setdefault(rows.name, rows)
 
 
 def held(name: str) -> FileRows | None:
-    """The rows of this name, if this process's own configuration brought them."""
+    """The rows of this name, if this process's own configuration contains them."""
     return _held.get(name)
 
 
 def is_file_name(dataset: str) -> bool:
-    """Whether a dataset's name is that of a file's rows, whoever has them."""
+    """Whether a dataset's name is that of a file's rows, on whatever node."""
     return dataset.startswith(NAME_PREFIX)
 
 
@@ -154,13 +154,13 @@ def held_of(datasets: Iterable[str]) -> list[FileRows]:
 
 
 def inheritance(all_rows: Iterable[FileRows]) -> str:
-    """How a child process is told of rows whose open files it inherits."""
+    """A text that tells a child process which rows it inherits as open files."""
     return ",".join(f"{rows.name}:{rows.descriptor}:{len(rows)}" for rows in all_rows)
 
 
 def hold_inherited(text: str) -> int:
-    """Hold what `inheritance` names, close the files, and return how many bytes of address space
-    they take.
+    """Hold the rows that `inheritance` lists and close the files. Returns the bytes of address
+    space that they take.
     """
     mapped = 0
     for entry in filter(None, text.split(",")):

@@ -1,9 +1,9 @@
 """Tasks from the user's own file: `[[tasks]]` with `source = "file"`.
 
-The file is read once, at the start, into question and answer as text. The rows name the dataset:
-`file_` and the first 40 digits of a hash over all of them in order. So nodes with the same rows, in
-whatever format, have the same tasks, and a reference to rows that a node does not have can never be
-mistaken for one to its own.
+The file is read once, at the start, into questions and answers as text. The dataset is named after
+the rows: `file_` and the first 40 digits of a hash over all of them in order. So nodes with the
+same rows have the same tasks, whatever the file's format, and a reference to rows that a node does
+not have can never be mistaken for one to its own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 5_000_000
 MAX_BYTES = 2 * 2**30
-"""Most rows, and most text in UTF-8: what a node can hold and look through at its start."""
+"""Largest number of rows and of UTF-8 bytes: what a node can hold and look through when it
+starts.
+"""
 MAX_TEXT_CHARS = 262_144
-"""Longest question and longest answer: what a message holds (`Task`)."""
+"""Longest question and longest answer, as in a message (`Task`)."""
 
 
 class _Key(NamedTuple):
@@ -39,12 +41,11 @@ _read: dict[_Key, FileRows] = {}
 
 
 def load_rows(spec: TaskSpec) -> FileRows:
-    """The rows of a file source, held by this process from now on. The same file is read once, as
-    long as it does not change.
+    """The rows of a file source, which this process holds from now on. A file is read only once
+    while it does not change.
 
     Raises:
-        FileSourceError: with a sentence that names the file, and the line or row where there is
-            one.
+        FileSourceError: the message names the file, and the line or row if there is one.
     """
     files = data_files(Path(spec.path))
     try:
@@ -61,10 +62,10 @@ def load_rows(spec: TaskSpec) -> FileRows:
 
 
 def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
-    """The same sources, with the name that its rows give each file as its `dataset`.
+    """The same sources, with each file's `dataset` set to the name of its rows.
 
     Raises:
-        TaskConfigError: with a line for each file that cannot be used.
+        TaskConfigError: with one line for each unusable file.
     """
     named, problems = [], []
     for position, spec in enumerate(specs):
@@ -98,8 +99,9 @@ def _named(spec: TaskSpec) -> TaskSpec:
 
 
 def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
-    """Checked rows in a temporary file without a name, which goes when nobody has it open. Two
-    answers to one question are refused: whichever is right, the other would be paid as wrong.
+    """Checked rows in an unnamed temporary file, which is deleted when no process has it open. Two
+    different answers to one question are refused, because whichever is right, the other would be
+    rewarded as well.
     """
     try:
         with tempfile.TemporaryFile() as file:
@@ -136,8 +138,8 @@ def _checked(spec: TaskSpec, files: Sequence[Path]) -> Iterator[tuple[str, str]]
 
 
 def _text(row: Row, column: str) -> str:
-    """What a message and a scorer can take. A lone surrogate passes JSON and fails only when the
-    group is packed, hours later.
+    """Text that both a message and a scorer can take. A lone surrogate passes as JSON and would
+    fail only when the group is packed, hours later.
     """
     try:
         text = as_text(row.values[column])

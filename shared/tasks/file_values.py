@@ -10,19 +10,20 @@ from typing import Any
 
 
 class ValueProblem(ValueError):
-    """A value cannot be a question or an answer; the message continues a sentence that begins with
+    """A value cannot be a question or an answer. The message continues a sentence that begins with
     the column's name.
     """
 
 
 def as_text(value: Any) -> str:
-    """Text as it is; numbers in digits, without exponent and without zeros that mean nothing; true
-    and false.
+    """The value as text: text unchanged; numbers in digits, without exponent and superfluous zeros;
+    `true` and `false`.
 
-    3, 3.0 and the decimal 3.00 are all `3`: formats differ in which of them they can store.
+    3, 3.0 and the decimal 3.00 all become `3`, because file formats differ in which of them they
+    can store.
 
     Raises:
-        ValueProblem: nothing, no finite number, or something that is made of several values.
+        ValueProblem: null, not a finite number, or composed of several values.
     """
     if isinstance(value, str):
         return value

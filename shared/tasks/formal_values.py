@@ -21,20 +21,22 @@ from math import prod
 from shared.tasks.prime_field import Dual, PrimeField
 
 DENOMINATOR = 720_720
-"""What denominators of coefficients inside of exponentials and sines must divide: the least
+"""Denominators of coefficients inside exponentials and sines must divide this, the least common
 multiple of 1 to 16.
 """
 MAX_COEFFICIENT, MAX_DEGREE, MAX_BITS = 10_000, 12, 400
-"""Of a polynomial inside of an exponential or a sine; and of any number on the way to it."""
+"""Limits of a polynomial inside an exponential or a sine, and of the bits of any intermediate
+number.
+"""
 
 PI = -1
-"""The key of a polynomial's term in pi."""
+"""Key of a polynomial's term in pi."""
 
 Polynomial = dict[int, Fraction]
 
 
 class Point:
-    """A point of a prime field, both from a hash of `seed`.
+    """A point of a prime field; both follow from a hash of `seed`.
 
     Raises (in `dual`):
         Undefined: no value here; another point may have one.
@@ -51,7 +53,7 @@ class Point:
         """
 
     def dual(self, node: ast.expr) -> Dual:
-        """`node` and its derivative by the variable."""
+        """Value of `node` and its derivative with respect to the variable."""
         match node:
             case ast.Constant(value=value):
                 number = Fraction(repr(value))
@@ -88,7 +90,7 @@ class Point:
         return self.field.power(self.dual(base), exponent)
 
     def _meet(self, name: str, argument: ast.expr) -> int:
-        # The constant factor of the argument; what is constant has no branches.
+        # Divide by the argument's constant factor. A constant has no branches.
         try:
             factors = polynomial(argument, self.variable)
         except ValueError:
@@ -119,8 +121,8 @@ class Point:
         return sum(terms) % self.prime
 
     def _circle(self, angle: Polynomial) -> tuple[Dual, Dual]:
-        # Cosine and sine. -1 is no square here, so that the field with `i` has a circle that holds
-        # (a + bi)/(a - bi).
+        # Cosine and sine. -1 is not a square here, so the field extended by `i` has a circle that
+        # contains (a + bi)/(a - bi).
         cosine, sine = 1, 0
         for degree, factor in angle.items():
             if degree == PI:
@@ -178,7 +180,7 @@ class Point:
             quarter = self.field.constant(self.field.hash("constant pi") * self.field.inverse(2))
             return self.field.combined(ast.Sub(), quarter, other)
         square = argument.value * argument.value
-        # Odd functions, except for acosh: the argument's sign comes out.
+        # All of these functions are odd, except acosh, so the argument's sign can be factored out.
         sign = -1 if name != "acosh" and argument.value > self.prime // 2 else 1
         value = sign * self.field.hash(f"{name} {sign * argument.value % self.prime}")
         outer, is_root = _INVERSE[name]
@@ -188,8 +190,8 @@ class Point:
         return Dual(value % self.prime, argument.slope * self.field.inverse(divisor.value) % self.prime)
 
     def _logarithm(self, node: ast.expr) -> Dual:
-        # Through products, powers and absolute values: logarithms of the same are the same, however
-        # it is written.
+        # Factor products, powers and absolute values, so that logarithms of equal values are equal
+        # however they are written.
         match node:
             case ast.BinOp(left=left, op=ast.Mult(), right=right):
                 return self.field.combined(ast.Add(), self._logarithm(left), self._logarithm(right))
@@ -220,8 +222,8 @@ _INVERSE: dict[str, tuple[Callable[[int], int], bool]] = {
     "acosh": (lambda square: square - 1, True),
     "atanh": (lambda square: 1 - square, False),
 }
-"""What the derivative is divided by, from the argument's square, and whether that stands under a
-root.
+"""What the derivative is divided by, as a function of the argument's square, and whether that is
+under a root.
 """
 
 
@@ -246,8 +248,8 @@ def constant(node: ast.expr, variable: str) -> Fraction:
 
 
 def polynomial(node: ast.expr, variable: str) -> Polynomial:
-    """The factors of an arithmetic expression by degree (`PI`: of pi), none of them 0; ValueError
-    if it is none of bounded size.
+    """The coefficients of an arithmetic expression by degree (`PI`: of pi), without zeros.
+    ValueError if it is not a polynomial of bounded size.
     """
     match node:
         case ast.Constant(value=value):

@@ -1,11 +1,11 @@
-"""For each dataset: which answers get full marks besides the reference answer, and what an answer
+"""For each dataset: which answers besides the reference answer get full marks, and what an answer
 must look like to earn anything.
 
 reasoning-gym's scorers read what they understand and skip the rest, so a right number with any text
-around it, or a right list followed by anything, gets full marks. A `Form` prevents that from both
-sides: `reads` decides before the scorer whether the whole text is an answer, and `is_right` decides
-after it whether full marks are deserved. A dataset that is not listed here gives full marks only
-for its reference answer, which also applies to datasets that a newer reasoning-gym adds.
+around it, or a right list followed by anything, gets full marks. A `Form` prevents that in two
+steps: before the scorer, `reads` decides whether the whole text is an answer; after it, `is_right`
+decides whether full marks are deserved. A dataset that is not listed here gives full marks only for
+its reference answer. This also applies to datasets that a newer reasoning-gym adds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from shared.tasks import forms_puzzles as puzzles
 from shared.tasks import forms_text as text
 
 PARTIAL_CEILING = 0.95
-"""Most that an answer earns which is not right as a whole; below every threshold for "solved"."""
+"""Largest reward of an answer that is not right as a whole; below every threshold for "solved"."""
 
 NOT_WHOLE = 0.0
-"""What an answer earns that reasoning-gym pays in full and that is not right as a whole. Not more
-than a wrong one: otherwise a group's advantage would reward the text around the right part."""
+"""Reward of an answer that gets full marks from reasoning-gym but is not right as a whole. It is no
+higher than that of a wrong answer; otherwise a group's advantage would reward the text around the
+right part.
+"""
 
 Check = Callable[[str, dict[str, Any]], bool]
 
@@ -34,8 +36,9 @@ def _always(answer: str, entry: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`also_paid` (beside the reference answer) and `stricter` (what only reasoning-gym pays) are
-    for the table in docs.
+    """How a dataset's answers are read and judged. `also_paid` (answers besides the reference
+    answer) and `stricter` (answers that only reasoning-gym accepts) are texts for the table in
+    docs/tasks.md.
     """
 
     also_paid: str = ""
@@ -43,8 +46,8 @@ class Form:
     reads: Check | None = None
     stricter: str = ""
     shrinks: bool = False
-    """Partial credit is multiplied by the reference's length over the answer's where the answer is
-    longer.
+    """For an answer longer than the reference, multiply partial credit by the ratio of their
+    lengths.
     """
 
 

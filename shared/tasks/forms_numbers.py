@@ -1,4 +1,4 @@
-"""When an answer that is a number, or consists of numbers, is right as a whole."""
+"""Checks that an answer which is a number, or consists of numbers, is right as a whole."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def is_prefixed_integer(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def is_number(answer: str, entry: dict[str, Any]) -> bool:
-    """One number, of no more digits behind the point than are compared, and nothing else."""
+    """One number with no more decimal places than are compared, and nothing else."""
     return read_number(answer) is not None and not _LONG_DECIMALS.search(answer)
 
 
 def first_number(answer: str, entry: dict[str, Any]) -> float:
-    """Full marks for the value and 0.01 for anything else, as reasoning-gym's scorer, which takes
+    """Full marks for the value and 0.01 for anything else, like reasoning-gym's scorer, which takes
     the first number in any text.
     """
     return 1.0 if same_number(answer, entry) else 0.01
 
 
 def near_decimal(answer: str, entry: dict[str, Any]) -> bool:
-    """The value, or a rounding of it; the dataset's own tolerance (which a configuration sets) must
+    """The value or a rounding of it. The dataset's own tolerance, which a configuration sets, must
     hold as well.
     """
     exact = read_number(entry["answer"])
@@ -65,7 +65,7 @@ def near_decimal(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def probability(answer: str, entry: dict[str, Any]) -> bool:
-    """The value as a fraction or decimal, or rounded to four places or more."""
+    """The value as a fraction or decimal, or rounded to at least four decimal places."""
     text, ratio = answer.replace(" ", ""), entry["metadata"]["rational"]
     exact = Fraction(ratio["numerator"], ratio["denominator"])
     if _RATIO.fullmatch(text):
@@ -74,8 +74,8 @@ def probability(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def whole_complex(answer: str, entry: dict[str, Any]) -> bool:
-    """Every result is a whole complex number, so that half a unit of the second decimal is the most
-    that rounding explains.
+    """Every result is a whole complex number, so rounding explains at most half a unit of the
+    second decimal place.
     """
     if _LONG_DECIMALS.search(answer):
         return False
@@ -96,25 +96,27 @@ def simplified_fraction(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def factor_list(answer: str, entry: dict[str, Any]) -> bool:
-    """Integers between signs of multiplication and nothing else."""
+    """Integers with multiplication signs between them, and nothing else."""
     return _FACTORS.fullmatch(answer) is not None
 
 
 def nearest_candidate(answer: str, entry: dict[str, Any]) -> bool:
-    """The right one of the numbers offered, as it is offered or rounded to two places or more."""
+    """The right one of the numbers offered, as it is offered or rounded to at least two decimal
+    places.
+    """
     metadata = entry["metadata"]
     offered = metadata["formatted_candidates"][metadata["candidates"].index(metadata["solution"])]
     return read_number(answer) == read_number(offered) or rounds_from(answer, Fraction(metadata["solution"]), 2)
 
 
 def number_list(answer: str, entry: dict[str, Any]) -> bool:
-    """The same values in the same order; each a number or a string that writes one."""
+    """The same values in the same order, each as a number or as a string that contains one."""
     ours, wanted = (_values(text) for text in (answer, entry["answer"]))
     return ours is not None and ours == wanted
 
 
 def integer_list(answer: str, entry: dict[str, Any]) -> bool:
-    """The same list of integers, however it is spaced."""
+    """The same list of integers, with any spacing."""
     lists = [
         [int(number) for number in _INTEGERS.findall(text)] for text in (answer, entry["answer"]) if _INTEGER_LIST.fullmatch(text)
     ]
@@ -130,8 +132,8 @@ def _values(text: str) -> list[Fraction | None] | None:
 
 
 def root_list(answer: str, entry: dict[str, Any]) -> bool:
-    """As many roots as there are, each one right to four decimal places, in any order; no roots is
-    an empty answer.
+    """As many roots as there are, in any order, each right to four decimal places. An empty answer
+    means no roots.
     """
     roots = [Fraction(part.strip()) for part in entry["answer"].split(",") if part.strip()]
     if not roots:
@@ -139,14 +141,14 @@ def root_list(answer: str, entry: dict[str, Any]) -> bool:
     given = sorted(answer.split(","), key=lambda part: read_number(part) or 0)
     if len(given) != len(roots) or any(read_number(part) is None or decimal_places(part) > MAX_PLACES for part in given):
         return False
-    # The reference answer is itself rounded to four places, so that a longer expansion differs from
-    # it by half a unit.
+    # The reference answer is itself rounded to four decimal places, so a longer expansion differs
+    # from it by up to half a unit.
     values = [read_number(part) for part in given]
     return all(value is not None and abs(value - root) * 20_000 <= 1 for value, root in zip(values, sorted(roots), strict=True))
 
 
 def is_number_list(answer: str, entry: dict[str, Any]) -> bool:
-    """Numbers between commas and nothing else."""
+    """Numbers separated by commas, and nothing else."""
     return answer in ("", '""') or all(read_number(part) is not None for part in answer.split(","))
 
 
@@ -173,7 +175,7 @@ def is_number_grid(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def geometry(answer: str, entry: dict[str, Any]) -> bool:
-    """A number, with the degree sign for an angle, or a point, and nothing else."""
+    """A number (for an angle, optionally with a degree sign) or a point, and nothing else."""
     kind = entry["metadata"]["task_type"]
     if kind == "angle_measure":
         return is_number(answer.removesuffix("°"), entry)
@@ -184,10 +186,10 @@ def geometry(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def duration(answer: str, entry: dict[str, Any]) -> float:
-    """Full marks for the duration in the format that was asked for; otherwise by the relative
+    """Full marks for the duration in the requested format; otherwise partial credit by the relative
     error, at most 0.9.
 
-    The reasoning-gym scorer measures the error in units of the configuration's longest interval,
+    reasoning-gym's scorer measures the error in units of the configuration's longest interval,
     which a sender chooses.
     """
     wanted_format = entry["metadata"]["expected_format"]

@@ -1,8 +1,8 @@
-"""When the solution of a puzzle is right as a whole: nothing but the solution, and every step
-allowed by the rules.
+"""Checks that the solution of a puzzle is right as a whole: nothing but the solution, and every
+step allowed by the rules.
 
-This is checked before reasoning-gym's simulation (`..._is_readable`), or after it if that skips
-what it does not understand.
+This is checked before reasoning-gym's simulation (`..._is_readable`), or after it if the simulation
+skips what it does not understand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_MOVES = 1000
 """More moves than any of the puzzles needs; longer answers are not simulated."""
 MAX_CUBE_MOVES = 200
 MAX_CUBE_WORK = 20_000
-"""Turns times stickers of a face; 200 turns of a cube of ten take about 0.1 s."""
+"""Largest product of turns and stickers per face; 200 turns of a cube of ten take about 0.1 s."""
 
 _CUBE_MOVE = re.compile(r"([0-9]{0,2})(?:[LRDUBF]w?|[XYZMES])'?([0-9]{0,2})")
 _CAR_MOVE = re.compile(r"[A-Z][+-][0-9]")
@@ -31,7 +31,7 @@ _BOX_MOVE = re.compile(
 
 
 def is_readable_cube(answer: str, entry: dict[str, Any]) -> bool:
-    """Moves of the cube and nothing else, not more than are simulated soon."""
+    """Moves of the cube and nothing else, few enough to simulate quickly."""
     moves = [_CUBE_MOVE.fullmatch(move) for move in answer.split()]
     if len(moves) > MAX_CUBE_MOVES or None in moves:
         return False
@@ -46,8 +46,8 @@ def is_readable_traffic(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def legal_traffic(answer: str, entry: dict[str, Any]) -> bool:
-    """Every car goes as far as the move says; reasoning-gym lets a blocked car go as far as it
-    can.
+    """Every car can move as far as the answer says. reasoning-gym lets a blocked car go as far as
+    it can.
     """
     from reasoning_gym.games.rush_hour import Board
 
@@ -79,12 +79,12 @@ def is_readable_hanoi(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def is_readable_presses(answer: str, entry: dict[str, Any]) -> bool:
-    """Buttons with arrows, commas or spaces between them and nothing else."""
+    """Buttons separated by arrows, commas or spaces, and nothing else."""
     return _PRESSES.fullmatch(answer) is not None
 
 
 def usable_presses(answer: str, entry: dict[str, Any]) -> bool:
-    """No button is pressed that the light forbids; reasoning-gym leaves such presses out and counts
+    """The light allows every button press. reasoning-gym skips presses that it forbids, but counts
     them.
     """
     metadata = entry["metadata"]
@@ -102,21 +102,21 @@ def usable_presses(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def is_readable_cryptarithm(answer: str, entry: dict[str, Any]) -> bool:
-    """Each letter once; of two digits for a letter reasoning-gym takes the last."""
+    """Each letter occurs once. If a letter has two digits, reasoning-gym takes the last."""
     pairs = [_ASSIGNMENT.fullmatch(pair) for pair in answer.split(",")[:27]]
     letters = [pair[1] for pair in pairs if pair is not None]
     return len(letters) == len(pairs) == len(set(letters))
 
 
 def is_readable_coloring(answer: str, entry: dict[str, Any]) -> bool:
-    """A colour, a whole number, for each vertex and for nothing else."""
+    """A colour, as an integer, for each vertex and for nothing else."""
     colors = read_json(answer)
     vertices = {str(vertex) for vertex in entry["metadata"]["puzzle"]["vertices"]}
     return isinstance(colors, dict) and colors.keys() == vertices and all(type(color) is int for color in colors.values())
 
 
 def is_readable_knight_swap(answer: str, entry: dict[str, Any]) -> bool:
-    """`No`, or a JSON list of texts."""
+    """`No`, or a JSON list of strings."""
     if answer.lower() == "no":
         return True
     moves = read_json(answer)
@@ -124,22 +124,22 @@ def is_readable_knight_swap(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def is_bit_grid(answer: str, entry: dict[str, Any]) -> bool:
-    """Rows of 0 and 1 with space between and nothing else."""
+    """Rows of 0 and 1 separated by spaces, and nothing else."""
     return all(cell in ("0", "1") for row in answer.split("\n") for cell in row.split())
 
 
 def is_integer_grid(answer: str, entry: dict[str, Any]) -> bool:
-    """Rows of integers with space between and nothing else."""
+    """Rows of integers separated by spaces, and nothing else."""
     return all(re.fullmatch(r"-?[0-9]{1,18}", cell) for row in answer.split("\n") for cell in row.split())
 
 
 def anagram_groups(answer: str, entry: dict[str, Any]) -> bool:
-    """The same groups, in any order and with their words in any order."""
+    """The same groups, in any order, with their words in any order."""
     return _lists_of_words(answer) == sorted(sorted(group) for group in entry["metadata"]["solution"])
 
 
 def palindrome_partitions(answer: str, entry: dict[str, Any]) -> bool:
-    """Every partition, each of them once."""
+    """Every partition, each exactly once."""
     given = read_json(answer)
     if not isinstance(given, list) or not all(isinstance(part, list) for part in given):
         return False
@@ -155,11 +155,11 @@ def _lists_of_words(text: str) -> list[list[str]] | None:
 
 
 def life_board(answer: str, entry: dict[str, Any]) -> float:
-    """Full marks for the board; otherwise the share of living cells that both boards have in
+    """Full marks for the right board; otherwise the share of living cells that both boards have in
     common, at most 0.9.
 
-    The reasoning-gym scorer counts dead cells too, so that an empty board earns nearly everything
-    on a large one.
+    reasoning-gym's scorer counts dead cells too, so an empty board would earn nearly everything on
+    a large one.
     """
     ours, wanted = _cells(answer), _cells(entry["answer"])
     if ours is None or wanted is None or [len(row) for row in ours] != [len(row) for row in wanted]:
@@ -190,8 +190,8 @@ def is_readable_box_plan(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def legal_box_plan(answer: str, entry: dict[str, Any]) -> bool:
-    """Every move moves a box of its agent's square to its target there or to a neighbouring square,
-    until no box is left.
+    """Every move takes a box from its agent's square to its target there or to a neighbouring
+    square, and no box is left at the end.
     """
     squares = {name: list(items) for name, items in entry["metadata"]["initial_state"].items()}
     for step in read_json(answer):

@@ -1,4 +1,4 @@
-"""When an answer that consists of words or text is right as a whole."""
+"""Checks that an answer which consists of words or text is right as a whole."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from shared.tasks.strict_json import read_json, same_json
 
 MAX_CODEIO_WORK = 4_000_000
-"""Characters of the answer times those of the reference: more would keep the edit distance (pure
-Python) busy for seconds.
+"""Largest product of the lengths of answer and reference in characters; more would keep the edit
+distance (pure Python) busy for seconds.
 """
 MAX_CODEIO_NODES = 60
-"""Values in each of the two documents, for the same reason: the tree's distance looks at pairs of
-subtrees.
+"""Largest number of values in each of the two documents. The tree distance compares pairs of
+subtrees, so more would also take seconds.
 """
 
 _LADDER = re.compile(r"[A-Za-z]{1,40}(?:\s*,\s*[A-Za-z]{1,40})*")
@@ -25,43 +25,43 @@ def same_text(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def same_text_any_case(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer apart from case and surrounding space."""
+    """The reference answer, ignoring case and surrounding space."""
     return bool(answer.strip().lower() == str(entry["answer"]).strip().lower())
 
 
 def same_letters(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer apart from case and spaces."""
+    """The reference answer, ignoring case and spaces."""
     return "".join(answer.split(" ")).lower() == "".join(str(entry["answer"]).split(" ")).lower()
 
 
 def same_tokens(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer apart from how much white space stands between its parts."""
+    """The reference answer, ignoring how much white space is between its parts."""
     return bool(answer.split() == str(entry["answer"]).split())
 
 
 def same_tokens_any_case(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer apart from case and how much white space stands between its parts."""
+    """The reference answer, ignoring case and how much white space is between its parts."""
     return bool(answer.lower().split() == str(entry["answer"]).lower().split())
 
 
 def same_rows(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer's rows, apart from spaces within and around them."""
+    """The reference answer's rows, ignoring spaces within and around them."""
     ours, wanted = ([row.split() for row in text.strip().split("\n")] for text in (answer, str(entry["answer"])))
     return ours == wanted
 
 
 def same_board(answer: str, entry: dict[str, Any]) -> bool:
-    """The reference answer's board, whatever white space it is written with."""
+    """The reference answer's board, with any white space."""
     return "".join(answer.split()) == "".join(str(entry["answer"]).split())
 
 
 def word_list(answer: str, entry: dict[str, Any]) -> bool:
-    """The sorted words between commas, apart from space around them."""
+    """The sorted words separated by commas, ignoring space around them."""
     return bool([word.strip() for word in answer.split(",")] == entry["metadata"]["sorted_words"])
 
 
 def ladder(answer: str, entry: dict[str, Any]) -> bool:
-    """Words between commas and nothing else."""
+    """Words separated by commas, and nothing else."""
     return len(answer) <= 4000 and _LADDER.fullmatch(answer) is not None
 
 
@@ -90,7 +90,7 @@ def _plain_roles(entry: dict[str, Any]) -> list[str]:
 
 
 def codeio_readable(answer: str, entry: dict[str, Any]) -> bool:
-    """Whether the similarity of answer and reference can be computed soon enough to give partial
+    """Whether the similarity of answer and reference can be computed quickly enough to give partial
     credit.
     """
     if len(answer) * len(entry["answer"]) > MAX_CODEIO_WORK:

@@ -1,8 +1,8 @@
-"""Whether every part of a formula is of a size that matters when values are compared to about fifty
-digits.
+"""Checks that every part of a formula is large enough to matter when values are compared to about
+fifty digits.
 
 `7 + exp(-10**9)` has the value 7 to any number of digits. So no part of an answer may be much
-smaller or larger than one, or than the parts of the reference.
+smaller or larger than 1, or than the parts of the reference.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import sympy  # type: ignore[import-untyped]
 
 DIGITS = 15
 SLACK = sympy.Float(10) ** 9
-"""How much larger, or smaller, than 1 and than all parts of the reference a part of the answer may
-be.
+"""By which factor a part of the answer may be larger or smaller than 1 and than all parts of the
+reference.
 """
 PLATEAU = 25
-"""From this argument on, or twice the reference's largest, a hyperbolic tangent is next to one."""
+"""From this argument on (or twice the reference's largest) a hyperbolic tangent is practically
+1.
+"""
 MAX_PARTS = 400
 
 
 def is_seen_as_a_whole(answer: Any, reference: Any, numbers: Mapping[Any, Any]) -> bool:
-    """Whether all parts of `answer` are of a size to be seen beside those of `reference`, with
-    `numbers` for the letters.
+    """Whether all parts of `answer` are of a size that matters beside those of `reference`, with
+    `numbers` as values of the letters.
     """
     sizes = [size for part in _parts(reference) if (size := _size(part, numbers)) is not None and size > 0]
     smallest, largest = min([sympy.Float(1), *sizes]) / SLACK, max([sympy.Float(1), *sizes]) * SLACK
@@ -35,14 +37,14 @@ def is_seen_as_a_whole(answer: Any, reference: Any, numbers: Mapping[Any, Any]) 
         return False
     for part in parts:
         size, slope = _size(part, numbers), _tangent_argument(part, numbers)
-        # The whole is as large as the reference.
+        # The whole has the size of the reference.
         if (
             size is None
             or not (part in (answer, sympy.S.Zero) or smallest <= size <= largest)
             or (slope is not None and slope > steepest)
         ):
             return False
-        # A sum of numbers is one number to sympy: `3 + 10**-20`.
+        # sympy treats a sum of numbers as one number: `3 + 10**-20`.
         if part.is_Rational and part.q > SLACK and part.q > SLACK * _largest_denominator(reference):
             return False
     return True
@@ -55,7 +57,7 @@ def _parts(formula: Any) -> Iterator[Any]:
 
 
 def _size(part: Any, numbers: Mapping[Any, Any]) -> Any:
-    # None where there is no number: a pole, or a letter that a comparison leaves standing.
+    # None if there is no number: at a pole, or for a letter that the comparison leaves in place.
     value = abs(part.evalf(DIGITS, subs=numbers))
     return value if value.is_Float or value.is_Rational else None
 

@@ -1,9 +1,9 @@
-"""Whether two formulas have the same values: exactly if they are arithmetic, to about fifty digits
+"""Checks whether two formulas have the same values: exactly for arithmetic, to about fifty digits
 if functions are involved.
 
-Formulas with letters are compared at points derived from a hash of the answer, so that nobody can
-write an answer that is right only at those points, while all nodes still compute the same reward.
-Each value costs a bounded number of operations.
+Formulas with letters are compared at points derived from a hash of the answer. So nobody can write
+an answer that is right only at those points, while all nodes still compute the same reward. Each
+value costs a bounded number of operations.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ENOUGH_POINTS = 3
 DIGITS = 60
 TOLERANCE = sympy.Float(10, DIGITS) ** -50
 MAX_BITS = 200_000
-"""Of an exact numerator or denominator; what is larger is not looked at."""
+"""Largest exact numerator or denominator in bits; larger values are not computed."""
 
 
 def exact_value(side: Any, values: Mapping[str, Fraction]) -> Fraction | None:
-    """The value of sums, products and whole powers of rationals; None if there is anything else, or
-    more than `MAX_BITS`.
+    """The value of sums, products and integer powers of rationals; None for anything else, or
+    beyond `MAX_BITS`.
 
     Raises:
         ZeroDivisionError: a division by zero.
@@ -35,7 +35,7 @@ def exact_value(side: Any, values: Mapping[str, Fraction]) -> Fraction | None:
     if side.is_Symbol:
         return values[side.name]
     if side.is_Float:
-        # Through text: 0.1 is a tenth.
+        # Converted through text, so that 0.1 is a tenth.
         return Fraction(str(side))
     if side.is_Rational:
         return Fraction(int(side.p), int(side.q))
@@ -58,7 +58,7 @@ def exact_value(side: Any, values: Mapping[str, Fraction]) -> Fraction | None:
 
 
 def same_values(left: Any, right: Any, seed: str) -> bool | None:
-    """Whether two sympy expressions agree; None where no value of the first is known. `seed` moves
+    """Whether two sympy expressions agree; None if no value of the first is known. `seed` selects
     the points.
     """
     if _is_tame(left) and not _is_tame(right):
@@ -89,15 +89,14 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
             return True
     if sum(real) >= ENOUGH_POINTS:
         return True
-    # Formulas that are real nowhere (roots of what is negative) are compared as complex numbers.
+    # Formulas that are real nowhere (roots of negative values) are compared as complex numbers.
     if left_is_real or any(real):
         return False
     return all(agreed) if len(agreed) >= ENOUGH_POINTS else None
 
 
 def _is_tame(side: Any) -> bool:
-    # The sine of an exponential, or its exponential, may have more digits than a machine has
-    # memory.
+    # The exponential or sine of an exponential may have more digits than a machine has memory.
     growing = [node for node in sympy.preorder_traversal(side) if _is_exponential(node) or isinstance(node, sympy.Function)]
     outer = [node for node in growing if not isinstance(node, sympy.log)]
     return not any(any(map(_is_exponential, sympy.preorder_traversal(part))) for node in outer for part in node.args)
@@ -110,8 +109,9 @@ def _is_exponential(node: Any) -> bool:
 
 
 def _points(names: list[str], seed: str) -> Iterator[dict[str, Fraction]]:
-    # Every other point is positive in all letters, for logarithms and roots. Denominators that
-    # nobody can write beforehand: at binary fractions `sin(2**23*pi*x)` is zero.
+    # Every other point is positive in all letters, for logarithms and roots. The denominators
+    # follow from the hash, so nobody can choose a formula that vanishes at them, as
+    # `sin(2**23*pi*x)` does at binary fractions.
     for place in range(POINTS if names else 1):
         values = {}
         for name in names:

@@ -1,9 +1,9 @@
-"""What an answer must look like before one of reasoning-gym's scorers sees it.
+"""Checks an answer before one of reasoning-gym's scorers sees it.
 
 Two kinds of scorer need this: those that pass the answer to sympy's parser, which is Python's
-`eval` (the task's own text is checked there too, because a foreign configuration shapes it), and
-those in which a short text causes unbounded work. This was determined by testing every scorer of
-reasoning-gym 0.1.25 with hostile answers.
+`eval` (there the task's own text is checked too, because a foreign configuration shapes it), and
+those in which a short text causes unbounded work. Which ones these are was determined by testing
+every scorer of reasoning-gym 0.1.25 with hostile answers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from typing import Any
 from shared.tasks.expressions import is_plain_expression
 
 Guard = Callable[[str, dict[str, Any]], bool]
-"""Whether the scorer may see this answer to this raw entry; otherwise the reward is 0."""
+"""Whether the scorer may see this answer to this raw entry; if not, the reward is 0."""
 
 _COMPLEX = re.compile(r"[0-9+\-.ijIJ() eE]{1,200}")
 _HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9_]{4}")
 _FOUR_DIGITS = re.compile(r"[0-9]{4}")
 _SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9]{0,7}")
 _CONSTANT_NAMES = frozenset(string.ascii_letters) | {"C0", "C1", "C_0", "C_1"}
-"""Names that a model may give to the constant of integration."""
+"""Names that a model may use for the constant of integration."""
 _SYMPY_NAMES = frozenset({"nan", "NaN", "oo", "zoo", "inf", "E", "I", "N", "O", "Q", "S", "pi", "beta", "gamma", "zeta", "lambda"})
-"""What sympy's parser reads as something else than a letter; `nan` is every polynomial's equal."""
+"""Names that sympy's parser does not read as a variable; `nan` would equal every polynomial."""
 MAX_COEFFICIENT_DIGITS = 60
-"""Of a product of polynomials; the larger levels of reasoning-gym's curriculum reach 25."""
+"""Largest coefficient of a product of polynomials, in digits; the larger levels of reasoning-gym's
+curriculum reach 25.
+"""
 _NUMBER_LIST = re.compile(r"[\[\]0-9eE+\-., '\"]*")
 
 
@@ -51,7 +53,8 @@ def _polynomial(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def _complex_number(answer: str, entry: dict[str, Any]) -> bool:
-    # Without the letters of nan and inf; a distance that is not a number would earn full marks.
+    # Excludes the letters of nan and inf, because a distance that is not a number would earn full
+    # marks.
     return _COMPLEX.fullmatch(answer) is not None
 
 
@@ -64,7 +67,7 @@ def _moves(answer: str, entry: dict[str, Any]) -> bool:
 
 
 def _number_list(answer: str, entry: dict[str, Any]) -> bool:
-    # The scorer falls back to `eval` of the task's own answer when that is not JSON.
+    # The scorer falls back to `eval` of the task's own answer if that is not JSON.
     return _NUMBER_LIST.fullmatch(entry["answer"]) is not None
 
 

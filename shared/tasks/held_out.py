@@ -18,19 +18,21 @@ if TYPE_CHECKING:
     from shared.config import TaskSpec
 
 HELD_OUT_SEED = 0x7E000000
-"""Held-out tasks have seeds from here on; training seeds are below."""
+"""Held-out tasks have seeds from here on; training seeds are smaller."""
 
 DRAW_SEEDS = 100_000
-"""How many seeds lie between one held-out set and the next: `eval.draw` has room for 300."""
+"""Number of seeds from one held-out set to the next; there is room for 300 values of
+`eval.draw`.
+"""
 
 PATIENCE = 200
-"""A source that yields this many known questions in a row has no more; its share of the set stays
-smaller.
+"""A source that yields this many known questions in a row is considered exhausted; its share of the
+set stays smaller.
 """
 
 
 class HeldOut:
-    """Question texts that are not to be trained on."""
+    """The texts of questions that must not be trained on."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         """Take the questions of `tasks`."""
@@ -38,7 +40,7 @@ class HeldOut:
         self._questions = frozenset(_key(task.question) for task in self.tasks)
 
     def contains(self, question: str) -> bool:
-        """Whether this question, spacing and case aside, is in the set."""
+        """Whether this question is in the set, ignoring spacing and case."""
         return _key(question) in self._questions
 
 
@@ -46,11 +48,11 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
     """At most `n` tasks with distinct questions, split over `specs` by weight (largest remainder).
     Deterministic.
 
-    A source with too few distinct questions contributes fewer, and items that cannot be made are
-    passed over. The order is that of `specs`. `draw` numbers different sets.
+    A source with too few distinct questions contributes fewer, and items that cannot be derived are
+    skipped. The order is that of `specs`. Each `draw` is another set.
 
     Raises:
-        TaskError: a dataset cannot be used, or none of its first `PATIENCE` items can be made.
+        TaskError: a dataset cannot be used, or none of its first `PATIENCE` items can be derived.
     """
     chosen: list[Task] = []
     known: set[str] = set()
@@ -81,8 +83,8 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
 
 
 def held_out_id(tasks: Sequence[Task], specs: Sequence[TaskSpec]) -> str:
-    """SHA-256 (hex) over what decides a held-out score besides the answers: the tasks in any order
-    and who judges them. Nodes with equal ids were asked the same.
+    """SHA-256 (hex) of everything besides the answers that determines a held-out score: the tasks,
+    in any order, and their verifiers. Nodes with equal ids were asked the same questions.
     """
     judged_by = sorted({(spec.dataset, spec.verifier) for spec in specs})
     asked = sorted(
@@ -93,7 +95,7 @@ def held_out_id(tasks: Sequence[Task], specs: Sequence[TaskSpec]) -> str:
 
 
 def check_share(spec: TaskSpec, count: int) -> None:
-    """Whether a file has enough questions to give `count` of them to evaluation.
+    """Check that a file has enough questions to set `count` of them aside for evaluation.
 
     Raises:
         TaskError: it has fewer than twice as many.
@@ -108,7 +110,7 @@ def check_share(spec: TaskSpec, count: int) -> None:
 
 
 def shares(specs: Sequence[TaskSpec], n: int) -> list[int]:
-    """How many of `n` held-out tasks each source gives, by weight (largest remainder)."""
+    """How many of `n` held-out tasks each source contributes, by weight (largest remainder)."""
     weights = [spec.weight for spec in specs]
     total = sum(weights)
     exact = [n * weight / total for weight in weights]
@@ -120,10 +122,10 @@ def shares(specs: Sequence[TaskSpec], n: int) -> list[int]:
 
 
 def _places(spec: TaskSpec, size: int, draw: int) -> Iterator[tuple[int, int]]:
-    """Where a source's held-out items are looked for: (block of `size` seeds, index)."""
+    """Where to look for a source's held-out items: (block of `size` seeds, index)."""
     rows = held(spec.dataset)
     if rows is not None:
-        # By hash, as a file may be sorted by difficulty.
+        # In the order of their hashes, because a file may be sorted by difficulty.
         yield from ((0, index) for index in rows.shuffled(draw))
         return
     # reasoning-gym seeds item i with seed + i: blocks of `size` seeds do not overlap.

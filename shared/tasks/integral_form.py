@@ -1,5 +1,5 @@
-"""Whether an antiderivative contains nothing that its derivative hides: one short constant, and
-functions of the integrand's kinds.
+"""Checks that an antiderivative contains nothing that its derivative would hide: one short
+constant, and only functions of the integrand's kinds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _CIRCULAR = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
 
 
 def is_one_antiderivative(answer: ast.expr, integrand: ast.expr, variable: str) -> bool:
-    """At most one letter, as a term of its own; at most one term of numbers, of few digits;
-    functions of the integrand's kinds.
+    """Whether the answer has at most one letter besides the variable, as a term of its own; at most
+    one numeric term, of few digits; and only functions of the integrand's kinds.
 
-    `Abs` only in logarithms. Of roots, logarithms and inverse functions, `Point.branched` knows
-    more.
+    `Abs` is allowed only in logarithms. Roots, logarithms and inverse functions are checked further
+    by `Point.branched`.
     """
     free = [term for term in _terms(answer, variable) if variable not in _names(term)]
     letters = [name for name in _names(answer) if name != variable and name not in _NAMED and name not in _called(answer)]
@@ -42,15 +42,16 @@ def _kinds(node: ast.expr) -> set[str]:
 
 
 def varying_parts(answer: ast.expr, variable: str) -> Iterator[ast.expr]:
-    """Every part of the answer that names the variable; not an absolute value, whose logarithm is
-    looked at.
+    """Every part of the answer that contains the variable, except absolute values, whose logarithms
+    are included.
     """
     parts = (node for node in ast.walk(answer) if isinstance(node, ast.expr) and variable in _names(node))
     return (node for node in parts if not (isinstance(node, ast.Call) and "Abs" in _names(node.func)))
 
 
 def _terms(node: ast.expr, variable: str) -> Iterator[ast.expr]:
-    # Through factors that do not depend on the variable: `2*(x + 5)` has the terms of `x + 5`.
+    # Descend through factors that do not depend on the variable: `2*(x + 5)` has the terms of `x +
+    # 5`.
     match node:
         case ast.UnaryOp(operand=inner):
             yield from _terms(inner, variable)

@@ -13,10 +13,10 @@ _CHARACTERS = re.compile(r"""[\[\](),'"A-Za-z0-9_.+\- \t\r\n]+""")
 
 
 def read_literal(text: str) -> Any:
-    """The list, tuple, number or string that `text` writes out.
+    """The list, tuple, number or string that `text` represents.
 
     Raises:
-        ValueError: it is anything else, too long, or nested more than `MAX_DEPTH` deep.
+        ValueError: `text` is anything else, too long, or nested more than `MAX_DEPTH` deep.
     """
     if len(text) > MAX_CHARS or not _CHARACTERS.fullmatch(text):
         raise ValueError("not a plain literal")

@@ -1,5 +1,5 @@
-"""Reads numbers as models write them, as a whole and exactly, whatever the process's decimal
-context is.
+"""Reads numbers as models write them. The whole text must be the number; its value is exact and
+does not depend on the process's decimal context.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from fractions import Fraction
 
 MAX_CHARS = 400
 MAX_PLACES = 17
-"""Digits after the point of a number that is compared by its rounding; a double has no more, and
-digits carry text as well.
+"""Most decimal places of a number that is compared by rounding. A double has no more, and further
+digits could carry text.
 """
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?")
@@ -18,8 +18,8 @@ _HAS_DIGIT = re.compile(r"[+-]?[,.]?[0-9]")
 
 
 def read_number(text: str) -> Fraction | None:
-    """The value of `1000`, `+1,000.50`, `.5`, `1.5e3`; None for anything else, `nan` and text
-    around a number included.
+    """The value of `1000`, `+1,000.50`, `.5` or `1.5e3`; None for anything else, including `nan`
+    and a number with text around it.
     """
     text = text.strip()
     if len(text) > MAX_CHARS or not _HAS_DIGIT.match(text) or not _NUMBER.fullmatch(text):
@@ -28,8 +28,8 @@ def read_number(text: str) -> Fraction | None:
 
 
 def decimal_places(text: str) -> int:
-    """Digits after the point of a number that `read_number` accepts; `1.5e3` has -2, as its last
-    digit stands for hundreds.
+    """Decimal places of a number that `read_number` accepts; -2 for `1.5e3`, because its last digit
+    stands for hundreds.
     """
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
@@ -38,11 +38,10 @@ def decimal_places(text: str) -> int:
 
 
 def rounds_from(text: str, exact: Fraction, places: int) -> bool:
-    """Whether `text` is `exact`, or is what rounding or truncating `exact` to `places` or more
-    decimal places gives.
+    """Whether `text` equals `exact`, or equals `exact` rounded or truncated to at least `places`
+    decimal places.
 
-    Zero, or what is off by a hundredth of the value, is no rounding of it, however few digits it
-    has.
+    Zero, or a number that is off by a hundredth of the value, never counts as a rounding of it.
     """
     value = read_number(text)
     if value is None:

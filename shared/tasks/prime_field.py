@@ -1,5 +1,5 @@
 """A prime field derived from a hash, and values with their derivatives in it (`formal_values`
-explains why).
+explains the purpose).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 import sympy  # type: ignore[import-untyped]
 
 SMALL_PRIMES = 8 * 3 * 5 * 7 * 11 * 13
-"""One below a multiple of it, a prime has square roots of all of them, and roots of every order
-that divides a power of them.
+"""A prime one below a multiple of this has square roots of all these factors, and roots of every
+order that divides a power of them.
 """
 
 
 class Undefined(Exception):
-    """No value at this point: a pole, or a root that this field does not have."""
+    """There is no value at this point: a pole, or a root that this field does not have."""
 
 
 class Dual(NamedTuple):
@@ -29,8 +29,8 @@ class Dual(NamedTuple):
 
 
 class PrimeField:
-    """The integers modulo a prime that follows from `seed`, so that nobody can write a multiple of
-    it.
+    """The integers modulo a prime that is derived from `seed`, so that nobody can choose a multiple
+    of it in advance.
     """
 
     def __init__(self, seed: str) -> None:
@@ -41,8 +41,8 @@ class PrimeField:
             self.prime += SMALL_PRIMES
 
     def combined(self, operator: ast.operator, a: Dual, b: Dual) -> Dual:
-        """Sum, difference, product or quotient, with its derivative. Raises ValueError for another
-        operator.
+        """Sum, difference, product or quotient of two values, with its derivative. Raises
+        ValueError for another operator.
         """
         match operator:
             case ast.Add():
@@ -56,19 +56,21 @@ class PrimeField:
         raise ValueError("not an operator")
 
     def product(self, a: Dual, b: Dual) -> Dual:
-        """By the product rule."""
+        """The product, with its derivative by the product rule."""
         return Dual(a.value * b.value % self.prime, (a.slope * b.value + a.value * b.slope) % self.prime)
 
     def scaled(self, a: Dual, factor: int) -> Dual:
-        """Times a number."""
+        """`a` multiplied by a number."""
         return Dual(a.value * factor % self.prime, a.slope * factor % self.prime)
 
     def constant(self, value: int) -> Dual:
-        """What does not change with the variable."""
+        """A value that does not depend on the variable."""
         return Dual(value % self.prime, 0)
 
     def power(self, base: Dual, exponent: Fraction) -> Dual:
-        """To a constant exponent. Raises Undefined at 0, and where this field has no such root."""
+        """`base` to a constant exponent. Raises Undefined at 0, and if this field has no such
+        root.
+        """
         if exponent == 0:
             return Dual(1, 0)
         if base.value == 0:
@@ -76,8 +78,8 @@ class PrimeField:
         if exponent.denominator == 1:
             value = pow(base.value, exponent.numerator, self.prime)
         else:
-            # Among the squares, an odd number of elements, every root is one element, and roots of
-            # products are products of roots.
+            # The squares are a group of odd order, so each of them has exactly one root in it, and
+            # roots of products are products of roots.
             squares = (self.prime - 1) // 2
             if pow(base.value, squares, self.prime) != 1:
                 raise Undefined
@@ -92,5 +94,5 @@ class PrimeField:
         return pow(value, -1, self.prime)
 
     def hash(self, name: str) -> int:
-        """256 bits that follow from the seed and a name."""
+        """256 bits derived from the seed and a name."""
         return int.from_bytes(hashlib.sha256(f"{self.seed}:{name}".encode()).digest(), "big")

@@ -1,14 +1,14 @@
-"""The scorer of the two integration datasets: differentiates the answer at points, by dual numbers,
-and compares.
+"""The scorer of the two integration datasets: it differentiates the answer at points, with dual
+numbers, and compares.
 
-Twice: in a finite field, where no wrong term is too small or too flat to be seen (`formal_values`),
-and at real points, which tell branches apart. Steps that have no slope anywhere show by the
-answer's distance from the reference, the same at all real points.
+It does so twice: in a finite field, where no wrong term is too small or too flat to be seen
+(`formal_values`), and at real points, which distinguish branches. A step function has slope 0
+everywhere, so the answer's distance from the reference must also be the same at all real points.
 
-reasoning-gym hands answers to sympy's parser (Python's `eval`) and asks `simplify` whether a
-difference is zero, which takes seconds for an ordinary wrong answer and for ever for some. Here
-every node of the answer costs a few multiplications a point, wrong answers fail at the first point,
-and nothing depends on what was scored before (mpmath's global precision is not used).
+reasoning-gym passes answers to sympy's parser (Python's `eval`) and asks `simplify` whether a
+difference is zero, which takes seconds for an ordinary wrong answer and never ends for some. Here
+every node of the answer costs a few multiplications per point, wrong answers fail at the first
+point, and nothing depends on what was scored before (mpmath's global precision is not used).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from shared.tasks.whole_formula import is_about_as_long
 
 DIGITS = 160
 TOLERANCE_DIGITS = 110
-"""Right answers differ by rounding, some 10^-155; the least difference between wrong ones of any
-use is far above.
+"""Right answers differ by rounding, about 10^-155; the smallest difference of a wrong answer that
+matters is far larger.
 """
 MAX_NODES = 400
 MIN_POINTS = 6
-"""Of all points, where the integrand is real."""
+"""Number of real points, where the integrand is defined, that must agree."""
 RANGES = (
     *((0.0, 0.33), (-0.33, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.5, 4.0), (-4.0, -0.5), (3.0, 20.0), (-20.0, -3.0)),
     *((8.0, 20.0), (-20.0, -8.0), (20.0, 100.0), (-100.0, -20.0), (1e2, 1e4), (-1e4, -1e2), (1e8, 1e12), (-1e12, -1e8)),
 )
-"""Where the derivative is looked at, a point in each, and a second and third one until `MIN_POINTS`
-of them lay in the domain.
+"""Ranges in which the derivative is compared: one point in each, then a second and a third until
+`MIN_POINTS` were in the domain.
 """
 FIELD_POINTS, MAX_FIELD_POINTS = 2, 200
-"""Points of finite fields that have to agree, and that are tried: every root halves the share of
-those where it exists.
+"""Number of points of finite fields that must agree, and that are tried at most. Every root halves
+the share of points at which it exists.
 """
 CONSTANT = "0.7236067977"
-"""Value of every letter that is not the variable: its derivative is zero whatever it is."""
+"""Value of every letter that is not the variable; its derivative is zero whatever the value is."""
 
 _context = MPContext()
 _context.dps = DIGITS
@@ -54,7 +54,7 @@ _mp: Any = _context
 
 
 class _Undefined(Exception):
-    """No value at this point: a pole, or a logarithm of zero."""
+    """There is no value at this point: a pole, or a logarithm of zero."""
 
 
 class _Dual(NamedTuple):
@@ -63,7 +63,7 @@ class _Dual(NamedTuple):
 
 
 def integral(answer: str, entry: dict[str, Any]) -> float:
-    """1 if the answer's derivative is the integrand wherever that was looked at, else 0."""
+    """1 if the answer's derivative equals the integrand at all points compared, else 0."""
     variable, integrand, oracle = entry["metadata"]["variable"], entry["metadata"]["integrand"], entry["answer"]
     is_solved = "Integral(" not in oracle
     if answer == oracle and is_solved:
@@ -80,11 +80,11 @@ def integral(answer: str, entry: dict[str, Any]) -> float:
 
 
 def _agrees_formally(given: ast.expr, wanted: ast.expr, reference: ast.expr | None, variable: str, seed: str) -> bool:
-    """Whether the derivatives are the same, without branches of the answer's own, nor parts in
-    which the variable does nothing.
+    """Whether the derivatives are equal in finite fields, the answer has no branches that the
+    reference lacks, and every part of it that contains the variable depends on it.
 
-    Bumps are made of the first (`sqrt((x-5)**2)/(x-5) - sqrt((x-6)**2)/(x-6)`), constants are
-    hidden in the second.
+    Branches could form bumps (`sqrt((x-5)**2)/(x-5) - sqrt((x-6)**2)/(x-6)`); parts that do not
+    depend on the variable could hide constants.
     """
     agreed = 0
     for place in range(MAX_FIELD_POINTS):
@@ -107,9 +107,9 @@ def _agrees_formally(given: ast.expr, wanted: ast.expr, reference: ast.expr | No
 
 
 def _agrees(given: ast.expr, wanted: ast.expr, variable: str, seed: str, reference: ast.expr | None) -> float:
-    """1 where the answer's slope equals the integrand at `MIN_POINTS` real points, whose places
-    `seed` decides. Its distance to the reference must be the same at all of them: a constant that
-    changes at a jump has slope 0 and would pass otherwise.
+    """1 if the answer's slope equals the integrand at `MIN_POINTS` real points, which `seed`
+    determines. Its distance from the reference must also be the same at all of them; otherwise a
+    constant that changes at a jump, with slope 0, would pass.
     """
     agreed, distances = 0, []
     for place, point in enumerate(_points(seed)):
@@ -139,8 +139,8 @@ def _differ(one: Any, other: Any, scale: Any) -> bool:
 
 
 def _points(seed: str) -> Iterator[str]:
-    # From a hash of the answer: nobody can write one that is right at its own points alone, and all
-    # nodes look at the same.
+    # The points follow from a hash of the answer. Nobody can write an answer that is right only at
+    # its own points, and all nodes use the same ones.
     for turn in range(3):
         for low, high in RANGES:
             word = int.from_bytes(hashlib.sha256(f"{turn}:{low}:{seed}".encode()).digest()[:6], "big")
@@ -155,7 +155,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 _tree = lru_cache(maxsize=64)(_parsed)
-"""The integrands of a group's answers are all the same."""
+"""Cached, because all answers of a group have the same integrand."""
 
 
 def _evaluate(node: ast.expr, variable: str, point: str) -> _Dual:
@@ -171,8 +171,8 @@ def _evaluate(node: ast.expr, variable: str, point: str) -> _Dual:
 def _dual(node: ast.expr, variable: str, at: Any) -> _Dual:
     match node:
         case ast.Constant(value=value):
-            # Through text: 0.1 is a tenth here, as in sympy's rational reading, and no binary
-            # approximation of it.
+            # Converted through text, so that 0.1 is a tenth, as for sympy's rationals, and not a
+            # binary approximation.
             return _Dual(_mp.mpf(repr(value)), _mp.mpf(0))
         case ast.Name(id=name):
             if name == variable:
@@ -192,7 +192,7 @@ def _dual(node: ast.expr, variable: str, at: Any) -> _Dual:
 
 
 def _combined(operator: ast.operator, a: _Dual, b: _Dual) -> _Dual:
-    """The rules of differentiation for one operator. A power with a constant exponent needs no
+    """The differentiation rule of one operator. A power with a constant exponent must not use the
     logarithm of its base, which may be negative.
     """
     match operator:

@@ -1,5 +1,5 @@
-"""The scorer of `propositional_logic`: it judges a conclusion by its truth table, after this
-project's grammar has parsed all of it.
+"""The scorer of `propositional_logic`. It parses the whole conclusion with this project's grammar
+and judges it by its truth table.
 
 reasoning-gym accepts any lower-case text as a variable, and rewards a premise repeated as the
 conclusion.
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 MAX_CHARS = 400
 MAX_VARIABLES = 10
-"""A truth table of 2^10 rows is one integer of 1,024 bits; the largest of reasoning-gym's levels
-has ten variables.
+"""A truth table of 2^10 rows is an integer of 1,024 bits; reasoning-gym's largest level has ten
+variables.
 """
 MAX_DEPTH = 40
 MAX_PREMISES = 12
@@ -20,16 +20,16 @@ MAX_PREMISES = 12
 UNREADABLE, NOT_ENTAILED, TRIVIAL, RIGHT = 0.0, 0.05, 0.25, 1.0
 
 _BINARY = ("↔", "→", "∨", "∧")
-"""Loosest first; each groups to the left, as in reasoning-gym."""
+"""Loosest first; each is left-associative, as in reasoning-gym."""
 
 
 def propositional_logic(answer: str, entry: dict[str, Any]) -> float:
-    """1 for a conclusion that follows and says something new; 0.25 for one that is trivial; 0.05
-    for one that does not follow.
+    """1 for a conclusion that follows and says something new; 0.25 for a trivial one; 0.05 for one
+    that does not follow.
 
-    Trivial are a bare variable, a tautology, anything from contradictory premises (everything
-    follows from these), and a premise again or several joined by "and": also with other
-    parentheses, negated twice, doubled, or with sides of ∧, ∨ and ↔ exchanged.
+    Trivial are: a bare variable, a tautology, anything that follows from contradictory premises,
+    and a repeated premise or several of them joined by "and". Changing parentheses, negating twice,
+    doubling, or exchanging the sides of ∧, ∨ and ↔ does not make a premise new.
     """
     variables = sorted(entry["metadata"]["variables"])
     premises = entry["metadata"]["premises"]
@@ -54,8 +54,8 @@ def propositional_logic(answer: str, entry: dict[str, Any]) -> float:
 
 
 Form = str | tuple[str, frozenset[Any]] | tuple[str, Any, Any]
-"""A formula as a reader takes it: a variable, an operator with its operands as a set, or an
-operator with its two sides.
+"""The normal form of a formula: a variable, an operator with its operands as a set, or an operator
+with its two sides.
 """
 
 
@@ -93,23 +93,25 @@ def _negated(form: Form) -> Form:
 
 
 def _tables(variables: list[str]) -> dict[str, int]:
-    # Bit r of a table is the value in row r; variable number i is bit i of the row's number.
+    # Bit r of a table is the value in row r; the value of variable i is bit i of the row's number.
     rows = range(1 << len(variables))
     return {name: sum(1 << row for row in rows if row >> place & 1) for place, name in enumerate(variables)}
 
 
 class _Reader:
-    """Recursive descent over formulas in some variables."""
+    """A recursive-descent parser of formulas over the given variables."""
 
     def __init__(self, variables: list[str]) -> None:
         self.every = (1 << (1 << len(variables))) - 1
-        """The table of what is always true."""
+        """The truth table of a tautology."""
         self._tables = _tables(variables)
         self._text = ""
         self._at = 0
 
     def read(self, text: str) -> _Formula:
-        """Table and form of a formula that is all of `text`; raises `ValueError` otherwise."""
+        """Truth table and normal form of `text`, which must be a formula as a whole; raises
+        `ValueError` otherwise.
+        """
         self._text, self._at = "".join(text.split()), 0
         formula = self._binary(0, 0)
         if self._at != len(self._text):
@@ -139,7 +141,7 @@ class _Reader:
 
     def _unary(self, depth: int) -> _Formula:
         """A variable, a negation, or a formula in parentheses. A formula's table is an integer with
-        a bit for each row of the truth table, so `every & ~table` is its negation.
+        one bit per row of the truth table, so `every & ~table` is its negation.
         """
         if depth > MAX_DEPTH or self._at >= len(self._text):
             raise ValueError("nested too deeply, or cut off")

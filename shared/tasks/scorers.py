@@ -1,13 +1,17 @@
-"""Scorers of our own, for the datasets where reasoning-gym's would run the answer as code or gives
-full marks wrongly.
+"""Scorers of this project, for the datasets where reasoning-gym's would run the answer as code or
+wrongly give full marks.
 
-Each agrees with reasoning-gym's on every answer that follows the question's instructions, partial
-credit included (`tests/unit/test_tasks_scorers.py` compares them on generated tasks). Deliberate
-differences: `game_of_life_halting` compares the word instead of its truth value; `puzzle24` wants
-exactly 24 from exactly the numbers given (reasoning-gym takes any four numbers in range and rounds
-towards zero) and `countdown` exactly the target; both want integers, as `2.5*4` uses no 2, 5 and 4;
-what the others do differently stands in their own modules. `shared.tasks.forms` has the same for
-the rest of the datasets.
+Each agrees with reasoning-gym's on every answer that follows the question's instructions, including
+partial credit (`tests/unit/test_tasks_scorers.py` compares them on generated tasks). Deliberate
+differences:
+
+- `game_of_life_halting` compares the word instead of its truth value.
+- `puzzle24` requires exactly 24 from exactly the numbers given; reasoning-gym takes any four
+  numbers in range and rounds towards zero. `countdown` requires exactly the target. Both require
+  integers, because `2.5*4` uses no 2, 5 and 4.
+- The docstrings of the other scorers' modules describe their differences.
+
+`shared.tasks.forms` does the same for the remaining datasets.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ from shared.tasks.scorer_integral import integral
 from shared.tasks.scorer_logic import propositional_logic
 
 Scorer = Callable[[str, dict[str, Any]], float]
-"""Reward for an extracted answer, given reasoning-gym's raw entry. May raise: the caller counts
-that as 0.
+"""Reward for an extracted answer, given reasoning-gym's raw entry. It may raise, which the caller
+counts as 0.
 """
 
 
@@ -64,7 +68,7 @@ def _n_queens(answer: str, entry: dict[str, Any]) -> float:
 
 def _or_contained(is_right: Callable[[str, dict[str, Any]], bool]) -> Scorer:
     def score(answer: str, entry: dict[str, Any]) -> float:
-        # What does not read as the check's kind of list is wrong for it; reasoning-gym's partial
+        # What cannot be read as the check's kind of list fails the check; reasoning-gym's partial
         # credit stays.
         with suppress(ValueError):
             if is_right(answer, entry):

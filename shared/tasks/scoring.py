@@ -1,5 +1,5 @@
-"""The reward for an answer. It runs no text as code but may take long on hostile text, so foreign
-text must be scored in the sandbox.
+"""The reward for an answer. Scoring runs no text as code but may take long on hostile text, so
+foreign text must be scored in the sandbox.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from shared.tasks.derive import Item, derive_item
 from shared.tasks.verifiers import DEFAULT_VERIFIER, load_verifier
 
 MAX_ANSWER_CHARS = 65_536
-"""Longest answer (after extraction) that is looked at; longer ones earn 0."""
+"""Longest answer (after extraction) that is scored; longer ones earn 0."""
 
 Word = memoryview | MutableSequence[int]
-"""Something with an integer at place 0."""
+"""A writable sequence with an integer at index 0."""
 
 
 def score_answer(task: Task, text: str, verifier: str = DEFAULT_VERIFIER) -> float:
     """Reward in [0, 1] for a completion's text, in this process.
 
     The answer is extracted (`extract_answer`) and scored against the task derived again from
-    `task.ref`; the question, answer and metadata that `task` carries are not used. A scorer that
-    raises, or returns what is not a number, counts as 0.
+    `task.ref`; the question, answer and metadata in `task` are not used. A scorer that raises or
+    returns something other than a number counts as 0.
 
     Raises:
-        TaskError: the reference does not derive, or the verifier cannot be used for it.
+        TaskError: the task cannot be derived from the reference, or the verifier cannot be used for
+            it.
     """
     (reward,) = score_texts(derive_item(task.ref), verifier, [text])
     return reward
@@ -43,10 +44,11 @@ def score_texts(
     first_step: int = 0,
     rewards: list[float] | None = None,
 ) -> list[float]:
-    """`score_answer` for many texts of one derived task. None earns 0.
+    """`score_answer` for many texts of one derived task. A text that is None earns 0.
 
     `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. Rewards are
-    appended to `rewards` one by one, for those who look at them before the last is there.
+    appended to `rewards` one by one, so that another process can read them before the last one is
+    there.
 
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.
@@ -55,7 +57,7 @@ def score_texts(
     word: Word = [0] if progress is None else progress
     rewards = [] if rewards is None else rewards
     step = first_step
-    # Written out, because on cheap datasets each call more is a tenth of the scorer's own time.
+    # Inlined, because on cheap datasets each additional call is a tenth of the scorer's own time.
     for text in texts:
         word[0] = step
         step += 1

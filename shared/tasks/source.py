@@ -1,4 +1,4 @@
-"""Which task a node's draw number selects: a pure function, so that replicas and restarts agree
+"""Maps a node's draw number to a task. It is a pure function, so replicas and restarts agree
 without communicating.
 """
 
@@ -20,37 +20,39 @@ if TYPE_CHECKING:
     from shared.config import TaskSpec
 
 TRAINING_SEEDS = HELD_OUT_SEED
-"""Training seeds lie in [0, TRAINING_SEEDS); seeds from there on belong to held-out tasks."""
+"""Training seeds are in [0, TRAINING_SEEDS); larger ones belong to held-out tasks."""
 
 MAX_ATTEMPTS = 1000
 
 SEED_DRAWS = 16
-"""Draws that share a dataset's seed. Nine of reasoning-gym's 105 datasets take 12 to 640 ms to
-construct, and every node that checks a group pays that again for each new seed; over 16 draws it is
-40 ms a draw at most. Within them the seed may be known, never the index."""
+"""Number of draws that share a dataset's seed. Nine of reasoning-gym's 105 datasets take 12 to 640
+ms to construct, and every node that checks a group pays that again for each new seed; over 16 draws
+it is at most 40 ms per draw. The seed may become known within these draws, but never the next
+index.
+"""
 
 
 class TaskSource:
     """The tasks of one node.
 
-    Draw `d` chooses a source by weight, at random but fixed by (secret, node id, node seed, d). Its
-    seed is fixed for `SEED_DRAWS` draws, and its index is one of as many different ones in random
-    order: whoever sees some draws and does not have the secret cannot tell the next. Datasets of
-    fewer than `size` = 16 * `SEED_DRAWS` items have a new seed for every draw, as one could send
-    all their items beforehand.
+    Draw `d` chooses a source by weight, pseudorandomly from (secret, node id, node seed, d). The
+    seed stays the same for `SEED_DRAWS` draws, whose indices are distinct and in random order.
+    Whoever sees some draws but does not have the secret cannot predict the next one. Datasets of
+    fewer than `size` = 16 * `SEED_DRAWS` items get a new seed for every draw, because somebody
+    could otherwise send all their items in advance.
     """
 
     def __init__(
         self, specs: Sequence[TaskSpec], *, node: str, seed: int, sizes: Sequence[int] | None = None, secret: bytes = b""
     ) -> None:
-        """`sizes[i]` is the number of items `specs[i]` has under one seed; None asks reasoning-gym
-        (`dataset_size`).
+        """`sizes[i]` is the number of items that `specs[i]` has under one seed; None asks
+        reasoning-gym (`dataset_size`).
 
-        secret: at most 64 bytes; empty: draws that anybody can work out from node and seed, as
-        experiments want them.
+        secret: at most 64 bytes. Empty: anybody can compute the draws from node and seed, which
+        experiments need.
 
         Raises:
-            TaskError: a source is unusable (`check_specs` says so more fully).
+            TaskError: a source is unusable (`check_specs` gives a fuller message).
         """
         if sizes is None:
             sizes = [dataset_size(spec.dataset, spec.canonical_config) for spec in specs]
@@ -63,8 +65,8 @@ class TaskSource:
         self._root = f"{node}\x00{seed}"
 
     def ref(self, draw: int, attempt: int = 0) -> TaskRef:
-        """The reference of a draw; `attempt` counts the candidates before it that were not to be
-        used.
+        """The task reference of a draw; `attempt` is the number of earlier candidates that could
+        not be used.
         """
         place = self._uniform("source", draw) * self._cumulative[-1]
         position = min(bisect_right(self._cumulative, place), len(self._specs) - 1)
@@ -78,12 +80,12 @@ class TaskSource:
         )
 
     def candidates(self, draw: int, held_out: HeldOut, passed_over: Counter[str] | None = None) -> Iterator[Task]:
-        """The tasks that a draw may mean, in order: at most `MAX_ATTEMPTS`, without those that
-        cannot be made and those that are held out. `passed_over` counts these two kinds, as
+        """The candidate tasks of a draw, in order: at most `MAX_ATTEMPTS`, without those that
+        cannot be derived and those that are held out. `passed_over` counts these two kinds, as
         `failed` and `held_out`.
 
         Raises:
-            TaskError: the dataset cannot be used, or the last candidate cannot be made.
+            TaskError: the dataset cannot be used, or the last candidate cannot be derived.
         """
         passed = Counter() if passed_over is None else passed_over
         for attempt in range(MAX_ATTEMPTS):

@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 
 
 FILE_ROWS_CHECKED = 1000
-"""Rows of a file whose answers the verifier is shown, spread over the file: what it cannot judge
-would end groups later.
+"""Number of rows, spread over a file, whose answers are shown to the verifier at the start. An
+answer that the verifier cannot judge would otherwise fail groups later.
 """
 
 
 def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> None:
-    """Make one item of each source, or many of a file, and let its verifier look at it.
+    """Derive one item of each source, or many of a file, and let its verifier accept it.
 
-    `held_out`: how many questions evaluation wants; a file has to have as many left for training.
+    `held_out`: number of questions that evaluation takes; a file must have at least as many left
+    for training.
 
     Raises:
-        TaskConfigError: with one line per unusable source that names the dataset, the config key
-            where there is one, the cause and the remedy.
+        TaskConfigError: with one line per unusable source that names the dataset, the config key if
+            there is one, the cause and the remedy.
     """
     problems = []
     reason = "task_config"

@@ -1,5 +1,5 @@
-"""Strict JSON in which nothing can hide: no duplicate keys, no NaN, no infinities, bounded length
-and depth.
+"""Strict JSON, in which nothing can be hidden: no duplicate keys, no NaN or infinities, limited
+length and depth.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Any
 MAX_CHARS = 65_536
 MAX_DEPTH = 12
 MAX_NUMBER_CHARS = 25
-"""Of a number with a point or an exponent; a double has no room for more, which would be text that
-is not compared.
+"""Longest number with a point or an exponent. A double has no more digits, and further ones would
+be text that is not compared.
 """
 
 
 def read_json(text: str) -> Any:
-    """The value that `text` writes out, all of it.
+    """The value that the whole of `text` represents.
 
     Raises:
-        ValueError: not JSON, a key twice in an object, `NaN` or `Infinity`, too long, nested more
-            than `MAX_DEPTH` deep, or a number with more digits than it has value.
+        ValueError: not JSON, a duplicate key, `NaN` or `Infinity`, too long, nested more than
+            `MAX_DEPTH` deep, or a number with more digits than a double has.
     """
     if len(text) > MAX_CHARS:
         raise ValueError("too long")
@@ -33,7 +33,7 @@ def read_json(text: str) -> Any:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Equality in which `1`, `1.0` and `true` are three different values, unlike Python's."""
+    """Equality in which `1`, `1.0` and `true` are three different values, unlike in Python."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):

@@ -1,5 +1,4 @@
-"""How an answer gets its reward: built-in verifiers, and installed ones from the entry-point group
-`swarm.verifiers`.
+"""Verifiers: built-in ones, and installed ones from the entry-point group `swarm.verifiers`.
 
 A verifier is a function from a derived task (`Item`) to the scorer of its answers:
 `verifier(item)(answer)` is a number, 1 for right and 0 for wrong; values outside [0, 1] are
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 DEFAULT_VERIFIER = "reasoning_gym"
 
 AnswerScorer = Callable[[str], Any]
-"""Reward for an extracted answer. May raise: the caller counts that as 0."""
+"""Reward for an extracted answer. It may raise, which the caller counts as 0."""
 Verifier = Callable[[Item], AnswerScorer]
 
 
@@ -42,7 +41,7 @@ def load_verifier(name: str) -> Verifier:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import verifiers before there is anything to verify; one that fails says so again when it is
+    """Import verifiers early. A failure is not reported here; it is raised when the verifier is
     needed.
     """
     for name in names:
@@ -53,11 +52,11 @@ def preload(names: Iterable[str]) -> None:
 
 
 class VerifierChoice:
-    """Which verifier judges a task: what this node's own sources say, whoever sent the task."""
+    """Selects the verifier of a task from this node's own sources, whoever sent the task."""
 
     def __init__(self, specs: Sequence[TaskSpec] = ()) -> None:
-        """A source's entry holds for its dataset and config; the first one of a dataset also for
-        its other configs.
+        """An entry applies to its dataset and config. A dataset's first entry also applies to the
+        dataset's other configs.
         """
         self._exact = {(spec.dataset, spec.canonical_config): spec.verifier for spec in reversed(specs)}
         self._by_dataset = {spec.dataset: spec.verifier for spec in reversed(specs)}

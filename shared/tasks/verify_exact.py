@@ -1,4 +1,4 @@
-"""The verifier `exact`: the answer is the reference answer, apart from case, spacing and Unicode's
+"""The verifier `exact`: the answer equals the reference answer, ignoring case, spacing and Unicode
 compatibility forms.
 """
 

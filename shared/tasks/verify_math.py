@@ -1,13 +1,13 @@
-"""The verifier `math`: the answer equals the reference answer symbolically, through the package
+r"""The verifier `math`: the answer equals the reference answer symbolically, through the package
 math-verify (extra `math`).
 
-The whole answer must be one formula (`whole_formula`), in LaTeX (`$...$`, `\\boxed{}`) or plain
-like `2*x**2 + sin(x)`; math-verify itself would find one anywhere in a text. Formulas are compared
+The whole answer must be one formula (`whole_formula`), in LaTeX (`$...$`, `\boxed{}`) or plain like
+`2*x**2 + sin(x)`; math-verify itself would find a formula anywhere in a text. Formulas are compared
 by their values (`formula_values`), because a symbolic comparison of ordinary wrong answers takes
-seconds and math-verify's of numbers rounds; what has no value (sets, intervals) is left to it. Its
-own deadlines are off: they need signals, and the sandbox has a better one. Only digits and
-operators can reach sympy's evaluating parser (through a regular expression); LaTeX has a grammar of
-its own.
+seconds and math-verify rounds numbers. What has no value (sets, intervals) is left to math-verify.
+Its own deadlines are turned off: they need signals, and the sandbox has a better one. Only digits
+and operators can reach sympy's evaluating parser (through a regular expression); LaTeX has a
+grammar of its own.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from shared.tasks.verifiers import AnswerScorer
 from shared.tasks.whole_formula import FUNCTIONS, is_one_formula, is_small, unwrapped
 
 MAX_SYMBOLIC_CHARS = 300
-"""Longest answer that math-verify compares; a longer one has to agree at points."""
+"""Longest answer that math-verify compares. A longer one must agree at points."""
 ROUNDED_PLACES = 6
-"""Decimal places from which on a rounded number counts as the reference's."""
+"""A rounded number with at least this many decimal places counts as equal to the reference."""
 MAX_NUMBER_CHARS = 40
 
 _LATEX = re.compile(r"[$\\]")
@@ -65,9 +65,9 @@ def verifier(item: Item) -> AnswerScorer:
 
 
 def _is_equal(reference: Any, plain: str, answer: str) -> bool:
-    """Numbers are compared exactly, formulas by their values at points; only what neither decides
-    goes to `math_verify`, which is slow and can be talked into equalities. An answer must be one
-    formula as a whole: with two, one of them is always right.
+    """Numbers are compared exactly, formulas by their values at points. Only what neither decides
+    goes to `math_verify`, which is slow and can be tricked into equalities. An answer must be one
+    formula as a whole; with two formulas, one of them could always be right.
     """
     inner = unwrapped(answer)
     number = read_number(inner)
@@ -90,7 +90,7 @@ def _is_equal(reference: Any, plain: str, answer: str) -> bool:
 
 
 def _number(reference: Any) -> Fraction | None:
-    # Exactly if it is rational, else to more digits than an answer may have.
+    # Exact if it is rational, else to more digits than an answer may have.
     if not isinstance(reference, sympy.Expr) or reference.free_symbols:
         return None
     with suppress(ZeroDivisionError):
@@ -107,7 +107,7 @@ def _without_percent(text: str) -> tuple[str, bool]:
 
 
 def _parsed(text: str, is_percent: bool = False) -> Any:
-    # A formula, set, interval, ... of sympy's, or None.
+    # A formula, set, interval, ... as a sympy object, or None.
     if not is_small(text):
         return None
     if not _LATEX.search(text) and FUNCTIONS.issuperset(_WORD.findall(text)):

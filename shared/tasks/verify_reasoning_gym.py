@@ -1,5 +1,5 @@
 """The default verifier: reasoning-gym's scorer for the dataset, or this project's, with the checks
-of its `Form` before and after.
+of the dataset's `Form` before and after it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.tasks.verifiers import AnswerScorer
 
 
 def verifier(item: Item) -> AnswerScorer:
-    """Judge as reasoning-gym does, with full marks only for what is right as a whole
+    """Score as reasoning-gym does, with full marks only for an answer that is right as a whole
     (`shared.tasks.forms`).
 
     Raises:
@@ -31,8 +31,8 @@ def verifier(item: Item) -> AnswerScorer:
 
 
 class _Judge:
-    # Methods and no closures: Python 3.11 calls the same function again and again faster than a new
-    # one for each task.
+    # Methods instead of closures, because Python 3.11 calls the same function repeatedly faster
+    # than a new one for each task.
     __slots__ = ("_entry", "_form", "_guard", "_scorer", "is_plain")
 
     def __init__(self, item: Item) -> None:
@@ -59,7 +59,7 @@ class _Judge:
         return reward
 
     def _full_or_less(self, answer: str, reward: Any) -> float:
-        # Also for a reward that is not a number: the comparison above is false for NaN.
+        # Also reached for NaN, for which the comparison above is false.
         if answer == self._entry["answer"] or self._form.is_right(answer, self._entry):
             return 1.0
         return PARTIAL_CEILING if reward < 1.0 else NOT_WHOLE

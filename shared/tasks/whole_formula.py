@@ -1,5 +1,5 @@
-"""Whether a text is one formula and nothing else, small enough for a parser and a comparison that
-take a fraction of a second.
+"""Checks that a text is one formula and nothing else, small enough to be parsed and compared in a
+fraction of a second.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections import Counter
 
 MAX_CHARS = 1000
 SPARE_CHARS, SPARE_DIGITS = 40, 8
-"""Characters and digits that an answer may have beyond four times the reference's, and beyond
-twice.
+"""Characters that an answer may have beyond four times the reference's, and digits beyond twice the
+reference's.
 """
 MAX_DEPTH = 8
-"""Levels of parentheses, braces and brackets; twice as many keep the LaTeX grammar busy for
+"""Most levels of parentheses, braces and brackets; twice as many keep the LaTeX grammar busy for
 seconds.
 """
 MAX_POWER_OF_A_GROUP = 20
-"""Exponent of something in parentheses or braces, all such exponents added: `(x+y+z)^{999}` has
-half a million terms.
+"""Largest sum of the exponents of everything in parentheses or braces; `(x+y+z)^{999}` has half a
+million terms.
 """
 
 FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "pi"})
@@ -31,8 +31,8 @@ _MARK_COMMANDS = frozenset(
 _SAME_COMMAND = {"leq": "le", "geq": "ge", "neq": "ne", "degree": "circ"}
 _SPACES = frozenset(",;:! ")
 _MARKS = frozenset("_=,|![]<>;:%\n&")
-"""What does not belong to arithmetic: an answer may have as many of them as the reference, for text
-can be written with them.
+"""Characters outside of arithmetic. An answer may have only as many of each as the reference,
+because text can be written with them.
 """
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
 _CHARACTERS = re.compile(r"[0-9A-Za-z+\-*/^_=().,|!{}\[\]<>\\;: °%\n&]*")
@@ -44,14 +44,14 @@ _EXPLOSION = re.compile(
     r"[0-9]{40}|[0-9.] *[eE] *[+-]? *[0-9]{3}|!"
     r"|(?:\^|\*\*)\s*[{(]*\s*-?\s*[0-9]{4}|(?:\^|\*\*)[^+\-*/]*(?:\^|\*\*)"
 )
-"""Long numbers, large decimal exponents, factorials, powers of four digits, powers of powers: short
-texts of unbounded work.
+"""Short texts that cause unbounded work: long numbers, large decimal exponents, factorials, powers
+with four digits, powers of powers.
 """
 
 
 def unwrapped(text: str) -> str:
-    """`text` without the dollars, brackets and boxes around all of it, an `x =` in front, and a
-    full stop behind.
+    """`text` without the dollars, brackets and boxes around it, a leading `x =`, and a final full
+    stop.
     """
     text = text.strip().removesuffix(".")
     changed = True
@@ -67,8 +67,8 @@ def unwrapped(text: str) -> str:
 
 
 def letters(text: str) -> set[str]:
-    """Letters that stand for something: outside of commands and of function names, and commands for
-    Greek ones.
+    """The variables in a text: letters outside of commands and function names, and commands for
+    Greek letters.
     """
     words = _WORD.findall(_COMMAND.sub(" ", text))
     greek = {f"\\{name}" for name in _COMMAND.findall(text) if name in _LETTERS}
@@ -76,8 +76,8 @@ def letters(text: str) -> set[str]:
 
 
 def is_one_formula(text: str, reference: str) -> bool:
-    """Whether an unwrapped answer is a formula in the reference's letters (and e) and marks, about
-    as long as the reference.
+    """Whether an unwrapped answer is a formula in the reference's letters (and e) and marks, and
+    about as long as the reference.
     """
     if not is_about_as_long(text, reference) or not _CHARACTERS.fullmatch(text):
         return False
@@ -89,8 +89,8 @@ def is_one_formula(text: str, reference: str) -> bool:
 def is_about_as_long(text: str, reference: str) -> bool:
     """Whether `text` has not many more characters and digits than the reference.
 
-    A term that comes to 0 carries any text: what is right and far longer, or of many more digits,
-    is no way to write the answer.
+    A term that evaluates to 0 could carry any text, so an answer that is right but much longer, or
+    has many more digits, is not accepted.
     """
     return len(text) <= min(MAX_CHARS, SPARE_CHARS + 4 * len(reference)) and _digits(text) <= SPARE_DIGITS + 2 * _digits(reference)
 
@@ -101,13 +101,13 @@ def _digits(text: str) -> int:
 
 def _marks(text: str) -> Counter[str]:
     commands = [_SAME_COMMAND.get(name, name) for name in _COMMAND.findall(text)]
-    # `\\{` is a brace that is written and no group; `\\,` is a space.
+    # `\\{` is a printed brace, not a group; `\\,` is a space.
     found = [name for name in commands if name in _MARK_COMMANDS or not (name.isalpha() or name in _SPACES)]
     return Counter([*found, *(character for character in _COMMAND.sub(" ", text) if character in _MARKS)])
 
 
 def is_small(text: str) -> bool:
-    """Whether parsing and expanding the formula is bounded work."""
+    """Whether the formula can be parsed and expanded with bounded work."""
     if not text or len(text) > MAX_CHARS or _EXPLOSION.search(text):
         return False
     depth = _depth(text)
@@ -116,8 +116,8 @@ def is_small(text: str) -> bool:
 
 
 def _depth(text: str) -> int | None:
-    # None where a bracket closes that was not opened. Intervals like [0, 1) are balanced in number,
-    # which is what matters here.
+    # None if a bracket closes that was not opened. Intervals like [0, 1) have balanced numbers of
+    # brackets, which is sufficient here.
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")

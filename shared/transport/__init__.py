@@ -1,7 +1,7 @@
-"""How messages move: one interface (`base`) with two implementations, NATS JetStream (`nats`) and
+"""Moves messages: one interface (`base`) with two implementations, NATS JetStream (`nats`) and
 in-memory (`memory`).
 
-What both share lies beside them: large payloads as chunks (`blobs`, `reference`, `seal`), where
-buckets lie (`keys`), deadlines. What is said in the messages is not known here; set-up of a node's
-streams is in `shared.contracts.streams`.
+Both use the other modules here: large payloads as chunks (`blobs`, `reference`, `seal`), the names
+of buckets (`keys`), deadlines. Nothing here knows the contents of messages;
+`shared.contracts.streams` creates a node's streams.
 """

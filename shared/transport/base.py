@@ -22,13 +22,11 @@ from typing import Protocol
 from shared.transport.counters import Counters
 
 LONGEST_FETCH_S = 5.0
-"""A `Transport.fetch` waits no longer, whatever its `timeout_s`."""
+"""`Transport.fetch` never waits longer, whatever its `timeout_s`."""
 
 
 class TransportError(Exception):
-    """Something went wrong between this process and the server; the message names cause and
-    remedy.
-    """
+    """Communication with the server failed; the message names cause and remedy."""
 
 
 class NotConnected(TransportError):
@@ -36,8 +34,8 @@ class NotConnected(TransportError):
 
 
 class AccessDenied(TransportError):
-    """The server refuses this process's key, is not who it should be, or a key file cannot be used.
-    Waiting does not help.
+    """The server refuses this process's key, its identity cannot be verified, or a key file cannot
+    be used. Waiting does not help.
     """
 
 
@@ -46,14 +44,14 @@ class Conflict(TransportError):
 
 
 class StreamFull(TransportError):
-    """The stream refuses new messages (`discard: new` at its limit): the reader is behind. Wait and
-    publish again.
+    """The stream refuses new messages (`discard: new` at its limit), because the reader is behind.
+    Wait and publish again.
     """
 
 
 class TooLarge(TransportError):
-    """The payload is larger than its stream will ever take: `limit_bytes`, None where only the
-    server knows it.
+    """The payload is larger than its stream will ever accept: `limit_bytes`; None if only the
+    server knows the limit.
     """
 
     def __init__(self, message: str, limit_bytes: int | None = None) -> None:
@@ -62,8 +60,8 @@ class TooLarge(TransportError):
 
 
 class BadReference(TransportError):
-    """A message refers to its payload in a way that no publisher of ours does: reading it again
-    will not help.
+    """A message refers to its payload in a way that no honest publisher does. Reading it again will
+    not help.
     """
 
 
@@ -77,40 +75,40 @@ class Retention(Enum):
 
 
 class Lowering(Enum):
-    """What `ensure_stream` does about copies, room and time that it would lower
-    (`shared.transport.lowering`). Everything else it always updates.
+    """What `ensure_stream` does about replicas, size limits and ages that it would lower
+    (`shared.transport.lowering`). All other settings are always updated.
     """
 
     APPLY = "apply"
-    """Lower them: the caller means it."""
+    """Lower them, as the caller intends."""
     KEEP = "keep"
-    """Leave them higher and log that: right for a service, which decides about no stream."""
+    """Leave them higher and log it. For services, which do not decide about streams."""
     REFUSE = "refuse"
-    """Leave the stream alone and raise `WouldLower`: right where a person can decide."""
+    """Leave the stream unchanged and raise `WouldLower`. For commands, where a person decides."""
     LOOK = "look"
-    """Create and change nothing; raise `WouldLower` where `REFUSE` would."""
+    """Create and change nothing; raise `WouldLower` in the same cases as `REFUSE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
-    """A stream as its owner wants it. `ensure_stream` makes it so, also when it already exists with
-    other settings.
+    """The settings that a stream's owner wants. `ensure_stream` applies them, also to an existing
+    stream with other settings.
     """
 
     name: str
     subjects: tuple[str, ...]
     retention: Retention = Retention.LIMITS
     discard_new: bool = False
-    """True: a full stream refuses (back-pressure). False: it forgets its oldest message."""
+    """True: a full stream refuses messages (back-pressure). False: it deletes its oldest one."""
     max_age_s: float = 0.0
     max_bytes: int = -1
     max_msgs: int = -1
     max_msgs_per_subject: int = -1
-    """Kept of one subject; its oldest goes, so that who writes to one subject only takes room from
-    nobody else. -1: as it is.
+    """Messages kept per subject, after which that subject's oldest is deleted, so that a publisher
+    on one subject takes no room from others. -1: leave unchanged.
     """
     max_msg_bytes: int = -1
-    """Largest payload a publisher may send, claim checks included. -1: no limit of its own."""
+    """Largest payload, also of one that is stored as chunks. -1: no limit of its own."""
     duplicate_window_s: float = 120.0
     deny_delete: bool = False
     deny_purge: bool = False
@@ -130,7 +128,7 @@ class ConsumerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PubAck:
-    """The server has stored the message at `seq`, or had it already (`duplicate`)."""
+    """The server has stored the message at `seq`, or already had it (`duplicate`)."""
 
     seq: int
     duplicate: bool
@@ -138,8 +136,9 @@ class PubAck:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """Fill of a stream. `last_seq` counts every message it ever took; `first_seq` is the oldest
-    kept. `at`: the server's clock when it said so (Unix time), None where it does not tell.
+    """State of a stream. `last_seq` counts every message it ever stored; `first_seq` is the oldest
+    kept. `at`: the server's clock at the time of the answer (Unix time), None if it does not report
+    it.
     """
 
     first_seq: int
@@ -151,7 +150,7 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """Lag of a consumer: `pending` not yet delivered, `ack_pending` delivered and not yet
+    """Lag of a consumer: `pending` messages not yet delivered, `ack_pending` delivered but not yet
     acknowledged.
     """
 
@@ -162,7 +161,7 @@ class ConsumerState:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it lies in a stream. `inline` is None when the payload was stored as a blob; use
+    """A message in a stream. `inline` is None if the payload was stored as a blob; use
     `Transport.payload`.
     """
 
@@ -176,8 +175,8 @@ class StoredMessage:
 
 
 class Delivery(Protocol):
-    """A message handed to one reader of a work queue. The first of `ack` and `nak` takes effect,
-    later calls do nothing.
+    """A message delivered to one reader of a work queue. Only the first call of `ack` or `nak` has
+    an effect.
     """
 
     @property
@@ -187,15 +186,15 @@ class Delivery(Protocol):
 
     @property
     def deliveries(self) -> int:
-        """How many times it was handed out, this time included (1 for the first)."""
+        """How many times it was delivered, including this time (1 for the first)."""
         ...
 
     async def ack(self) -> None:
-        """Done. Returns after the server has confirmed (a double ack)."""
+        """Acknowledge. Returns after the server has confirmed (a double ack)."""
         ...
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        """Give it back, to be handed out again after `delay_s`."""
+        """Return the message to the queue, to be delivered again after `delay_s`."""
         ...
 
     async def in_progress(self) -> None:
@@ -205,8 +204,8 @@ class Delivery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvEntry:
-    """A value with the revision that a later `KeyValue.update` must name. `stored_at`: Unix time in
-    seconds, by the server's clock.
+    """A value with its revision, which a later `KeyValue.update` must name. `stored_at`: Unix time
+    in seconds, by the server's clock.
     """
 
     key: str
@@ -230,13 +229,13 @@ class KeyValue(Protocol):
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
-        """Create the bucket, or update it where it differs. `lowering`: as for a stream.
+        """Create the bucket, or update it if its settings differ. `lowering`: as for a stream.
         `max_value_bytes`: largest value, 0: any.
         """
         ...
 
     async def buckets(self) -> Sequence[str]:
-        """Names of all buckets, sorted. For people who look, not for services."""
+        """Names of all buckets, sorted. For commands that people run, not for services."""
         ...
 
     async def get(self, bucket: str, key: str) -> KvEntry | None:
@@ -244,7 +243,7 @@ class KeyValue(Protocol):
         ...
 
     async def put(self, bucket: str, key: str, value: bytes) -> int:
-        """Write, last writer wins. Returns the new revision."""
+        """Write unconditionally. Returns the new revision."""
         ...
 
     async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
@@ -258,26 +257,27 @@ class KeyValue(Protocol):
         ...
 
     async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
-        """The keys written last, newest first, at most `limit` of them, and how many others there
-        are.
+        """The keys written last, newest first, at most `limit` of them, and the number of other
+        keys.
 
-        For a bucket in which strangers write: what it costs does not grow with the bucket.
+        For a bucket in which strangers write: the cost does not grow with the bucket.
         """
         ...
 
     def watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
-        """Each new value of `key`, the present one first. Pushes when the server does and polls
-        every `poll_s` besides, because a watch can die without a word. Values may be skipped; the
-        newest is never missed. Ends only by cancellation."""
+        """Each new value of `key`, beginning with the present one. Combines the server's
+        notifications with polling every `poll_s`, because a watch can die unnoticed. Values may be
+        skipped, but never the newest. Ends only by cancellation.
+        """
         ...
 
 
 class Transport(Protocol):
     """One connection to one plane. Every call has a deadline; failures are `TransportError`s.
 
-    A call may be cancelled wherever it waits. It then raises CancelledError, also where the answer
-    came at the same moment: what it was to do may have been done. A message on its way to a
-    cancelled `fetch` is handed out again.
+    A call may be cancelled wherever it waits. It then raises CancelledError, even if the answer
+    came at the same moment, so its effect may have happened. A message on its way to a cancelled
+    `fetch` is delivered again.
     """
 
     @property
@@ -287,12 +287,12 @@ class Transport(Protocol):
 
     @property
     def counters(self) -> Counters:
-        """Connections and errors since it was opened."""
+        """Counts of connections and errors since it was opened."""
         ...
 
     @property
     def certificate_expires_at(self) -> float | None:
-        """Unix time at which the server's certificate runs out; None where there is none."""
+        """Unix time at which the server's certificate expires; None without a certificate."""
         ...
 
     @property
@@ -305,16 +305,17 @@ class Transport(Protocol):
         ...
 
     async def ensure_stream(self, spec: StreamSpec, lowering: Lowering = Lowering.APPLY) -> None:
-        """Create the stream, or update it where it differs from `spec`. Idempotent, safe from
+        """Create the stream, or update it if it differs from `spec`. Idempotent, and safe from
         several processes at once.
 
         Raises:
-            WouldLower: the update would lower copies, room or time, and `lowering` refuses that.
+            WouldLower: the update would lower replicas, size limits or ages, and `lowering` refuses
+                that.
         """
         ...
 
     async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:
-        """Create the durable consumer, or update it where it differs from `spec`."""
+        """Create the durable consumer, or update it if it differs from `spec`."""
         ...
 
     async def publish(
@@ -342,31 +343,31 @@ class Transport(Protocol):
         ...
 
     async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
-        """Up to `max_messages` from a durable consumer. Empty when none come in `timeout_s`
-        (`LONGEST_FETCH_S` at most).
+        """Up to `max_messages` from a durable consumer. Empty if none arrive within `timeout_s` (at
+        most `LONGEST_FETCH_S`).
         """
         ...
 
     async def payload(self, message: StoredMessage) -> bytes:
-        """The payload, fetched and checked against its hash when it was stored as a blob.
+        """The payload. If it was stored as a blob, it is fetched and checked against its hash.
 
         Raises:
-            BadReference: what the message says of its payload cannot be.
-            NotConnected: it did not come before a deadline that grows with its size.
-            TransportError: a chunk is gone or the hash differs.
+            BadReference: what the message says about its payload is impossible.
+            NotConnected: it did not arrive before a deadline that grows with its size.
+            TransportError: a chunk is missing or the hash differs.
         """
         ...
 
     async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """Messages at or after `start_seq` in order, by (batched) direct get: no consumer is made.
-        Empty when there are none.
+        """Messages at or after `start_seq` in order, by (batched) direct get without a consumer.
+        Empty if there are none.
 
-        Ends early with what has come when `timeout_s` is over.
+        After `timeout_s` it returns what has arrived.
         """
         ...
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
-        """The message at exactly `seq`, or None when it is gone or not yet there."""
+        """The message at exactly `seq`, or None if it has been deleted or does not exist yet."""
         ...
 
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
@@ -374,23 +375,23 @@ class Transport(Protocol):
         ...
 
     async def stream_state(self, stream: str) -> StreamState:
-        """Fill of a stream. Not for hot loops."""
+        """State of a stream. Too expensive for hot loops."""
         ...
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
-        """How many messages the stream keeps on each subject that matches `subject`, up to some
-        100,000 of them. Not for hot loops.
+        """How many messages the stream keeps on each subject that matches `subject`, for up to
+        about 100,000 subjects. Too expensive for hot loops.
         """
         ...
 
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
-        """Lag of a consumer. Not for hot loops."""
+        """Lag of a consumer. Too expensive for hot loops."""
         ...
 
     async def purge(self, stream: str, up_to_seq: int) -> None:
-        """Forget messages with sequence <= `up_to_seq`."""
+        """Delete messages with sequence <= `up_to_seq`."""
         ...
 
     async def delete(self, stream: str, seq: int) -> None:
-        """Forget one message (a work-queue message that nobody will take any more)."""
+        """Delete one message (a work-queue message that nobody will take any more)."""
         ...

@@ -26,10 +26,12 @@ from shared.transport.reference import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Referen
 from shared.transport.seal import opened, sealed
 
 HEADER_ROOM_BYTES = 4096
-"""What a message's headers may take beside its payload: streams and servers limit the sum of both.
+"""Room for a message's headers in addition to its payload, because streams and servers limit the
+sum of both.
 """
 ORPHAN_AGE_S = 600.0
-"""A chunk this much older than the oldest message of its stream belongs to no message that is kept.
+"""A chunk that is this much older than the oldest message of its stream belongs to no message that
+is kept.
 """
 _NO_COMPANION_BYTES = 512 * 1024
 _PARALLEL = 8
@@ -44,15 +46,15 @@ def companion_name(stream: str) -> str:
 
 
 def companion_subject(subject: str) -> str:
-    """Subject of the chunks of messages on `subject`; who may publish the one must be allowed the
-    other.
+    """Subject of the chunks of messages on `subject`. A publisher on one must be allowed to publish
+    on the other.
     """
     return f"blob.{subject}"
 
 
 def companion(spec: StreamSpec) -> StreamSpec | None:
-    """The companion stream of `spec`, with the same bounds; None when its payloads are too small
-    ever to need one.
+    """The companion stream of `spec`, with the same limits; None if its payloads are too small ever
+    to need one.
     """
     if 0 <= spec.max_msg_bytes <= _NO_COMPANION_BYTES:
         return None
@@ -69,21 +71,22 @@ def companion(spec: StreamSpec) -> StreamSpec | None:
 
 
 class ChunkStore(Protocol):
-    """The streams of chunks, as storing and fetching blobs needs them."""
+    """The operations on streams of chunks that storing and fetching blobs needs."""
 
     async def put_chunk(self, subject: str, chunk: bytes, *, stream: str, timeout_s: float) -> int:
-        """Store one chunk, return its sequence."""
+        """Store one chunk and return its sequence."""
         ...
 
     async def read(
         self, stream: str, start_seq: int, max_messages: int, timeout_s: float, *, max_bytes: int
     ) -> list[StoredMessage]:
-        """Chunks at or after `start_seq` in order. Ends early with the one by which `max_bytes` are
-        reached, and with what has come when `timeout_s` is over."""
+        """Chunks at or after `start_seq` in order. Ends early with the chunk that reaches
+        `max_bytes`, or with what has arrived after `timeout_s`.
+        """
         ...
 
     async def drop(self, stream: str, seq: int) -> None:
-        """Forget one chunk."""
+        """Delete one chunk."""
         ...
 
 
@@ -116,8 +119,9 @@ async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, c
 
 
 async def payload(store: ChunkStore, message: StoredMessage) -> bytes:
-    """The payload of `message`: its own bytes, or the blob that it refers to. Raises what `fetch`
-    raises, within a deadline that grows with the stated size."""
+    """The payload of `message`: its own bytes, or the blob that it refers to. Raises the errors of
+    `fetch`; the deadline grows with the stated size.
+    """
     if message.inline is not None:
         return message.inline
     reference = reference_of(message)
@@ -131,10 +135,10 @@ async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference,
     """Assemble and check the blob of `message`.
 
     Raises:
-        BadReference: the chunks are not what a publisher of ours stores for this message: of
-            another subject or size.
-        NotConnected: not all chunks came within `timeout_s`, which is for the whole blob.
-        TransportError: a chunk is gone or the bytes differ.
+        BadReference: the chunks are not what an honest publisher stores for this message: wrong
+            subject or size.
+        NotConnected: not all chunks arrived within `timeout_s`, which applies to the whole blob.
+        TransportError: a chunk is missing or the bytes differ.
     """
     name = companion_name(message.stream)
     try:
@@ -152,9 +156,9 @@ async def fetch(store: ChunkStore, message: StoredMessage, reference: Reference,
 
 
 async def _chunks(store: ChunkStore, name: str, subject: str, reference: Reference, timeout_s: float) -> list[bytes]:
-    """In order, and only those that lie under this message's own subject: a reference is a claim of
-    its sender, and could name another's chunks. `left` bounds what one answer of the server may
-    bring, so that a lie about the size costs no memory.
+    """The chunks in order, and only those under this message's own subject: a reference is its
+    sender's claim and could name another publisher's chunks. `left` limits the size of one answer
+    of the server, so that a false size costs no memory.
     """
     parts: list[bytes] = []
     left = reference.size_bytes
@@ -179,15 +183,15 @@ async def _chunks(store: ChunkStore, name: str, subject: str, reference: Referen
 
 
 def _assembled(parts: Sequence[bytes], seal: bytes) -> tuple[bytes, str]:
-    """The payload, as it lies there if it cannot be opened, and its SHA-256."""
+    """The payload, or the stored bytes if they cannot be decrypted, and its SHA-256."""
     stored = b"".join(parts)
     payload = (opened(stored, seal) or stored) if seal else stored
     return payload, hashlib.sha256(payload).hexdigest()
 
 
 def _check_size(name: str, parts: Sequence[bytes], reference: Reference, left: int) -> None:
-    """Refuse a blob at the first chunk that shows that its size is not the stated one, before the
-    next is read.
+    """Refuse a blob at the first chunk that shows that the stated size is wrong, before the next
+    one is read.
     """
     size, first = len(parts[-1]), len(parts[0])
     of = f"blob in {name}: chunk {len(parts)} of {len(reference.chunks)} has {size} bytes"
@@ -201,14 +205,14 @@ def _check_size(name: str, parts: Sequence[bytes], reference: Reference, left: i
 
 
 async def drop(store: ChunkStore, stream: str, chunks: Sequence[int]) -> None:
-    """Forget chunks, as far as the server lets us: what remains is bounded by the companion
-    stream's limits.
+    """Delete chunks, as far as the server allows it; the rest is bounded by the companion stream's
+    limits.
     """
     await asyncio.gather(*(store.drop(companion_name(stream), seq) for seq in chunks), return_exceptions=True)
 
 
 async def drop_of(store: ChunkStore, message: StoredMessage) -> None:
-    """Forget the chunks of a message that is gone, if it had any."""
+    """Delete the chunks of a deleted message, if it had any."""
     if message.inline is None:
         with suppress(TransportError):
             reference = reference_of(message)
@@ -216,8 +220,8 @@ async def drop_of(store: ChunkStore, message: StoredMessage) -> None:
 
 
 def sweep_before(oldest_message_at: float | None, now: float) -> float:
-    """Chunks stored before this time belong to no kept message. `oldest_message_at` is None for an
-    empty stream.
+    """The time before which stored chunks belong to no kept message. `oldest_message_at` is None
+    for an empty stream.
     """
     return (now if oldest_message_at is None else oldest_message_at) - ORPHAN_AGE_S
 

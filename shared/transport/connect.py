@@ -25,15 +25,16 @@ async def connect(
         url: One server or several separated by commas. `memory://<name>` names a server inside this
             process.
         name: How the server's monitoring shows this connection, for example `alpha/verifier/0`.
-        timeout_s: Deadline of the first connection. Afterwards reconnecting never ends.
+        timeout_s: Deadline of the first connection. After that, reconnecting never ends.
         key_file: The nkey seed (`SU...`) or NATS credentials (`.creds`) of this process's user.
-        ca_file: Certificate authority of a server with TLS, where the system does not know it.
-        inbox_prefix: Where replies arrive; a server with permissions allows only one's own.
-        domain: JetStream domain of the streams, where they lie behind a leaf server. Empty: the
+        ca_file: Certificate authority of a server with TLS, if the system does not know it.
+        inbox_prefix: Subject prefix for replies; a server with permissions allows each user only
+            its own.
+        domain: JetStream domain of the streams, if they are behind a leaf server. Empty: the
             server's own.
 
     Raises:
-        NotConnected: nothing answers in time.
+        NotConnected: no answer in time.
         AccessDenied: the server refuses the key, its certificate is not trusted, or a file cannot
             be used.
     """
@@ -41,7 +42,7 @@ async def connect(
         from shared.transport.memory.transport import MemoryTransport, shared_server
 
         return MemoryTransport(shared_server(urlsplit(url).netloc))
-    # Imported with the first connection: commands that make none start half a second sooner.
+    # Imported with the first connection, so that commands without one start half a second sooner.
     from shared.transport.nats.connection import Connection
     from shared.transport.nats.options import Options
     from shared.transport.nats.transport import NatsTransport

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 ErrorKind = Literal["unreachable", "slow_consumer", "permissions", "access_denied", "malformed", "unanswered", "other"]
-"""unreachable: the connection broke, or an attempt to connect failed. slow_consumer: messages were
-dropped here. permissions: the server forbade a subject. access_denied: it refused this process's
-key, or is not who it should be. malformed: a message that nobody can read, or a server that sends
-what none should. unanswered: a request without an answer until its deadline. other: what else the
-server or the client complained of."""
+"""unreachable: the connection broke, or an attempt to connect failed. slow_consumer: this client
+dropped messages. permissions: the server forbade a subject. access_denied: it refused this
+process's key, or its identity could not be verified. malformed: a message that cannot be parsed, or
+invalid data from the server. unanswered: a request without an answer before its deadline. other:
+any other error of the server or the client.
+"""
 
 ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
 

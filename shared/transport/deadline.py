@@ -19,5 +19,5 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether it is over."""
+        """Whether the deadline has passed."""
         return self.left_s <= 0.0

@@ -1,5 +1,5 @@
-"""How key-value buckets are stored (ADR-8): a bucket is a stream, and a key is one of
-its subjects.
+"""How key-value buckets are stored (ADR-8): a bucket is a stream, and each key is one of its
+subjects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _STREAM_PREFIX = "KV_"
 
 
 def bucket_stream(bucket: str) -> str:
-    """Name of the stream that is the bucket."""
+    """Name of the stream that holds the bucket."""
     return f"{_STREAM_PREFIX}{bucket}"
 
 
@@ -23,7 +23,7 @@ def bucket_of_stream(stream: str) -> str:
 
 
 def subject(bucket: str, key: str) -> str:
-    """Subject of a key. Raises TransportError for a key that cannot be one."""
+    """Subject of a key. Raises TransportError for an invalid key."""
     if not _KEY.fullmatch(key):
         raise TransportError(f"bucket {bucket}: {key!r} is not a valid key: use letters, digits, - / _ = and single dots")
     return f"$KV.{bucket}.{key}"

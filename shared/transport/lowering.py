@@ -1,7 +1,9 @@
-"""What to do when a stream exists with more copies, room or time than is wanted now.
+"""What to do when a stream exists with more replicas, larger limits or longer ages than are wanted
+now.
 
-Lowering a limit deletes messages at once, and fewer replicas are noticed only when a machine fails,
-so neither may be the side effect of a setting that somebody forgot (`nats.replicas` defaults to 1).
+Lowering a limit deletes messages at once, and missing replicas are noticed only when a machine
+fails. So neither may be the side effect of a setting that somebody forgot (`nats.replicas` defaults
+to 1).
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from shared.transport.base import TransportError
 
 
 class WouldLower(TransportError):
-    """A stream has more copies, room or time than is wanted, and nobody said to lower it."""
+    """A stream has more replicas, larger limits or longer ages than are wanted, and lowering them
+    was not requested.
+    """
 
     def __init__(self, stream: str, wanted: Mapping[str, Any], actual: Mapping[str, Any], lowered: Collection[str]) -> None:
         differences = ", ".join(f"{name} from {_shown(actual.get(name))} to {wanted[name]}" for name in lowered)
@@ -21,9 +25,9 @@ class WouldLower(TransportError):
 
 
 def lowered(wanted: Mapping[str, Any], actual: Mapping[str, Any], names: Collection[str]) -> list[str]:
-    """Those of `names` that an update from `actual` to `wanted` would lower.
+    """The settings among `names` that an update from `actual` to `wanted` would lower.
 
-    Values that are missing, zero or negative mean "no limit", as they do to a NATS server.
+    Missing, zero and negative values mean "no limit", as for a NATS server.
     """
     return [name for name in names if _is_lower(wanted.get(name), actual.get(name))]
 

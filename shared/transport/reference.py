@@ -1,17 +1,17 @@
-"""The reference that a message carries instead of a payload too large for it, and what may be
-believed of it unread. Pure.
+"""The reference that a message carries instead of a payload that is too large for it, and which
+parts of it can be trusted before reading. Pure.
 
     Swarm-Blob: <size in bytes> <sha256> <sequences of the chunks, as runs: 12-40,45> <seal>
 
-Chunks can be read before the message that refers to them is stored. They are sealed
-(`shared.transport.seal`), and what opens them travels in the reference, so that nobody reads a
-payload before it has its place in the stream. Without a seal they lie open, as earlier versions
-stored them.
+Chunks can be read before the message that refers to them is stored. They are encrypted
+(`shared.transport.seal`), and the key is in the reference, so that nobody can read a payload before
+its message is in the stream. Chunks without a seal are not encrypted; earlier versions stored them
+this way.
 
-Whoever may publish a message writes its reference, so each rule holds for every payload that
-`blobs.put` stores and bounds what a reader does for a lie: chunks have one size between
-`MIN_CHUNK_BYTES` and `MAX_CHUNK_BYTES` (the last may be smaller), so the size bounds how many there
-are and in how many runs; none is named twice.
+Any publisher of a message writes its reference, so each rule holds for every payload that
+`blobs.put` stores and limits the work that a false reference causes: chunks have one size between
+`MIN_CHUNK_BYTES` and `MAX_CHUNK_BYTES` (the last may be smaller), so the size limits how many there
+are and in how many runs; no chunk is named twice.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MAX_CHUNK_BYTES = 960 * 1024
 """Measured with batched direct get: larger chunks are no faster, smaller ones cost more messages.
 """
 MIN_CHUNK_BYTES = 32 * 1024
-"""Smallest chunk but the last one: what fits under a server's `max_payload` of 48 KiB."""
+"""Smallest chunk except the last one: what fits under a server's `max_payload` of 48 KiB."""
 MAX_CHUNKS = 4096
-"""In any payload."""
+"""Most chunks of any payload."""
 UNKNOWN_SIZE = 2**62
-"""Size of a payload whose message does not say: above every limit."""
+"""Size of a payload whose message does not state it; above every limit."""
 _RUN = "[0-9]{1,18}(?:-[0-9]{1,18})?"
 _FORM = re.compile(f"([0-9]{{1,18}}) ([0-9a-f]{{64}}) ({_RUN}(?:,{_RUN})*)(?: ([0-9a-f]{{{2 * SEAL_BYTES}}}))?")
 _SEAL_LETTERS = 1 + 2 * SEAL_BYTES
@@ -40,14 +40,14 @@ _RUN_LETTERS = 40
 
 
 def most_chunks(size_bytes: int) -> int:
-    """The most chunks that a payload of this size can lie in."""
+    """Largest number of chunks of a payload of this size."""
     return min(MAX_CHUNKS, max(1, -(-size_bytes // MIN_CHUNK_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where a blob lies: its size, its SHA-256 in hex, the sequences of its chunks in order, and
-    their seal (empty: none).
+    """A blob's size, its SHA-256 in hex, the sequences of its chunks in order, and their seal
+    (empty: none).
     """
 
     size_bytes: int
@@ -56,7 +56,7 @@ class Reference:
     seal: bytes = b""
 
     def header(self) -> str:
-        """As it stands in the header."""
+        """The reference as a header value."""
         listed = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.runs())
         return f"{self.size_bytes} {self.sha256} {listed}" + (f" {self.seal.hex()}" if self.seal else "")
 
@@ -66,8 +66,8 @@ class Reference:
 
     @classmethod
     def parse(cls, header: str) -> Reference:
-        """Inverse of `header`, in time that the stated size bounds. Raises BadReference for what no
-        publisher of ours writes.
+        """Inverse of `header`. Takes time limited by the stated size. Raises BadReference for
+        anything that no honest publisher writes.
         """
         try:
             size, sha256, runs, seal = _fields(header)
@@ -84,7 +84,7 @@ def reference_of(message: StoredMessage) -> Reference | None:
 
 
 def size_of(headers: Mapping[str, str], inline: bytes) -> int:
-    """Payload size of a message as it claims: of the blob if it refers to one. `UNKNOWN_SIZE` for a
+    """Payload size that a message claims: the blob's if it refers to one. `UNKNOWN_SIZE` for a
     malformed reference.
     """
     header = headers.get(BLOB_HEADER)

@@ -1,9 +1,10 @@
 """Encrypts the chunks of a payload, so that they are unreadable until the message that refers to
 them is stored.
 
-ChaCha20-Poly1305 (RFC 8439) under a separate key for each payload, so the nonce may be constant.
-The seal is key and authenticator; the encrypted bytes have the payload's size. It hides a payload
-only while its publisher keeps the reference, not from those who read the stream afterwards.
+It uses ChaCha20-Poly1305 (RFC 8439) with a separate key for each payload, so the nonce may be
+constant. The seal consists of key and authenticator; the encrypted bytes have the payload's size.
+It protects a payload only until its publisher releases the reference, not from those who read the
+stream afterwards.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ SEAL_BYTES = _KEY_BYTES + _TAG_BYTES
 
 
 def sealed(payload: bytes) -> tuple[bytes, bytes]:
-    """The bytes to store, as many as the payload has, and the seal that opens them."""
+    """The bytes to store, as many as the payload has, and the seal that decrypts them."""
     key = random(_KEY_BYTES)
     box = crypto_aead_chacha20poly1305_ietf_encrypt(payload, None, _NONCE, key)
     return box[:-_TAG_BYTES], key + box[-_TAG_BYTES:]
 
 
 def opened(stored: bytes, seal: bytes) -> bytes | None:
-    """The payload; None when the seal, of `SEAL_BYTES`, is not of these bytes."""
+    """The decrypted payload; None if the seal, of `SEAL_BYTES`, does not belong to these bytes."""
     try:
         return crypto_aead_chacha20poly1305_ietf_decrypt(stored + seal[_KEY_BYTES:], None, _NONCE, seal[:_KEY_BYTES])
     except CryptoError:

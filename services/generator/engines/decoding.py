@@ -1,4 +1,4 @@
-"""Batched sampling from a causal LM with a key-value cache: a function from tensors to tensors,
+"""Batched sampling from a causal LM with a key-value cache: functions from tensors to tensors,
 independent of any engine.
 """
 
@@ -26,7 +26,7 @@ class Row:
 
 def processed_logprobs(logits: Tensor, params: SamplingParams) -> Tensor:
     """Log-probabilities `[..., vocabulary]`, float32, after temperature, top-k and top-p; `-inf`
-    for what they cut off.
+    for excluded tokens.
     """
     logits = logits.float()
     if params.temperature == 0.0:
@@ -60,9 +60,9 @@ def sample_completions(
 ) -> list[Row]:
     """Sample `n` completions of each prompt and return them prompt by prompt.
 
-    The prompts are computed side by side, so they must be of one length unless `way` pads. Rows
-    that have ended are dropped from the batch as soon as half of it has. `limits[i]` is the most
-    tokens that may follow prompt i. `keep_on` is called before every step and may raise.
+    The prompts are computed together, so they must have the same length unless `way` pads. Rows
+    that have ended are dropped once they are half of the batch. `limits[i]` is the most tokens that
+    may follow prompt i. `keep_on` is called before every step and may raise.
     """
     device = model.device
     text = BatchRows(model, prompts, n, way, pad_token_id)

@@ -1,5 +1,5 @@
-"""What engines read from a model's folder or hub name in addition to its weights: end tokens,
-context, tensor shapes, tokenizer.
+"""Reads what engines need from a model's folder or hub name besides its weights: end tokens,
+context length, tensor shapes, tokenizer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's facts.
+    """Properties of a model.
 
-    `tensor_shapes` are those a policy file must hold, its floats; `tied_names` may be in it,
-    unread; `transposed_names` are weights of layers that multiply by them as they lie, inputs
-    first: GPT-2's and embeddings.
+    `tensor_shapes` are those that a policy file must contain, all floats. `tied_names` may be in
+    the file but are not read. `transposed_names` are weights stored with the inputs first, as in
+    GPT-2's layers and in embeddings.
     """
 
     tokenizer: Any
@@ -41,11 +41,11 @@ class ModelFolder:
     transposed_names: frozenset[str]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Decode without special tokens, spaces as they are."""
+        """Decode without special tokens, keeping spaces unchanged."""
         return answer_text(self.tokenizer, token_ids)
 
     def new_token_limits(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[int]:
-        """Return for each prompt how many tokens may follow before the context is full."""
+        """For each prompt, how many tokens may follow before the context is full."""
         for index, prompt in enumerate(prompts):
             if not 0 < len(prompt) < self.context_length:
                 raise EngineError(
@@ -56,12 +56,7 @@ class ModelFolder:
 
 
 def read_model_folder(model_path: str, *, max_model_len: int, revision: str = "") -> ModelFolder:
-    """Read everything but the weights; a hub name's at the commit `revision`.
-
-    Raises:
-        EngineError: the folder is not a causal language model's, or it is a hub name without a
-            commit.
-    """
+    """Read everything but the weights; for a hub name, at the commit `revision`."""
     try:
         pinned = hub_arguments(model_path, revision)
     except UnpinnedModelError as error:
@@ -97,8 +92,8 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
 
 
 def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
-    """Raise `PolicyLoadError` unless the file is whole and holds exactly the model's tensors in
-    their shapes.
+    """Raise `PolicyLoadError` unless the file is complete and contains exactly the model's tensors
+    in their shapes.
     """
     try:
         with safe_open(str(weights_file), framework="pt") as tensors:
@@ -126,15 +121,15 @@ def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """A 56-bit seed for prompt `index` of a call; vLLM adds the sample's number to it, so
-    neighbours must lie far apart.
+    """A 56-bit seed for prompt `index` of a call. vLLM adds the sample's number to it, so
+    neighbouring seeds must be far apart.
     """
     return number_from(f"{seed}/{index}", 7)
 
 
 def _end_token_ids(model_path: str, revision: str | None, config: Any, tokenizer: Any) -> tuple[int, ...]:
-    """All ids that end a completion, in the order generation config, model config, tokenizer;
-    engines stop at any of them.
+    """All ids that end a completion, in the order generation config, model config, tokenizer.
+    Engines stop at any of them.
     """
     try:
         declared = [GenerationConfig.from_pretrained(model_path, revision=revision or "main").eos_token_id]

@@ -31,13 +31,13 @@ from services.generator.engines.openai_requests import OpenAiRequests, RefusedRe
 log = structlog.get_logger(__name__)
 
 _NOT_TAKEN = (400, 404, 405, 422, 501)
-"""How servers refuse fields or endpoints that they do not know."""
+"""Statuses with which servers refuse unknown fields or endpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What the server does. `tokens`: takes token ids and gives them back, with logprobs; `many`:
-    several completions a request.
+    """What the server supports. `tokens`: it accepts token ids and returns them with logprobs.
+    `many`: several completions per request.
     """
 
     tokens: bool
@@ -83,8 +83,8 @@ class OpenAiEngine(Engine):
         self._server = OpenAiRequests(base_url, api_key, request_timeout_s, max_connections)
 
     async def start(self) -> None:
-        """Read the tokenizer, make sure that the server serves the model, and find out what it can
-        do.
+        """Read the tokenizer, check that the server serves the model, and find out what it
+        supports.
         """
         self._folder = await asyncio.to_thread(
             read_model_folder, self._model_path, max_model_len=self._max_model_len, revision=self._revision
@@ -98,8 +98,8 @@ class OpenAiEngine(Engine):
             log.warning("openai_server", model=self._served_model, tokens=False, many=self._abilities.many, consequence=consequence)
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
-        """Sample as `Engine.generate` says, one request a prompt where the server gives several
-        completions; how repeatable that is depends on the server.
+        """Sample as `Engine.generate` describes, with one request per prompt if the server gives
+        several completions. How reproducible the samples are depends on the server.
         """
         if self._folder is None:
             raise EngineError("the openai engine has not started: await start() first")
@@ -119,7 +119,7 @@ class OpenAiEngine(Engine):
         return [group * (n // n_asked) for group in grouped]
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
-        """Refuse: the server's weights are not this node's to change."""
+        """Always refuses, because this node does not own the server's weights."""
         raise UnsupportedByEngine(
             f"policy {version}: the openai engine cannot load weights into {self._server.base_url}: "
             "use engine vllm or transformers for a policy that trains, or run this node without a trainer"
@@ -128,7 +128,7 @@ class OpenAiEngine(Engine):
     async def score(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[float]]:
-        """Refuse: the interface cannot score given tokens."""
+        """Always refuses, because the interface cannot score given tokens."""
         raise UnsupportedByEngine("the openai engine cannot score given tokens: use engine vllm or transformers")
 
     async def close(self) -> None:
@@ -136,8 +136,8 @@ class OpenAiEngine(Engine):
         await self._server.close()
 
     async def _model_on_server(self) -> str:
-        """The model's name there. A server that lists none is believed to have the one that was
-        named.
+        """The model's name on the server. If the server lists no models, the configured name is
+        used unchecked.
         """
         try:
             listed = (await self._server.ask("GET", "/models")).get("data") or []
@@ -159,11 +159,10 @@ class OpenAiEngine(Engine):
         return wanted
 
     async def _probe(self, folder: ModelFolder) -> Abilities:
-        """Ask for two completions of one token, with token ids and, where that does not go, with
-        text.
+        """Request two completions of one token: with token ids, or if that fails, with text.
 
         Raises:
-            EngineError: neither goes.
+            EngineError: both fail.
         """
         prompt, params = folder.tokenizer.encode("1 + 1 =") or list(folder.end_token_ids[:1]), SamplingParams(max_new_tokens=1)
         for tokens in (True, False):
@@ -187,8 +186,8 @@ class OpenAiEngine(Engine):
     def _body(
         self, folder: ModelFolder, prompt: Sequence[int], n: int, limit: int, params: SamplingParams, seed: int
     ) -> dict[str, Any]:
-        """A request for `n` completions. What is not OpenAI's own goes only to a server that knows
-        it, or where sampling would otherwise not be as asked for.
+        """A request for `n` completions. Fields outside of OpenAI's interface are sent only to a
+        server that knows them, or if sampling would otherwise not match the parameters.
         """
         greedy = params.temperature == 0.0
         body: dict[str, Any] = {
@@ -204,7 +203,8 @@ class OpenAiEngine(Engine):
             return body | ({"top_k": params.top_k} if params.top_k and not greedy else {})
         return body | {
             "logprobs": 1,
-            # Said even when off: vLLM would take them from the model's generation_config.
+            # Sent even when off, because vLLM would otherwise take them from the model's
+            # generation_config.
             "top_k": 0 if greedy else params.top_k,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
@@ -219,7 +219,7 @@ class OpenAiEngine(Engine):
         return [self._sample(choice, folder) for choice in choices]
 
     def _sample(self, choice: dict[str, Any], folder: ModelFolder) -> Sample:
-        """One completion; what the server could do at the start it must do now. Raises
+        """One completion. The server must still support what it supported at the start. Raises
         `EngineError`.
         """
         finish: Literal["stop", "length"] | Any = choice.get("finish_reason")
@@ -242,16 +242,16 @@ def _has_tokens(choice: dict[str, Any]) -> bool:
 
 
 def _as_text(folder: ModelFolder, prompt: Sequence[int]) -> str:
-    """The prompt's text, control tokens included, without the first one where the server's own
-    tokenizer will put it there again.
+    """The prompt's text, including control tokens, without the first one if the server's own
+    tokenizer will add it again.
     """
     text: str = folder.tokenizer.decode(list(prompt), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text.removeprefix(folder.tokenizer.bos_token or "")
 
 
 def open_engine(settings: EngineSettings) -> OpenAiEngine:
-    """The engine that `generator.engine = "openai"` asks for. Raises `EngineError` without a
-    server's address.
+    """The engine for `generator.engine = "openai"`. Raises `EngineError` without a server's
+    address.
     """
     if settings.base_url is None:
         raise EngineError("engine openai: no server address: set base_url, such as http://localhost:8000/v1")

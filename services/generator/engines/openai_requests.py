@@ -1,5 +1,5 @@
-"""Requests to a server with OpenAI's interface: asked again while that may help, and told in a
-sentence when it does not.
+"""Requests to a server with OpenAI's interface: retries while that may help, and describes a
+failure in one sentence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST_PAUSE_S = 5.0
 
 
 class RefusedRequest(EngineError):
-    """The server answered that it will not do this; `status` is HTTP's."""
+    """The server refused the request; `status` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -26,13 +26,13 @@ class RefusedRequest(EngineError):
 
 
 class OpenAiRequests:
-    """Asks one server.
+    """Sends requests to one server.
 
     Args:
-        base_url: its address with its version, such as `http://localhost:8000/v1`.
-        api_key: sent as a bearer token when given, and in no message of an error.
-        timeout_s: deadline of one request, retries included.
-        max_connections: most requests at a time.
+        base_url: Its address with its version, such as `http://localhost:8000/v1`.
+        api_key: Sent as a bearer token if given, and never part of an error message.
+        timeout_s: Deadline of one request, retries included.
+        max_connections: Most concurrent requests.
     """
 
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float, max_connections: int) -> None:
@@ -47,11 +47,11 @@ class OpenAiRequests:
         )
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Ask until there is an answer, with growing pauses, up to the deadline.
+        """Retry with growing pauses until there is an answer or the deadline has passed.
 
         Raises:
-            RefusedRequest: the server refused; asking again would not help.
-            EngineError: there was no answer in time, or none in JSON.
+            RefusedRequest: the server refused; retrying would not help.
+            EngineError: there was no answer in time, or it was not JSON.
         """
         url = self.base_url + path
         give_up_at = time.monotonic() + self._timeout_s
@@ -88,5 +88,5 @@ class OpenAiRequests:
         await self._client.aclose()
 
     def _without_key(self, text: str) -> str:
-        """Some servers quote the key that they refuse."""
+        """The text without the key, because some servers quote a key that they refuse."""
         return text.replace(self._api_key, "<the key>") if self._api_key else text

@@ -12,8 +12,8 @@ from services.generator.engines.base import PolicyLoadError
 
 
 class PolicyGate:
-    """Many samplers or one swap. A waiting swap goes first, so that a steady stream of calls cannot
-    put it off for ever.
+    """Admits many sampling calls or one swap. A waiting swap goes first, so that a steady stream of
+    calls cannot delay it for ever.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class PolicyGate:
 
     @asynccontextmanager
     async def sampling(self) -> AsyncIterator[None]:
-        """Hold the weights as they are. Waits no longer than the swap ahead, which has a
+        """Keep the weights unchanged inside the block. Waits at most for one swap, which has a
         deadline.
         """
         while not self._open.is_set():

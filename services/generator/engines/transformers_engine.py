@@ -1,7 +1,7 @@
-"""Engine over plain transformers: the embedded default on a machine without a GPU.
+"""The engine over plain transformers: the default on a machine without a GPU.
 
-One worker thread owns the model, so the event loop stays responsive and calls and swaps run one
-after the other. No sample mixes two versions, and no locks are needed.
+One worker thread owns the model, so the event loop stays responsive, and calls and swaps run one
+after the other. So no sample mixes two versions, and no locks are needed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _T = TypeVar("_T")
 
 
 class TransformersEngine(Engine):
-    """Samples with a batched key-value cache loop; exact and repeatable on a CPU.
+    """Samples in a batched loop with a key-value cache; exact and reproducible on a CPU.
 
     Args:
-        model_path: model folder or hub name.
-        revision: commit of a hub name.
-        dtype: a torch dtype's name, or `auto`: float32 on a CPU, the checkpoint's own elsewhere.
-        device: torch device, or `auto`: the GPU if there is one.
-        max_model_len: most tokens of prompt and completion together.
-        threads: torch threads for the whole process, or None to leave them alone.
-        max_batch_rows: most completions side by side, one prompt's `n` always together; bounds
-            memory.
+        model_path: Model folder or hub name.
+        revision: Commit of a hub name.
+        dtype: A torch dtype's name, or `auto`: float32 on a CPU, the checkpoint's own elsewhere.
+        device: Torch device, or `auto`: the GPU if there is one.
+        max_model_len: Most tokens of prompt and completion together.
+        threads: Torch threads for the whole process, or None to leave them unchanged.
+        max_batch_rows: Most completions computed together, where one prompt's `n` always stay
+            together; limits memory.
     """
 
     name = "transformers"
@@ -78,7 +78,7 @@ class TransformersEngine(Engine):
         await self._in_worker(self._start)
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
-        """Sample as `Engine.generate` says; calls queue up."""
+        """Sample as `Engine.generate` describes. Calls are queued."""
         given_up = threading.Event()
         try:
             return await self._in_worker(lambda: self._generate(prompts, n, params, seed, given_up))
@@ -87,24 +87,24 @@ class TransformersEngine(Engine):
             raise
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
-        """Load as `Engine.load_policy` says, after the calls that were made before this one."""
+        """Load as `Engine.load_policy` describes, after all earlier calls."""
         await self._in_worker(lambda: self._load_policy(weights_file, version))
 
     async def score(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[float]]:
-        """Score as `Engine.score` says."""
+        """Score as `Engine.score` describes."""
         return await self._in_worker(lambda: score_completions(self._model, prompts, completions, params))
 
     async def rest(self) -> None:
-        """Wait for a call that was given up, and free what torch keeps for later on a GPU. The
-        weights stay.
+        """Wait for an abandoned call to end and free torch's cached memory on a GPU. The weights
+        stay.
         """
         if self._folder is not None and not self._closing.is_set():
             await self._in_worker(torch.cuda.empty_cache if self._device.type == "cuda" else lambda: None)
 
     async def close(self) -> None:
-        """Stop at the next token, then let the model go."""
+        """Stop at the next token, then release the model."""
         self._closing.set()
         self._worker.shutdown(wait=False, cancel_futures=True)
         self._model = None
@@ -142,7 +142,7 @@ class TransformersEngine(Engine):
     ) -> list[list[Sample]]:
         assert self._folder is not None
 
-        # A thread cannot be cancelled: asked before every token, this ends it within one.
+        # A thread cannot be cancelled. This check before every token ends it within one.
         def keep_on() -> None:
             if self._closing.is_set():
                 raise EngineError("the transformers engine was closed while it was sampling")
@@ -188,8 +188,8 @@ class TransformersEngine(Engine):
         if adapters is None:
             check_policy_file(weights_file, self._folder)
         try:
-            # Everything is in memory before the first parameter changes, so an I/O error cannot
-            # leave half a policy.
+            # Read everything into memory before the first parameter changes, so that an I/O error
+            # cannot leave half a policy.
             loaded = load_file(weights_file, device="cpu")
         except (OSError, SafetensorError) as error:
             raise PolicyLoadError(f"policy file {weights_file}: unreadable ({error}): fetch it again") from error
@@ -206,8 +206,8 @@ class TransformersEngine(Engine):
         base: dict[str, torch.Tensor] | None = None
         try:
             if not self._is_base:
-                # A trainer that trained all weights before, and now trains adapters, means those of
-                # the base.
+                # The trainer may have trained full weights before; its adapters belong to the
+                # base's weights.
                 base = self._read_base().state_dict()
             self._adapters.load(tensors, adapters, modules)
         except EngineError as error:
@@ -232,8 +232,8 @@ class TransformersEngine(Engine):
 
 
 def open_engine(settings: EngineSettings) -> TransformersEngine:
-    """The engine that `generator.engine = "transformers"` asks for. Raises `ModelLoadError` where
-    the machine lacks its device.
+    """The engine for `generator.engine = "transformers"`. Raises `ModelLoadError` if the machine
+    lacks its device.
     """
     return TransformersEngine(
         settings.model_path,

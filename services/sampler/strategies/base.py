@@ -20,15 +20,14 @@ Draw = Callable[[Sequence[PoolEntry], int, int, random.Random, Knowledge], list[
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to choose foreign groups, as the entry-point group `swarm.strategies` holds it.
+    """A way to choose foreign groups, as registered in the entry-point group `swarm.strategies`.
 
-    keeps(entry): at arrival, whether it can ever be chosen; what is refused never takes up room in
-    the pool. draw(entries, wanted, cap, rng, knowledge): `available(entries, wanted, cap)`
-    different entries, in training order, at most `cap` of one node, with no other source of chance
-    than `rng`. `entries` stand in the order in which they came. weigh(entries, wanted, knowledge):
-    their weights in the draw, above 0, on any scale; None where it knows no weights. prefers: the
-    trainer, which has the model, keeps the likeliest (`near`) or least likely (`far`) of more
-    candidates.
+    keeps(entry): at arrival, whether it can ever be chosen; other entries take no room in the pool.
+    draw(entries, wanted, cap, rng, knowledge): `available(entries, wanted, cap)` different entries,
+    in training order, at most `cap` of one node, with `rng` as the only source of randomness.
+    `entries` are in order of arrival. weigh(entries, wanted, knowledge): their weights in the draw,
+    above 0, on any scale; None for a strategy without weights. prefers: the trainer, which has the
+    model, keeps the likeliest (`near`) or least likely (`far`) of more candidates.
     """
 
     name: str
@@ -39,8 +38,8 @@ class Strategy:
 
 
 def has_advantage(entry: PoolEntry) -> bool:
-    """The paper's filter (arXiv 2509.08721, section 3): a group whose rewards are all the same
-    teaches nothing.
+    """The paper's filter (arXiv 2509.08721, section 3): a group whose rewards are all equal teaches
+    nothing.
     """
     return entry.informative
 
@@ -48,13 +47,13 @@ def has_advantage(entry: PoolEntry) -> bool:
 def draw_uniformly(
     entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge
 ) -> list[PoolEntry]:
-    """A uniform draw in which a node's groups beyond its cap are passed over."""
+    """A uniform draw that skips a node's groups beyond its cap."""
     return in_order(rng.sample(entries, len(entries) if cap < wanted else min(wanted, len(entries))), wanted, cap)
 
 
 def weighted(name: str, weigh: Weigh) -> Strategy:
-    """The strategy that draws informative groups without replacement, by the weights that `weigh`
-    gives them.
+    """The strategy that draws informative groups without replacement, with the weights from
+    `weigh`.
     """
 
     def draw(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge) -> list[PoolEntry]:

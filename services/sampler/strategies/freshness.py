@@ -10,7 +10,7 @@ from services.sampler.strategies.base import LAST, weighted
 
 
 def _weigh(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
-    """Half the weight for every J newer groups: a scale that needs no clock and fits a slow swarm
+    """Half the weight for every J newer groups, a scale that needs no clock and suits a slow swarm
     as well as a fast one.
     """
     newest_first = sorted(range(len(entries)), key=lambda i: (-min(entries[i].created_at, entries[i].received_at), -entries[i].seq))

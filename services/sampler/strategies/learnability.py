@@ -1,6 +1,4 @@
-"""Draws from task sources on which this node's policy is known to pass sometimes and fail
-sometimes.
-"""
+"""Draws from task sources on which this node's policy sometimes passes and sometimes fails."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from services.sampler.strategies.base import weighted
 
 
 def _weigh(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
-    """E[p(1 - p)] under Beta(1 + passes, 1 + failures): what this node's own rewards on that source
-    vary by.
+    """E[p(1 - p)] under Beta(1 + passes, 1 + failures): the expected variance of this node's
+    rewards on that source.
 
-    A source never seen has 1/6, more than one that is known to pass less than a fifth of the time:
-    it is worth a try.
+    An unknown source has 1/6, more than one that is known to pass less than a fifth of the time, so
+    that it is tried.
     """
 
     def of(source: str) -> float:

@@ -1,5 +1,5 @@
-"""Draws in proportion to the standard deviation of a group's rewards: where answers differ most,
-there is most to learn.
+"""Draws in proportion to the standard deviation of a group's rewards, because answers that differ
+most teach most.
 """
 
 from __future__ import annotations

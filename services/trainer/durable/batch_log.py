@@ -1,5 +1,5 @@
-"""The batch log: batches in order, each trained on once relative to the checkpoints, and what to do
-when one is missing.
+"""Reads the batch log: batches in order, each trained on once relative to the checkpoints. Also
+decides what to do when one is missing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shared.transport.base import Transport
 
 
 class BatchLog:
-    """Reads the batch after a position. `read_to` is the stream sequence up to which it was
-    read. It counts what was read since `saved`: the log keeps so many batches and bytes, and those
-    that no checkpoint holds must be among them.
+    """Reads the batch after a position. `read_to` is the stream sequence up to which it was read.
+    It counts the batches and bytes read since `saved`, because the log keeps only so many, and must
+    not discard those that no checkpoint contains.
     """
 
     def __init__(self, transport: Transport, node: str) -> None:
@@ -28,17 +28,17 @@ class BatchLog:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether so much was read since the last checkpoint that the log may soon forget some of
+        """Whether so much was read since the last checkpoint that the log may soon discard some of
         it.
         """
         return self._unsaved_msgs >= NODE_LIMITS.unsaved_max_msgs or self._unsaved_bytes >= NODE_LIMITS.unsaved_max_bytes
 
     def saved(self) -> None:
-        """A checkpoint holds every batch that was read."""
+        """Record that a checkpoint contains every batch that was read."""
         self._unsaved_msgs = self._unsaved_bytes = 0
 
     async def check(self, position: TrainedPosition) -> None:
-        """Make sure that training can go on after `position`.
+        """Check that training can continue after `position`.
 
         Raises:
             FatalError: the batches after it are gone.
@@ -48,18 +48,18 @@ class BatchLog:
         if state.last_seq < position.stream_seq:
             raise FatalError(
                 f"the batch log {self._stream} ends at {state.last_seq}, but the checkpoint of step {position.batch_number} "
-                f"contains it up to {position.stream_seq}: the stream was made anew. Restore the NATS server's JetStream store, or "
-                "choose another node.id and node.run to start from the base policy"
+                f"contains it up to {position.stream_seq}: the stream was created anew. Restore the NATS server's JetStream "
+                "store, or choose another node.id and node.run to start from the base policy"
             )
         if state.messages == 0 and state.last_seq > position.stream_seq:
             raise _gone(self._stream, position, "nothing is left of it")
 
     async def after(self, position: TrainedPosition) -> tuple[Batch, TrainedPosition] | None:
-        """The batch after `position` and the position once it is trained; None when it is not there
-        yet.
+        """The batch after `position` and the position after training on it; None if it does not
+        exist yet.
 
         Raises:
-            FatalError: the log goes on with a later batch, or with one that cannot be decoded.
+            FatalError: the log continues with a later batch, or with one that cannot be decoded.
             TransportError: the server cannot be reached, or part of the batch is missing.
         """
         while True:
@@ -80,8 +80,8 @@ class BatchLog:
                 )
 
     async def forget(self, up_to_seq: int) -> None:
-        """Purge batches that no checkpoint needs, but never the newest: it is the sampler's
-        memory.
+        """Purge batches that no checkpoint needs, but never the newest one, which contains the
+        sampler's memory.
         """
         state = await self._transport.stream_state(self._stream)
         last_unneeded = min(up_to_seq, state.last_seq - 1)

@@ -40,7 +40,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """What a checkpoint's weights are of, so that they can be exported without the service's
+    """The model of a checkpoint's weights, so that they can be exported without the service's
     configuration.
     """
 
@@ -67,7 +67,7 @@ class BestEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that was read and found whole."""
+    """A checkpoint that was read and found intact."""
 
     folder: Path
     position: TrainedPosition
@@ -89,10 +89,10 @@ class CheckpointStore:
         return sorted(int(name[len(_PREFIX) :]) for name in names if name[len(_PREFIX) :].isdigit())
 
     def save(self, state: LearnerState, position: TrainedPosition, model: TrainedModel) -> Path:
-        """Write a checkpoint; `prune` afterwards.
+        """Write a checkpoint; call `prune` afterwards.
 
         Raises:
-            OSError: the disk is full or not writable; nothing that was there before is touched.
+            OSError: the disk is full or not writable; earlier checkpoints are unchanged.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
@@ -111,13 +111,13 @@ class CheckpointStore:
         return final
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and why newer ones are not; those are put aside
-        under `corrupt-...`.
+        """The newest intact checkpoint, and why newer ones are broken; those are renamed to
+        `corrupt-...`.
 
-        (None, []) when there is none at all.
+        (None, []) if there is no checkpoint.
 
         Raises:
-            CheckpointError: there are checkpoints, and none is whole.
+            CheckpointError: there are checkpoints, and none is intact.
         """
         reasons: list[str] = []
         for step in reversed(self.steps()):
@@ -137,8 +137,8 @@ class CheckpointStore:
         return read_checkpoint(self._path(step))
 
     def set_aside(self, newer_than: int) -> None:
-        """Rename the broken checkpoints of later steps than `newer_than`, so that they count no
-        more.
+        """Rename the broken checkpoints of steps later than `newer_than`, so that they are no
+        longer considered.
         """
         for step in self.steps():
             if step > newer_than:
@@ -172,12 +172,12 @@ class CheckpointStore:
             return None
 
     def replay_seq(self) -> int:
-        """Batches up to this position of the batch log are needed no more: the oldest of the newest
-        `keep` contains them.
+        """The position of the batch log up to which batches are no longer needed: the oldest of the
+        newest `keep` checkpoints contains them.
 
-        The best checkpoint does not count, it is kept to be exported: else the log would grow for
-        as long as no better one comes. 0 (everything is needed) without a checkpoint, or when one
-        of them cannot be read.
+        The best checkpoint is not considered, because it is kept only for export; otherwise the log
+        would grow for as long as no better one comes. 0 (everything is needed) without a
+        checkpoint, or if one of them cannot be read.
         """
         try:
             return min((_read_manifest(self._path(step))[0].stream_seq for step in self.steps()[-self._keep :]), default=0)
@@ -185,7 +185,7 @@ class CheckpointStore:
             return 0
 
     def prune(self) -> None:
-        """Forget all but the newest `keep` and the best."""
+        """Delete all checkpoints but the newest `keep` and the best."""
         steps = self.steps()
         kept = set(steps[-self._keep :])
         best = self.best() if self._keep_best else None
@@ -193,7 +193,7 @@ class CheckpointStore:
             kept.add(best.step)
         for step in steps:
             if step not in kept:
-                # Renamed first: a half-removed folder must not be taken for a checkpoint.
+                # Renamed first, so that a half-deleted folder is not taken for a checkpoint.
                 doomed = self.folder / f"{_UNFINISHED}{self._path(step).name}"
                 os.rename(self._path(step), doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
@@ -211,7 +211,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint and check every byte of it.
 
     Raises:
-        CheckpointError: a file is missing, torn or altered.
+        CheckpointError: a file is missing, truncated or altered.
     """
     position, model, sums = _read_manifest(folder)
     payloads = {name: _read_checked(folder / name, sums.get(name, "")) for name in (WEIGHTS, OPTIMIZER)}

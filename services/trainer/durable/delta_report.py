@@ -1,5 +1,5 @@
 """Reports how much of the LoRA adapters' change is lost by rounding a published policy: always as a
-gauge, and in the log when it is much.
+gauge, and in the log if it is much.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _REMEDY = (
 
 
 class DeltaReport:
-    """Warns when the loss becomes much, not at every policy: early on a delta is small and most of
-    it is lost for many steps.
+    """Warns when the loss becomes large, not with every policy, because early in training the delta
+    is small and most of it is lost for many steps.
     """
 
     def __init__(self, gauge: LateGauge, log: Log) -> None:
@@ -29,8 +29,8 @@ class DeltaReport:
         self._warned = False
 
     def published(self, rounding: DeltaRounding | None, *, version: int, dtype: str) -> None:
-        """The policy of `version` is out, rounded to `dtype`; None: without adapters, or they add
-        nothing yet.
+        """Record the rounding of the published policy `version` to `dtype`; None: it has no
+        adapters, or they add nothing yet.
         """
         self._gauge.set(None if rounding is None else rounding.lost_ratio)
         much = rounding is not None and rounding.lost_ratio > MUCH

@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A policy was written into `folder`, weights in `dtype`. `rounding`: of adapters that were
+    """An exported policy in `folder`, with weights in `dtype`. `rounding`: of adapters that were
     merged; else None.
     """
 
@@ -43,18 +43,18 @@ class Exported:
 
 def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str | None = None) -> Exported:
     """Write the policy of a checkpoint, or of a run's newest (or best) checkpoint, into `out_dir`,
-    adapters merged in float32.
+    with adapters merged in float32.
 
     Args:
-        source: a run's folder of one node (`var/runs/<run>/<node>`) or one checkpoint's folder.
-        out_dir: must not exist, or be empty; it appears whole or not at all.
-        best: of a run, take the checkpoint nearest to the best held-out evaluation.
-        dtype: of the weights, a name in `DTYPES`; None: the one that products were computed in.
+        source: A run's folder of one node (`var/runs/<run>/<node>`) or one checkpoint's folder.
+        out_dir: Must not exist, or be empty. It appears completely or not at all.
+        best: For a run, take the checkpoint nearest to the best held-out evaluation.
+        dtype: Of the weights, a name in `DTYPES`; None: the one used for matrix products.
 
     Raises:
         CheckpointError: no usable checkpoint.
-        ModelLoadError: the base model is gone.
-        FileExistsError: `out_dir` holds files.
+        ModelLoadError: the base model is missing.
+        FileExistsError: `out_dir` contains files.
     """
     refuse_filled(out_dir, "the export")
     checkpoint = _chosen_checkpoint(source, best)
@@ -69,10 +69,10 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
 
 
 def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Exported:
-    """Write the adapters alone, in float32, as `peft.PeftModel.from_pretrained` loads them onto the
-    base model: no rounding at all.
+    """Write the adapters alone, in float32 and therefore without rounding, in the form that
+    `peft.PeftModel.from_pretrained` loads onto the base model.
 
-    Arguments and errors are those of `export_policy`; besides, CheckpointError where no adapters
+    Arguments and errors are those of `export_policy`; also raises CheckpointError if no adapters
     were trained.
     """
     refuse_filled(out_dir, "the export")
@@ -83,8 +83,8 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
     for config in adapted.peft_config.values():
         config.revision = checkpoint.model.model_revision or None
     with appearing_whole(out_dir) as staging:
-        # The base's embeddings were not trained; left to itself, peft asks the hub whether to save
-        # them.
+        # The base's embeddings were not trained. Without this argument peft asks the hub whether to
+        # save them.
         adapted.save_pretrained(staging, save_embedding_layers=False)
         write_card(staging, checkpoint, dtype="float32", adapter=True)
     return Exported(out_dir, "float32")
@@ -122,16 +122,14 @@ def _policy_of(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[Any, DeltaRo
     if checkpoint.model.lora_rank:
         load_policy_tensors(model, policy_tensors(_adapted(checkpoint), dtype, tally=tally))
     else:
-        # What a model keeps besides, such as the bias of a router that no gradient moves, is the
-        # base's.
+        # State that is not trained, such as the bias of a router without a gradient, comes from the
+        # base.
         load_trainable(model, checkpoint.state.weights)
     return model, tally.rounding()
 
 
 def _adapted(checkpoint: Checkpoint) -> Any:
-    """The model as it was trained: its base in the dtype that it had then, the adapters in
-    float32.
-    """
+    """The model as it was trained: its base in the dtype used then, the adapters in float32."""
     trained = checkpoint.model
     base = load_causal_lm(_base(trained), dtype=DTYPES[trained.dtype], device=_CPU)
     adapted = with_adapters(base, lora_section(trained))

@@ -27,11 +27,11 @@ from shared.transport.base import TransportError
 
 
 class CheckpointKeeper:
-    """Writes a trainer's checkpoints. One that cannot be written is tried again; the one before it
-    is intact.
+    """Writes a trainer's checkpoints. If one cannot be written, it is tried again; the previous one
+    stays intact.
 
-    failing: the newest could not be written. written: the batch of the newest that could. seconds:
-    what writing took since `step_seconds` was last called.
+    failing: the newest could not be written. written: the batch of the newest one on disk. seconds:
+    time spent writing since `step_seconds` was last called.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class CheckpointKeeper:
         self._seconds = 0.0
 
     def step_seconds(self) -> float:
-        """Seconds that checkpoints took since the last call."""
+        """Seconds spent on checkpoints since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be written after `step`: it is its turn, the last could not be
-        written, or the log could forget batches that none holds.
+        """Whether to write a checkpoint after `step`: it is due, the last one could not be written,
+        or the log could discard batches that no checkpoint contains.
         """
         return self.failing or self._batches.wants_checkpoint or step % self._config.trainer.checkpoint_every == 0
 
     @property
     def holds_up(self) -> bool:
-        """Whether training has to wait until a checkpoint can be written: one that went on could
-        not be started again.
+        """Whether training must wait until a checkpoint can be written, because a trainer that
+        continued could not be restarted.
         """
         return self.failing and self._batches.wants_checkpoint
 

@@ -1,5 +1,5 @@
-"""What an exported policy is, in the README.md beside its weights: from its checkpoint and from the
-logs of its run, as far as there are any.
+"""Writes the README.md of an exported policy, from its checkpoint and, if available, the logs of
+its run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EVALUATIONS, _STEPS = "eval.jsonl", "metrics.jsonl"
 
 
 def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: bool) -> None:
-    """Write the card of what was exported into `folder`. The node's logs are beside its
+    """Write the card of the exported policy into `folder`. The node's logs are beside its
     checkpoints.
     """
     node_folder = checkpoint.folder.parent.parent
@@ -45,8 +45,8 @@ def model_card(
     dtype: str,
     adapter: bool,
 ) -> str:
-    """The card, as Hugging Face reads it. Of a base that is a folder it says the folder's name
-    alone: the path is this machine's.
+    """The card in Hugging Face's format. If the base is a folder, the card contains only the
+    folder's name, because the path is specific to this machine.
     """
     from_hub = bool(model.model_revision)
     base = model.model_path if from_hub else Path(model.model_path).name
@@ -71,7 +71,7 @@ def model_card(
 
 
 def _groups(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where the answers came from that it was trained on."""
+    """Number of local and foreign groups that it was trained on."""
     if not steps:
         return []
     local, foreign = (int(sum(_number(line, key) for line in steps)) for key in ("groups_local", "groups_external"))
@@ -102,6 +102,6 @@ def _scores(evaluations: Sequence[Mapping[str, Any]], step: int) -> list[str]:
 
 
 def _number(line: Mapping[str, Any], key: str) -> float:
-    """A number of a log's line; -1 where it has none."""
+    """A number from a line of a log; -1 if it has none."""
     value = line.get(key)
     return float(value) if isinstance(value, int | float) else -1.0

@@ -1,5 +1,5 @@
-"""Publishes a new policy to the generators: one file, one entry in the policy store, then the
-pointer to it.
+"""Publishes a new policy to the generators: first a file, then an entry in the policy store, then
+the pointer to it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from shared.policy_store import PolicyStore, StoredPolicy
 from shared.transport.base import Transport
 
 _ANSWERS = 3
-"""How often one version is published again: a generator that does not see the store at all would
-have it sent for ever.
+"""How often one version is published again. Without this limit a generator that cannot see the
+store at all would cause it to be sent for ever.
 """
 
 Decision = Literal["publish", "confirm", "hold", "step_back"]
 
 
 def publication(version: int, pointer_version: int | None, *, log_exhausted: bool) -> Decision:
-    """What to do with the policy of `version` when generators are pointed at `pointer_version`
-    (None: the base policy).
+    """What to do with the policy of `version` if the pointer names `pointer_version` (None: the
+    base policy).
 
     While a resumed trainer replays its log, older policies stay unpublished (`hold`); when it
-    reaches the version that is out there, `confirm` that its bytes are the same. A log that ends
-    before that version has lost batches: then the generators must come back to the policy that is
-    trained (`step_back`).
+    reaches the published version, it confirms that its bytes are the same (`confirm`). If the log
+    ends before that version, batches were lost, and the generators must return to the policy that
+    is trained (`step_back`).
     """
     if pointer_version is None:
         return "publish" if version > 0 else "hold"
@@ -46,7 +46,7 @@ def publication(version: int, pointer_version: int | None, *, log_exhausted: boo
 
 
 class Publisher:
-    """Publishes policies of one node and remembers which one is out there."""
+    """Publishes policies of one node and remembers which one is published."""
 
     def __init__(self, store: PolicyStore, transport: Transport, *, node: str, staging: Path, keep: int) -> None:
         self._store = store
@@ -56,17 +56,17 @@ class Publisher:
         self._keep = keep
         self._pruned_at: int | None = None
         self._unannounced: tuple[int, StoredPolicy] | None = None
-        """A version that is stored and whose pointer could not be written: the next try stores
-        nothing again.
+        """A version that is stored but whose pointer could not be written; the next attempt does
+        not store it again.
         """
         self._answered: bytes | None = None
-        """The refusal that was looked at last."""
+        """The refusal handled last."""
         self._begun: list[int] = []
-        """The version that is out there, once for each time that it was published again."""
+        """The published version, once for each time that it was published again."""
         self.pointer: PolicyPointer | None = None
         self.sent_bytes = 0
         self.sent_kind: Literal["full", "delta"] = "full"
-        """What the newest publication was, and its bytes."""
+        """Kind and size in bytes of the newest publication."""
 
     async def read_pointer(self) -> None:
         """Read which policy is published. None if the pointer is damaged or in an earlier format;
@@ -84,11 +84,14 @@ class Publisher:
             self.pointer = None
 
     async def publish(self, write: Callable[[Path], Awaitable[None]], position: TrainedPosition) -> bool:
-        """Publish the policy that `write` puts into a file. Returns whether the pointer changed.
+        """Publish the policy that `write` writes into a file. Returns whether the pointer changed.
 
         Raises:
-            OSError: disk full. TransportError: server away. PolicyStoreError: the store refuses.
-                The old policy then stays.
+            OSError: disk full.
+            TransportError: server unreachable.
+            PolicyStoreError: the store refuses.
+
+        On any error the old policy stays published.
         """
         version = position.batch_number
         if self._unannounced is not None and self._unannounced[0] == version:
@@ -115,12 +118,12 @@ class Publisher:
         return self.pointer is pointer
 
     async def refused(self, position: TrainedPosition) -> PolicyRefusal | None:
-        """A generator's refusal of the published policy or of one that it builds on; None: nothing
-        new.
+        """A generator's refusal of the published policy or of one that it is built from; None: no
+        new refusal.
 
         Raises:
-            TransportError: the server is unreachable. MessageError: the key's value is not a
-                refusal.
+            TransportError: the server is unreachable.
+            MessageError: the key's value is not a refusal.
         """
         if self.pointer is None or self.pointer.version != position.batch_number:
             return None
@@ -134,7 +137,7 @@ class Publisher:
         return refusal
 
     def begin_again(self) -> None:
-        """The next publication is a full copy, also where its version is out there already."""
+        """Make the next publication a full copy, even if this version is already published."""
         assert self.pointer is not None
         self._begun = [version for version in self._begun if version == self.pointer.version] + [self.pointer.version]
         self._unannounced = None
@@ -150,9 +153,9 @@ class Publisher:
             file.unlink(missing_ok=True)
 
     async def prune(self) -> None:
-        """Delete all policies from the store except the newest `keep` and those the pointer needs.
-        Nothing where the pointer is another process's: a store on a volume knows no lease, and what
-        that one has published since would be deleted as none of this one's.
+        """Delete all policies from the store except the newest `keep` and those that the pointer
+        needs. Does nothing if the pointer belongs to another process: a store on a volume knows
+        no lease, and what that process has published since would be deleted as unknown to this one.
         """
         if self.pointer is None or self.pointer.version == self._pruned_at:
             return
@@ -170,7 +173,7 @@ class Publisher:
 
 
 def _made_of(pointer: PolicyPointer) -> set[tuple[int, str]]:
-    """Version and sha256 of the policy and of every one that its deltas make on the way to it."""
+    """Version and sha256 of the policy and of every earlier one that its deltas pass through."""
     steps = {(delta.file.version, delta.makes) for delta in pointer.deltas}
     first = {(pointer.anchor.version, pointer.anchor.sha256)} if pointer.anchor is not None else set()
     return {(pointer.version, pointer.sha256)} | steps | first

@@ -1,7 +1,8 @@
-"""What of each answer an optimizer update used: how many of its tokens, and with which weights.
+"""Records what an optimizer update used of each answer: how many of its tokens, and with which
+weights.
 
-Summed where the loss is computed, from the very tensors that it is made of, so that what is written
-down is what the gradient used. Costs a few sums over tokens and one transfer an update.
+The sums are computed together with the loss, from the same tensors, so that the record shows what
+the gradient used. This costs a few sums over tokens and one transfer per update.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ from services.trainer.objectives.token_loss import TokenLoss
 from services.trainer.parallel.protocol import Parallel
 
 AnswerPlace = tuple[int, int]
-"""Number of a group in the step, and of a completion in it."""
+"""Index of a group in the step, and of a completion in it."""
 
 TOKENS_A_STEP = 4096
-"""Tokens of which each one's ratio and weight are kept: at most 60 kB in the record of a step.
-Whole answers, the first of each group before the second of any."""
+"""Number of tokens whose ratios and weights are recorded individually: at most 60 kB in the record
+of a step. Only whole answers, the first of each group before the second of any.
+"""
 
 TokenFigures = tuple[tuple[float | None, float | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerUse:
-    """One completion in one update. kept: tokens that have a loss. weight: their mean importance
-    weight, proximal to behaviour policy as it multiplied the loss; None where the objective takes
-    none, or no token is kept. clipped: tokens whose ratio to the proximal policy was clipped.
-    truncated: tokens whose importance weight was cut. ratio: mean ratio to the proximal policy over
-    all tokens. each: ratio to the behaviour policy, before any cap, and importance weight of each
-    token, None where there is none; None beyond `TOKENS_A_STEP`.
+    """One completion in one update. kept: number of tokens with a loss. weight: their mean
+    importance weight, proximal to behaviour policy, as it multiplied the loss; None if the
+    objective uses none, or no token is kept. clipped: number of tokens whose ratio to the proximal
+    policy was clipped. truncated: number of tokens whose importance weight was truncated. ratio:
+    mean ratio to the proximal policy over all tokens. each: for each token, its ratio to the
+    behaviour policy before any cap, and its importance weight, None where there is none; None
+    beyond `TOKENS_A_STEP`.
     """
 
     kept: int
@@ -48,8 +51,8 @@ class AnswerUse:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSums:
-    """Of N completions at `places`; values: (N, 6) float64, each: (N, T, 2) float32, on the tokens'
-    device.
+    """Sums of N completions at `places`; values: (N, 6) float64, each: (N, T, 2) float32, on the
+    tokens' device.
     """
 
     places: Sequence[AnswerPlace]
@@ -67,8 +70,9 @@ class AnswerSums:
         *,
         weighted: bool,
     ) -> AnswerSums:
-        """Sums over each row of (N, T). log_ratio: proximal to behaviour policy, anything where the
-        latter is not known. weighted: whether the loss was multiplied by the correction's weights.
+        """Sums over each row of (N, T). log_ratio: proximal to behaviour policy, any value where
+        the latter is unknown. weighted: whether the loss was multiplied by the correction's
+        weights.
         """
         kept = mask & correction.keep
 
@@ -96,7 +100,7 @@ def answer_uses(
     parts = list(found)
     if parts:
         rows = [row_of[place] for part in parts for place in part.places]
-        # A completion is computed once: nothing is added up here.
+        # Each completion is computed in one place only, so nothing is summed here.
         mine[rows] = torch.cat([part.values for part in parts]).cpu()
     whole = reduce(add, parallel.gather(mine)).tolist()
     each = _each_token(parts, {place: lengths[place[0]][place[1]] for place in shown_places(lengths)}, parallel)
@@ -104,8 +108,9 @@ def answer_uses(
 
 
 def shown_places(lengths: Mapping[int, Sequence[int]], most_tokens: int = TOKENS_A_STEP) -> list[AnswerPlace]:
-    """The answers whose tokens are kept one by one, in the order in which they are chosen. One that
-    is too long for what is left ends the choice, so that a step's record does not depend on chance.
+    """The answers whose tokens are recorded individually, in order of selection. Selection ends at
+    the first answer that is too long for the remaining room, so that a step's record does not
+    depend on chance.
     """
     by_turn = sorted((completion, group) for group, each in lengths.items() for completion in range(len(each)))
     chosen, left = [], most_tokens
@@ -120,7 +125,7 @@ def shown_places(lengths: Mapping[int, Sequence[int]], most_tokens: int = TOKENS
 def _each_token(
     parts: Sequence[AnswerSums], lengths: Mapping[AnswerPlace, int], parallel: Parallel
 ) -> dict[AnswerPlace, TokenFigures]:
-    """Of the answers in `lengths`, by all processes together: one transfer and one exchange."""
+    """The values of the answers in `lengths`, over all processes: one transfer and one exchange."""
     if not lengths:
         return {}
     slices, ends = {}, 0

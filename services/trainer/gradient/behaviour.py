@@ -1,5 +1,5 @@
 """What is known about the policies that sampled a step's completions, as tensors, and which tokens
-a step therefore keeps.
+a step keeps because of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.trainer.objectives.gepo import gepo_log_expectation
 
 
 def foreign_rows(groups: Sequence[TokenGroup], sequences: Sequence[tuple[int, int]], device: torch.device) -> ForeignRows:
-    """Of completions given as (group, completion)."""
+    """The foreign rows of completions given as (group, completion)."""
     texts = [groups[group].text_logprob(completion) for group, completion in sequences]
     return ForeignRows(
         is_foreign=torch.tensor([not groups[group].is_local for group, _ in sequences], device=device),
@@ -30,9 +30,10 @@ def foreign_rows(groups: Sequence[TokenGroup], sequences: Sequence[tuple[int, in
 
 
 def kept_tokens(config: ImportanceConfig, group: TokenGroup, number: int, proximal_logprobs: Tensor | None = None) -> int:
-    """Of completion `number`, how many tokens `importance_weights` keeps.
+    """How many tokens of completion `number` `importance_weights` keeps.
 
-    proximal_logprobs: (tokens,); without them what is dropped for its likelihood counts as kept.
+    proximal_logprobs: (tokens,). Without them, tokens that would be dropped for their likelihood
+    count as kept.
     """
     behaviour, tokens = group.behaviour_logprobs[number], len(group.completions[number])
     if proximal_logprobs is None or not config.drops_by_likelihood:
@@ -49,8 +50,8 @@ def kept_tokens(config: ImportanceConfig, group: TokenGroup, number: int, proxim
 
 
 def behaviour_or(groups: Sequence[TokenGroup], rows: CompletionRows, proximal_logprobs: Tensor) -> Tensor:
-    """(N, T) behaviour logprobs, and `proximal_logprobs` where they are not known, so that the
-    ratio to them is 1.
+    """(N, T) behaviour logprobs, replaced by `proximal_logprobs` where they are unknown, so that
+    the ratio to them is 1.
     """
     behaviour = rows.pad([group.behaviour_logprobs for group in groups], proximal_logprobs.dtype)
     has = [groups[group].behaviour_logprobs[completion] is not None for group, completion in rows.sequences]
@@ -59,8 +60,8 @@ def behaviour_or(groups: Sequence[TokenGroup], rows: CompletionRows, proximal_lo
 
 
 def log_expectations(groups: Sequence[TokenGroup], rows: CompletionRows, dtype: torch.dtype) -> Tensor:
-    """(N,) log of each completion's group expectation (`gepo_log_expectation`); NaN where nothing
-    is known of the group.
+    """(N,) log of each completion's group expectation (`gepo_log_expectation`); NaN if nothing is
+    known of the group.
     """
     expectations = {index: gepo_log_expectation(_mean_logprobs(groups[index])) for index in {group for group, _ in rows.sequences}}
     return torch.tensor([expectations[group] for group, _ in rows.sequences], dtype=dtype, device=rows.mask.device)
@@ -70,9 +71,9 @@ def masked_by_objective(
     groups: Sequence[TokenGroup], numbers: Sequence[int], proximal: Sequence[Sequence[Tensor]], configured: ConfiguredObjective
 ) -> list[TokenGroup]:
     """`groups` with the tokens that the objective's `keeps` drops over the whole step marked as
-    unknown: they count nowhere.
+    unknown, so that they count nowhere.
 
-    numbers: places of the groups that take part. proximal: `batch_logprobs` at the start of the
+    numbers: indexes of the groups that take part. proximal: `batch_logprobs` at the start of the
     batch.
     """
     places = [
@@ -100,7 +101,7 @@ def masked_by_objective(
 
 
 def _mean_logprobs(group: TokenGroup) -> list[float]:
-    """Mean logprob per token of each completion of which its author's is known."""
+    """Mean logprob per token of each completion whose sender's logprobs are known."""
     found = []
     for number, behaviour in enumerate(group.behaviour_logprobs):
         text = group.text_logprob(number)

@@ -1,5 +1,5 @@
-"""The gradient of a step: local groups first, then the foreign ones, measured separately, and
-bounded if necessary.
+"""Computes the gradient of a step: local groups first, then the foreign ones, measured separately,
+and bounded if necessary.
 
 While the foreign part is in proportion nothing is changed: the gradient is the plain sum of the
 micro-batches. If it is not (`services.trainer.gradient.influence`), every foreign group's gradient
@@ -28,11 +28,11 @@ from services.trainer.parallel.protocol import ALONE, Parallel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedGradient:
-    """What `bounded_gradients` left in the parameters' `.grad`.
+    """Results of `bounded_gradients`, apart from the gradients in `.grad`.
 
-    local_norm, foreign_norm: norms of the two parts, as they were found; None for a part without
-    groups, and of the foreign part where it is not bounded. scales: by number, the foreign groups
-    whose loss was scaled down, and by how much. uses: what the gradient used of each completion.
+    local_norm, foreign_norm: norms of the two parts before any bound; None for a part without
+    groups, and for the foreign part if it is not bounded. scales: factors of the foreign groups
+    whose loss was scaled down, by index. uses: what the gradient used of each completion.
     """
 
     stats: UpdateStats
@@ -52,8 +52,8 @@ def bounded_gradients(
     reference: BatchLogprobs | None = None,
     parallel: Parallel = ALONE,
 ) -> BoundedGradient:
-    """`accumulate_gradients` of a step over `groups`, from gradients that are None or 0; `rules`
-    bound what foreign groups add.
+    """Like `accumulate_gradients` of a step over `groups`, from gradients that are None or 0;
+    `rules` bound what foreign groups add.
     """
     step = _Step(model, groups, config, step_normaliser(groups, config, proximal), proximal, reference, parallel)
     local = [number for number, group in enumerate(groups) if config.takes_part(group) and group.is_local]
@@ -84,7 +84,7 @@ def bounded_gradients(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step's arguments, and the gradients that it has come to."""
+    """One step's arguments and the gradients accumulated so far."""
 
     model: nn.Module
     groups: Sequence[TokenGroup]
@@ -98,7 +98,7 @@ class _Step:
         groups = list(self.groups)
         for number, scale in (scales or {}).items():
             groups[number] = replace(groups[number], weight=groups[number].weight * scale)
-        # One whose scale is 0 takes no part any more, and still stands in the normaliser.
+        # A group with scale 0 is left out of the sum but still counts in the normaliser.
         return accumulate_part(
             self.model,
             groups,
@@ -117,7 +117,7 @@ class _Step:
         foreign_norm: float | None = None,
         scales: dict[int, float] | None = None,
     ) -> BoundedGradient:
-        """The result, given all that was added and stayed."""
+        """The result, given everything that was added and kept."""
         stats = whole.stats(self.groups, self.config, self.parallel)
         uses = whole.uses(self.groups, self.config, self.parallel)
         return BoundedGradient(stats=stats, local_norm=local_norm, foreign_norm=foreign_norm, scales=scales or {}, uses=uses)
@@ -131,7 +131,7 @@ class _Step:
             parameter.grad = gradient
 
     def norm(self, before: list[Tensor | None] | None = None) -> float:
-        """Of the gradients, or of what was added to those of `before`."""
+        """Norm of the gradients, or of what was added to `before`."""
         norms: list[Any] = []
         for index, parameter in enumerate(self._parameters()):
             gradient, earlier = parameter.grad, before[index] if before is not None else None

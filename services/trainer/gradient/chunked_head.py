@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 160 * 2**20
-"""Of one chunk of logits. What fits into one is computed the plain way, which holds it five times:
-0.84 GB.
+"""Size of one chunk of logits. Logits that fit into one chunk are computed directly, which needs
+five times this memory: 0.84 GB.
 """
 
 _PIECES = 16
@@ -28,8 +28,8 @@ _PIECES = 16
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """What a model does to its output layer's product:
-    `softcap * tanh(x * multiplier / divisor / softcap)`; None: no soft cap.
+    """What a model applies to its output layer's product: `softcap * tanh(x * multiplier / divisor
+    / softcap)`; None: no soft cap.
 
     Gemma 2 caps (`final_logit_softcapping`), Cohere multiplies (`logit_scale`), Granite divides
     (`logits_scaling`).
@@ -40,7 +40,7 @@ class LogitTransform:
     softcap: float | None = None
 
     def apply_(self, logits: Tensor) -> Tensor:
-        """In place and in the logits' own dtype, as the models do it."""
+        """Apply it in place and in the logits' own dtype, as the models do."""
         if self.multiplier != 1.0:
             logits.mul_(self.multiplier)
         if self.divisor != 1.0:
@@ -68,10 +68,10 @@ def chunked_logprobs(
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """Logprobs of `targets` with gradient, and entropies in nats without: both (M,), float32, or
-    float64 where hidden is.
+    float64 if hidden is.
 
     hidden: (M, H). weight: (V, H). bias: (V,). targets: (M,) int64. Products are computed in
-    autocast's dtype where it is on.
+    autocast's dtype if it is on.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -107,8 +107,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 total = unnormalised.sum(dim=-1)
                 logprobs[part] = chosen - total.log()
                 log_partition[part] = top.squeeze(-1) + total.log()
-                # A token that the model rules out has logit -inf, and 0 x -inf is NaN; its share of
-                # the entropy is 0.
+                # If a model excludes a token its logit is -inf, and 0 x -inf is NaN; the token's
+                # share of the entropy is 0.
                 scaled.clamp_(min=torch.finfo(exact).min)
                 mean = torch.bmm(unnormalised.unsqueeze(1), scaled.unsqueeze(2)).flatten() / total
                 entropy[part] = total.log() - mean
@@ -137,7 +137,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     by_logit = probabilities.mul_(-pull)
                     chosen = targets[part].unsqueeze(-1)
                     by_logit.scatter_(-1, chosen, by_logit.gather(-1, chosen) + pull)
-                    # Where the work was done in place this copies nothing.
+                    # Copies nothing if the work was done in place.
                     piece.copy_(by_logit if isinstance(slope, float) and slope == 1.0 else by_logit.mul_(slope))
                 if hidden_grad is not None:
                     torch.mm(logits, product, out=hidden_grad[where])
@@ -149,7 +149,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunk_bytes: int) -> Iterator[tuple[slice, Tensor]]:
-    """Rows and their logits (rows, V), all in one buffer: the next chunk overwrites this one."""
+    """Rows and their logits (rows, V), all in one buffer, which the next chunk overwrites."""
     vocabulary = len(weight)
     rows = max(1, min(len(hidden), chunk_bytes // (vocabulary * weight.element_size())))
     buffer = torch.empty(rows, vocabulary, dtype=weight.dtype, device=weight.device)
@@ -163,8 +163,8 @@ def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunk_bytes: in
 
 
 def _pieces(logits: Tensor, where: slice) -> Iterator[tuple[Tensor, slice]]:
-    """Parts of a chunk with the rows they stand for, so that what is computed beside the chunk
-    stays a small part of it.
+    """Parts of a chunk with the rows they belong to, so that temporary results stay small compared
+    with the chunk.
     """
     rows = -(-len(logits) // _PIECES)
     for start in range(0, len(logits), rows):
@@ -173,7 +173,7 @@ def _pieces(logits: Tensor, where: slice) -> Iterator[tuple[Tensor, slice]]:
 
 
 def _add_outer(total: Tensor, logits: Tensor, hidden: Tensor) -> None:
-    """`total += logits^T hidden`; products of half precision are added up in the precision of
+    """`total += logits^T hidden`; half-precision products are summed in the precision of
     `total`.
     """
     if total.dtype == logits.dtype:

@@ -1,12 +1,12 @@
 """Weights of foreign completions, by the sign of their advantage and by the level at which
 likelihoods are compared. Pure.
 
-A foreign completion was sampled by its author's policy b; the weight w = p / b, with p this node's
+A foreign completion was sampled by its sender's policy b; the weight w = p / b, with p this node's
 (proximal) policy, turns its gradient into that of this node's policy. At the token level every
 token has its own ratio; at the sequence level all tokens of an answer share the product of the
 ratios (unbiased, with a large variance) or their geometric mean (GSPO, arXiv 2507.18071). Product
 and mean need no common tokens: an answer of another tokenizer is weighted from the sum of its
-author's logprobs (HACPO, arXiv 2603.02604).
+sender's logprobs (HACPO, arXiv 2603.02604).
 
 How w is used depends on the advantage's sign: `capped` is min(w, cap), `at_most_one` is min(w, 1),
 `one` is 1. TOPR (arXiv 2503.14286) uses `one` for positive and `at_most_one` for negative
@@ -30,10 +30,10 @@ WeightRule = Literal["capped", "at_most_one", "one"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRules:
-    """level: at which likelihoods are compared. positive, negative: what becomes of the ratio, by
-    the advantage's sign.
+    """level: at which likelihoods are compared. positive, negative: how the ratio is used, by the
+    advantage's sign.
 
-    negative_divergence: a completion with a negative advantage is dropped where the mean over its
+    negative_divergence: a completion with a negative advantage is dropped if the mean over its
     tokens of log b - log p is more than this, in nats (DeepSeek-V3.2, arXiv 2512.02556, eq. 9);
     None: never.
     """
@@ -44,7 +44,7 @@ class ForeignRules:
     negative_divergence: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse names that say nothing."""
+        """Refuse unknown names."""
         if self.level not in get_args(WeightLevel):
             raise ValueError(f"foreign weight level {self.level!r} is unknown: use one of {', '.join(get_args(WeightLevel))}")
         for name in ("positive", "negative"):
@@ -59,11 +59,11 @@ class ForeignRules:
 
 @dataclass(frozen=True, slots=True)
 class ForeignRows:
-    """Which of N completions are foreign (N,) bool, their advantages (N,), and what their authors
-    said of texts encoded again.
+    """Which of N completions are foreign (N,) bool, their advantages (N,), and what their senders
+    said about texts that were encoded again.
 
-    text_sums, text_tokens: (N,) sum of the author's logprobs over its own tokens, and how many
-    those are; 0 tokens: not known.
+    text_sums, text_tokens: (N,) sum of the sender's logprobs over its own tokens, and their number;
+    0 tokens: unknown.
     """
 
     is_foreign: Tensor
@@ -74,7 +74,7 @@ class ForeignRows:
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """weights: (N, T). applies, cut: (N, T) bool, where they do and where a ratio was above its
+    """weights: (N, T). applies, cut: (N, T) bool, where they apply and where a ratio was above its
     limit. drop: (N,) bool.
     """
 
@@ -96,14 +96,14 @@ def weigh_foreign(
 ) -> Weighed:
     """Weights of the foreign rows among N completions of at most T tokens.
 
-    log_weights: (N, T) proximal - behaviour as they are, 0 where not `known`; the other arguments
-    as in `importance_weights`.
+    log_weights: (N, T) proximal - behaviour without any limit, 0 where not `known`; the other
+    arguments as in `importance_weights`.
     """
     has_text = rows.is_foreign & ~known.any(dim=1) & (rows.text_tokens > 0)
     own_sums = proximal_logprobs.masked_fill(~mask, 0.0).sum(dim=1)
     own_means = own_sums / mask.sum(dim=1).clamp(min=1)
     text_means = rows.text_sums / rows.text_tokens.clamp(min=1)
-    # In float64, where no sum of what an author may claim overflows.
+    # In float64, in which no sum that a sender may claim overflows.
     token_sums = log_weights.double().sum(dim=1)
     sums = torch.where(has_text, own_sums - rows.text_sums, token_sums)
     means = torch.where(has_text, own_means - text_means, token_sums / known.sum(dim=1).clamp(min=1))
@@ -114,7 +114,7 @@ def weigh_foreign(
     negative = (rows.advantages < 0).unsqueeze(1)
     limits = torch.where(negative, _limit(rules.negative, cap), _limit(rules.positive, cap)).to(ratios.dtype)
     ones = torch.where(negative, rules.negative == "one", rules.positive == "one")
-    # Without a ratio there is nothing to cut, and what is always 1 needs none.
+    # Without a ratio there is nothing to cut, and a weight that is always 1 needs no ratio.
     with_ratio = known if rules.level == "token" else mask & compared.unsqueeze(1)
     applies = mask & rows.is_foreign.unsqueeze(1) & (with_ratio | ones)
     bound = rules.negative_divergence

@@ -19,8 +19,7 @@ from services.trainer.gradient.rows import TokenRows, block_causal_mask
 class CompletionLogprobs:
     """logprobs: (N, T), with gradient. entropy: (N, T) in nats, without. Both 0 on padding.
 
-    float32, or float64 where the model is. Both are those of the policy at the temperature asked
-    for.
+    float32, or float64 if the model is. Both are those of the policy at the requested temperature.
     """
 
     logprobs: Tensor
@@ -29,12 +28,12 @@ class CompletionLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeparateHead:
-    """Says that a model's logits are `transform` of its output layer's product, so that they need
-    not be held all at once.
+    """States that a model's logits are `transform` of its output layer's product, so that they need
+    not be in memory all at once.
 
-    Found out by `services.trainer.probes.head_probe`. chunk_bytes: of the logits held at once.
-    always: also where all of them fit into one chunk, as processes that share a sharded output
-    layer must, since each has another number of tokens.
+    Determined by `services.trainer.probes.head_probe`. chunk_bytes: size of the logits in memory at
+    once. always: also use chunks if all logits fit into one; processes that share a sharded output
+    layer must do so, because each has another number of tokens.
     """
 
     transform: LogitTransform = LogitTransform()
@@ -42,7 +41,7 @@ class SeparateHead:
     always: bool = False
 
     def is_used(self, head: nn.Module, tokens: int) -> bool:
-        """Whether the logits of so many tokens are computed in chunks."""
+        """Whether the logits of this many tokens are computed in chunks."""
         assert isinstance(head.weight, Tensor)
         return self.always or tokens * len(head.weight) * 4 > self.chunk_bytes
 
@@ -50,13 +49,13 @@ class SeparateHead:
 def completion_logprobs(
     model: nn.Module, rows: TokenRows, *, temperature: float = 1.0, separate_head: SeparateHead | None = None
 ) -> CompletionLogprobs:
-    """Runs `model` once over `rows` (on its device) and scores every completion token at
+    """Run `model` once over `rows` (on its device) and score every completion token at
     `temperature`.
 
     The output layer sees only the positions that predict a completion token: never the prompt,
     never padding. separate_head: how to compute logits in chunks; None: all at once, through the
-    model's own forward. Raises ValueError when the temperature is not positive, or when rows are
-    shared and the attention cannot.
+    model's own forward pass. Raises ValueError if the temperature is not positive, or if rows are
+    shared and the attention does not support that.
     """
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature}: behaviour logprobs need one above 0")
@@ -74,8 +73,8 @@ def completion_logprobs(
 
 
 def output_layer(model: nn.Module) -> nn.Module | None:
-    """The module that computes logits from hidden states, or None if the model names none; wrappers
-    such as LoRA's are unwrapped.
+    """The module that computes logits from hidden states, or None if the model does not declare it;
+    wrappers such as LoRA's are unwrapped.
     """
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
     return head
@@ -100,8 +99,8 @@ def _at_once(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tenso
     logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - log_partition
     with torch.no_grad():
         log_probabilities = logits.detach() - log_partition.detach().unsqueeze(-1)
-        # A token that a model rules out has logit -inf, and 0 x -inf is NaN; its share of the
-        # entropy is 0.
+        # If a model excludes a token its logit is -inf, and 0 x -inf is NaN; the token's share of
+        # the entropy is 0.
         entropy = -(log_probabilities.exp() * log_probabilities.clamp(min=torch.finfo(logits.dtype).min)).sum(-1)
     return logprobs, entropy
 
@@ -115,12 +114,13 @@ def _in_chunks(
     temperature: float,
     separate_head: SeparateHead,
 ) -> tuple[Tensor, Tensor]:
-    """As `_at_once`, from the hidden states before the output layer."""
+    """Like `_at_once`, from the hidden states before the output layer."""
     taken: list[Tensor] = []
 
     def take(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         taken.append(arguments[0].flatten(0, 1)[positions])
-        # The model's own logits are not used: one position keeps its forward going.
+        # The model's own logits are not used; computing them for one position is enough for its
+        # forward pass.
         return (arguments[0][:1, :1], *arguments[1:])
 
     with _before(head, take):
@@ -139,7 +139,7 @@ def _in_chunks(
 
 
 def _whole(parameter: object) -> Tensor:
-    """A sharded parameter, gathered; its gradient is the sum over all processes, each of which
+    """A sharded parameter, gathered. Its gradient is the sum over all processes, each of which
     keeps its shard.
     """
     if isinstance(parameter, DTensor):
@@ -149,9 +149,10 @@ def _whole(parameter: object) -> Tensor:
 
 
 class _Through(torch.autograd.Function):
-    """The first argument; the second gets a gradient of 0, because FSDP2 brings a module's weights
-    back for the backward pass when its output gets a gradient, and hidden states alone are no
-    output."""
+    """Returns its first argument; the second gets a gradient of 0. FSDP2 gathers a module's weights
+    for the backward pass when the module's output gets a gradient, and hidden states alone are not
+    its output.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, output: Tensor) -> Tensor:
@@ -164,12 +165,12 @@ class _Through(torch.autograd.Function):
 
 
 def _logits_at(model: nn.Module, rows: TokenRows, positions: Tensor) -> Tensor:
-    """(M, vocabulary) logits at M flattened positions, through the model's own forward and output
-    layer.
+    """(M, vocabulary) logits at M flattened positions, through the model's own forward pass and
+    output layer.
 
-    The output layer sees (1, M, hidden) instead of (R, W, hidden). The model's own forward stays in
-    charge, so what it does to logits (scaling, soft caps) and what wraps it (LoRA, FSDP) still
-    happens.
+    The output layer sees (1, M, hidden) instead of (R, W, hidden). Because the model's own forward
+    pass is used, whatever it does to logits (scaling, soft caps) and whatever wraps it (LoRA, FSDP)
+    still applies.
     """
 
     def narrow(_module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -188,8 +189,8 @@ def _forward(model: nn.Module, rows: TokenRows) -> Tensor:
     if rows.shared:
         inputs["attention_mask"] = _attention_mask(model, block_causal_mask(rows.segment_ids))
         inputs["position_ids"] = rows.position_ids
-    # Plain rows go without a mask: padding stands to the right, where causal attention never looks,
-    # and attention kernels are fastest when they need no mask.
+    # Plain rows need no mask: padding is on the right, where causal attention never looks, and
+    # attention kernels are fastest without a mask.
     logits: Tensor = model(**inputs, use_cache=False).logits
     return logits
 
@@ -210,7 +211,7 @@ def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
 
 @contextmanager
 def _before(module: nn.Module, hook: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]) -> Iterator[None]:
-    """While inside, `hook` changes what the module is called with."""
+    """Inside the block, `hook` changes the arguments of the module's calls."""
     registered = module.register_forward_pre_hook(hook)
     try:
         yield

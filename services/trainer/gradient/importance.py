@@ -1,4 +1,5 @@
-"""Importance weights, because the policy that sampled a token is not quite the one being trained.
+"""Importance weights, which correct for the difference between the policy that sampled a token and
+the one being trained.
 
 Decoupled (AReaL, arXiv 2505.24298): clipping acts on policy / proximal, and this weight, proximal /
 behaviour, corrects for staleness and for the inference engine's numerics. It is a constant and
@@ -20,11 +21,11 @@ from services.trainer.objectives.base import LOG_RATIO_BOUND
 class ImportanceConfig:
     """cap: truncate a token's weight to this (TIS); None: never.
 
-    sequence_bounds: drop a sequence whose geometric mean weight leaves these bounds; None: keep
-    all. unknown_behaviour_logprob: what a token of a sequence without behaviour logprobs is taken
-    to have had, in nats; such a token then weighs `min(1, exp(proximal - this))`, so that text
-    which only another policy would write cannot push hard. None: 1. foreign: what else is done to
-    the weights of foreign completions.
+    sequence_bounds: drop a sequence whose geometric mean weight is outside these bounds; None: keep
+    all. unknown_behaviour_logprob: the assumed behaviour logprob, in nats, of tokens in a sequence
+    without behaviour logprobs; such a token then weighs `min(1, exp(proximal - this))`, so that
+    text which only another policy would write cannot push hard. None: weight 1. foreign: further
+    rules for the weights of foreign completions.
     """
 
     cap: float | None = 2.0
@@ -55,7 +56,7 @@ class ImportanceWeights:
     drops the token.
 
     known: (N, T) bool, tokens with a finite behaviour logprob. behaviour_kl: (N, T), k3 sample of
-    KL(behaviour || proximal) on those. truncated: (N, T) bool, the cap acted.
+    KL(behaviour || proximal) on those. truncated: (N, T) bool, where the cap applied.
     """
 
     weights: Tensor
@@ -74,14 +75,14 @@ def importance_weights(
     mask: Tensor,
     foreign: ForeignRows | None = None,
 ) -> ImportanceWeights:
-    """Weights `min(exp(proximal - behaviour), cap)` per token, detached; those of foreign rows as
-    `config.foreign` says.
+    """Weights `min(exp(proximal - behaviour), cap)` per token, detached; those of foreign rows
+    follow `config.foreign`.
 
-    proximal_logprobs, behaviour_logprobs: (N, T). has_behaviour: (N,) bool; a sequence without
-    (another tokenizer sampled it) is trained as if the proximal policy had sampled it, weight 1, or
-    less by `unknown_behaviour_logprob`. mask: (N, T) bool, completion tokens. foreign: None: no row
-    is foreign. A token whose behaviour logprob is not finite is dropped, because nothing says how
-    likely it was.
+    proximal_logprobs, behaviour_logprobs: (N, T). has_behaviour: (N,) bool; a sequence without them
+    (sampled with another tokenizer) is trained as if the proximal policy had sampled it, with
+    weight 1, or less if `unknown_behaviour_logprob` is set. mask: (N, T) bool, completion tokens.
+    foreign: None: no row is foreign. A token whose behaviour logprob is not finite is dropped,
+    because nothing says how likely it was.
     """
     proximal = proximal_logprobs.detach()
     expected = mask & has_behaviour.unsqueeze(1)

@@ -1,5 +1,5 @@
-"""How much of a step one foreign group may be. Pure arithmetic over token counts and gradient
-norms.
+"""Limits how much one foreign group can contribute to a step. Pure arithmetic over token counts and
+gradient norms.
 
 There are two bounds. *Share*: in objectives that divide by tokens, a group far longer than the
 others counts for at most `factor` times the usual number of tokens, in the loss and in the divisor,
@@ -22,11 +22,11 @@ from services.trainer.gradient.rows import TokenGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceRules:
-    """proportion: the foreign part may have this many times the norm that as many groups like the
-    local ones would give.
+    """proportion: the foreign part's norm may be this many times the norm that as many groups like
+    the local ones would give.
 
-    factor: of the foreign groups that are then measured alone, those beyond this many times a
-    typical group's norm are scaled down to it; inf: nothing is measured.
+    factor: if foreign groups are then measured alone, those beyond this many times a typical
+    group's norm are scaled down to it; inf: nothing is measured.
     """
 
     proportion: float = 1.5
@@ -39,12 +39,12 @@ class InfluenceRules:
 
 
 def token_shares(groups: Sequence[TokenGroup], factor: float, kept: Sequence[float]) -> list[float]:
-    """For each group, the part of its tokens that counts: 1, or less for a foreign one far longer
+    """For each group, the part of its tokens that counts: 1, or less for a foreign group far longer
     than the others.
 
-    Usual is the median of the groups' tokens, or the longest local group's where that is more.
-    `kept` is the part of each group's completions that is trained on: a group of which half is left
-    out may have half as many.
+    The usual number is the median of the groups' tokens, or the longest local group's if that is
+    more. `kept` is the part of each group's completions that is trained on; a group of which half
+    is left out may count for half as many.
     """
     lengths = [sum(group.completion_lengths) for group in groups]
     if not lengths:
@@ -60,8 +60,8 @@ def token_shares(groups: Sequence[TokenGroup], factor: float, kept: Sequence[flo
 def out_of_proportion(
     rules: InfluenceRules, local_norm: float, local_groups: int, foreign_norm: float, foreign_groups: int
 ) -> bool:
-    """Whether the foreign groups must be measured one by one; always where no local group says what
-    is usual.
+    """Whether the foreign groups must be measured one by one; always if there is no local group to
+    compare with.
 
     Norms of gradients that are independent of each other add like the square root of their number.
     """
@@ -69,7 +69,7 @@ def out_of_proportion(
         return False
     if not local_groups or not local_norm > 0.0:
         return True
-    # Also when the norm is no number.
+    # Also true if the norm is NaN.
     return not foreign_norm <= rules.proportion * local_norm * math.sqrt(foreign_groups / local_groups)
 
 
@@ -77,10 +77,10 @@ def foreign_scales(rules: InfluenceRules, local_norm: float, local_groups: int, 
     """The factor for each foreign group's loss, given only the norm of its gradient.
 
     1 up to `factor` times the typical norm; beyond that, the factor that makes the norm typical, so
-    that exceeding the bound gains nothing; 0 if the norm is not a number. Typical is the lower
-    median over all groups, where each local one counts as `local_norm / sqrt(local_groups)`, or as
-    `local_norm` if that is more. Neither senders of large gradients nor of tiny ones move it while
-    they are the minority.
+    that exceeding the bound gains nothing; 0 if the norm is not finite. The typical norm is the
+    lower median over all groups, where each local one counts as `local_norm / sqrt(local_groups)`,
+    or as `local_norm` if that is more. Neither senders of large gradients nor of tiny ones can move
+    it while they are the minority.
     """
     typical_local = local_norm / math.sqrt(local_groups) if local_groups and math.isfinite(local_norm) else 0.0
     norms = [*filter(math.isfinite, foreign_norms), *([typical_local] * local_groups)]

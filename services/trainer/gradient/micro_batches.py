@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from services.trainer.gradient.rows import RowSlice, TokenGroup
 
 WIDEST_SHARED_ROW = 16_384
-"""Tokens. Its mask takes a byte for each pair of them, 0.27 GB, and attention on a GPU twice that
-again; plain rows need none.
+"""Largest width in tokens. A row's mask takes a byte for each pair of tokens, 0.27 GB, and
+attention on a GPU twice that again; plain rows need none.
 """
 
 
 def plan_rows(groups: Sequence[TokenGroup], *, shared_prompt: bool, budget_tokens: int, hidden_size: int) -> list[RowSlice]:
-    """Cuts every group into rows: one completion per row, or, with `shared_prompt`, as many as make
-    it cheapest.
+    """Split every group into rows: one completion per row, or, with `shared_prompt`, the number
+    that is cheapest.
 
     A row stays within `budget_tokens` unless a single completion with its prompt does not fit.
     """
@@ -37,10 +37,10 @@ def plan_rows(groups: Sequence[TokenGroup], *, shared_prompt: bool, budget_token
 def completions_per_row(prompt: int, lengths: Sequence[int], *, budget_tokens: int, hidden_size: int) -> int:
     """How many completions to put behind one prompt so that the group costs the fewest operations.
 
-    Sharing saves the prompt's linear layers but widens the row, and a mask of one's own makes
-    attention pay for the whole square, in time and in memory: no shared row is wider than
+    Sharing saves the prompt's linear layers but widens the row, and with a custom mask attention
+    pays for the whole square, in time and in memory, so no shared row is wider than
     `WIDEST_SHARED_ROW`. Per layer and token about 24 h^2 operations are linear and 4 h W are
-    attention (h `hidden_size`, W the row's width), hence the cost `6 h W + W^2` of a row.
+    attention (h `hidden_size`, W the row's width), which gives the cost `6 h W + W^2` of a row.
     """
 
     def widths(per_row: int) -> list[int]:
@@ -52,11 +52,11 @@ def completions_per_row(prompt: int, lengths: Sequence[int], *, budget_tokens: i
 
 
 def plan_micro_batches(rows: Sequence[RowSlice], budget_tokens: int) -> list[list[RowSlice]]:
-    """Packs rows, sorted by width, so that rows x the widest, padding included, stays within
+    """Pack rows, sorted by width, so that the number of rows times the largest width stays within
     `budget_tokens`.
 
-    A row wider than the budget goes alone. The order depends on the rows only, so the same batch is
-    cut the same way.
+    A row wider than the budget gets its own micro-batch. The order depends only on the rows, so the
+    same batch is always split the same way.
     """
     if budget_tokens < 1:
         raise ValueError(f"micro-batch budget is {budget_tokens} tokens: it must be 1 or more")

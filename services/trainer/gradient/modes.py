@@ -1,5 +1,5 @@
-"""Training without dropout, however a model applies it: the policy being trained must be the policy
-that sampled.
+"""Training without dropout, however a model applies it, because the policy being trained must be
+the policy that sampled.
 
 Dropout hides in `nn.Dropout` modules, in functional calls that read `self.training`, in layers that
 are skipped at random and in noise on a router. So the model stays in eval mode, as in the
@@ -16,11 +16,11 @@ from torch import nn
 
 
 def silence(model: nn.Module) -> None:
-    """Set every rate of dropout and of layer skipping that modules keep to 0; call it before
+    """Set every rate of dropout and of layer skipping in the model's modules to 0. Call it before
     adapters are added.
 
-    Eval mode alone is not enough for what recomputes activations. A router's jitter stays:
-    Phi-MoE's eval mode reads it too.
+    Eval mode alone is not enough for layers that recompute activations. A router's jitter stays,
+    because Phi-MoE's eval mode reads it too.
     """
     for module in model.modules():
         rates = [name for name, value in vars(module).items() if isinstance(value, float) and "drop" in name.lower()]
@@ -29,7 +29,9 @@ def silence(model: nn.Module) -> None:
 
 
 def set_training_modes(model: nn.Module) -> None:
-    """Eval mode everywhere but in the adapters' dropout and in what recomputes activations."""
+    """Put everything into eval mode except the adapters' dropout and layers that recompute
+    activations.
+    """
     model.eval()
     for name, module in model.named_modules():
         if getattr(module, "gradient_checkpointing", False):
@@ -40,7 +42,9 @@ def set_training_modes(model: nn.Module) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The whole model in eval mode; afterwards each module is in the mode that it was in."""
+    """Put the whole model into eval mode inside the block; afterwards restore each module's
+    mode.
+    """
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

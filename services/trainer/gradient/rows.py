@@ -20,8 +20,8 @@ PROMPT_SEGMENT = 0
 
 @dataclass(frozen=True, slots=True)
 class TextLogprob:
-    """Log-probability of a whole answer under the policy that sampled it, as its author says: a sum
-    over its own `tokens`.
+    """Log-probability of a whole answer under the policy that sampled it, as its sender states it:
+    a sum over the sender's own `tokens`.
     """
 
     total: float
@@ -33,14 +33,14 @@ class TokenGroup:
     """A rollout group in the trainer's own tokens.
 
     prompt_ids: at least one token. completions: token ids of each, end token included, at least one
-    token. behaviour_logprobs: per completion, one per token, or None when it was sampled with
-    another tokenizer. Not finite is allowed, and drops the token. advantages: one per completion.
-    weight: factor on the loss of the whole group. share: part of its tokens that counts, in the
-    loss and in what the loss is divided by (`services.trainer.gradient.influence`). text_logprobs:
-    per completion, what its author's policy gave a text encoded again here; None: not known. Empty:
-    none is. replayed: a local group that an earlier step trained on (`sampler.replay`). places:
-    which of the scored group's answers the completions are; empty: not known. Raises ValueError
-    when lengths disagree.
+    token. behaviour_logprobs: per completion, one per token, or None if it was sampled with another
+    tokenizer; a value that is not finite is allowed and drops the token. advantages: one per
+    completion. weight: factor on the loss of the whole group. share: part of its tokens that
+    counts, in the loss and in what the loss is divided by (`services.trainer.gradient.influence`).
+    text_logprobs: per completion, the likelihood that its sender's policy gave to a text encoded
+    again here; None: unknown. Empty: all unknown. replayed: a local group that an earlier step
+    trained on (`sampler.replay`). places: the index of each completion among the scored group's
+    answers; empty: unknown. Raises ValueError if lengths disagree.
     """
 
     prompt_ids: Sequence[int]
@@ -55,7 +55,7 @@ class TokenGroup:
     places: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a group whose parts do not fit each other."""
+        """Refuse a group whose parts do not match."""
         count = len(self.completions)
         if not self.prompt_ids:
             raise ValueError("a group's prompt is empty: nothing predicts the first completion token")
@@ -75,8 +75,8 @@ class TokenGroup:
                 raise ValueError(f"completion {index} has {len(tokens)} tokens but {len(logprobs)} behaviour logprobs")
 
     def only(self, numbers: Sequence[int]) -> TokenGroup:
-        """The group with some of its completions; the others' rewards stay in the advantages of
-        these.
+        """The group with only some of its completions; the others' rewards stay in the advantages
+        of these.
         """
         return replace(
             self,
@@ -88,18 +88,18 @@ class TokenGroup:
         )
 
     def text_logprob(self, completion: int) -> TextLogprob | None:
-        """Of one completion."""
+        """The text logprob of one completion."""
         return self.text_logprobs[completion] if self.text_logprobs else None
 
     @property
     def completion_lengths(self) -> list[int]:
-        """Tokens of each completion."""
+        """Number of tokens of each completion."""
         return [len(tokens) for tokens in self.completions]
 
     @property
     def moves_policy(self) -> bool:
-        """Whether the group moves the policy: some advantage is not 0, and neither is its
-        weight.
+        """Whether the group can move the policy: its weight and at least one advantage are not
+        0.
         """
         return self.weight != 0.0 and any(advantage != 0.0 for advantage in self.advantages)
 
@@ -144,7 +144,7 @@ class TokenRows(CompletionRows):
 
     input_ids, position_ids, segment_ids: (R, W) int64; segments are 0 for the prompt, 1.. for
     completions, -1 for padding. predicted_from: (N, T) int64, index into the R x W flattened
-    positions of the token before, whose hidden state predicts this one. targets: (N, T) int64.
+    positions of the previous token, whose hidden state predicts this one. targets: (N, T) int64.
     shared: whether any row holds more than one completion.
     """
 
@@ -166,7 +166,7 @@ class TokenRows(CompletionRows):
 
 
 def build_rows(groups: Sequence[TokenGroup], slices: Sequence[RowSlice]) -> TokenRows:
-    """Lays out the sliced completions of `groups`, one row per slice, as CPU tensors."""
+    """Lay out the sliced completions of `groups`, one row per slice, as CPU tensors."""
     width = max(piece.width for piece in slices)
     longest = max(len(tokens) for piece in slices for tokens in groups[piece.group].completions[piece.start : piece.stop])
     count = sum(piece.stop - piece.start for piece in slices)
@@ -216,7 +216,7 @@ def block_causal_mask(segment_ids: Tensor) -> Tensor:
     because a softmax over nothing is NaN; nothing else sees it.
     """
     queries, keys = segment_ids.unsqueeze(2), segment_ids.unsqueeze(1)
-    # In place: this is the largest tensor of a wide row.
+    # In place, because this is the largest tensor of a wide row.
     allowed = keys == queries
     allowed |= keys == PROMPT_SEGMENT
     allowed &= keys != PADDING_SEGMENT

@@ -16,8 +16,8 @@ from services.trainer.gradient.rows import RowSlice
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of one forward pass. `counted` is False where it only keeps step with the other
-    processes: its loss has weight 0.
+    """Rows of one forward pass. `counted` is False if the pass only keeps in step with the other
+    processes; its loss then has weight 0.
     """
 
     rows: list[RowSlice]
@@ -25,12 +25,12 @@ class MicroBatch:
 
 
 def micro_batches_of(rank: int, ranks: int, rows: Sequence[RowSlice], budget_tokens: int) -> list[MicroBatch]:
-    """The micro-batches of process `rank`; every process gets equally many, because sharded passes
+    """The micro-batches of process `rank`. Every process gets equally many, because sharded passes
     are made together.
 
-    A process that has fewer of its own goes through the narrowest row of the step again, without
-    weight. Example: rows of 9, 5 and 3 tokens, a budget of 9, two processes: [9], [3 without
-    weight] and [3], [5].
+    A process with fewer micro-batches processes the narrowest row of the step again, with weight 0.
+    Example: rows of 9, 5 and 3 tokens, a budget of 9, two processes: [9], [3 with weight 0] and
+    [3], [5].
     """
     if not rows:
         return []
@@ -41,7 +41,7 @@ def micro_batches_of(rank: int, ranks: int, rows: Sequence[RowSlice], budget_tok
 
 
 def shares(rows: Sequence[RowSlice], ranks: int) -> list[list[RowSlice]]:
-    """Deals rows out, the widest first, each to the process that has the fewest tokens so far (the
+    """Distribute rows, the widest first, each to the process with the fewest tokens so far (the
     first among equals).
     """
     dealt: list[list[RowSlice]] = [[] for _ in range(ranks)]

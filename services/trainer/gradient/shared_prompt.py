@@ -14,28 +14,27 @@ from services.trainer.gradient.rows import TokenGroup, build_rows
 from shared.model.attention import attention_windows
 from shared.model.full_precision import computing_in_float32, is_half
 
-# Relative to 1 + |logprob|. What is right is decided in float32; half precision may send a token to
-# another expert, and is held to its bound in the mean.
+# Tolerance relative to 1 + |logprob|. Correctness is decided in float32. Half precision may route a
+# token to another expert, so there only the mean is held to its bound.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _HALF_TOLERANCE = 0.05
-# Experts that get other tokens beside a text's add up in another order.
+# Experts that also get other texts' tokens sum in another order.
 _LEAK_TOLERANCE = 1e-5
 _LONGEST_PROBE = 1024
 
 
 def supports_shared_prompt(model: nn.Module) -> bool:
-    """Whether shared-prompt rows may be used: see `plain_rows_reason`."""
+    """Whether shared-prompt rows may be used; see `plain_rows_reason`."""
     return not plain_rows_reason(model)
 
 
 def plain_rows_reason(model: nn.Module) -> str:
-    """Why every completion needs a row of its own, or nothing where a prompt's completions may
-    share one.
+    """Why every completion needs a row of its own; empty if a prompt's completions may share one.
 
-    Sharing needs sdpa or eager attention over the full context in every layer. What the
-    configuration does not rule out is tried on a few tokens, more than any window that the
-    configuration names: shared rows must give the logprobs of plain rows, and a completion's
-    logprobs must not move when its neighbour's tokens do. Each module's mode is left as it was.
+    Sharing needs sdpa or eager attention over the full context in every layer. If the configuration
+    does not rule it out, it is tested on a few tokens, more than any window that the configuration
+    names: shared rows must give the logprobs of plain rows, and a completion's logprobs must not
+    change with its neighbour's tokens. Each module's mode is restored afterwards.
     """
     if attention_implementation(model) not in ("sdpa", "eager"):
         return f"attention {attention_implementation(model)!r} takes no mask of one's own"
@@ -52,15 +51,15 @@ def plain_rows_reason(model: nn.Module) -> str:
             if agrees and is_half(next(model.parameters()).dtype):
                 agrees = _probe(model, window, rounded=True)
     except Exception as error:
-        # A model that cannot take the mask says so in its own way; whichever way that is, the
-        # answer is no.
+        # Models that cannot take the mask raise different errors; any of them means that sharing is
+        # not possible.
         return f"it cannot take a mask of one's own ({type(error).__name__})"
     return "" if agrees else "it computes completions that share a row otherwise than each alone"
 
 
 def _window(config: object) -> int | None:
-    """The widest window that the probe must exceed, 0 without any; None where the configuration
-    rules sharing out.
+    """The widest window that the probe must exceed, 0 without any; None if the configuration rules
+    sharing out.
     """
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
@@ -73,7 +72,9 @@ def _window(config: object) -> int | None:
 
 
 def _probe(model: nn.Module, window: int, *, rounded: bool) -> bool:
-    """Whether shared rows are right; rounded: as far as the model's own half precision tells."""
+    """Whether shared rows are right. rounded: in the model's own half precision, as far as its
+    accuracy allows.
+    """
     vocabulary = int(getattr(text_config(model), "vocab_size", 0))
     generator = torch.Generator().manual_seed(0)
 
@@ -98,8 +99,8 @@ def _logprobs(model: nn.Module, prompt: list[int], completions: list[list[int]],
         behaviour_logprobs=[None] * len(completions),
         advantages=[0.0] * len(completions),
     )
-    # With a hidden size this large attention is free, so the plan puts all completions into one
-    # row.
+    # With a hidden size this large the plan treats attention as free and puts all completions into
+    # one row.
     rows = plan_rows([group], shared_prompt=shared, budget_tokens=1 << 30, hidden_size=1 << 20)
     device = next(model.parameters()).device
     return completion_logprobs(model, build_rows([group], rows).to(device)).logprobs

@@ -72,7 +72,9 @@ class UpdateConfig:
         return self.importance.drops_by_likelihood or self.objective.objective.keeps is not None
 
     def takes_part(self, group: TokenGroup) -> bool:
-        """Whether the group must be computed: it moves the policy, or holds it to the reference."""
+        """Whether the group must be computed, because it can move the policy or the divergence to
+        the reference counts.
+        """
         return group.moves_policy or (self.objective.needs_reference and group.weight != 0.0)
 
 
@@ -87,11 +89,11 @@ def without_dropped(groups: Sequence[TokenGroup], config: UpdateConfig, proximal
 
 
 def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None = None) -> Normaliser:
-    """The counts that a step over `groups` divides by; add those of other processes that share the
+    """The counts that a step over `groups` divides by. Add those of other processes that share the
     step.
 
-    Tokens that are dropped do not count. Those dropped for their likelihood are known from
-    `proximal`, without it they count.
+    Dropped tokens do not count. Those dropped for their likelihood are known only with `proximal`;
+    without it they count.
     """
     total = Normaliser(0, 0)
     for number, group in enumerate(groups):
@@ -106,22 +108,22 @@ def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal
 def batch_logprobs(
     model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE
 ) -> BatchLogprobs:
-    """Logprobs of every completion under `model` as it is now, without gradient; the same in all
+    """Logprobs of every completion under the current `model`, without gradient; the same in all
     processes.
 
-    Once at the start of a batch it gives the proximal policy; with a frozen model, the reference.
+    Called at the start of a batch it gives the proximal policy; with a frozen model, the reference.
     """
     mine: dict[tuple[int, int], Tensor] = {}
     dtype = torch.float32
     for rows, counted in _micro_batches(model, groups, range(len(groups)), config, parallel):
-        # Adapters' dropout would make another policy of it, at every call a different one.
+        # Adapters' dropout would make it another policy, a different one at every call.
         with torch.no_grad(), evaluating(model), _autocast(rows, config):
             scored = _completion_logprobs(model, rows, config).logprobs.cpu()
         dtype = scored.dtype
         for row, (group, completion) in enumerate(rows.sequences if counted else []):
             mine[group, completion] = scored[row, : len(groups[group].completions[completion])]
     lengths = [group.completion_lengths if config.takes_part(group) else [] for group in groups]
-    # Each completion is one process's, so that adding the others' zeros changes no bit.
+    # Each completion is computed by one process, so adding the others' zeros changes no bit.
     flat = [
         mine.get((g, c), torch.zeros(length, dtype=dtype))
         for g, group_lengths in enumerate(lengths)
@@ -135,7 +137,7 @@ def batch_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class GradientPart:
-    """What was added to the gradient by a part of a step: sums over its tokens and over each
+    """A part of a step that was added to the gradient: sums over its tokens and over each
     completion's, and what this process computed for it.
     """
 
@@ -145,7 +147,7 @@ class GradientPart:
     answers: tuple[AnswerSums, ...] = ()
 
     def __add__(self, other: GradientPart) -> GradientPart:
-        """Of two parts that follow each other."""
+        """Combine two consecutive parts."""
         return GradientPart(
             self.sums + other.sums,
             self.micro_batches + other.micro_batches,
@@ -154,12 +156,12 @@ class GradientPart:
         )
 
     def uses(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> dict[AnswerPlace, AnswerUse]:
-        """What the step's gradient used of every completion, by all processes together."""
+        """What the step's gradient used of every completion, over all processes."""
         lengths = {number: group.completion_lengths for number, group in enumerate(groups) if config.takes_part(group)}
         return answer_uses(self.answers, lengths, parallel)
 
     def stats(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> UpdateStats:
-        """The statistics of a step over `groups`, of all processes together."""
+        """The statistics of a step over `groups`, over all processes."""
         taking_part = [group for group in groups if config.takes_part(group)]
         computed = reduce(add, parallel.gather(torch.tensor([self.micro_batches, self.padded_tokens]))).tolist()
         return UpdateStats.of(
@@ -183,16 +185,16 @@ def accumulate_gradients(
     loss_scale: float = 1.0,
     parallel: Parallel = ALONE,
 ) -> UpdateStats:
-    """Adds the gradient of one step over `groups` to the parameters' `.grad`; takes no step and
-    clears nothing.
+    """Add the gradient of one step over `groups` to the parameters' `.grad`. Does not step the
+    optimizer or clear gradients.
 
-    proximal: from `batch_logprobs` at the start of the batch; None: the policy as it is now, so
-    every ratio is 1. reference: from `batch_logprobs` of the reference model; needed when
-    `kl_coefficient` is not 0. normaliser: the counts over all processes that share the step; None:
-    those of `groups`. loss_scale: factor on the gradient, such as the number of processes whose
-    gradients are averaged. parallel: the processes that each compute a share of the same `groups`;
-    the statistics are those of all. Groups that take no part are left out before any compute; when
-    none is left no gradient is touched.
+    proximal: from `batch_logprobs` at the start of the batch; None: the current policy, so every
+    ratio is 1. reference: from `batch_logprobs` of the reference model; needed if `kl_coefficient`
+    is not 0. normaliser: the counts over all processes that share the step; None: those of
+    `groups`. loss_scale: factor on the gradient, such as the number of processes whose gradients
+    are averaged. parallel: the processes that each compute a share of the same `groups`; the
+    statistics are those of all. Groups that take no part are not computed; if none is left, no
+    gradient changes.
     """
     if normaliser is None:
         normaliser = step_normaliser(groups, config, proximal)
@@ -267,11 +269,11 @@ def scored_loss(
     proximal: BatchLogprobs | None,
     reference: BatchLogprobs | None,
 ) -> ScoredLoss:
-    """Loss and sums of completions whose logprobs are known: everything of a step but the model's
-    forward pass.
+    """Loss and sums of completions whose logprobs are known: everything of a step except the
+    model's forward pass.
 
-    The arguments are `accumulate_gradients`'; `scored` holds the logprobs of `rows.sequences`, with
-    gradient.
+    The arguments are those of `accumulate_gradients`; `scored` holds the logprobs of
+    `rows.sequences`, with gradient.
     """
     device = rows.mask.device
     dtype = scored.logprobs.dtype
@@ -301,8 +303,8 @@ def scored_loss(
         behaviour_logprobs=behaviour_or(groups, rows, proximal_logprobs) if objective.uses_behaviour else None,
         log_denominators=log_expectations(groups, rows, dtype) if objective.uses_group_likelihood else None,
     )
-    # A mean per sequence says nothing of lengths: there a long group counts for its sequences as
-    # any other.
+    # A mean per sequence does not depend on lengths; there a long group counts for its sequences
+    # like any other.
     by_length = config.objective.aggregated_by != "sequence_mean"
     factors = [groups[group].weight * (groups[group].share if by_length else 1.0) for group, _ in rows.sequences]
     group_weights = torch.tensor(factors, dtype=torch.float64, device=device)
@@ -315,9 +317,9 @@ def scored_loss(
 
 
 def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, entropy: Tensor, mask: Tensor) -> LossSums:
-    """Sums, not means: micro-batches and processes are added up before anyone divides, so that how
-    a step is cut changes no figure; in float64, as many small numbers are added. `mask` and all but
-    `loss` are (rows, tokens).
+    """Sums instead of means: micro-batches and processes are added up before anything is divided,
+    so that splitting a step changes no statistic. In float64, because many small numbers are added.
+    `mask` and all but `loss` are (rows, tokens).
     """
 
     def total(values: Tensor) -> Tensor:
@@ -342,8 +344,9 @@ def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, ent
 def _micro_batches(
     model: nn.Module, groups: Sequence[TokenGroup], numbers: Sequence[int], config: UpdateConfig, parallel: Parallel
 ) -> Iterator[tuple[TokenRows, bool]]:
-    """This process's rows of those groups at `numbers` that take part, a micro-batch at a time, on
-    the model's device; and whether they count."""
+    """This process's rows of the groups at `numbers` that take part, one micro-batch at a time, on
+    the model's device; and whether they count.
+    """
     hidden_size = int(model.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
     device = next(model.parameters()).device
     numbers = [number for number in numbers if config.takes_part(groups[number])]

@@ -1,4 +1,4 @@
-"""What one optimizer step's gradient was made of, as plain numbers."""
+"""Statistics of one optimizer step's gradient, as plain numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class UpdateStats:
 
     @classmethod
     def nothing(cls) -> UpdateStats:
-        """Of an update in which no group took part."""
+        """The statistics of an update in which no group took part."""
         return cls.of(LossSums.zero(), groups=0, groups_left_out=0, sequences=0, micro_batches=0, padded_tokens=0)
 
     @classmethod
@@ -55,7 +55,7 @@ class UpdateStats:
         micro_batches: int,
         padded_tokens: int,
     ) -> UpdateStats:
-        """Means from sums; the one place where the host waits for the device."""
+        """Means from sums. This is the only place where the host waits for the device."""
         total = sums.to_host()
         tokens, known = max(total.tokens, 1.0), max(total.behaviour_tokens, 1.0)
         return cls(

@@ -22,13 +22,13 @@ AdvantageScale = Literal["group", "batch", "none"]
 class AdvantageConfig:
     """How rewards become advantages.
 
-    kind: `group_normalised` (GRPO), `leave_one_out` (RLOO) or `soft_value` (OAPL), or a function
-    from the rewards of a group that differ. All but `value_beta` is of the first. scale: divide by
-    the standard deviation of the `group`, of the whole `batch`, or by nothing (`none`, Dr. GRPO).
-    std_ddof: 1 for the sample standard deviation, 0 for the population's. std_eps: added to the
-    standard deviation. std_floor: the least standard deviation that is divided by. A group of
-    rewards 0.01 and 0.05 has otherwise the advantages of one of 0 and 1. 0: none. value_beta:
-    temperature of the soft value.
+    kind: `group_normalised` (GRPO), `leave_one_out` (RLOO) or `soft_value` (OAPL), or a function of
+    the rewards of a group, which are not all equal. The other fields except `value_beta` apply to
+    the first. scale: divide by the standard deviation of the `group`, of the whole `batch`, or by
+    nothing (`none`, Dr. GRPO). std_ddof: 1 for the sample standard deviation, 0 for the
+    population's. std_eps: added to the standard deviation. std_floor: smallest standard deviation
+    to divide by; without one, a group with rewards 0.01 and 0.05 has the advantages of one with 0
+    and 1. 0: none. value_beta: temperature of the soft value.
     """
 
     kind: AdvantageKind | GroupAdvantages = "group_normalised"
@@ -39,7 +39,7 @@ class AdvantageConfig:
     value_beta: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be computed."""
+        """Refuse invalid values."""
         if not callable(self.kind) and self.kind not in ("group_normalised", "leave_one_out", "soft_value"):
             raise ValueError(f"advantage kind {self.kind!r} is unknown: use group_normalised, leave_one_out or soft_value")
         if self.scale not in ("group", "batch", "none"):
@@ -57,10 +57,10 @@ class AdvantageConfig:
 def batch_advantages(group_rewards: Sequence[Sequence[float]], config: AdvantageConfig) -> list[list[float]]:
     """Advantages of every completion of every group; groups may differ in size.
 
-    Raises ValueError when a reward is not finite.
+    Raises ValueError if a reward is not finite.
 
-    Example: `batch_advantages([[1.0, 0.0], [1.0]], AdvantageConfig(scale="none"))` is
-    `[[0.5, -0.5], [0.0]]`.
+    Example: `batch_advantages([[1.0, 0.0], [1.0]], AdvantageConfig(scale="none"))` is `[[0.5,
+    -0.5], [0.0]]`.
     """
     _check_finite(group_rewards)
     if callable(config.kind):
@@ -112,10 +112,10 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 
 
 def soft_value(rewards: Sequence[float], beta: float) -> list[float]:
-    """`r_i - beta ln( mean of exp(r_j / beta) )`: how far above the group's soft value (arXiv
+    """`r_i - beta ln( mean of exp(r_j / beta) )`: the difference from the group's soft value (arXiv
     2602.19362).
 
-    As everywhere, exactly 0 without spread.
+    Exactly 0 if all rewards are equal, as for the other kinds.
     """
     if not is_informative(rewards):
         return [0.0] * len(rewards)
@@ -125,8 +125,8 @@ def soft_value(rewards: Sequence[float], beta: float) -> list[float]:
 
 
 def _checked(advantages_of: GroupAdvantages, rewards: Sequence[float]) -> list[float]:
-    """The advantages of an installed objective's function, refused if they would spoil the
-    gradient.
+    """The advantages from an installed objective's function, refused if they would make the
+    gradient invalid.
     """
     advantages = [float(each) for each in advantages_of(rewards)]
     if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):

@@ -1,8 +1,8 @@
-"""Weights that aggregate a loss per token to the loss of a batch.
+"""Weights that aggregate per-token losses into the loss of a batch.
 
-The counts are those of the whole optimizer step, before it is cut into micro-batches, so that the
-cut changes nothing. Dropped tokens do not count: a sender of many of them must not make the others'
-gradient small.
+The counts are those of the whole optimizer step, before it is split into micro-batches, so that
+splitting changes nothing. Dropped tokens do not count, so that a sender of many of them cannot make
+the others' gradient small.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from services.trainer.objectives.config import ConfiguredObjective
 @dataclass(frozen=True, slots=True)
 class Normaliser:
     """Counts over a whole optimizer step: sequences with at least one token of loss, and tokens of
-    loss (by share, where groups count for a part of theirs)."""
+    loss (multiplied by the share of groups that count in part).
+    """
 
     sequences: int
     tokens: float
 
     @classmethod
     def count(cls, completion_lengths: Sequence[int], share: float = 1.0) -> Normaliser:
-        """Counts for completions of which these many tokens are kept."""
+        """Counts for completions of which these numbers of tokens are kept."""
         return cls(sequences=sum(length > 0 for length in completion_lengths), tokens=share * sum(completion_lengths))
 
     def __add__(self, other: Normaliser) -> Normaliser:
@@ -35,10 +36,10 @@ class Normaliser:
 
 
 def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Normaliser) -> Tensor:
-    """Weights (N, T) float64 so that `(weights * token_loss).sum()`, added over all micro-batches,
-    is the loss.
+    """Weights (N, T) float64 such that `(weights * token_loss).sum()`, added over all
+    micro-batches, is the loss.
 
-    keep: (N, T) bool, True on completion tokens that are not dropped. A sequence must not be cut
+    keep: (N, T) bool, True on completion tokens that are not dropped. A sequence must not be split
     over micro-batches.
     """
     present = keep.to(torch.float64)

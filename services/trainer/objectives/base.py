@@ -20,24 +20,22 @@ beyond any clip, and finite.
 
 Aggregation = Literal["sequence_mean", "token_mean", "fixed_length"]
 GroupAdvantages = Callable[[Sequence[float]], list[float]]
-"""Advantages of a group's completions, from their rewards, which differ: a group without spread
-never gets here.
-"""
+"""Advantages of a group's completions from their rewards, which are never all equal."""
 AdvantageKind = Literal["group_normalised", "leave_one_out", "soft_value"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """What a loss is computed from. N sequences of T completion tokens; padding holds 0, and only
-    `logprobs` has a gradient.
+    """The inputs of a loss. N sequences of T completion tokens; padding is 0, and only `logprobs`
+    has a gradient.
 
-    settings: the objective's part of `[trainer]`; `settings.objective_options` are an added one's
-    own. logprobs: (N, T) of the policy that is trained. proximal: (N, T) of the policy when the
-    batch came. log_ratio: (N, T) their difference, within +- `LOG_RATIO_BOUND`. advantage: (N, 1).
-    mask: (N, T) bool, True on completion tokens. present: `mask` without the tokens that are
-    dropped. behaviour: (N, T) of the policy that sampled, `proximal` where that is not known; None
-    unless the objective `uses_behaviour`. log_expectation: (N,) log of the group's expected
-    likelihood, NaN where nothing is known; None unless the objective `uses_group_likelihood`.
+    settings: the objective's part of `[trainer]`; an installed objective's own are in
+    `settings.objective_options`. logprobs: (N, T) of the policy being trained. proximal: (N, T) of
+    the policy when the batch arrived. log_ratio: (N, T) their difference, within +-
+    `LOG_RATIO_BOUND`. advantage: (N, 1). mask: (N, T) bool, True on completion tokens. present:
+    `mask` without dropped tokens. behaviour: (N, T) of the policy that sampled, `proximal` where
+    that is unknown; None unless the objective `uses_behaviour`. log_expectation: (N,) log of the
+    group's expected likelihood, NaN if unknown; None unless the objective `uses_group_likelihood`.
     """
 
     settings: ObjectiveSection
@@ -62,7 +60,7 @@ class LossTerms:
 class Loss(NamedTuple):
     """The loss of each token, before importance weights, divergence and aggregation; all (N, T).
 
-    ratio: policy to proximal policy, as the objective means it. clipped: bool, True where the
+    ratio: policy to proximal policy, as the objective defines it. clipped: bool, True where the
     ratio's gradient is cut or the ratio clamped.
     """
 
@@ -73,17 +71,17 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """An objective, as the entry-point group `swarm.objectives` holds it.
+    """An objective, as registered in the entry-point group `swarm.objectives`.
 
-    loss: from `LossTerms`. aggregation: what the loss is averaged over where the configuration does
-    not say. advantages: how rewards become advantages. clips: it has `clip_low`, `clip_high` and
-    `dual_clip`, which act where the ratio is not 1. moves_at_once: its ratio is not 1 in the first
-    update on a batch. uses_behaviour: it compares with the policy that sampled by itself, so that
-    importance weights do not act. uses_group_likelihood: it needs the likelihood that its group's
-    authors gave their answers. counts_uninformative: groups without spread count in the means where
-    the configuration does not say. keeps: which of a whole step's tokens stay, as (N,) bool, from
-    (N,) log behaviour - log proximal of those of which it is known; None: all of them. settings:
-    the settings of `[trainer]` that act under this objective alone.
+    loss: from `LossTerms`. aggregation: what the loss is averaged over if the configuration does
+    not say. advantages: how rewards become advantages. clips: it uses `clip_low`, `clip_high` and
+    `dual_clip`, which have an effect where the ratio is not 1. moves_at_once: its ratio is not 1 in
+    the first update on a batch. uses_behaviour: it uses the sampling policy's logprobs itself, so
+    that importance weights do not apply. uses_group_likelihood: it needs the likelihood that the
+    senders of its group gave to their answers. counts_uninformative: whether groups with equal
+    rewards count in the means if the configuration does not say. keeps: which tokens of a whole
+    step stay, as (N,) bool, from (N,) log behaviour - log proximal of those for which it is known;
+    None: all of them. settings: the settings of `[trainer]` that apply to this objective alone.
     """
 
     name: str
@@ -100,5 +98,5 @@ class Objective:
 
     @property
     def divides_by_deviation(self) -> bool:
-        """Whether the settings of a group's deviation act."""
+        """Whether the settings of a group's standard deviation apply."""
         return self.advantages == "group_normalised"

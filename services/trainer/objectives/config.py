@@ -13,18 +13,18 @@ from shared.registry import OBJECTIVES
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredObjective:
-    """An objective and what the configuration says of it.
+    """An objective with its settings.
 
-    settings: the part of `[trainer]` that an objective reads; what each does is in its file.
-    max_completion_tokens: `generator.max_new_tokens`, the constant length that `fixed_length`
-    divides by; it must not change between steps.
+    settings: the part of `[trainer]` that an objective reads; each objective's file describes its
+    settings. max_completion_tokens: `generator.max_new_tokens`, the constant length that
+    `fixed_length` divides by; it must not change between steps.
     """
 
     settings: ObjectiveSection = field(default_factory=ObjectiveSection)
     max_completion_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that mean nothing to the objective they are for."""
+        """Refuse settings that do not apply to the objective."""
         if self.settings.dual_clip and not self.objective.clips:
             raise ValueError(
                 f"dual_clip is for objectives that clip, and {self.name} does not: set it to 0 or choose another objective"
@@ -34,7 +34,7 @@ class ConfiguredObjective:
 
     @property
     def name(self) -> str:
-        """The objective's, as the configuration has it."""
+        """The objective's name in the configuration."""
         return self.settings.objective
 
     @property
@@ -43,7 +43,7 @@ class ConfiguredObjective:
 
         Raises:
             UnknownNameError, BrokenEntryError: see `shared.registry.Registry.load`.
-            TypeError: what an installed package calls so is no `Objective`.
+            TypeError: what an installed package registered under this name is not an `Objective`.
         """
         found: Any = OBJECTIVES.load(self.name)
         if not isinstance(found, Objective):
@@ -62,11 +62,11 @@ class ConfiguredObjective:
 
 
 def configured_objective(config: NodeConfig) -> ConfiguredObjective:
-    """The objective that a node's configuration asks for.
+    """The objective of a node's configuration.
 
     Raises:
-        ValueError: it cannot be had, or not with the other settings; the message names them as the
-            configuration does.
+        ValueError: it cannot be loaded, or conflicts with other settings; the message names them as
+            the configuration does.
     """
     trainer = config.trainer
     if trainer.objective_options and trainer.objective in OBJECTIVES.built_in:

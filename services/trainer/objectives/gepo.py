@@ -16,9 +16,9 @@ from services.trainer.objectives.surrogate import clipped
 
 def gepo_log_expectation(mean_logprobs: Sequence[float]) -> float:
     """log( sum q^2 / sum q ) with q = exp(mean logprob) of each of a group's answers under its
-    author; NaN for none.
+    sender's policy; NaN without answers.
 
-    It is what q is expected to be over the group when answers are drawn in proportion to q.
+    This is the expectation of q over the group if answers are drawn in proportion to q.
     """
     if not mean_logprobs:
         return math.nan

@@ -22,8 +22,8 @@ def m2_keep(differences: Tensor, threshold: float) -> Tensor:
     """(N,) bool: which of N tokens stay, so that the mean of the squared `differences` (N,) of
     those is below `threshold`.
 
-    The largest are dropped first. The smallest always stays. What is not finite is dropped, and
-    counts in no mean.
+    The largest are dropped first. The smallest always stays. Values that are not finite are dropped
+    and count in no mean.
 
     Example: squares 0.01, 0.02 and 1.0 with a threshold of 0.04: the first two stay (their mean is
     0.015).
@@ -33,7 +33,7 @@ def m2_keep(differences: Tensor, threshold: float) -> Tensor:
     order = squares.where(finite, float("inf")).argsort(stable=True)
     ordered = squares[order][: int(finite.sum())]
     means = ordered.cumsum(0) / (ordered.new_ones(len(ordered)).cumsum(0))
-    # In ascending order the mean of the first n never falls, so that those below the threshold come
+    # In ascending order the mean of the first n never decreases, so those below the threshold come
     # first.
     count = max(int((means < threshold).sum()), min(1, len(ordered)))
     keep = finite.new_zeros(finite.shape)

@@ -1,4 +1,6 @@
-"""Sums over tokens from which a step's statistics follow, however it was cut into micro-batches."""
+"""Sums over tokens from which a step's statistics are computed, however it was split into
+micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ class Sums(Generic[Number]):
 
 
 class LossSums(Sums[Tensor]):
-    """Sums as 0-d float64 tensors on the tokens' device, so that adding micro-batches up waits for
-    nothing.
+    """Sums as 0-d float64 tensors on the tokens' device, so that adding micro-batches never waits
+    for the device.
     """
 
     @classmethod
@@ -59,7 +61,7 @@ class LossSums(Sums[Tensor]):
         )
 
     def pack(self) -> Tensor:
-        """All of them in one tensor (F,), in the order of the fields."""
+        """All sums in one tensor (F,), in the order of the fields."""
         return torch.stack([getattr(self, field.name) for field in fields(self)])
 
     @classmethod
@@ -68,5 +70,5 @@ class LossSums(Sums[Tensor]):
         return cls(*packed.unbind())
 
     def to_host(self) -> Sums[float]:
-        """The same sums as floats, brought over in one transfer."""
+        """The same sums as floats, copied in one transfer."""
         return Sums(*(float(value) for value in self.pack().tolist()))

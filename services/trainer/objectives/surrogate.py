@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def clipped_loss(terms: LossTerms) -> Loss:
-    """With r the token's own ratio to the proximal policy."""
+    """The clipped loss with r the token's own ratio to the proximal policy."""
     return clipped(terms, terms.log_ratio.exp())
 
 
 def clipped(terms: LossTerms, ratio: Tensor) -> Loss:
-    """With any `ratio` (N, T); where A < 0 at most `dual_clip` times |A| is lost (arXiv
-    1912.09729).
+    """The clipped loss with any `ratio` (N, T). If A < 0, the loss is at most `dual_clip` times |A|
+    (arXiv 1912.09729).
     """
     settings, advantage = terms.settings, terms.advantage
     low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
@@ -32,5 +32,5 @@ def clipped(terms: LossTerms, ratio: Tensor) -> Loss:
 
 
 def plain_loss(terms: LossTerms) -> Loss:
-    """`-A lp`: nothing is clipped."""
+    """`-A lp`, without clipping."""
     return Loss(-terms.advantage * terms.logprobs, terms.log_ratio.exp(), terms.mask.new_zeros(terms.mask.shape))

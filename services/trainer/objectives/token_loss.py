@@ -13,12 +13,11 @@ from services.trainer.objectives.config import ConfiguredObjective
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """What an objective says of every token; all (N, T), only `loss` carries a gradient, padding
-    holds 0.
+    """An objective's result for every token; all (N, T), only `loss` has a gradient, padding is 0.
 
-    ratio: policy to proximal policy, as the objective means it. clipped: bool, the ratio's gradient
-    is cut (clipped objectives) or the ratio is clamped (cispo). reference_kl: k3 to the reference,
-    0 without one.
+    ratio: policy to proximal policy, as the objective defines it. clipped: bool, the ratio's
+    gradient is cut (clipped objectives) or the ratio is clamped (cispo). reference_kl: k3 to the
+    reference, 0 without one.
     """
 
     loss: Tensor
@@ -45,11 +44,11 @@ def token_loss(
 
     logprobs, proximal_logprobs, reference_logprobs: (N, T) of the completion tokens; only
     `logprobs` has a gradient. advantages: (N,). mask: (N, T) bool, True on completion tokens.
-    importance_weights: (N, T), taken as constants. keep: (N, T) bool, False drops a token's whole
-    loss. Values where `mask` is False may be anything finite or not. behaviour_logprobs: (N, T),
+    importance_weights: (N, T), treated as constants. keep: (N, T) bool, False drops a token's whole
+    loss. Values where `mask` is False may be anything, finite or not. behaviour_logprobs: (N, T),
     for objectives that use them; None: the proximal policy sampled. log_denominators: (N,), for
-    gepo; None or NaN: the sequence's own, so that its ratio is 1. Raises ValueError when a
-    divergence is asked for without a reference.
+    gepo; None or NaN: the sequence's own, so that its ratio is 1. Raises ValueError if a divergence
+    is requested without a reference.
     """
     settings = configured.settings
     if configured.needs_reference and reference_logprobs is None:

@@ -12,7 +12,7 @@ import math
 from services.trainer.objectives.base import LOG_RATIO_BOUND, Loss, LossTerms, Objective
 
 LEAST_LOG_WEIGHT = math.log(1e-8)
-"""Of the sequence's ratio, as in its authors' implementation."""
+"""Smallest log weight of a sequence, as in the authors' implementation."""
 
 
 def _loss(terms: LossTerms) -> Loss:

@@ -1,5 +1,5 @@
-"""What a policy sharded over processes (FSDP2) requires of the training code.
+"""The training code's interface to a policy that is sharded over processes (FSDP2).
 
-`Parallel` is all that the learner knows of the other processes; a single process uses `ALONE`.
-`torchrun` has the code that leads them.
+The learner uses the other processes only through `Parallel`; a single process uses `ALONE`.
+`torchrun` contains the code that leads the processes.
 """

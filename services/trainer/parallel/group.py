@@ -1,5 +1,5 @@
-"""Joins the processes that torchrun started: this process's rank and device, and whether all have
-the same configuration.
+"""Joins the processes that torchrun started: determines this process's rank and device, and checks
+that all have the same configuration.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from shared.runtime import FatalError
 
 
 class ProcessLost(RuntimeError):
-    """Another process of this trainer is gone or hangs; the message names cause and remedy."""
+    """Another process of this trainer has exited or hangs. The message names cause and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What torchrun's environment says: process `rank` of `ranks`, `local_rank` on its machine."""
+    """This process's place according to torchrun's environment: rank `rank` of `ranks`,
+    `local_rank` on its machine.
+    """
 
     rank: int
     ranks: int
@@ -33,10 +35,10 @@ class Place:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Place:
-        """Read RANK, WORLD_SIZE and LOCAL_RANK; one process when they are not set.
+        """Read RANK, WORLD_SIZE and LOCAL_RANK; one process if they are not set.
 
         Raises:
-            FatalError: they are no numbers, or do not fit together.
+            FatalError: they are not numbers, or contradict each other.
         """
         said = {name: environment.get(name, alone) for name, alone in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))}
         try:
@@ -51,10 +53,10 @@ class Place:
         return cls(rank, ranks, local_rank)
 
     def device(self, name: str) -> torch.device:
-        """The device of this process when `model.device` is `name`.
+        """The device of this process if `model.device` is `name`.
 
         Raises:
-            FatalError: there is no GPU of its own for it.
+            FatalError: there is no GPU for this process alone.
         """
         device = resolve_device(name)
         if device.type != "cuda":
@@ -70,12 +72,13 @@ class Place:
 
 
 def join(place: Place, config: NodeConfig) -> torch.device:
-    """Wait for all processes, see that they want the same, and return this process's device.
+    """Wait for all processes, check that their configurations are equal, and return this process's
+    device.
 
     Raises:
-        ProcessLost: they do not all come within `trainer.collective_timeout_s`.
-        FatalError: no device for this process, turns on it, or another one has another
-            configuration.
+        ProcessLost: not all of them arrive within `trainer.collective_timeout_s`.
+        FatalError: no device for this process, device turns are configured, or another process has
+            another configuration.
     """
     if config.model.device_turns:
         raise FatalError("model.device_turns is for one trainer process: unset it, or start the trainer without torchrun")
@@ -95,7 +98,7 @@ def join(place: Place, config: NodeConfig) -> torch.device:
 
 @contextmanager
 def naming_the_loss(place: Place, timeout_s: float) -> Iterator[None]:
-    """Turn a failure of the communication inside into ProcessLost."""
+    """Turn a communication failure inside the block into ProcessLost."""
     try:
         yield
     except RuntimeError as error:
@@ -120,7 +123,7 @@ def _check_same(config: NodeConfig) -> None:
 
 
 def _digest(config: NodeConfig) -> str:
-    """Of all that a step depends on."""
+    """Digest of everything that a step depends on."""
     relevant = {
         "node": [config.node.id, config.node.seed],
         "model": config.model.model_dump(mode="json"),

@@ -24,7 +24,7 @@ def whole_optimizer_state(state: dict[str, Any], whole: Callable[[Tensor], Tenso
 def split_optimizer_state(
     state: dict[str, Any], parameters: Sequence[Tensor], part: Callable[[Tensor, Tensor], Tensor]
 ) -> dict[str, Any]:
-    """Inverse of `whole_optimizer_state`: tensors of a parameter's shape are split as it is.
+    """Inverse of `whole_optimizer_state`: tensors with a parameter's shape are sharded like it.
 
     parameters: in the order in which the optimizer numbers them.
     """

@@ -15,92 +15,90 @@ from shared.model.loading import resolve_device
 class Parallel(Protocol):
     """One of `ranks` processes that train one policy.
 
-    All of them make the same calls in the same order. What they return depends on no rank, but for
-    `whole`.
+    All of them make the same calls in the same order. Except for `whole`, results do not depend on
+    the rank.
     """
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """This process's rank, from 0."""
         ...
 
     @property
     def ranks(self) -> int:
-        """How many processes there are."""
+        """Number of processes."""
         ...
 
     def device(self, name: str) -> torch.device:
-        """The device to compute on, for `model.device`. Raises FatalError when there is none for
-        this process.
+        """The device to compute on, for `model.device`. Raises FatalError if there is none for this
+        process.
         """
         ...
 
     def load_device(self, device: torch.device) -> torch.device:
-        """Where weights are loaded to before `shard`, when `device` is where they are computed
-        with.
-        """
+        """Where weights are loaded before `shard`, if `device` is where they are used."""
         ...
 
     def shard(self, model: Any) -> None:
-        """Leave each process its part of `model`'s weights, in place; forward and backward passes
-        are then made together.
+        """Reduce `model` in place to this process's shard of the weights. Forward and backward
+        passes are then made by all processes together.
         """
         ...
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors that all processes gave, in the order of their ranks; all have one shape and
+        """The tensors from all processes, in the order of their ranks; all have one shape and
         dtype.
         """
         ...
 
     def number(self, tensor: Tensor) -> float:
-        """A 0-d result of computing with sharded tensors, such as a norm."""
+        """A 0-d result of computing with sharded tensors, such as a norm, as a number."""
         ...
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A sharded tensor gathered in rank 0, and empty (0 elements) elsewhere; a plain tensor
+        """A sharded tensor, gathered in rank 0 and empty (0 elements) elsewhere; a plain tensor
         unchanged.
         """
         ...
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """Inverse of `whole`: rank 0's `tensor`, sharded as `like` is. Other ranks may give a
-        tensor without content.
+        """Inverse of `whole`: rank 0's `tensor`, sharded like `like`. Other ranks may pass a tensor
+        without content.
         """
         ...
 
 
 class Alone:
-    """The only process: nothing is shared, nothing is moved, nothing is changed."""
+    """A single process, for which nothing is sharded or moved."""
 
     rank = 0
     ranks = 1
 
     def device(self, name: str) -> torch.device:
-        """What the configuration names."""
+        """The configured device."""
         return resolve_device(name)
 
     def load_device(self, device: torch.device) -> torch.device:
-        """Where they stay."""
+        """The same device."""
         return device
 
     def shard(self, model: Any) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The one there is."""
+        """The only tensor."""
         return [tensor]
 
     def number(self, tensor: Tensor) -> float:
-        """Its value."""
+        """The tensor's value."""
         return float(tensor)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """It is whole."""
+        """The tensor unchanged."""
         return tensor
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """All of it."""
+        """The tensor unchanged."""
         return tensor
 
 

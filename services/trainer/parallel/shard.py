@@ -25,21 +25,21 @@ class Sharded:
         self._mesh = init_device_mesh(device.type, (place.ranks,))
 
     def device(self, name: str) -> torch.device:
-        """The one that was chosen when the process joined."""
+        """The device chosen when the process joined."""
         return self._device
 
     def load_device(self, device: torch.device) -> torch.device:
-        """The host: a policy that is sharded because it fits no device must not be loaded to
-        one.
+        """The host's memory, because a policy that is sharded may be too large for a single
+        device.
         """
         return torch.device("cpu")
 
     def shard(self, model: Any) -> None:
-        """FSDP2 per transformer block and over the rest; gradients are summed, because the loss is
-        divided for the whole step.
+        """Apply FSDP2 to each transformer block and to the rest. Gradients are summed, because the
+        loss is divided for the whole step.
         """
         for module in [*transformer_blocks(model), model]:
-            # Parameters that stay together after a pass would be stale after the optimizer's step
+            # Parameters that stay gathered after a pass would be stale after the optimizer's step
             # or a restore.
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         for module in model.modules():
@@ -58,14 +58,14 @@ class Sharded:
         return float(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """In rank 0 on the host: together, the parts need not fit a device."""
+        """The whole tensor in rank 0, on the host, because it need not fit into a device."""
         if not isinstance(tensor, DTensor):
             return tensor
         full = tensor.full_tensor()
         return full.cpu() if self.rank == 0 else torch.empty(0, dtype=full.dtype)
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """This rank's part of what rank 0 scatters."""
+        """This rank's part of the tensor that rank 0 scatters."""
         if not isinstance(like, DTensor):
             return tensor
         if self.rank == 0:
@@ -76,10 +76,10 @@ class Sharded:
 
 
 def transformer_blocks(model: Any) -> list[nn.Module]:
-    """Modules that the model's authors say must stay on one device: the transformer blocks. None:
-    only the whole is sharded.
+    """Modules that the model's authors declare must stay on one device: the transformer blocks.
+    Without any, only the whole model is sharded.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     names = set(getattr(base, "_no_split_modules", None) or ())
-    # What is inside comes first, as FSDP2 wants it.
+    # Inner modules come first, as FSDP2 requires.
     return [module for module in reversed(list(model.modules())) if type(module).__name__ in names]

@@ -21,11 +21,11 @@ _SECOND_FACTOR = re.compile(r"\.lora_(embedding_)?B\.")
 
 
 def adapters_without_gradient(model: nn.Module) -> list[str]:
-    """Adapted layers that no gradient reached from a few tokens, by name; numbers are left out, of
-    which there may be many.
+    """Names of adapted layers that no gradient from a few tokens reaches. Numbers in the names are
+    left out, because there may be many.
 
-    An expert that no token went to is not meant, as long as another of its layer learns. Gradients
-    are cleared. All processes of a sharded model make the same call.
+    An expert that no token was routed to is not reported if another expert of its layer learns.
+    Clears gradients. All processes of a sharded model must make the same call.
     """
     reached: dict[str, bool] = {}
     with evaluating(model), torch.enable_grad():
@@ -47,7 +47,9 @@ def _logprobs(model: nn.Module) -> Tensor:
 
 
 def _one_of_its_experts(layer: str) -> str:
-    """The name with all numbers after the first, which is the layer's, made one."""
+    """The name with all numbers after the first, which is the layer's, replaced by a
+    placeholder.
+    """
     head, number, rest = re.match(r"(.*?)(\b\d+\b|$)(.*)", layer).groups()  # type: ignore[union-attr]
     return f"{head}{number}" + re.sub(r"\b\d+\b", "*", rest)
 

@@ -18,8 +18,8 @@ from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.modes import evaluating
 from services.trainer.gradient.rows import TokenGroup, build_rows
 
-# Relative to 1 + |value|. A half-precision product may be rounded another way for another number of
-# rows.
+# Tolerance relative to 1 + |value|. A half-precision product may be rounded differently for another
+# number of rows.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _HALF_TOLERANCE = 0.05
 _LARGE_LOGIT = 60.0
@@ -33,12 +33,12 @@ class NotSeparate(Exception):
 
 
 def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
-    """How to compute the model's logits in chunks; None, with a line in the log, where that is not
-    certain to be the same.
+    """How to compute the model's logits in chunks. None, with a line in the log, if that is not
+    certain to give the same result.
 
-    budget_tokens: of one forward pass; where their logits fit into one chunk there is nothing to
-    gain (None, no line). All processes of a sharded model make the same call. The model's mode is
-    left as it was.
+    budget_tokens: of one forward pass; if their logits fit into one chunk there is nothing to gain
+    (None, without a line). All processes of a sharded model must make the same call. The model's
+    mode is restored.
     """
     if budget_tokens * int(getattr(text_config(model), "vocab_size", 0)) * 4 <= CHUNK_BYTES:
         return None
@@ -85,11 +85,11 @@ def probed(model: nn.Module) -> SeparateHead:
 
 
 def _compared(model: nn.Module, head: nn.Linear, tokens: list[int], transform: LogitTransform, factor: float) -> float:
-    """Compares the model's logits with what the head's input and `transform` give; the largest
-    product of the head.
+    """Compares the model's logits with those computed from the head's input and `transform`.
+    Returns the head's largest product.
 
-    factor: on the head's input, so that its products are that much larger than the model would make
-    them.
+    factor: multiplies the head's input, so that its products are that much larger than the model's
+    usual ones.
     """
     products: list[Tensor] = []
 
@@ -98,7 +98,7 @@ def _compared(model: nn.Module, head: nn.Linear, tokens: list[int], transform: L
 
     def compute(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(module, nn.Linear)
-        # In here also the weights of a sharded model are whole.
+        # Inside this block the weights of a sharded model are gathered.
         products.append(functional.linear(arguments[0], module.weight, module.bias))
         _same(output, products[-1], output.dtype, "output layer's products")
 

@@ -1,6 +1,4 @@
-"""Tests when a model is loaded whether the trainer computes the same logprobs as for each text
-alone.
-"""
+"""Tests when a model is loaded that training computes the same logprobs as for each text alone."""
 
 from __future__ import annotations
 
@@ -18,8 +16,9 @@ from services.trainer.gradient.rows import TokenGroup, build_rows
 from shared.model.attention import attention_windows
 from shared.model.full_precision import computing_in_float32, is_half
 
-# Relative to 1 + |logprob|. What is right is decided in float32. Half precision may send a token to
-# another expert and hides small errors: its bound is on the mean, for what it alone breaks.
+# Tolerance relative to 1 + |logprob|. Correctness is decided in float32. Half precision may route a
+# token to another expert and can hide small errors, so its bound is on the mean and only catches
+# what half precision alone breaks.
 _TOLERANCE = 1e-4
 _DOUBLE_TOLERANCE = 1e-6
 _HALF_TOLERANCE = 0.05
@@ -28,17 +27,17 @@ _BEYOND = 16
 
 
 class UntrainableModel(ValueError):
-    """The model would be trained on other logprobs than it samples with; the message has the
-    findings and the remedy.
+    """Training would use other logprobs than sampling. The message has the findings and the
+    remedy.
     """
 
 
 def check_trainable(model: nn.Module) -> None:
-    """Try a few tokens in the modes that the model is trained in.
+    """Test the model on a few tokens in the modes used for training.
 
     Raises:
-        UntrainableModel: a later token or padding moves the logprobs, or two passes do not agree,
-            or the model cannot take rows.
+        UntrainableModel: a later token or padding changes the logprobs, two passes disagree, or the
+            model cannot take rows.
     """
     _check(model, rounded=False)
     if is_half(next(model.parameters()).dtype):
@@ -46,7 +45,7 @@ def check_trainable(model: nn.Module) -> None:
 
 
 def _check(model: nn.Module, *, rounded: bool) -> None:
-    """As `check_trainable`; rounded: in the model's own half precision instead of float32."""
+    """Like `check_trainable`; rounded: in the model's own half precision instead of float32."""
     with nullcontext() if rounded else computing_in_float32(model):
         _compare(model, rounded)
 
@@ -62,10 +61,10 @@ def _compare(model: nn.Module, rounded: bool) -> None:
                 shorter, longer = _beyond_windows(model)
             passes = [_in_rows(model, groups) for _ in range(2)]
     except Exception as error:
-        # Each model says in its own way that it cannot.
+        # Models raise different errors if they cannot.
         raise UntrainableModel(f"{_name(model)} does not compute rows of tokens ({type(error).__name__}: {error})") from error
     before_ends = _all_but_last(groups)
-    # Padding may be masked where text is not, so that both are tried.
+    # Test both, because padding may be masked where text is not.
     moved = _difference(otherwise_ended[before_ends], expected[before_ends], rounded) or _difference(longer, shorter, rounded)
     if problem := moved or _difference(padded, expected, rounded):
         raise UntrainableModel(
@@ -81,7 +80,7 @@ def _compare(model: nn.Module, rounded: bool) -> None:
 
 
 def _difference(found: Tensor, expected: Tensor, rounded: bool) -> str:
-    """Why two sets of logprobs are not the same, or nothing."""
+    """Why two sets of logprobs differ; empty if they do not."""
     apart = (found - expected).abs()
     relative = apart / (1.0 + expected.abs())
     tolerance = _DOUBLE_TOLERANCE if found.dtype == torch.float64 else _TOLERANCE
@@ -105,12 +104,12 @@ def _with_other_ends(group: TokenGroup) -> TokenGroup:
 
 
 def _all_but_last(groups: list[TokenGroup]) -> Tensor:
-    """Mask over all completion tokens that leaves out the last of each completion."""
+    """Mask over all completion tokens except the last of each completion."""
     return torch.tensor([place + 1 < length for group in groups for length in group.completion_lengths for place in range(length)])
 
 
 def _in_rows(model: nn.Module, groups: list[TokenGroup]) -> Tensor:
-    """Every completion token's logprob, as training computes it: rows side by side, padded on the
+    """Every completion token's logprob as training computes it: rows in a batch, padded on the
     right.
     """
     planned = plan_rows(groups, shared_prompt=False, budget_tokens=1 << 20, hidden_size=1)
@@ -126,8 +125,8 @@ def _alone(model: nn.Module, groups: list[TokenGroup]) -> Tensor:
 
 
 def _beyond_windows(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Logprobs of the same tokens, past the widest window that can be tried: at the end of a text,
-    and with more behind them.
+    """Logprobs of the same tokens, past the widest window that can be tested: at the end of a text,
+    and with more tokens after them.
     """
     config = text_config(model)
     context = int(getattr(config, "max_position_embeddings", None) or 2 * _LONGEST_PROBE)
@@ -141,8 +140,8 @@ def _beyond_windows(model: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def _text_alone(model: nn.Module, text: list[int], count: int) -> Tensor:
-    """Logprobs of a text's last `count` tokens, `(count,)`; no more logits than they need where the
-    model can leave them out.
+    """Logprobs of a text's last `count` tokens, `(count,)`; computes only the logits that these
+    need if the model supports it.
     """
     ids = torch.tensor([text], device=next(model.parameters()).device)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]

@@ -1,3 +1,3 @@
-"""Which tokens of a batch are trained on, with which advantages: budgets, preferences, and a check
-against the policy.
+"""Chooses which tokens of a batch are trained on, and with which advantages: budgets, preferences,
+and a check against the policy.
 """

@@ -1,5 +1,5 @@
-"""What foreign groups may cost in one step. Pure arithmetic over token positions; the same batch
-gives the same answer.
+"""Limits the cost of foreign groups in one step. Pure arithmetic over token positions; the same
+batch gives the same result.
 
 A foreign group may cost `factor` times the usual group of its batch. All groups of one sender
 together may cost the usual for that many groups, plus `factor - 1` times the usual: one group's
@@ -18,7 +18,7 @@ SENDER_BUDGET = "sender_budget"
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Positions that a forward pass computes for one group, its prompt once per completion."""
+    """Positions that a forward pass computes for one group, with its prompt once per completion."""
 
     node: str
     is_local: bool
@@ -26,8 +26,9 @@ class Cost:
 
 
 def usual_cost(costs: Sequence[Cost], usual_tokens: int) -> float:
-    """What a group may cost without being dear: the completions of the largest possible local
-    group, or more where this batch's costliest local group or its median group cost more."""
+    """The usual cost of a group: the completions of the largest possible local group, or more if
+    this batch's costliest local group or its median group costs more.
+    """
     if not costs:
         return float(usual_tokens)
     local = [cost.positions for cost in costs if cost.is_local]
@@ -35,11 +36,11 @@ def usual_cost(costs: Sequence[Cost], usual_tokens: int) -> float:
 
 
 def over_budget(costs: Sequence[Cost], usual_tokens: int, factor: float) -> dict[int, str]:
-    """Places of the foreign groups to leave out, with the reason: GROUP_BUDGET or, of a sender's
-    costliest, SENDER_BUDGET.
+    """Indexes of the foreign groups to leave out, with the reason: GROUP_BUDGET, or SENDER_BUDGET
+    for a sender's costliest ones.
 
-    Example: with 100 usual and a factor of 4, `[401, 300, 200]` of one sender loses its first to
-    the group's budget, and the rest, 500, is what two groups may cost together.
+    Example: with 100 usual and a factor of 4, `[401, 300, 200]` of one sender loses its first group
+    to the group's budget; the rest, 500, is what two groups may cost together.
     """
     usual = usual_cost(costs, usual_tokens)
     left_out = {index: GROUP_BUDGET for index, cost in enumerate(costs) if not cost.is_local and cost.positions > factor * usual}

@@ -1,5 +1,5 @@
-"""What an author's text is worth relative to this node's: how often its groups passed here, over
-earlier batches. Pure.
+"""Estimates what a sender's text is worth relative to this node's: how often its groups passed
+here, over earlier batches. Pure.
 
 HACPO (arXiv 2603.02604) multiplies the advantages of agent j's text, where k learns from it, by
 clip(P_j / P_k, 0.1, 10), with P the mean accuracy over the last five batches of questions that all
@@ -7,16 +7,16 @@ agents answer. Nodes of a swarm answer different questions and share only some o
 three things differ:
 
 * **Like is compared with like.** A foreign group whose rewards are all equal is never drawn, while
-  local groups are trained on whatever their rewards are. If all of them counted, others would look
-  more capable on hard sources and less capable on easy ones than they are. So on both sides only
-  groups count in which some completions pass and some fail. That moves both means towards a half:
-  among groups of one size, a factor is nearer to 1 than the ratio of true pass rates, and on the
-  same side of it. Groups of two carry no information.
-* **By source.** Each of the author's groups is compared with the mean pass rate of this node's
-  groups on the same task source, so that easy tasks do not make an author look capable. Sources
-  that only one side has do not count.
+local groups are trained on whatever their rewards are. If all of them counted, others would look
+more capable on hard sources and less capable on easy ones than they are. So on both sides only
+groups count in which some completions pass and some fail. That moves both means towards a half:
+among groups of one size, a factor is nearer to 1 than the ratio of true pass rates, and on the same
+side of it. Groups of two carry no information.
+* **By source.** Each of the sender's groups is compared with the mean pass rate of this node's
+groups on the same task source, so that easy tasks do not make a sender look capable. Sources that
+only one side has do not count.
 * **Earlier batches only.** A factor does not depend on the rewards of the group that it multiplies;
-  otherwise groups would count for more because they turned out well.
+otherwise groups would count for more because they turned out well.
 
 The rewards are those of this node's scorer; a sender's claims play no part. A sender may still
 choose which groups it sends: that gives it at most a P of 1, so a factor of 1 / P_own.
@@ -31,16 +31,18 @@ from shared.contracts.messages import Batch, ScoredGroup
 from shared.evaluation import PASS_REWARD
 
 LEAST_GROUPS = 4
-"""As many groups must be known of the author and of this node, on sources that both have; with
-fewer the factor is 1. The mean of four is off by an eighth where one alone is off by a quarter."""
+"""Smallest number of known groups, both of the sender and of this node, on sources that both have;
+with fewer the factor is 1. The mean of four is off by an eighth where a single one is off by a
+quarter.
+"""
 
 Seen = tuple[str | None, str, float]
-"""A group of an earlier batch: its author (`share_of`; None: this node), its task source, the part
+"""A group of an earlier batch: its sender (`share_of`; None: this node), its task source, the part
 of it that passed.
 """
 
 Window = list[list[Seen]]
-"""A list a batch, oldest first: plain values, as a checkpoint holds them."""
+"""One list per batch, oldest first. Plain values, as stored in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class CapabilityRules:
     high: float = 10.0
 
     def __post_init__(self) -> None:
-        """Refuse bounds between which no factor of 1 lies."""
+        """Refuse bounds that exclude a factor of 1."""
         if self.window_batches < 0:
             raise ValueError(f"window_batches is {self.window_batches}: it must be 0 or more")
         if not 0.0 < self.low <= 1.0 <= self.high < math.inf:
@@ -62,10 +64,10 @@ class CapabilityRules:
 
 
 def capability_factors(window: Window, rules: CapabilityRules) -> dict[str, float]:
-    """By author: clip(P_author / P_own, low, high). Whoever is not known well enough is not there,
-    which means 1.
+    """By sender: clip(P_sender / P_own, low, high). Senders about whom too little is known are
+    omitted, which means 1.
 
-    Example: the author's groups of one source passed 3/4 on average and this node's of that source
+    Example: the sender's groups of one source passed 3/4 on average and this node's of that source
     1/4: the factor is 3.
     """
     own: dict[str, list[float]] = {}
@@ -87,29 +89,29 @@ def capability_factors(window: Window, rules: CapabilityRules) -> dict[str, floa
 
 
 def after_batch(window: Window, batch: Batch, rules: CapabilityRules) -> Window:
-    """The window once `batch` was trained on, for the batch after it."""
+    """The window after training on `batch`, for the next batch."""
     return newest([*window, _news(batch)], rules)
 
 
 def _news(batch: Batch) -> list[Seen]:
-    """What the batch tells of authors; a replayed group was told of with its first batch."""
+    """The batch's groups for the window; replayed groups were recorded with their first batch."""
     return [seen for item in batch.items if not item.replayed and (seen := _seen(item.scored)) is not None]
 
 
 def newest(window: Window, rules: CapabilityRules) -> Window:
-    """What the rules still look at of a window that may have been kept under others."""
+    """The part that the rules use of a window that may have been kept under other rules."""
     return window[len(window) - min(len(window), rules.window_batches) :]
 
 
 def share_of(scored: ScoredGroup) -> str:
-    """Under which name a foreign group's author is known: the one that its share of a batch goes
-    by.
+    """The name under which a foreign group's sender is recorded: the one that its share of a batch
+    counts against.
     """
     return scored.share or scored.group.node
 
 
 def _seen(scored: ScoredGroup) -> Seen | None:
-    """None where it cannot be compared: not scored, or all its completions pass, or none."""
+    """None if the group cannot be compared: not scored, or all its completions pass, or none."""
     passes, completions = sum(reward >= PASS_REWARD for reward in scored.rewards), len(scored.rewards)
     if scored.failure is not None or completions != len(scored.group.completions) or not 0 < passes < completions:
         return None

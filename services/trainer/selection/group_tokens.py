@@ -24,13 +24,12 @@ from shared.model.prompts import encode_answer, render_prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
-    """What the trainer's tokenizer and model can take. `max_length` counts prompt and completion
-    tokens together.
+    """Limits of the trainer's tokenizer and model. `max_length` counts prompt and completion tokens
+    together.
 
-    end_token_id: what stands behind an answer that ended and is encoded here. end_token_ids: every
-    token that ends one; empty:
-    `end_token_id` alone. max_foreign_tokens: longest foreign completion, end token included; None:
-    no such bound.
+    end_token_id: appended to an answer that ended and is encoded here. end_token_ids: every token
+    that ends an answer; empty: only `end_token_id`. max_foreign_tokens: longest foreign completion,
+    end token included; None: no limit.
     """
 
     tokenizer: Any
@@ -57,7 +56,7 @@ class TokenRules:
 
 
 class SkippedGroup(Exception):
-    """A group that cannot be trained on. `reason` is one word, fit for a metric label."""
+    """A group that cannot be trained on. `reason` is one word that can serve as a metric label."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -66,11 +65,11 @@ class SkippedGroup(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GroupTokens:
-    """Token ids of a group's prompt and of each completion; behaviour logprobs where they are
+    """Token ids of a group's prompt and of each completion, and behaviour logprobs where they are
     known.
 
-    reencoded: whether the text of any completion was encoded here. text_logprobs: of those, where
-    their authors say so.
+    reencoded: whether the text of any completion was encoded here. text_logprobs: of those, if
+    their senders state them.
     """
 
     prompt_ids: list[int]
@@ -81,9 +80,9 @@ class GroupTokens:
 
 
 def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
-    """Of a group that this node sampled. Raises SkippedGroup: `text_alone` of a group by a server
-    that keeps its tokens to itself, because another encoding of the text is not what its policy
-    sampled.
+    """The tokens of a group that this node sampled. Raises SkippedGroup: `text_alone` for a group
+    from a server that does not return its tokens, because another encoding of the text is not what
+    its policy sampled.
     """
     if any(completion.token_ids is None for completion in group.completions):
         raise SkippedGroup("text_alone")
@@ -98,8 +97,8 @@ def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
 
 
 def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
-    """Of a group that another node sent. Raises SkippedGroup: `control_text` where its text would
-    become control tokens.
+    """The tokens of a group that another node sent. Raises SkippedGroup: `control_text` if its text
+    would become control tokens.
     """
     prompt_ids = rules.prompt_ids(group.task.question)
     if rules.answer_tokens.control_tokens(prompt_ids) != rules.template_controls:
@@ -118,8 +117,8 @@ def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
     if rules.max_foreign_tokens is not None and max(map(len, completions)) > rules.max_foreign_tokens:
         raise SkippedGroup("too_long")
     texts = [
-        # Under the same tokenizer, ids that are not the text's have logprobs that are not the
-        # text's.
+        # With the same tokenizer, ids that do not decode to the text have logprobs that do not
+        # belong to it.
         None if same_tokenizer or sampled is not None else _text_logprob(completion)
         for completion, sampled in zip(group.completions, kept, strict=True)
     ]
@@ -135,7 +134,7 @@ def _fitting(tokens: GroupTokens, rules: TokenRules) -> GroupTokens:
 
 
 def _compared(completion: Completion, rules: TokenRules) -> tuple[list[int], list[float] | None] | None:
-    """A foreign completion's own tokens, if they are the scored text's; None: encode the text
+    """A foreign completion's own tokens if they decode to the scored text; None: encode the text
     instead.
     """
     if completion.token_ids is None:
@@ -152,8 +151,8 @@ def _compared(completion: Completion, rules: TokenRules) -> tuple[list[int], lis
 
 
 def _text_logprob(completion: Completion) -> TextLogprob | None:
-    """What the author's policy gave the text in its own tokens, of which only the number need be
-    known here.
+    """The likelihood that the sender's policy gave to the text in its own tokens, of which only the
+    number matters here.
     """
     if completion.behaviour_logprobs is None:
         return None
@@ -203,5 +202,5 @@ def _checked_ids(packed: bytes, vocabulary_size: int) -> list[int]:
 
 
 def answers_present(completions: Sequence[Sequence[int]]) -> list[int]:
-    """Places of the completions that hold a token."""
+    """Indexes of the completions with at least one token."""
     return [index for index, completion in enumerate(completions) if completion]

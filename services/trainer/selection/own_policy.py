@@ -28,11 +28,11 @@ from shared.seeds import number_from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPolicyRules:
-    """fraction: of the foreign groups that are looked at. min_logprob: the least mean logprob per
+    """fraction: part of the foreign groups that is checked. min_logprob: smallest mean logprob per
     token, in nats.
 
-    slack: how many nats a token below the mean of the batch's local answers a foreign one may be;
-    None: only `min_logprob` counts.
+    slack: how many nats per token a foreign answer may be below the mean of the batch's local
+    answers; None: only `min_logprob` applies.
     """
 
     fraction: float
@@ -55,9 +55,10 @@ def drop_absurd(
     """The intake without the foreign answers that are absurd under `model` in its current state,
     and their number by node.
 
-    A dropped answer still counts in its group's baseline. A group with no answers left is skipped
-    as `absurd`. The same batch and weights give the same result on a CPU: the batch's seed and the
-    group's id determine which groups are checked, and an author cannot know the batch in advance.
+    A dropped answer still counts in its group's baseline. A group without any answers left is
+    skipped as `absurd`. The same batch and weights give the same result on a CPU: the batch's seed
+    and the group's id determine which groups are checked, and a sender cannot know the batch in
+    advance.
     """
     looked_at = groups_to_check(intake, config, rules, batch_seed)
     if not looked_at:
@@ -67,7 +68,7 @@ def drop_absurd(
 
 
 def groups_to_check(intake: Intake, config: UpdateConfig, rules: OwnPolicyRules, batch_seed: int) -> list[int]:
-    """Places in `intake.groups` of the foreign groups that are looked at."""
+    """Indexes in `intake.groups` of the foreign groups that are checked."""
     return [
         index
         for index, (group, (_, group_id)) in enumerate(zip(intake.groups, intake.authors, strict=True))
@@ -88,11 +89,11 @@ def least_logprob(local_means: Sequence[float], rules: OwnPolicyRules) -> float:
 
 
 def local_means(groups: Sequence[TokenGroup]) -> list[float]:
-    """Mean logprob per token of every local answer whose logprobs are known, as the policy that
-    sampled it found it.
+    """Mean logprob per token of every local answer whose logprobs are known, under the policy that
+    sampled it.
 
-    Replayed answers are left out: an older policy found its own words less likely, which would let
-    more of others' text in.
+    Replayed answers are left out: an older policy gave its own text a lower likelihood, which would
+    lower the bound for foreign text.
     """
     return [
         math.fsum(logprobs) / len(logprobs)
@@ -106,13 +107,15 @@ def local_means(groups: Sequence[TokenGroup]) -> list[float]:
 def without_absurd(
     intake: Intake, looked_at: Sequence[int], logprobs: BatchLogprobs, rules: OwnPolicyRules
 ) -> tuple[Intake, Counter[str]]:
-    """What `drop_absurd` returns, given this node's own `logprobs` of the groups at `looked_at`."""
+    """The result of `drop_absurd`, given this node's own `logprobs` of the groups at
+    `looked_at`.
+    """
     dropped: Counter[str] = Counter()
     least = least_logprob(local_means(intake.groups), rules)
     groups: list[TokenGroup | None] = list(intake.groups)
     skipped_of, dropped_of = dict(intake.skipped_of), dict(intake.dropped_of)
     for index, of_group in zip(looked_at, logprobs, strict=True):
-        # A mean that is no number is no reason to train on what it stands for.
+        # A mean that is NaN must not admit the text.
         kept = [number for number, of_tokens in enumerate(of_group) if float(of_tokens.mean()) >= least]
         if len(kept) < len(of_group):
             node, group_id = intake.authors[index]

@@ -1,8 +1,8 @@
-"""Which foreign groups a step keeps when it gets more than it uses: the likeliest, or the least
-likely, under this node's policy.
+"""Chooses which foreign groups a step keeps when it gets more than it uses: the likeliest, or the
+least likely, under this node's policy.
 
 The sampler has no model. If its strategy depends on likelihood, it sends more candidates than J and
-says how many to keep (`Batch.preference`); the choice is made here, where the model computes the
+says how many to keep (`Batch.preference`). The choice is made here, where the model computes the
 text anyway. The same batch and weights give the same choice on a CPU, so a resumed trainer trains
 on the same groups.
 """
@@ -28,7 +28,7 @@ class Preferred:
     """The batch with only the chosen foreign groups, and figures of the choice.
 
     left_out: candidates that are not trained on. logprob, logprob_left_out: mean logprob per token,
-    in nats, of the chosen groups' text and of the others'; None where there is none.
+    in nats, of the text of the chosen groups and of the others; None without such groups.
     """
 
     batch: Batch
@@ -50,7 +50,7 @@ def prefer(model: nn.Module, batch: Batch, rules: IntakeRules, config: UpdateCon
 
 
 def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
-    """The foreign groups that `prefer` chooses among; None where there is nothing to choose."""
+    """The foreign groups that `prefer` chooses from; None if there is nothing to choose."""
     candidates = [item for item in batch.items if item.scored.origin == "external"]
     if batch.preference is None or not candidates:
         return None
@@ -58,8 +58,8 @@ def candidates_of(batch: Batch, rules: IntakeRules) -> Intake | None:
 
 
 def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred:
-    """What `prefer` returns, given this node's own `logprobs` of the groups of `taken`, the batch's
-    `candidates_of`.
+    """The result of `prefer`, given this node's own `logprobs` of the groups in `taken`, the
+    batch's `candidates_of`.
     """
     preference = batch.preference
     assert preference is not None
@@ -81,10 +81,10 @@ def prefer_by(batch: Batch, taken: Intake, logprobs: BatchLogprobs) -> Preferred
 
 
 def preferred_indices(means: Sequence[float], nodes: Sequence[str], preference: Preference) -> list[int]:
-    """Which candidates to keep, in their order.
+    """Indexes of the candidates to keep, in order.
 
-    means: mean logprob per token of each candidate's text. nodes: whose share of the batch each
-    takes.
+    means: mean logprob per token of each candidate's text. nodes: the share of the batch that each
+    counts against.
     """
     sign = -1.0 if preference.by == "near" else 1.0
     last = math.inf

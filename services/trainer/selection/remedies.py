@@ -1,4 +1,4 @@
-"""What to do about groups that a step leaves out, by reason, for the trainer's log."""
+"""Remedies for the trainer's log, by the reason for which a step leaves groups out."""
 
 from __future__ import annotations
 

@@ -33,17 +33,17 @@ Dropped = tuple[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeRules(TokenRules):
-    """What the trainer takes in, besides what its tokenizer and model can.
+    """The trainer's intake limits, besides those of its tokenizer and model.
 
-    capability: what a foreign completion's advantage is multiplied by, by its author
-    (`services.trainer.selection.capability`). max_foreign_advantage: bound of a foreign
-    completion's advantage, so multiplied. usual_tokens: prompt excluded, the most that a local
-    group can hold. foreign_cost_factor: what a foreign group may cost over what is usual in its
-    batch (`services.trainer.selection.budget`). foreign_share_factor: the same for the tokens that
-    it counts for in the loss (`services.trainer.gradient.influence`). drop_truncated: leave out
-    answers cut at the length limit. drop_foreign_negatives, drop_local_negatives: foreign or local
-    ones with a negative advantage. All stay in their group's baseline; a group of which nothing is
-    left is skipped as `truncated` or `negative`.
+    capability: factor on a foreign completion's advantage, by its sender
+    (`services.trainer.selection.capability`). max_foreign_advantage: limit of a foreign
+    completion's advantage after that factor. usual_tokens: the most tokens that a local group can
+    have, prompt excluded. foreign_cost_factor: how much more than usual in its batch a foreign
+    group may cost (`services.trainer.selection.budget`). foreign_share_factor: the same for the
+    tokens that it counts for in the loss (`services.trainer.gradient.influence`). drop_truncated:
+    leave out answers truncated at the length limit. drop_foreign_negatives, drop_local_negatives:
+    leave out foreign or local answers with a negative advantage. All of these stay in their group's
+    baseline; a group without any answers left is skipped as `truncated` or `negative`.
     """
 
     external_weight: float = 1.0
@@ -60,17 +60,17 @@ class IntakeRules(TokenRules):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """The groups to train on and what became of the rest.
+    """The groups to train on, and what happened to the rest.
 
-    authors: node and group id of each of `groups`. local, external, replayed: groups taken in; a
-    replayed one, a local group of an earlier batch, is not among the local ones. with_behaviour:
-    those whose behaviour logprobs are known. reencoded: those of which some text was encoded here.
-    zero_advantage: those without spread in their rewards. skipped: groups left out, by reason.
-    over_budget_of: foreign groups left out for their cost, by node. capability_of: what the
-    advantages of foreign groups were multiplied by, by node, where that is not
-    1. rewards_local, rewards_external, rewards_replayed: of every completion of the groups taken
-       in. skipped_of: why each group that was left out was, by its id. dropped_of: the same of
-       single answers of groups taken in, by group id and place, with their advantage.
+    authors: node and group id of each of `groups`. local, external, replayed: numbers of groups
+    trained on; a replayed one, a local group of an earlier batch, does not count as local.
+    with_behaviour: groups whose behaviour logprobs are known. reencoded: groups with some text
+    encoded here. zero_advantage: groups whose rewards are all equal. skipped: numbers of groups
+    left out, by reason. over_budget_of: foreign groups left out for their cost, by node.
+    capability_of: factors on the advantages of foreign groups, by node, where not 1. rewards_local,
+    rewards_external, rewards_replayed: of every completion of the groups trained on. skipped_of:
+    why each group was left out, by its id. dropped_of: the same for single answers of groups
+    trained on, by group id and index, with their advantage.
     """
 
     groups: list[TokenGroup]
@@ -92,7 +92,7 @@ class Intake:
 
     @property
     def foreign_answers_of(self) -> Counter[str]:
-        """Answers of others to train on, by node."""
+        """Number of foreign answers to train on, by node."""
         answers: Counter[str] = Counter()
         for group, (node, _) in zip(self.groups, self.authors, strict=True):
             if not group.is_local:
@@ -112,18 +112,18 @@ class _Taken:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it is local and in no earlier batch."""
+        """Whether the group is local and was in no earlier batch."""
         return self.is_local and not self.replayed
 
     @property
     def cost(self) -> Cost:
-        """What a forward pass over the group computes when nothing is shared."""
+        """What a forward pass over the group computes if nothing is shared."""
         lengths = [len(ids) for ids in self.tokens.completions if ids]
         return Cost(self.scored.group.node, self.is_local, len(self.tokens.prompt_ids) * len(lengths) + sum(lengths))
 
 
 def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> Intake:
-    """Turn a batch into token groups with advantages; groups come in the batch's order.
+    """Turn a batch into token groups with advantages, in the batch's order.
 
     earlier: what is known of the batches before it; None: nothing.
     """
@@ -185,10 +185,10 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
 
 
 def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[str, float]) -> list[list[float]]:
-    """One number per completion; of a foreign group, answers without tokens have 0 and are no part
+    """One number per completion. In a foreign group, answers without tokens have 0 and are not part
     of the others' baseline.
 
-    factors: on those of foreign groups, by author; 1 where there is none.
+    factors: on those of foreign groups, by sender; 1 if there is none.
     """
     counted = [
         list(range(len(each.scored.rewards))) if each.is_local else answers_present(each.tokens.completions) for each in taken
@@ -208,12 +208,12 @@ def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[st
 
 
 def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules, without: dict[int, str]) -> TokenGroup:
-    """The completions that are trained on; why each of the others is not goes to `without`. Raises
-    SkippedGroup where none is left.
+    """The completions that are trained on; the reasons for leaving out the others are added to
+    `without`. Raises SkippedGroup if none is left.
     """
     tokens, completions = each.tokens, each.scored.group.completions
-    # A local answer without tokens still counts in its group's baseline, but there is nothing of it
-    # to make likelier.
+    # A local answer without tokens still counts in its group's baseline, but it has nothing to
+    # train on.
     kept = _kept(range(len(completions)), answers_present(tokens.completions), "no_tokens", without)
     if rules.drop_truncated:
         kept = _kept(kept, [index for index in kept if completions[index].finish_reason != "length"], "truncated", without)
@@ -237,7 +237,7 @@ def _token_group(each: _Taken, advantages: Sequence[float], rules: IntakeRules, 
 
 
 def _kept(before: Sequence[int], kept: list[int], reason: str, without: dict[int, str]) -> list[int]:
-    """`kept`, with those of `before` that are not among them noted under `reason`."""
+    """`kept`; the members of `before` that are missing from it are recorded under `reason`."""
     without.update(dict.fromkeys(set(before) - set(kept), reason))
     return kept
 

@@ -1,4 +1,4 @@
-"""How rank 0 tells the others what to do next: a small header that all processes reduce together,
+"""How rank 0 sends commands to the other ranks: a small header in an all-reduce of all processes,
 then a payload.
 
 It uses the host's network (gloo) even if weights use NCCL, so that waiting for a command occupies
@@ -25,8 +25,8 @@ class Command(IntEnum):
 
 
 def announce(command: Command, payload: bytes = b"") -> bool:
-    """Process 0: tell the others. Returns whether one of them was asked to stop (SIGTERM). Raises
-    RuntimeError when one is gone.
+    """Called by rank 0: send a command. Returns whether one of the other ranks was asked to stop
+    (SIGTERM). Raises RuntimeError if one has exited.
     """
     _, _, stops = _header(command, len(payload), wants_stop=False)
     if payload:
@@ -35,8 +35,8 @@ def announce(command: Command, payload: bytes = b"") -> bool:
 
 
 def heed(*, wants_stop: bool) -> tuple[Command, bytes]:
-    """The others: wait for the next command. Raises RuntimeError when process 0 is gone, or says
-    nothing for too long.
+    """Called by the other ranks: wait for the next command. Raises RuntimeError if rank 0 has
+    exited or is silent for too long.
     """
     command, size, _ = _header(0, 0, wants_stop=wants_stop)
     payload = torch.empty(size, dtype=torch.uint8)

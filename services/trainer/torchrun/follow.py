@@ -1,4 +1,4 @@
-"""Every rank except 0: it computes its share of what rank 0 commands, and communicates with nobody
+"""Every rank except 0: computes its share of what rank 0 commands, and communicates with nothing
 else.
 """
 
@@ -31,7 +31,7 @@ from shared.seeds import number_from
 
 
 def main() -> NoReturn:
-    """Run as one of torchrun's processes; exit codes are those of `shared.runtime.service`."""
+    """Run as one of torchrun's processes. Exit codes are those of `shared.runtime.service`."""
     parser = argparse.ArgumentParser(prog="python -m services.trainer")
     parser.add_argument("--config", type=Path)
     try:
@@ -39,7 +39,7 @@ def main() -> NoReturn:
     except ConfigError as error:
         print(f"trainer: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)
-    # What is said at info is said by process 0, once.
+    # Only rank 0 logs at INFO.
     configure_logging(level="warning", log_format=config.log.format)
     log: Log = structlog.get_logger("trainer").bind(node=config.node.id, role="trainer", process=os.environ.get("RANK"))
     code = 1
@@ -55,7 +55,7 @@ def main() -> NoReturn:
         log.exception("crashed")
     logging.shutdown()
     sys.stdout.flush()
-    # As process 0 does: tearing down torch takes seconds.
+    # As in rank 0: exit at once, because tearing down torch takes seconds.
     os._exit(code)
 
 
@@ -82,8 +82,8 @@ def follow(place: Place, config: NodeConfig) -> None:
 
 
 def step_seed(config: NodeConfig, rank: int, step: int) -> int:
-    """Seed of process `rank`'s dropout in a step: another for each, the same after a restart, so
-    that no checkpoint holds it.
+    """Seed of dropout in process `rank` in a step: different for each, and the same after a
+    restart, so that it need not be in a checkpoint.
     """
     return number_from(f"{node_seed(config)}/{rank}/{step}", 6)
 
@@ -105,8 +105,8 @@ def _do(learner: Learner, config: NodeConfig, rank: int, command: Command, paylo
 
 
 class _StopSignals:
-    """Whether SIGTERM or SIGINT came. They do not end this process: process 0 needs it for the last
-    checkpoint, and is told.
+    """Records SIGTERM and SIGINT. They do not end this process, because rank 0 needs it for the
+    last checkpoint; rank 0 is told instead.
     """
 
     def __init__(self) -> None:

@@ -18,8 +18,8 @@ _END_S = 3.0
 
 
 class LeadingTrainer:
-    """A `TrainerService` whose learner computes with other processes. Only it communicates with
-    anything outside.
+    """A `TrainerService` whose learner computes together with other processes. Only this process
+    communicates with anything outside.
     """
 
     def __init__(self, config: NodeConfig) -> None:
@@ -27,10 +27,10 @@ class LeadingTrainer:
         self._followers = Followers(Place.of(os.environ), config)
 
     async def run(self, context: ServiceContext) -> None:
-        """Train until told to stop, as the single process does; the others end with it.
+        """Train until told to stop, like a single process; the other ranks end with it.
 
         Raises:
-            ProcessLost: another process is gone or hangs; all must be started again.
+            ProcessLost: another process has exited or hangs; all must be started again.
         """
         training = asyncio.create_task(TrainerService(self._config, self._learner).run(context))
         watching = asyncio.create_task(self._watch(context))
@@ -54,7 +54,7 @@ class LeadingTrainer:
         return LeadingLearner(config, self._followers)
 
     async def _watch(self, context: ServiceContext) -> None:
-        """While there is nothing to compute, detect lost processes and act on signals that only
+        """While there is nothing to compute, detect lost processes and react to signals that only
         they received.
         """
         started_by = os.getppid()
@@ -67,7 +67,7 @@ class LeadingTrainer:
                 if await asyncio.to_thread(self._followers.beat):
                     context.stopping.set()
             elif context.stopping.is_set():
-                return  # The others were told to stop too, and need not come any more.
+                return  # The other ranks were also told to stop, and may no longer answer.
 
     async def _end(self, context: ServiceContext) -> None:
         try:

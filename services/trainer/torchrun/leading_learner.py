@@ -21,9 +21,7 @@ from shared.contracts.messages import Batch
 
 
 class Followers:
-    """The other processes, as process 0 sees them: one command at a time, and none after one that
-    failed.
-    """
+    """The other ranks, seen from rank 0: one command at a time, and none after one that failed."""
 
     def __init__(self, place: Place, config: NodeConfig) -> None:
         self._place = place
@@ -32,15 +30,15 @@ class Followers:
         self._failure: str | None = None
         self._heeding = False
         self.met = False
-        """Whether all of them came."""
+        """Whether all of them have arrived."""
 
     @contextmanager
     def doing(self, command: Command | None, payload: bytes = b"") -> Iterator[None]:
-        """All processes do what `command` says while this one does it inside; None: what all do
-        unasked.
+        """Broadcast `command` to the other ranks and run the block as rank 0. None: they are
+        already running it.
 
         Raises:
-            ProcessLost: one of them is gone, now or before.
+            ProcessLost: one of them has exited, now or before.
         """
         with self._one_at_a_time:
             if self._failure is not None:
@@ -51,8 +49,8 @@ class Followers:
                         announce(command, payload)
                     yield
             except BaseException as error:
-                # Whoever failed half-way is out of step with the others: nothing that they do
-                # together can go well any more.
+                # A rank that failed half-way is out of step with the others, so no further
+                # collective operation can succeed.
                 self._failure = str(error)
                 raise
 
@@ -63,12 +61,12 @@ class Followers:
         return Sharded(self._place, device)
 
     def now_heed(self) -> None:
-        """They have made their learners and wait for commands."""
+        """Record that they have created their learners and wait for commands."""
         self._heeding = True
 
     def beat(self) -> bool:
-        """See that all are there, unless they are at work. Returns whether one of them was asked to
-        stop. Raises ProcessLost.
+        """Check that all ranks are alive, unless they are computing. Returns whether one of them
+        was asked to stop. Raises ProcessLost.
         """
         if not self._one_at_a_time.acquire(blocking=False):
             return False
@@ -86,7 +84,7 @@ class Followers:
             self._one_at_a_time.release()
 
     def end(self) -> None:
-        """Tell the other ranks that training is done; a rank that is out of step notices when this
+        """Tell the other ranks that training is done. A rank that is out of step notices when this
         process exits.
         """
         if self._heeding and self._failure is None:
@@ -95,7 +93,7 @@ class Followers:
 
 
 class LeadingLearner(Learner):
-    """A learner whose every call is made by all processes."""
+    """A learner whose calls are made by all processes."""
 
     def __init__(self, config: NodeConfig, followers: Followers) -> None:
         self._followers = followers
@@ -104,21 +102,21 @@ class LeadingLearner(Learner):
             followers.now_heed()
 
     def step(self, batch: Batch) -> StepRecord:
-        """As `Learner.step`."""
+        """Like `Learner.step`."""
         with self._followers.doing(Command.STEP, encode(batch)):
             return super().step(batch)
 
     def policy(self) -> dict[str, Tensor]:
-        """As `Learner.policy`."""
+        """Like `Learner.policy`."""
         with self._followers.doing(Command.POLICY):
             return super().policy()
 
     def state(self) -> LearnerState:
-        """As `Learner.state`."""
+        """Like `Learner.state`."""
         with self._followers.doing(Command.STATE):
             return super().state()
 
     def restore(self, state: LearnerState) -> None:
-        """As `Learner.restore`."""
+        """Like `Learner.restore`."""
         with self._followers.doing(Command.RESTORE, pack_state(state)):
             super().restore(state)

@@ -1,5 +1,5 @@
-"""What the other ranks must know of a state that rank 0 restores: everything but the contents of
-the tensors that it scatters.
+"""What the other ranks need of a state that rank 0 restores: everything but the contents of the
+tensors that it scatters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""A run's numbers in the tools that people compare runs with: TensorBoard, Weights & Biases,
+"""Sends a run's numbers to the tools in which people compare runs: TensorBoard, Weights & Biases,
 Trackio, or one from an installed package (docs/extend/tracker.md).
 
-`metrics.jsonl` is the record; what is here shows it elsewhere, and no failure here changes
-training.
+`metrics.jsonl` is the authoritative record. A failure here never changes training.
 """

@@ -1,4 +1,4 @@
-"""What an experiment tracker is: the small interface that every writer has."""
+"""The interface of an experiment tracker."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """The run whose numbers a tracker gets, as an entry of `swarm.trackers` is given it.
+    """The run of a tracker, as passed to an entry of `swarm.trackers`.
 
-    name: for people, such as `dev-alpha`. id: the same after every restart, and no other run's.
-    step: the last step that is not trained again; what a tracker has of later steps is from an
-    earlier life of this trainer. project: `tracking.project`. online: whether the tracker may talk
-    to a server. run_dir: the node's folder of this run. shared_dir: `node.var_dir`, for what all
-    runs have together. settings: how the run learns, as plain JSON values. options:
+    name: for people, such as `dev-alpha`. id: the same after every restart, and different from
+    every other run's. step: the last step that will not be trained again; steps after it in the
+    tracker are from before a restart. project: `tracking.project`. online: whether the tracker may
+    contact a server. run_dir: the node's folder of this run. shared_dir: `node.var_dir`, for what
+    all runs share. settings: the settings that determine learning, as plain JSON values. options:
     `tracking.options`.
     """
 
@@ -32,12 +32,12 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Where numbers go. All calls come from one thread, which may block, wait and fail: the trainer
-    does not wait for it.
+    """A destination of numbers. All calls come from one thread and may block or fail, because the
+    trainer does not wait for them.
     """
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         """The numbers of one step, all finite, under names such as `train/loss`."""
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write everything that is not written yet."""

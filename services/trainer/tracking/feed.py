@@ -1,7 +1,8 @@
-"""Hands numbers to a tracker that may be slow, hang or fail, without waiting for it.
+"""Passes numbers to a tracker that may be slow, hang or fail, without waiting for it.
 
-One thread per tracker, and a queue with room for `CAPACITY` steps: what a tracker does not take in
-time it does not get. A person is told once, with the remedy, whatever goes wrong how often.
+There is one thread per tracker, and a queue with room for `CAPACITY` steps; a tracker that is
+further behind misses steps. A problem is logged once, with the remedy, whatever it is and however
+often it occurs.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from services.trainer.tracking.base import Tracker
 from shared.text import without_secrets
 
 CAPACITY = 1024
-"""Steps; a minute of a small model's, hours of a large one's."""
+"""Number of steps: a minute of a small model's, hours of a large one's."""
 CLOSE_S = 5.0
-"""How long a trainer that ends gives all its trackers together to write the rest."""
+"""How long an ending trainer waits, for all trackers together, until they have written the rest."""
 
 Warn = Callable[[str, str], None]
-"""Told a tracker's name and what is wrong, as a sentence."""
+"""Called with a tracker's name and a sentence that says what is wrong."""
 
 
 class Feed:
-    """The way to one tracker. `open_tracker` is called in the feed's own thread."""
+    """The queue and thread of one tracker. `open_tracker` is called in the feed's own thread."""
 
     def __init__(self, name: str, open_tracker: Callable[[], Tracker], warn: Warn, capacity: int = CAPACITY) -> None:
         self._name, self._open, self._tell = name, open_tracker, warn
@@ -44,17 +45,19 @@ class Feed:
             self._warn_once(f"is {self._steps.maxsize} steps behind, so that it misses some")
 
     def end(self) -> None:
-        """Let the tracker write what it was given, and no more."""
+        """Let the tracker write what it was given, and nothing more."""
         self._ending.set()
 
     def wait(self, until: float) -> None:
-        """Until it has done so, or the monotonic time `until`."""
+        """Wait until it has finished, at most until the monotonic time `until`."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             self._warn_once("did not finish in time, so that its last steps may be missing")
 
     def _run(self) -> None:
-        """The tracker's thread. SystemExit too is caught: a package may call `sys.exit`."""
+        """The tracker's thread. It also catches SystemExit, because a package may call
+        `sys.exit`.
+        """
         try:
             tracker = self._open()
         except (Exception, SystemExit) as error:  # noqa: BLE001  # somebody else's package may fail in any way
@@ -81,18 +84,18 @@ class Feed:
 
 
 class Feeds:
-    """The ways to all trackers of a trainer."""
+    """The feeds of all of a trainer's trackers."""
 
     def __init__(self, feeds: Sequence[Feed]) -> None:
         self._feeds = feeds
 
     def offer(self, numbers: Mapping[str, float], step: int) -> None:
-        """One step to each; returns at once."""
+        """Pass one step to each; returns at once."""
         for feed in self._feeds:
             feed.offer(numbers, step)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Wait until they have written what they were given, for `timeout_s` at most."""
+        """Wait until they have written what they were given, at most `timeout_s`."""
         until = time.monotonic() + timeout_s
         for feed in self._feeds:
             feed.end()

@@ -1,4 +1,4 @@
-"""Opens the trackers that a node's configuration asks for."""
+"""Opens the configured trackers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from shared.runtime.logs import Log
 
 ID_FILE = "tracking_id"
 _SHOWN = {"model", "sampler", "trainer", "eval"}
-"""Sections that say how a run learns. The others have addresses, and names of files and keys."""
+"""Sections that determine how a run learns. The others contain addresses, and names of files and
+keys.
+"""
 
 
 def open_feeds(config: NodeConfig, step: int, log: Log) -> Feeds:
-    """A feed for each tracker; does not wait until one is open. step: the last one trained."""
+    """A feed for each tracker; does not wait until one is open. step: the last step trained."""
     names = chosen_trackers(config)
     if not names:
         return Feeds(())
@@ -50,7 +52,9 @@ def _opened(name: str, run: TrackedRun) -> Tracker:
 
 
 def _lasting_id(file: Path) -> str:
-    """The same in every life of the run. Where it cannot be kept, this life has one of its own."""
+    """An id that stays the same over all restarts of the run. If it cannot be stored, a new one is
+    used each time.
+    """
     try:
         if known := file.read_text(encoding="ascii").strip():
             return known

@@ -10,7 +10,9 @@ EVENTS_FOLDER = "tensorboard"
 
 
 class TensorboardWriter:
-    """Scalars through torch's writer. TensorBoard hides the steps that are trained again."""
+    """Scalars through torch's writer. TensorBoard hides earlier values of steps that are trained
+    again.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -28,5 +30,5 @@ class TensorboardWriter:
 
 
 def open_tracker(run: TrackedRun) -> TensorboardWriter:
-    """The entry `tensorboard`."""
+    """The entry point `tensorboard`."""
     return TensorboardWriter(run)

@@ -23,7 +23,7 @@ class TrackioWriter:
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        # Read when it is imported.
+        # Trackio reads this when it is imported.
         os.environ.setdefault("TRACKIO_DIR", str((run.shared_dir / FOLDER).absolute()))
         if not run.online:
             for variable in _ELSEWHERE:
@@ -42,7 +42,7 @@ class TrackioWriter:
             )
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """One row; a step that is trained again is there twice."""
+        """One row. A step that is trained again has two."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
@@ -52,5 +52,5 @@ class TrackioWriter:
 
 
 def open_tracker(run: TrackedRun) -> TrackioWriter:
-    """The entry `trackio`."""
+    """The entry point `trackio`."""
     return TrackioWriter(run)

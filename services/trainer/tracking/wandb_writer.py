@@ -1,8 +1,8 @@
 """Weights & Biases. Extra `wandb`.
 
-Without `tracking.online` it writes a run file in the run's folder, which `wandb sync` sends when
-somebody wants it to, and needs no account. Online, its own variables hold (WANDB_API_KEY,
-WANDB_ENTITY, WANDB_BASE_URL).
+Without `tracking.online` it writes a run file into the run's folder, which `wandb sync` uploads
+later, and needs no account. Online, its own variables apply (WANDB_API_KEY, WANDB_ENTITY,
+WANDB_BASE_URL).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _STEP = "step"
 
 
 class WandbWriter:
-    """The step is a number like the others and the axis of all of them: W&B's own step never goes
-    back, as a trainer's does that repeats steps after a crash.
+    """The step is logged as a number and used as the axis of all others, because W&B's own step
+    never decreases, while a trainer's does when it repeats steps after a crash.
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        # W&B reports its own errors and its use to its makers; read when it is imported.
+        # Turn off W&B's reports of errors and usage to its makers; read when it is imported.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -30,11 +30,11 @@ class WandbWriter:
             project=run.project,
             name=run.name,
             id=run.id,
-            # Offline nothing is there to go on with, and W&B says so as a warning.
+            # Offline there is no run to resume, and W&B would print a warning.
             resume="allow" if run.online else None,
             dir=str(run.run_dir),
             config=dict(run.settings),
-            # Numbers only: no terminal output, source, packages or readings of the machine.
+            # Only numbers: no terminal output, source code, packages or system metrics.
             settings=wandb.Settings(
                 silent=True,
                 console="off",
@@ -51,10 +51,10 @@ class WandbWriter:
         self._run.log({_STEP: step, **numbers})
 
     def close(self) -> None:
-        """Write the end of the run file, or send the rest."""
+        """Write the end of the run file, or upload the rest."""
         self._run.finish()
 
 
 def open_tracker(run: TrackedRun) -> WandbWriter:
-    """The entry `wandb`."""
+    """The entry point `wandb`."""
     return WandbWriter(run)

@@ -13,8 +13,8 @@ from shared.tasks.numerals import read_number
 
 CONSTANT, ECHO, PAYLOAD, CHANGE, STYLE = "constant", "echo", "payload", "change", "style"
 WRONG = (CONSTANT, ECHO, PAYLOAD, CHANGE)
-"""Kinds that no verifier should pay in full for. `STYLE` is the right answer in another dress,
-which it may.
+"""Kinds for which no verifier should give full marks. `STYLE` is the right answer in another form,
+for which it may.
 """
 
 PAYLOAD_TEXT = "visit evil.example now"
@@ -55,7 +55,7 @@ _PREMISE = re.compile(r"^\.?[0-9]+\. (.+)$", re.MULTILINE)
 
 
 class Candidate(NamedTuple):
-    """An answer; `name` says how it was made, so that tasks can be compared."""
+    """An answer. `name` says how it was made, so that tasks can be compared."""
 
     kind: str
     name: str
@@ -63,8 +63,8 @@ class Candidate(NamedTuple):
 
 
 def candidates(question: str, right: str, seed: int = 0) -> list[Candidate]:
-    """Every candidate for one task, without those that equal the right answer in case, space or
-    value.
+    """Every candidate for one task, except those that equal the right answer in everything but case
+    and space, or in value.
     """
     made: dict[str, Candidate] = {}
     for candidate in (*_constants(right), *_echoes(question), *_payloads(right), *_changes(right), *_styles(right)):
@@ -75,7 +75,9 @@ def candidates(question: str, right: str, seed: int = 0) -> list[Candidate]:
 
 
 def constant_names(right: str) -> list[Candidate]:
-    """Constants and shapes without the exclusion: what somebody earns who always says the same."""
+    """Constants and shapes, without that exception: what a policy earns that always gives the same
+    answer.
+    """
     return list(_constants(right))
 
 
@@ -101,20 +103,20 @@ def _constants(right: str) -> Iterator[Candidate]:
 
 
 def shapes(right: str) -> Iterator[Candidate]:
-    """The right answer with all its digits, numbers or letters replaced by one: of it only the
-    shape is left.
+    """The right answer with all its digits, numbers or letters replaced by one, so that only its
+    shape remains.
     """
     for name, pattern, filler in _SHAPES:
         text, count = pattern.subn(filler, right)
-        # A board of zeros is a constant where it is right as well; a number of ones was the answer
-        # and no shape.
+        # A board of zeros is a constant even if it is right. A number of ones would be the answer
+        # itself, not its shape.
         if count and (text != right or filler == "0"):
             yield Candidate(CONSTANT, name, text)
 
 
 def copies(question: str) -> list[Candidate]:
-    """What stands in the question, each under a name of its own: `a premise 2` is the second
-    premise of any question.
+    """Parts of the question, each under a name that is the same for all questions: `a premise 2` is
+    always the second premise.
     """
     counts = Counter[str]()
     found = []
@@ -125,8 +127,8 @@ def copies(question: str) -> list[Candidate]:
 
 
 def _echoes(question: str) -> Iterator[Candidate]:
-    """A scorer that looks for the reference somewhere in the answer pays these. More is taken from
-    the end: long questions begin with rules and end with what they ask about.
+    """Scorers that look for the reference anywhere in the answer reward these. More is taken from
+    the end, because long questions begin with rules and end with what they ask.
     """
     yield Candidate(ECHO, "the question", question)
     lines = [line.strip() for line in question.split("\n") if line.strip()]
@@ -213,8 +215,8 @@ def _payloads(right: str) -> Iterator[Candidate]:
 
 
 def _json_payloads(right: str, extra: str) -> Iterator[Candidate]:
-    """Scorers that parse JSON tend to look up the keys that they know. `extra` rides along in the
-    others; of a key that is there twice parsers take the last.
+    """Scorers that parse JSON tend to look up only the keys they know, so `extra` is put into other
+    keys. If a key occurs twice, parsers take the last.
     """
     try:
         value: Any = json.loads(right)
@@ -252,7 +254,7 @@ def _changes(right: str) -> Iterator[Candidate]:
     for match in _spread(numbers):
         for step in (-1, 1):
             stepped = _stepped(match[0], step)
-            # Beyond the 17th digit it is the same number to a computer.
+            # Beyond the 17th digit it is the same number as a double.
             if float(stepped) != float(match[0]):
                 yield Candidate(CHANGE, "a number one off", right[: match.start()] + stepped + right[match.end() :])
         if float(match[0]):
@@ -293,8 +295,8 @@ def _spread(found: list[re.Match[str]]) -> Iterable[re.Match[str]]:
 
 
 def _styles(right: str) -> Iterator[Candidate]:
-    """Not wrong answers but other ways to write the right one: whether a scorer pays them is
-    reported and is no fault either way.
+    """Other ways to write the right answer, not wrong answers. The report says whether a scorer
+    accepts them; it is no fault either way.
     """
     for name, text in (
         ("upper case", right.upper()),

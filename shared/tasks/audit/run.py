@@ -1,4 +1,4 @@
-"""Scores every candidate for some tasks of a dataset, and collects those that got full marks."""
+"""Scores every candidate for some tasks of a dataset and collects those that got full marks."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from shared.tasks.audit.witnesses import right_answers
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 
 FULL_MARKS = 0.99
-"""A reward from here on counts as solved."""
+"""A reward of at least this counts as solved."""
 
 
 @dataclass(slots=True)
 class Finding:
-    """What a verifier paid over some tasks of one dataset and configuration. Counts are of
+    """Results of a verifier over some tasks of one dataset and configuration. Counts are of
     answers.
     """
 
     dataset: str
     tasks: int = 0
     unanswered: int = 0
-    """Tasks for which no right answer is known, so that most candidates could not be made."""
+    """Tasks without a known right answer, for which most candidates could not be made."""
     right_paid: int = 0
     wrong: int = 0
     paid: list[tuple[TaskRef, Candidate, float]] = field(default_factory=list)
     """Wrong candidates that earned full marks."""
     right_after_all: int = 0
-    """Candidates that earned full marks and are right: a rounding, another valid solution
+    """Candidates that earned full marks and are right: a rounding, or another valid solution
     (`accepted`).
     """
     styles: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """Names of the other ways to write the right answer that earned full marks, and how often."""
+    """Other ways to write the right answer that earned full marks, by name, and how often."""
     constants: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Reward for each constant, by task."""
     timeouts: int = 0
     """Answers at which a worker was lost."""
 
     def best_constant(self) -> tuple[str, float]:
-        """The constant with the highest mean reward, and that."""
+        """The constant with the highest mean reward, and that mean."""
         means = {name: sum(rewards) / self.tasks for name, rewards in self.constants.items()}
         best = max(means, key=lambda name: round(means[name], 6), default="")
         return best, means.get(best, 0.0)
 
 
 async def audit(pool: ScorerPool, refs: Sequence[TaskRef], thorough: int | None = None) -> dict[str, Finding]:
-    """Derive the tasks, score a right answer and all candidates for each, and gather what was paid,
+    """Derive the tasks, score a right answer and all candidates for each, and collect the results
     by dataset.
 
-    Of each dataset only the first `thorough` tasks get all candidates (None: all tasks do), the
-    others only the constants. Tasks that cannot be derived are left out.
+    Only the first `thorough` tasks of each dataset get all candidates (None: all tasks); the others
+    get only the constants. Tasks that cannot be derived are left out.
     """
     derived = await pool.run([ScoringJob(ref=ref, want_task=True) for ref in refs])
     tasks = [result.task for result in derived if result.task is not None]
@@ -76,8 +76,8 @@ async def audit(pool: ScorerPool, refs: Sequence[TaskRef], thorough: int | None 
 
 
 async def _rights(pool: ScorerPool, tasks: Sequence[Task]) -> list[tuple[str | None, bool]]:
-    # For each task the first answer that is paid, or else the first there is, and whether it was
-    # paid.
+    # For each task: the first answer with full marks, or else the first answer, and whether it had
+    # full marks.
     known = [right_answers(task) for task in tasks]
     scored = await pool.run(
         [ScoringJob(ref=task.ref, texts=[_tagged(text) for text in texts]) for task, texts in zip(tasks, known, strict=True)]
@@ -90,13 +90,13 @@ async def _rights(pool: ScorerPool, tasks: Sequence[Task]) -> list[tuple[str | N
 
 
 def _tagged(text: str) -> str:
-    # In tags, so that a candidate that is empty or holds a tag itself is the answer as it stands.
+    # In tags, so that a candidate that is empty or contains a tag itself is scored unchanged.
     return f"<answer>{text}</answer>"
 
 
 def _gather(finding: Finding, ref: TaskRef, result: JobResult, named: list[Candidate], made: list[Candidate]) -> None:
-    """`result` has the rewards of `named`, then those of `made`, in their order. Where the job
-    failed as a whole all count as 0: nothing was paid.
+    """`result` has the rewards of `named` followed by those of `made`, in order. If the whole job
+    failed, all rewards count as 0.
     """
     finding.timeouts += result.timeouts
     rewards = result.rewards or [0.0] * (len(named) + len(made))

@@ -1,5 +1,5 @@
-"""The table of `docs/tasks.md`, from the forms and an audit:
-`python -m shared.tasks.audit.tasks_doc` writes it.
+"""Writes the table of `docs/tasks.md` from the forms and an audit: `python -m
+shared.tasks.audit.tasks_doc`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "tasks.md"
 COMMAND = "python -m shared.tasks.audit.tasks_doc"
 BEGIN, END = "<!-- begin: table of forms -->", "<!-- end: table of forms -->"
 SEED, TASKS, THOROUGH = 9, 10, 3
-"""Which tasks of each dataset, under its default configuration, get constants as answers, and how
-many of them all candidates.
+"""The audit uses this many tasks of each dataset in its default configuration. All get the
+constants as answers; the first `THOROUGH` get all candidates.
 """
 ANSWER_TIMEOUT_S = 60.0
-"""Generous: on a loaded machine a second's work takes many."""
+"""Generous, because on a loaded machine one second of work may take many."""
 
 
 async def audit_defaults() -> dict[str, Finding]:
@@ -34,7 +34,7 @@ async def audit_defaults() -> dict[str, Finding]:
 
 
 def table(findings: Mapping[str, Finding]) -> str:
-    """Markdown table, one row a dataset; the last column is left empty for a dataset without a
+    """Markdown table with one row per dataset; the last column is empty for a dataset without a
     finding.
     """
     rows = ["| dataset | full marks also for | stricter than reasoning-gym's scorer | best constant |", "|---|---|---|---|"]
@@ -50,14 +50,14 @@ def table(findings: Mapping[str, Finding]) -> str:
 
 
 def written(page: str, findings: Mapping[str, Finding]) -> str:
-    """`page` with the table between its two marks made new."""
+    """`page` with the table between its two markers replaced."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table(findings)}\n{END}{after}"
 
 
 def without_constants(page: str) -> list[str]:
-    """The table's rows in `page` up to their last column, which only an audit can tell."""
+    """The table's rows in `page` up to the last column, which only an audit can produce."""
     rows = page.partition(BEGIN)[2].partition(END)[0].strip().split("\n")
     return [row.rsplit("|", 2)[0] for row in rows]
 

@@ -1,4 +1,4 @@
-"""Finds a right answer to a task whose dataset gives none: from its metadata, or by search."""
+"""Finds a right answer to a task whose dataset gives none, from its metadata or by search."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from shared.contracts.messages import Task
 
 MAX_STATES = 60_000
-"""Positions that the search for a way out of the traffic looks at, half a second."""
+"""Largest number of positions that the search in the traffic puzzle visits, about half a second."""
 
 
 def right_answers(task: Task) -> list[str]:
-    """Answers that ought to earn full marks; usually one. Several where only scoring tells, best
-    guess first; none if unknown.
+    """Answers that should earn full marks; usually one. Several, best guess first, if only scoring
+    can tell; none if unknown.
     """
     if task.answer is not None and "Integral(" not in task.answer:
         return [task.answer]
@@ -43,8 +43,8 @@ def _conclusion(metadata: dict[str, Any]) -> list[str]:
 
 
 def _boxes(metadata: dict[str, Any]) -> list[str]:
-    """Every box goes to a target of its colour, along x and then along y, one after the other:
-    dull, but right, and any right plan will do. A box without a target has no plan at all.
+    """Moves each box to a target of its colour, first along x and then along y, one box after the
+    other. Any right plan will do. If a box has no target, there is no plan.
     """
     squares = {tuple(map(float, name.split("_"))): list(items) for name, items in metadata["initial_state"].items()}
     targets: dict[str, list[tuple[float, ...]]] = {}
@@ -72,8 +72,8 @@ def _boxes(metadata: dict[str, Any]) -> list[str]:
 
 
 def _traffic(question: str) -> list[str]:
-    """Shortest way out, breadth first over a board of 36 squares in a row; the question names the
-    cars as moves do.
+    """Shortest solution, by breadth-first search over the 36 squares of the board. Cars are named
+    in the question as in moves.
     """
     board = re.sub(r"\s", "", question.split("Board:")[1])
     queue: deque[tuple[str, list[str]]] = deque([(board, [])])

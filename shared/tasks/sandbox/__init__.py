@@ -1,12 +1,13 @@
 """Deriving and scoring in worker processes that hold nothing worth stealing and are killed when
 they hang.
 
-`pool.ScorerPool` is the parent's side: `processes` starts and ends the processes, `local`
-distributes local jobs among workers. `waiting` keeps the jobs that no worker has yet,
+`pool.ScorerPool` is the parent's side. `processes` starts and ends the processes; `local`
+distributes local jobs among workers. `waiting` holds the jobs that no worker has yet,
 `worker_queue` those of one worker, `child` its process; `worker` is the code that runs there.
 Foreign groups have a `foreign` lane with separate processes: a `forker`, which forks a process for
-each group (`forked`). All have an empty environment, no credentials and limits (`confine`: files,
-system calls, network, user), and exchange MessagePack frames over their standard input and output.
+each group (`forked`). All processes have an empty environment, no credentials, and limits
+(`confine`: files, system calls, network, user). They exchange MessagePack frames over standard
+input and output.
 """
 
 from shared.tasks.sandbox.foreign import CROWDED_OUT, DROPPED

@@ -1,4 +1,4 @@
-"""One worker process, as its parent sees it."""
+"""One worker process, seen from its parent."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ START_TIMEOUT_S = 60.0
 POLLS_PER_TIMEOUT = 5
 CHUNK_BYTES = 2**20
 MAX_GROWTH_BYTES = 256 * 2**20
-"""Resident memory beyond what a worker had when it was ready, after which it is replaced: two of
-them, and a foreign group, fit into the limit of the shipped verifier pod."""
+"""A worker is replaced when its resident memory has grown by this much since it was ready. Two such
+workers and a foreign group fit into the memory limit of the shipped verifier pod.
+"""
 WORKER = "shared.tasks.sandbox.worker"
 FORKER = "shared.tasks.sandbox.forker"
 NOT_A_REPLY = "sent what is no result"
@@ -41,16 +42,16 @@ iterate over sets.
 """
 
 _PASSED_ON = ("PYTHONPATH", "MPLCONFIGDIR")
-"""Where a user's own verifier may lie; a folder for a library of reasoning-gym, which does not
-start without one.
+"""Where a user's own verifier may be installed, and a folder that a library of reasoning-gym needs
+to start.
 """
 
 
 class WorkerLost(Exception):
-    """The worker hung (`hung`), or died. `step` is the (job number, step) it was at; None when it
-    was at no job.
+    """The worker hung (`hung`) or died. `step` is the (job number, step) that it was working on;
+    None if it was working on no job.
 
-    Jobs count from 0 over the worker's life; see `protocol` for steps.
+    Jobs are numbered from 0 over the worker's life; see `protocol` for steps.
     """
 
     def __init__(self, cause: str, step: tuple[int, int] | None, *, hung: bool = False) -> None:
@@ -60,7 +61,7 @@ class WorkerLost(Exception):
 
 
 class Child:
-    """A running worker. After `WorkerLost` it is dead and a new one has to be started."""
+    """A running worker. After `WorkerLost` it is dead, and a new one must be started."""
 
     def __init__(self, process: asyncio.subprocess.Process, progress: Progress, answer_timeout_s: float) -> None:
         self._process = process
@@ -70,7 +71,7 @@ class Child:
         self._ready_bytes = 0
         self._closed = False
         self.missing: dict[str, str] = {}
-        """Protections that the system did not give this worker: name to cause and remedy."""
+        """Protections that the system did not give this worker, by name, with cause and remedy."""
 
     @classmethod
     async def start(
@@ -83,15 +84,15 @@ class Child:
         module: str = WORKER,
         first_frame: Any = None,
     ) -> Child:
-        """Start a worker and wait until it can take work. `verifiers` are those it is to import at
-        once.
+        """Start a worker and wait until it can take work. It imports `verifiers` at once.
 
-        `rows`: of files, which it inherits open, so that it needs no right to read any. `module`:
-        what runs there, with `answer_timeout_s` as its third argument. `first_frame`: what it reads
-        before it is ready.
+        `rows`: of files; it inherits them as open files, so that it needs no right to open any.
+        `module`: the code to run, with `answer_timeout_s` as its third argument. `first_frame`:
+        sent to it before it is ready.
 
         Raises:
-            WorkerLost: it ended or said nothing within `START_TIMEOUT_S`; why is on standard error.
+            WorkerLost: it exited or did not report within `START_TIMEOUT_S`; the reason is on
+                standard error.
         """
         with tempfile.TemporaryFile() as file:
             file.truncate(PROGRESS_BYTES)
@@ -135,25 +136,27 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not been seen to end."""
+        """Whether the process is not known to have ended."""
         return self._process.returncode is None
 
     def send(self, jobs: list[Any]) -> None:
-        """Hand over a batch, or to a forker one job.
+        """Send a batch of jobs, or a single job to a forker.
 
-        Does not wait until it is read: a worker that waits to be read itself could not read it.
+        Does not wait until the worker has read it: a worker that is itself blocked on writing could
+        not read.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(pack_frame(jobs))
 
     async def results(self, on_slow: Callable[[tuple[int, int]], None]) -> list[list[Any]]:
-        """The next finished jobs, in the order in which they were sent, at least one.
+        """The next finished jobs, at least one, in the order in which they were sent.
 
-        `on_slow` is told the job and step that have taken a part of the answer timeout already.
+        `on_slow` is called with the job and step that have already taken a part of the answer
+        timeout.
 
         Raises:
-            WorkerLost: no step was finished for the answer timeout, and the worker was killed; or
-                it died of itself.
+            WorkerLost: no step was finished within the answer timeout, and the worker was killed;
+                or it died.
         """
         try:
             frame: list[list[Any]] | None = self._take_frame()
@@ -184,8 +187,7 @@ class Child:
         """A forker's next result.
 
         Raises:
-            WorkerLost: there is none within `timeout_s`, and the process was killed; or it died of
-                itself.
+            WorkerLost: there was none within `timeout_s`, and the process was killed; or it died.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -200,13 +202,13 @@ class Child:
         raise WorkerLost(cause, None)
 
     def interrupt(self) -> None:
-        """Tell a forker to give up the group that it is at; its reply comes at once."""
+        """Tell a forker to give up its current group; the reply then comes at once."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
 
     def resident_bytes(self) -> int:
-        """Memory that it holds, without what it shares with others (rows of files); 0 where the
-        system does not say.
+        """Memory in bytes that only this process holds, without what it shares with others (rows of
+        files); 0 if the system does not report it.
         """
         try:
             _, resident, shared_pages, *_ = map(int, Path(f"/proc/{self.pid}/statm").read_text().split())
@@ -216,11 +218,11 @@ class Child:
 
     @property
     def has_grown(self) -> bool:
-        """Whether what it remembers has become too much memory."""
+        """Whether the process's caches have grown too large."""
         return self.resident_bytes() > self._ready_bytes + MAX_GROWTH_BYTES
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until the process is gone."""
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()

@@ -4,7 +4,7 @@ depend on earlier ones.
 A scorer may set the precision of decimals, and code that `codeio` runs may change anything;
 `derive_item` itself resets what deriving sets. For local groups a reset is enough, and costs half a
 microsecond per group. Foreign groups choose their configuration, so each gets its own process
-(`shared.tasks.sandbox.forker`), in which nothing can be left over by construction.
+(`shared.tasks.sandbox.forker`), which starts without any leftover state.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy as np
 
 RECURSION_LIMIT = 1000
 INTEGER_DIGITS = 4300
-"""Python's own defaults. Converting longer integers is quadratic work."""
+"""Python's default. Converting longer integers takes quadratic time."""
 
 
 def clean_numbers() -> None:
-    """Precision, rounding and flags of decimals; limits on recursion and on the length of integers
-    in text. Before each group.
+    """Reset precision, rounding and flags of decimals, and the limits on recursion and on the
+    length of integers in text. Called before each group.
     """
-    # A copy of the template is set, so that nobody changes the template.
+    # Set a copy, so that nobody changes the template.
     decimal.setcontext(decimal.DefaultContext)
     sys.setrecursionlimit(RECURSION_LIMIT)
     sys.set_int_max_str_digits(INTEGER_DIGITS)
 
 
 def clean_random() -> None:
-    """The global generators, sympy's too. Datasets do not draw from them unseeded, a verifier of
-    the user's own may.
+    """Seed the global generators, including sympy's. Datasets do not draw from them unseeded, but a
+    user's own verifier may.
     """
     random.seed(0)
     np.random.seed(0)

@@ -1,10 +1,10 @@
-"""The permissions that a worker gives up before it sees any text, and which of these protections
+"""Gives up a worker's permissions before it sees any text, and reports which of these protections
 the system lacks.
 
-In this order: the superuser's identity, the network (a namespace), files (Landlock), resource
-limits; after the imports, system calls (seccomp). Each protects where another is missing, so a
-missing one is no reason to stop, but it is reported: counted, logged with the remedy, and shown by
-`swarm status`.
+The order is: the superuser's identity, the network (a namespace), files (Landlock), resource
+limits; and after the imports, system calls (seccomp). The protections overlap, so a missing one
+does not stop the worker, but it is reported: counted, logged with the remedy, and shown by `swarm
+status`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from shared.tasks.sandbox.importable import import_folders, others_can_import, r
 from shared.tasks.sandbox.limits import limit
 
 PROTECTIONS = ("unprivileged_user", "network_namespace", "landlock", "seccomp")
-"""Names of what may be missing: labels of the metric `swarm_sandbox_protections`."""
+"""Names of the protections that may be missing, which are labels of the metric
+`swarm_sandbox_protections`.
+"""
 
 NOBODY = 65534
 _CLONE_NEWUSER_NEWNET = 0x10000000 | 0x40000000
@@ -32,10 +34,11 @@ _SIGKILL = 9
 
 
 def confine(memory_bytes: int, *, forking: bool = False) -> dict[str, str]:
-    """Give up everything but computing and importing. Returns what could not be had, with cause and
-    remedy.
+    """Give up everything but computing and importing. Returns the protections that could not be
+    applied, with cause and remedy.
 
-    `forking`: it will start processes itself, and these call `forbid_system_calls` on their own.
+    `forking`: the process will start processes itself, which call `forbid_system_calls` on their
+    own.
     """
     missing: dict[str, str] = {}
     if sys.platform == "linux":
@@ -49,27 +52,31 @@ def confine(memory_bytes: int, *, forking: bool = False) -> dict[str, str]:
         if library.unshare(_CLONE_NEWUSER_NEWNET) != 0:
             cause = errno.errorcode.get(ctypes.get_errno(), "refused")
             missing["network_namespace"] = (
-                f"unshare is refused ({cause}); scorers open no sockets all the same where seccomp is had: allow user namespaces "
-                "(a seccomp profile with unshare), or keep the pod from the network by a network policy"
+                f"unshare is refused ({cause}); where seccomp is in force, scorers cannot open sockets anyway: allow user "
+                "namespaces (a seccomp profile with unshare), or cut the pod off from the network with a network policy"
             )
-        # Of the privileges that being superuser, or a new namespace, brought: none is needed.
+        # Drop the capabilities of the superuser, or of the new namespace; none is needed.
         library.capset(struct.pack("Ii", _CAPABILITIES_V3, 0), bytes(24))
-        # Lost with the change of user.
+        # Set again, because a change of user resets it.
         library.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
         try:
             landlock.restrict(readable, listable, [Path(os.devnull)])
         except landlock.LandlockUnavailable as error:
-            missing["landlock"] = f"{error}: until then a scorer can read what this user can, the node's key file among it"
+            missing["landlock"] = (
+                f"{error}: until then a scorer can read everything that this user can, including the node's key file"
+            )
     else:
-        missing |= dict.fromkeys(PROTECTIONS[1:], f"{sys.platform} has nothing of the kind; run nodes with strangers on Linux")
+        missing |= dict.fromkeys(
+            PROTECTIONS[1:], f"{sys.platform} has no such protection; run nodes that accept foreign groups on Linux"
+        )
         _find_folders()
     limit(memory_bytes, processes=forking)
     return missing
 
 
 def forbid_system_calls(*, forking: bool = False) -> dict[str, str]:
-    """The last step, once everything is imported that is surely needed. Returns what could not be
-    had.
+    """The last step, once everything that is certainly needed is imported. Returns the protections
+    that could not be applied.
     """
     if sys.platform != "linux":
         return {}
@@ -81,16 +88,16 @@ def forbid_system_calls(*, forking: bool = False) -> dict[str, str]:
 
 
 def die_with_parent() -> None:
-    """For a forked process: SIGKILL when its parent ends."""
+    """Make the kernel send SIGKILL to this forked process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
 
 
 def _find_folders() -> None:
-    # Found by writing a file, which the limits forbid.
+    # Python finds it by writing a file, which the limits forbid later.
     folder = tempfile.gettempdir()
-    # Matplotlib, which a library of reasoning-gym imports, wants a folder that looks writable, and
-    # does not need to write.
+    # Matplotlib, which a library of reasoning-gym imports, requires a folder that looks writable,
+    # but does not need to write to it.
     if not os.access(os.environ.get("MPLCONFIGDIR", ""), os.W_OK):
         os.environ["MPLCONFIGDIR"] = folder
 

@@ -1,9 +1,10 @@
-"""Whose group is scored next: that of the sender that has used the least scorer time so far. Pure.
+"""Chooses whose group is scored next: that of the sender that has used the least scorer time so
+far. Pure.
 
-Start-time fair queueing (Goyal, Vin, Chen 1996): each sender has a clock that advances by what its
-groups cost; the lowest clock is served. A sender that arrives, or returns, starts at the clock of
-those being served, so that silence accumulates no credit and a new key does not jump the queue. A
-cheap sender waits for at most one group of each expensive one.
+Start-time fair queueing (Goyal, Vin, Chen 1996): each sender has a clock that advances by the cost
+of its groups, and the sender with the lowest clock is served. A sender that arrives or returns
+starts at the clock of those being served, so that silence accumulates no credit and a new key does
+not jump the queue. A sender of cheap groups waits for at most one group of each other sender.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class FairShare(Generic[T]):
         return iter({*self._waiting, *self._in_service})
 
     def offer(self, sender: str, item: T) -> None:
-        """Put an item behind the sender's others."""
+        """Add an item behind the sender's others."""
         self._waiting.setdefault(sender, deque()).append(item)
         if sender not in self._clocks:
             self._clocks[sender] = self._now
@@ -42,13 +43,13 @@ class FairShare(Generic[T]):
             self._clocks[sender] = max(self._clocks[sender], self._now)
 
     def put_back(self, sender: str, item: T) -> None:
-        """Put an item before the sender's others."""
+        """Put an item back before the sender's others."""
         self.offer(sender, item)
         self._waiting[sender].rotate(1)
 
     def next(self) -> tuple[str, T] | None:
-        """The next item and its sender, None when nothing waits. A sender with one in service comes
-        after those without.
+        """The next item and its sender; None when nothing waits. A sender with an item in service
+        comes after those without.
         """
         if not self._waiting:
             return None
@@ -62,22 +63,23 @@ class FairShare(Generic[T]):
         return sender, item
 
     def settle(self, sender: str, seconds: float) -> None:
-        """An item that `next` gave is done, and has cost this much."""
+        """Record that an item returned by `next` is done and took this many seconds."""
         self._clocks[sender] += seconds
         self._in_service[sender] -= 1
         if not self._in_service[sender]:
             del self._in_service[sender]
-        # Who is behind the clock of those served is as good as new; so is, among very many, who is
-        # ahead.
+        # A sender whose clock is behind those being served can be forgotten, because it would start
+        # at their clock anyway. With very many senders, those whose clock is ahead are forgotten
+        # too.
         active = {*self}
         ahead = len(self._clocks) <= MAX_CLOCKS
         self._clocks = {each: clock for each, clock in self._clocks.items() if each in active or (ahead and clock > self._now)}
 
     def lose(self, room: Callable[[Collection[T]], tuple[int, ...]]) -> T:
-        """Take out the oldest item of the sender whose waiting ones take most `room`; of equals, of
-        who has used most time.
+        """Remove the oldest item of the sender whose waiting items take most `room`; among equals,
+        of the one that has used most time.
 
-        Raises ValueError where nothing waits.
+        Raises ValueError when nothing waits.
         """
         sender = max(self._waiting, key=lambda each: (room(self._waiting[each]), self._clocks[each]))
         line = self._waiting[sender]
@@ -87,5 +89,5 @@ class FairShare(Generic[T]):
         return item
 
     def drop(self, sender: str) -> list[T]:
-        """Take out all that waits of a sender."""
+        """Remove all waiting items of a sender."""
         return list(self._waiting.pop(sender, ()))

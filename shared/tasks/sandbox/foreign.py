@@ -1,4 +1,4 @@
-"""The parent's side of foreign groups: processes that serve no local group, with their time divided
+"""The parent's side of foreign groups: processes that score no local group, with their time divided
 by sender.
 
 A forker gets one group at a time, so that the time a sender can block it is known: the group's
@@ -19,20 +19,20 @@ from shared.tasks.sandbox.jobs import Entry
 from shared.tasks.sandbox.processes import SandboxError
 
 SPARE_S = 10.0
-"""How much longer than a group's deadline the parent waits for word: the forker has that deadline
-to keep itself.
+"""How much longer than a group's deadline the parent waits for a reply. The forker keeps the
+deadline itself.
 """
 LOST_ATTEMPTS = 2
 DROPPED = "dropped"
-"""Reason of results of a sender that is not listened to any more."""
+"""Reason of results for a sender that has been shut out."""
 CROWDED_OUT = "crowded_out"
-"""Reason of results of groups that had to give way, because more waited than is kept."""
+"""Reason of results for groups that were dropped because too many were waiting."""
 
 _log = logging.getLogger(__name__)
 
 
 class ForeignLane:
-    """Groups of others on their way, and the processes that they go to."""
+    """Foreign groups in progress, and the processes that score them."""
 
     def __init__(self, group_timeout_s: float, start_child: Callable[[], Awaitable[Child]], newcomer_share: float) -> None:
         """`start_child` starts a forker. `newcomer_share`: as in `ForeignLine`."""
@@ -43,9 +43,9 @@ class ForeignLane:
         self._news = asyncio.Event()
         self._in_work: dict[Child, Entry] = {}
         self.runners: list[asyncio.Task[None]] = []
-        """One for each process; they end when they are cancelled or cannot start another."""
+        """One task per process. It ends when it is cancelled or cannot start another process."""
         self.replaced = 0
-        """Processes that died or said nothing, and were replaced."""
+        """Number of processes that died or stopped replying and were replaced."""
 
     @property
     def running(self) -> bool:
@@ -53,23 +53,23 @@ class ForeignLane:
         return not all(runner.done() for runner in self.runners)
 
     def begin(self, children: Iterable[Child]) -> None:
-        """Score in these processes, and in those that replace them, until the runners end."""
+        """Score in these processes, and in their replacements, until the runners end."""
         self.runners = [asyncio.create_task(self._run(child)) for child in children]
 
     def senders(self) -> list[str]:
-        """Whose groups wait or are in work."""
+        """The senders whose groups are waiting or in progress."""
         return [*self._line]
 
     def offer(self, entry: Entry) -> None:
-        """Put a group in line."""
+        """Add a group to the line."""
         job = entry.job
         for lost in self._line.offer(job.sender or "", entry, job.size_bytes, established=job.established):
             lost.finish([], None, CROWDED_OUT, "more groups wait for the scorers than are kept")
         self._news.set()
 
     def drop(self, sender: str) -> int:
-        """End what this sender has waiting or in work, with the reason `DROPPED`. Returns how many
-        groups.
+        """End the groups of this sender that are waiting or in progress, with the reason `DROPPED`.
+        Returns their number.
         """
         entries = self._line.drop(sender)
         for child, entry in self._in_work.items():
@@ -81,7 +81,7 @@ class ForeignLane:
         return len(entries)
 
     def fail_waiting(self, error: Exception) -> None:
-        """Give up all that waits."""
+        """Fail everything that waits."""
         for sender in self.senders():
             for entry in self._line.drop(sender):
                 entry.request.fail(error)
@@ -94,7 +94,8 @@ class ForeignLane:
                 except SandboxError:
                     raise
                 except Exception:
-                    # `_serve` has failed the group at work and ended its process; the lane goes on.
+                    # `_serve` has failed the group in progress and ended its process; the lane
+                    # continues.
                     self.replaced += 1
                     _log.exception("a process for foreign groups is restarted")
                     child = await self._start_child()
@@ -104,11 +105,11 @@ class ForeignLane:
             raise
 
     async def _serve(self, child: Child) -> None:
-        """Score for ever, in `child` and those that replace it. Cancelled: what is in work fails
-        with SandboxError.
+        """Score groups in `child` and its replacements, without end. When cancelled, the group in
+        progress fails with SandboxError.
 
         Raises:
-            SandboxError: a process that is gone cannot be replaced.
+            SandboxError: a lost process cannot be replaced.
         """
         try:
             while True:
@@ -126,8 +127,8 @@ class ForeignLane:
                         child.send(entry.packed())
                         entry.take_foreign(await child.reply(self._patience_s))
                     except Exception as error:
-                        # Whatever is wrong with one group, or with what came back for it, the next
-                        # has a process.
+                        # Whatever went wrong with one group or its reply, the next group gets a new
+                        # process.
                         self.replaced += 1
                         self._after_loss(entry, time.monotonic() - started_s, error)
                         del self._in_work[child]
@@ -142,9 +143,9 @@ class ForeignLane:
             await child.kill()
 
     def _after_loss(self, entry: Entry, seconds: float, error: Exception) -> None:
-        # No answer is known to be able to end the forker. That it did so twice at one group is the
-        # group's cost all the same, by the time that it may take at most: nobody comes back for
-        # ever, and nothing is free.
+        # No answer is known to be able to end the forker. If it ends twice at the same group, the
+        # group is charged the time that it may take at most. So no group is retried without end,
+        # and none is free.
         entry.losses += 1
         entry.charged_s += min(seconds, self._group_timeout_s)
         if entry.losses >= LOST_ATTEMPTS:

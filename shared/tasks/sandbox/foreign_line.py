@@ -1,11 +1,11 @@
-"""Which foreign group is scored next, and which is dropped when too many wait. Pure.
+"""Chooses which foreign group is scored next, and which is dropped when too many wait. Pure.
 
 Established senders, which have earned a whole share, and newcomers are one class each. Within a
-class time is divided by sender (`fair_share`), between the classes in proportion: newcomers
-together are guaranteed their part of the scorers' time while established senders wait too, plus all
-that these leave. When too much waits, the class that uses most of its part loses a group: the
-oldest of its sender with most waiting; among equals, of the one that has used most time. So a cheap
-sender finds room however many expensive ones there are.
+class time is divided by sender (`fair_share`); between the classes it is divided in proportion. All
+newcomers together are guaranteed their part of the scorers' time while established senders wait
+too, plus all that these leave. When too much waits, the class that uses most of its part loses a
+group: the oldest of its sender with most waiting; among equals, of the one that has used most time.
+So a sender of cheap groups finds room however many others send expensive ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 MAX_WAITING = 256
 MAX_WAITING_BYTES = 64 * 2**20
 _NEWEST = 0.25
-"""Weight of the newest group in what one of its class usually takes."""
+"""Weight of the newest group in the moving average of a class's cost."""
 
 
 @dataclass(slots=True)
@@ -39,19 +39,19 @@ class _Class(Generic[T]):
 
     @property
     def turn_s(self) -> float:
-        """When it is served: the lowest first. What is in service counts as what is usual until it
-        is known.
+        """The class with the lowest value is served first. Groups in service count at the usual
+        cost until their own is known.
         """
         return self.clock_s + self.in_service * self.usual_s / self.part
 
 
 class ForeignLine(Generic[T]):
-    """Waiting groups. Whether a sender is established is said with each; what waits of him stays
-    where it is.
+    """The waiting groups. Each call says whether the sender is established; groups that already
+    wait stay in their class.
     """
 
     def __init__(self, newcomer_share: float) -> None:
-        """`newcomer_share`: of the time and the room, for all newcomers together, in (0, 1)."""
+        """`newcomer_share`: part of the time and the room for all newcomers together, in (0, 1)."""
         self._classes: dict[bool, _Class[T]] = {True: _Class(1.0 - newcomer_share), False: _Class(newcomer_share)}
 
     def __len__(self) -> int:
@@ -62,12 +62,12 @@ class ForeignLine(Generic[T]):
         return iter({sender for each in self._classes.values() for sender in each.share})
 
     def offer(self, sender: str, item: T, size_bytes: int, *, established: bool) -> list[T]:
-        """Put an item behind the sender's others. Returns those that had to give way, this one
-        perhaps among them.
+        """Add an item behind the sender's others. Returns the items dropped to make room, which may
+        include this one.
         """
         place = self._classes[established]
         if not len(place.share) and not place.in_service:
-            # Who was silent saves nothing up.
+            # A class that was idle accumulates no credit.
             place.clock_s = max(place.clock_s, self._classes[not established].clock_s)
         place.share.offer(sender, (item, size_bytes))
         place.size_bytes += size_bytes
@@ -79,13 +79,13 @@ class ForeignLine(Generic[T]):
         return lost
 
     def put_back(self, sender: str, item: T, size_bytes: int, *, established: bool) -> None:
-        """Put an item that `next` gave before the sender's others."""
+        """Put an item that `next` returned back before the sender's others."""
         place = self._classes[established]
         place.share.put_back(sender, (item, size_bytes))
         place.size_bytes += size_bytes
 
     def next(self) -> tuple[str, T] | None:
-        """The next item and its sender, None when nothing waits."""
+        """The next item and its sender; None when nothing waits."""
         waiting = [each for each in self._classes.values() if len(each.share)]
         if not waiting:
             return None
@@ -98,7 +98,7 @@ class ForeignLine(Generic[T]):
         return sender, item
 
     def settle(self, sender: str, seconds: float, *, established: bool) -> None:
-        """An item that `next` gave is done, and has cost this much."""
+        """Record that an item returned by `next` is done and took this many seconds."""
         place = self._classes[established]
         place.in_service -= 1
         place.clock_s += seconds / place.part
@@ -106,7 +106,7 @@ class ForeignLine(Generic[T]):
         place.share.settle(sender, seconds)
 
     def drop(self, sender: str) -> list[T]:
-        """Take out all that waits of a sender."""
+        """Remove all waiting items of a sender."""
         dropped: list[T] = []
         for place in self._classes.values():
             for item, size_bytes in place.share.drop(sender):

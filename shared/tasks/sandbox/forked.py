@@ -1,9 +1,9 @@
-"""The process in which one foreign group is judged: forked from a clean parent, confined further,
-and gone afterwards.
+"""The process that scores one foreign group: forked from a clean parent, confined further, and
+ended afterwards.
 
-Derivation and each answer have a limit in CPU time, kept by the kernel (SIGPROF ends the process,
-whatever code it is in), so that a busy machine makes nobody's answers slow. What the sender's
-configuration does to the process, its caches and its memory ends with it.
+The derivation and each answer have a limit in CPU time, enforced by the kernel (SIGPROF ends the
+process, whatever code it is in), so that a busy machine does not make an answer too slow. Whatever
+the sender's configuration does to the process, its caches and its memory ends with it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ from shared.tasks.scoring import score_texts
 
 DERIVE_CPU_S = 1.0
 ANSWER_CPU_S = 1.0
-"""A whole group of eight ordinary answers takes 0.23 s at most, over all of reasoning-gym's
+"""A whole group of eight ordinary answers takes at most 0.23 s, over all of reasoning-gym's
 datasets at their defaults.
 """
 
 MEMORY_BYTES = 384 * 2**20
-"""What a foreign group's derivation and scoring may use besides what was imported."""
+"""Memory that deriving and scoring a foreign group may use in addition to the imports."""
 
 
 class Bounds(NamedTuple):
-    """Address space of the process, and whether the system gives it a filter of system calls."""
+    """Limit of the process's address space, and whether the system allows a filter of system
+    calls.
+    """
 
     memory_bytes: int
     filtered: bool
 
 
 class _Steps(MutableSequence[int]):
-    # Stands for the progress word: each step that begins is noted for the parent and gets its own
-    # CPU time.
+    # Replaces the progress word: the parent learns of each step that begins, and the step gets its
+    # own CPU time.
     def __init__(self, word: memoryview[int]) -> None:
         self._word = word
 
@@ -58,7 +60,7 @@ class _Steps(MutableSequence[int]):
         return 1
 
     def insert(self, index: int, value: int) -> None:
-        """Not a list that grows."""
+        """Not supported: the length is fixed."""
         raise TypeError("one word")
 
 
@@ -77,13 +79,13 @@ class _Rewards(list[float]):
 def score_and_exit(
     job: list[Any], first: int, rewards: memoryview[float], word: memoryview[int], answer_to: int, bounds: Bounds
 ) -> NoReturn:
-    """Judge the answers from place `first` on; `[reason or None, detail, task or None]` goes to the
-    descriptor `answer_to`.
+    """Score the answers from index `first` on. `[reason or None, detail, task or None]` is written
+    to the descriptor `answer_to`.
     """
     status = 1
     try:
         die_with_parent()
-        # The standard streams lead nowhere already, and a dataset that prints needs them.
+        # The standard streams are already redirected to nowhere; a dataset that prints needs them.
         os.closerange(3, answer_to)
         os.closerange(answer_to + 1, 1024)
         limit_further(bounds.memory_bytes)

@@ -1,22 +1,21 @@
 """The parent of the processes that score foreign groups; started by `child` only.
 
 `python -m shared.tasks.sandbox.forker PROGRESS_FD MEMORY_BYTES GROUP_TIMEOUT_S ROWS [VERIFIER...]`,
-with ROWS by `inheritance`.
+with ROWS in the format of `inheritance`.
 
 It has imported everything and reads no foreign text. For each group it forks a process (`forked`),
-waits for it no longer than the group's deadline, and takes what that left: rewards in shared
-memory, one message through a pipe, CPU seconds from the kernel. A process at whose answer the
-kernel or the deadline ended it is followed by another for the answers behind that one. Nothing that
-such a process does ends this one or holds it up: what has closed its pipe has to be gone, and what
-it wrote is checked before it is believed (`replies`). What no scorer does that is its own master
-ends the group at its sender's cost.
+waits for it until the group's deadline at most, and collects the outcome: rewards in shared memory,
+one message through a pipe, CPU seconds from the kernel. If the kernel or the deadline ends a
+process at one answer, another process scores the answers after it. A forked process can neither end
+nor block this one: a process that has closed its pipe must exit, and what it wrote is validated
+before it is used (`replies`). Behaviour that no uncompromised scorer shows ends the group, and its
+sender is charged for it.
 
 A job is `[dataset, config, seed, index, expected task or None, verifier, texts, want task]` as in
-`protocol`, its result
-`[reason or None, detail, rewards, task or None, CPU seconds, hung, died]`: answers that ended a
-process, and those of them that ended it otherwise than by taking too long.
-The first frame lists this node's own sources, `[dataset, config, verifier]`: what they load lazily
-is loaded once, here.
+`protocol`. Its result is `[reason or None, detail, rewards, task or None, CPU seconds, hung,
+died]`, where `hung` lists the answers that ended a process, and `died` those of them that ended it
+otherwise than by taking too long. The first frame lists this node's own sources as `[dataset,
+config, verifier]`; what they load lazily is loaded once, here.
 """
 
 from __future__ import annotations
@@ -45,23 +44,26 @@ from shared.tasks.scoring import score_texts
 
 CHUNK_BYTES = 2**16
 MAX_LOST_ANSWERS = 2
-"""An answer that ends its process earns 0, as at home; a group with more of them is refused."""
+"""An answer that ends its process earns 0, as in a local group; a group with more such answers is
+refused.
+"""
 EXIT_S = 0.05
-"""How long a process may take to be gone once it has closed its pipe; the kernel closes it while
-the process exits.
+"""How long a process may take to exit after it has closed its pipe, which the kernel closes during
+the exit.
 """
 TAKEN_OVER_S = 1.0
-"""CPU seconds that a group is charged at least whose process was taken over: blame in full
+"""Smallest number of CPU seconds charged to a group whose process was taken over: the full blame
 (`Border.conclude`).
 """
 LATE_PART = 0.02
-"""A group past its deadline is charged at least this part of it. A busy machine makes honest groups
-late, so that it is little; a process that only sleeps uses no CPU time, so that it is not nothing.
+"""A group that misses its deadline is charged at least this part of it. The part is small because a
+busy machine makes honest groups late, and not zero because a process that only sleeps uses no CPU
+time.
 """
 
 
 class _Interrupt:
-    """SIGUSR1: the sender is left out, and its group is given up."""
+    """Handles SIGUSR1: the sender has been shut out, so its group is given up."""
 
     def __init__(self) -> None:
         self.given = False
@@ -81,7 +83,7 @@ class _Ended(NamedTuple):
     signal: int
     late: bool
     broken: str
-    """What it did that no scorer does; empty for all others."""
+    """What the process did that no uncompromised scorer does; empty for all others."""
 
 
 def main() -> None:
@@ -126,10 +128,10 @@ def _warm(sources: list[list[str]]) -> None:
 
 
 def _judged(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> list[Any]:
-    """The result frame: reason, detail, rewards, derived task, CPU seconds, answers lost, processes
-    that died otherwise than by the clock. An answer that ends its process is worth 0 and the next
-    process goes on behind it, at most `MAX_LOST_ANSWERS` times: one bad answer must not cost an
-    honest group the others, nor many of them cost this node its time.
+    """The result frame: reason, detail, rewards, derived task, CPU seconds, answers lost, answers
+    at which the process died for another reason than time. An answer that ends its process earns 0
+    and the next process continues after it, at most `MAX_LOST_ANSWERS` times: one bad answer must
+    not cost an honest group its other rewards, and many bad ones must not cost this node its time.
     """
     texts = job[6]
     rewards = memoryview(mmap.mmap(-1, 8 * max(1, len(texts)))).cast("d")
@@ -183,7 +185,7 @@ def _forked(
     bounds: Bounds,
     interrupt: _Interrupt,
 ) -> _Ended:
-    """Judge answers from `first` on in a process of their own."""
+    """Score answers from index `first` on in a separate process."""
     read_end, write_end = os.pipe()
     started_s = time.monotonic()
     try:
@@ -215,14 +217,14 @@ def _forked(
 
 
 def _verdict(message: bytes | None, want_task: bool, ended_by: int, killed: bool) -> tuple[Verdict | None, str]:
-    """What it said, and what was wrong with that."""
+    """The process's reply, and what is wrong with it (empty if nothing is)."""
     if message is None:
         return None, "a reply without end"
     if ended_by and not (killed and ended_by == signal.SIGKILL):
         return None, ""
     if not message:
-        # Killed here, not on its way out: the kernel keeps the cause of a process that is exiting
-        # already.
+        # Killed here, and not while it was exiting: the kernel keeps the original cause of a
+        # process that is already exiting.
         return None, "it closed its pipe and stayed" if ended_by else ""
     try:
         return decode_verdict(message, want_task), ""
@@ -231,7 +233,7 @@ def _verdict(message: bytes | None, want_task: bool, ended_by: int, killed: bool
 
 
 def _wait(process: int, patience_s: float) -> tuple[int, float, bool]:
-    """The process's status and CPU seconds, and whether it was ended here because it did not exit
+    """The process's status and CPU seconds, and whether it was killed here because it did not exit
     within `patience_s`.
     """
     until_s, pause_s = time.monotonic() + patience_s, 0.0001
@@ -254,7 +256,7 @@ def _kill(process: int) -> None:
 
 
 def _read_until(descriptor: int, deadline_s: float, most: int) -> tuple[bytes | None, bool]:
-    """All that comes until the other end is closed, None for more than `most` bytes; True when the
+    """All bytes until the other end is closed, or None for more than `most` bytes; and True if the
     deadline came first.
     """
     poll, received = select.poll(), bytearray()

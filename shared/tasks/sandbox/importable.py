@@ -1,9 +1,9 @@
-"""The files that Python needs in order to import modules, which are all that a scorer may read.
+"""The files that Python needs in order to import modules. A scorer may read these and no others.
 
-Libraries import lazily, so a worker needs them at any time. Installed packages are readable
-completely, also another environment's (`pip install --user`, a .pth file); in any other folder on
-the import path (a checkout, a folder in PYTHONPATH) only modules and packages are, because a node's
-run folder may be next to them.
+Libraries import lazily, so a worker needs the files at any time. Installed packages are fully
+readable, including another environment's (`pip install --user`, a .pth file). In any other folder
+on the import path (a checkout, a folder in PYTHONPATH) only modules and packages are, because a
+node's run folder may be next to them.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ _BESIDE_PACKAGES = (".dist-info", ".egg-info", ".libs")
 
 
 def readable_paths() -> list[Path]:
-    """Files and whole folders that may be read."""
+    """Files and whole folders that a scorer may read."""
     installed = {Path(path) for path in sysconfig.get_paths().values()} | {Path(sys.base_prefix) / "lib"}
     readable = [*installed, *map(Path, _SYSTEM + _DEVICES), Path(sys.prefix) / "pyvenv.cfg", *_editable()]
     if "MPLCONFIGDIR" in os.environ:
-        # Its cache of fonts, not whatever else lies in a folder that may be /tmp.
+        # Only its font cache, not the rest of a folder that may be /tmp.
         readable += Path(os.environ["MPLCONFIGDIR"]).glob("fontlist-*.json")
     for folder in import_folders():
         if not any(folder.is_relative_to(path) for path in installed):
             readable += [folder] if folder.name in _OF_INSTALLED else _modules(folder)
-    # `os.path` takes what may not be looked at for what is not there.
+    # `os.path` reports a path that may not be looked at as missing.
     return [path for path in readable if os.path.exists(path)]
 
 
 def import_folders() -> list[Path]:
-    """The folders on the import path; their listings have to be readable, or nothing is found in
-    them.
+    """The folders on the import path. Their listings must be readable, or nothing in them can be
+    found.
     """
     return [folder for folder in (Path(entry or ".").absolute() for entry in sys.path) if os.path.isdir(folder)]
 
 
 def others_can_import() -> bool:
-    """Whether a user without privileges reaches all of it."""
+    """Whether a user without privileges can read all of it."""
     needed = {Path(sys.executable), Path(sysconfig.get_paths()["stdlib"]), *import_folders()}
     return all(_open_to_others(path.resolve()) for path in needed)
 
@@ -77,7 +77,7 @@ def _modules(folder: Path) -> Iterator[Path]:
 
 
 def _editable() -> Iterator[Path]:
-    # Packages installed in place (setuptools): their finders hold where they lie.
+    # Packages installed in place (setuptools): their finders know where they are.
     for name, module in list(sys.modules.items()):
         # Others are not asked: a module that imports on demand would fetch what is not installed.
         mapping = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None

@@ -1,4 +1,4 @@
-"""The sandbox's jobs, their results, and the bookkeeping in between."""
+"""The sandbox's jobs, their results, and the bookkeeping between them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shared.tasks.sandbox.replies import BrokenReply, Failed, ForeignResult, Rew
 class ScoringJob(Struct, frozen=True, kw_only=True):
     """Score `texts` on the task that `ref` derives to.
 
-    `expected`: the job fails with `task_mismatch` when the derived task differs from it. Urgent
-    jobs go before the others. `sender`: the key of the node that sent the group; None for this
-    node's own work. A foreign group is judged in a process of its own within a deadline, and fails
-    with `scoring_timeout` past that. `established`: whether that key has earned a whole share;
-    `size_bytes`: the memory that the group holds while it waits.
+    `expected`: the job fails with `task_mismatch` if the derived task differs from it. Urgent jobs
+    are done first. `sender`: the key of the node that sent the group; None for this node's own
+    work. A foreign group is scored in a process of its own within a deadline, and fails with
+    `scoring_timeout` after it. `established`: whether that key has earned a whole share.
+    `size_bytes`: memory that the group takes while it waits.
     """
 
     ref: TaskRef
@@ -36,8 +36,9 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
 class JobResult(Struct, frozen=True):
     """Rewards in the order of the texts, or the reason why there are none.
 
-    `timeouts` counts answers at which a worker was lost (reward 0), `deaths` those of them at which
-    it died instead of hanging. `cpu_s`: what a foreign group cost in CPU seconds, however it ended.
+    `timeouts` counts answers at which a worker was lost (reward 0); `deaths` counts those of them
+    at which it died instead of hanging. `cpu_s`: CPU seconds that a foreign group took, whatever
+    the outcome.
     """
 
     rewards: list[float]
@@ -51,7 +52,7 @@ class JobResult(Struct, frozen=True):
 
 
 class Request:
-    """The jobs of one call of `ScorerPool.run`; `done` is set when the last has its result."""
+    """The jobs of one call of `ScorerPool.run`; `done` is set when the last result is there."""
 
     __slots__ = ("done", "missing", "results")
 
@@ -61,23 +62,23 @@ class Request:
         self.results: list[JobResult | None] = [None] * count
 
     def put(self, place: int, result: JobResult) -> None:
-        """Take a job's result."""
+        """Store the result of the job at index `place`."""
         self.results[place] = result
         self.missing -= 1
         if self.missing == 0 and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Give the whole call up."""
+        """Fail the whole call."""
         if not self.done.done():
             self.done.set_exception(error)
 
 
 class Entry:
-    """A job on its way. `held` counts the places that hold it: the queue, and workers that it was
-    sent to.
+    """A job in progress. `held` counts the places that have it: the queue, and the workers that it
+    was sent to.
 
-    `charged_s`: seconds for which it held processes that were lost with it.
+    `charged_s`: seconds during which it occupied processes that were then lost.
     """
 
     __slots__ = (
@@ -111,7 +112,7 @@ class Entry:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether nobody waits for the result any more."""
         return self.finished or self.request.done.done()
 
     def packed(self) -> list[Any]:
@@ -122,10 +123,10 @@ class Entry:
         return [ref.dataset, ref.config, ref.seed, ref.index, task, self.verifier, texts, job.want_task]
 
     def take(self, result: list[Any]) -> None:
-        """Take what a worker answered.
+        """Store a worker's result.
 
         Raises:
-            BrokenReply: it has another form; the job is as it was.
+            BrokenReply: the result has the wrong form; the job is unchanged.
         """
         if isinstance(result[0], str):
             failed: Failed = checked(result, Failed)
@@ -138,10 +139,10 @@ class Entry:
         self.finish(rewards, self._task(derived))
 
     def take_foreign(self, result: list[Any]) -> None:
-        """Take what a forker answered (`shared.tasks.sandbox.forker`).
+        """Store a forker's result (`shared.tasks.sandbox.forker`).
 
         Raises:
-            BrokenReply: it has another form; the job is as it was.
+            BrokenReply: the result has the wrong form; the job is unchanged.
         """
         answered: ForeignResult = checked(result, ForeignResult)
         reason, detail, rewards, derived, cpu_s, lost, died = answered
@@ -153,7 +154,7 @@ class Entry:
         self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, cpu_s))
 
     def finish(self, rewards: list[float], task: Task | None, reason: str | None = None, detail: str = "") -> None:
-        """Settle the job; the first time counts."""
+        """Settle the job. Only the first call counts."""
         seconds = time.monotonic() - self.started_s if self.started_s else 0.0
         self._settle(JobResult(rewards, task, reason, detail, len(self.hung), seconds, len(self.died), self.charged_s))
 

@@ -1,7 +1,7 @@
-"""Landlock (landlock(7)): from here on this process opens only the listed files, whoever owns them.
+"""Landlock (landlock(7)): restricts this process to opening the listed files, whoever owns them.
 
-It also binds the superuser, works inside containers, and needs no privilege. Newer versions of the
-interface (ABI) know more kinds of access; every kind that the kernel knows is forbidden.
+It also restricts the superuser, works inside containers, and needs no privilege. Newer versions of
+the interface (ABI) know more kinds of access; every kind that the kernel knows is forbidden.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _FILE_ACCESS_BITS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _TCP = 0b11
 _SCOPES = 0b11
-"""No signals to processes outside and no abstract Unix sockets of theirs."""
+"""Forbids signals to processes outside, and connections to abstract Unix sockets of theirs."""
 
 
 class LandlockUnavailable(Exception):
-    """Files are not protected; the message says why and what to do."""
+    """Files are not protected; the message states the cause and the remedy."""
 
 
 def abi() -> int:
-    """The newest version of the interface that the kernel has; 0 for none."""
+    """The newest version of the interface that the kernel supports; 0 for none."""
     version = int(_library().syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG))
     return max(0, version)
 
 
 def restrict(readable: Iterable[Path], listable: Iterable[Path], writable: Iterable[Path]) -> None:
-    """Allow reading what lies at and under `readable`, listing folders under `listable`, and
-    reading and writing the files `writable`; nothing else: no other file, no TCP port, no signal to
-    a process outside.
+    """Allow reading files at and under `readable`, listing folders under `listable`, and reading
+    and writing the files `writable`, and forbid the rest: other files, TCP ports, signals to
+    processes outside.
 
-    For this process and its children, for good.
+    Applies to this process and its children, and cannot be undone.
 
     Raises:
-        LandlockUnavailable: the kernel has none, or refuses.
+        LandlockUnavailable: the kernel has no Landlock, or refuses.
     """
     version = abi()
     if not version:

@@ -1,4 +1,4 @@
-"""What a worker process may not do: limits that it sets on itself before it sees any text."""
+"""Resource limits that a worker process sets on itself before it sees any text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ OPEN_FILES = 32
 
 
 def limit(memory_bytes: int, *, processes: bool = False) -> None:
-    """Bound address space, open files, file size and core dumps; without `processes`, no new
-    ones.
+    """Limit address space, open files, file size and core dumps; without `processes`, also forbid
+    new processes.
     """
     _lower(resource.RLIMIT_AS, memory_bytes)
     _lower(resource.RLIMIT_NOFILE, OPEN_FILES)
@@ -21,13 +21,15 @@ def limit(memory_bytes: int, *, processes: bool = False) -> None:
 
 
 def limit_further(memory_bytes: int) -> None:
-    """In a forked process: no processes of its own, and less address space."""
+    """In a forked process: forbid new processes and lower the limit of the address space."""
     _lower(resource.RLIMIT_NPROC, 0)
     _lower(resource.RLIMIT_AS, memory_bytes)
 
 
 class MappedMemory:
-    """How much address space this process uses; opened before files are out of reach."""
+    """The address space that this process uses. Its source is opened before files become
+    inaccessible.
+    """
 
     def __init__(self) -> None:
         try:
@@ -36,15 +38,15 @@ class MappedMemory:
             self._descriptor = -1
 
     def size_bytes(self) -> int | None:
-        """None where the system does not say."""
+        """Bytes of address space; None if the system does not report it."""
         if self._descriptor < 0:
             return None
         return int(os.pread(self._descriptor, 256, 0).split()[0]) * resource.getpagesize()
 
 
 class CpuAllowance:
-    """A limit on CPU time that moves ahead of the work. Past it the system kills this process, also
-    when the parent is gone.
+    """A limit on CPU time that is moved ahead as work proceeds. When it is exceeded the system
+    kills this process, even if the parent is gone.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -53,10 +55,10 @@ class CpuAllowance:
         self._until_s = 0.0
 
     def extend(self, steps: int, now_s: float) -> None:
-        """Let `steps` steps begin at the time `now_s` (monotonic clock).
+        """Allow `steps` more steps, which begin at the time `now_s` (monotonic clock).
 
-        Twice what they need is granted, so that cheap jobs seldom pay for the system call. Nothing
-        uses CPU time faster than time passes, because a worker has one thread.
+        Twice what they need is granted, so that cheap jobs rarely need the system call. CPU time
+        never passes faster than wall-clock time, because a worker has one thread.
         """
         needed_s = self._step_s * steps
         if now_s + needed_s <= self._until_s:

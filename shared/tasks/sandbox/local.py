@@ -1,4 +1,5 @@
-"""The parent's side of local groups: batches over a few workers, blame for hangs, replacement.
+"""The parent's side of local groups: distributes batches among a few workers, finds the answer to
+blame for a hang, and replaces workers.
 
 A job interrupted by another job's hang runs again on the next worker and loses nothing; only the
 answer that hung gets reward 0. Jobs behind a slow one go to other workers, if there are any.
@@ -22,19 +23,21 @@ _log = logging.getLogger(__name__)
 
 
 class LocalLane:
-    """Local jobs on their way, and the workers that they go to."""
+    """Local jobs in progress, and the workers that score them."""
 
     def __init__(self, start_child: Callable[[], Awaitable[Child]], on_end: Callable[[SandboxError], None]) -> None:
-        """`start_child` starts a worker. `on_end` learns why the last worker cannot be replaced."""
+        """`start_child` starts a worker. `on_end` is called with the reason when the last worker
+        cannot be replaced.
+        """
         self._start_child = start_child
         self._on_end = on_end
         self._waiting = WaitingJobs()
         self._queues: dict[WorkerQueue, asyncio.Event] = {}
         self._dispatching = False
         self.runners: list[asyncio.Task[None]] = []
-        """One for each worker; they end when they are cancelled or cannot start another."""
+        """One task per worker. It ends when it is cancelled or cannot start another worker."""
         self.replaced = 0
-        """Workers that were lost or had grown, and were replaced."""
+        """Number of workers that were lost or had grown too large, and were replaced."""
 
     @property
     def running(self) -> bool:
@@ -42,23 +45,23 @@ class LocalLane:
         return not all(runner.done() for runner in self.runners)
 
     def begin(self, children: Iterable[Child]) -> None:
-        """Score in these workers, and in those that replace them, until the runners end."""
+        """Score in these workers, and in their replacements, until the runners end."""
         self.runners = [asyncio.create_task(self._run(child)) for child in children]
 
     def offer(self, entry: Entry) -> None:
-        """Put a job in line; `dispatch_soon` sends it."""
+        """Add a job to the line; `dispatch_soon` sends it."""
         self._waiting.add(entry)
 
     def dispatch_soon(self) -> None:
-        """Send what waits at the end of this turn of the loop: whoever else asks in it shares the
-        batch.
+        """Send waiting jobs at the end of this iteration of the event loop, so that all callers of
+        this iteration share a batch.
         """
         if not self._dispatching:
             self._dispatching = True
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def fail_waiting(self, error: Exception) -> None:
-        """Give up all that waits."""
+        """Fail everything that waits."""
         self._waiting.fail(error)
 
     async def _run(self, child: Child) -> None:
@@ -72,7 +75,7 @@ class LocalLane:
                 except Exception as error:
                     lost = await self._loss(queue, error)
                     del self._queues[queue]
-                    # The rest keeps its place before everything that came later.
+                    # The remaining jobs stay ahead of everything that came later.
                     self._waiting.put_back(queue.lose(lost))
                     self._dispatch()
                     self.replaced += 1
@@ -88,8 +91,8 @@ class LocalLane:
             await queue.child.kill()
 
     async def _loss(self, queue: WorkerQueue, error: Exception) -> WorkerLost:
-        """Whatever a runner's exception was, its worker counts as lost, so that the next can be
-        started.
+        """Whatever exception a runner raised, its worker counts as lost, so that the next one can
+        be started.
         """
         if isinstance(error, WorkerLost):
             return error
@@ -98,9 +101,9 @@ class LocalLane:
         return WorkerLost(f"failed ({type(error).__name__})", None)
 
     async def _serve(self, queue: WorkerQueue, woken: asyncio.Event) -> None:
-        """Until the worker is lost: it hangs, says what is no reply, or has grown too large. One
-        that has grown is sent nothing more, and is replaced once it has answered what it was sent
-        before.
+        """Runs until the worker is lost because it hangs or sends an invalid reply, or until it has
+        grown too large. A worker that has grown gets no more jobs, and is replaced once it has
+        answered those it has.
         """
         while True:
             if queue.idle:
@@ -120,7 +123,7 @@ class LocalLane:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Send what waits to workers that have room, the idle ones first."""
+        """Send waiting jobs to workers with room, idle ones first."""
         self._dispatching = False
         if not self._waiting:
             return
@@ -130,8 +133,8 @@ class LocalLane:
                 self._queues[queue].set()
 
     def _relieve(self, queue: WorkerQueue, step: tuple[int, int]) -> None:
-        """Let other workers do what a slow job holds up. Should it come back in time, what is done
-        twice counts once.
+        """Give the jobs that wait behind a slow one to other workers. If the slow job finishes in
+        time after all, a job that was done twice counts once.
         """
         others = [other for other in self._queues if other is not queue]
         if others:

@@ -1,4 +1,4 @@
-"""The parent's side of the sandbox: jobs go to workers, and their results come back in order.
+"""The parent's side of the sandbox: sends jobs to workers and returns their results in order.
 
 Local and foreign groups never share a process: local groups go to workers (`local`), foreign ones
 to a separate lane (`foreign`). A job fails for one of the reasons of `TaskError`, for
@@ -28,7 +28,7 @@ _KILLED_S = 10.0
 
 
 class ScorerPool:
-    """A pool of workers. `start` before use, `close` kills them; or `async with`."""
+    """A pool of workers. Call `start` before use and `close` to kill them, or use `async with`."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class ScorerPool:
         foreign_group_s: float = 5.0,
         newcomer_share: float = 0.25,
     ) -> None:
-        """`answer_timeout_s`: wall clock for one answer, and for deriving one task. `memory_mb`:
-        address space of a worker.
+        """`answer_timeout_s`: wall-clock limit for one answer, and for deriving one task.
+        `memory_mb`: address space of a worker.
 
-        `tasks`: this node's sources, which say by which verifier a dataset's answers are judged,
-        also those of other nodes. `foreign_workers` serve foreign groups and nothing else, each
-        group for `foreign_group_s` seconds of wall clock at most; of their time and room newcomers
-        together have `newcomer_share` while others want it all.
+        `tasks`: this node's sources, which determine the verifier of a dataset's answers, including
+        other nodes' answers. `foreign_workers`: number of processes that score only foreign groups,
+        each for at most `foreign_group_s` seconds of wall-clock time. `newcomer_share`: part of
+        their time and room that newcomers together get while others could use all of it.
         """
         self._workers = workers
         self._foreign_workers = foreign_workers
@@ -62,17 +62,17 @@ class ScorerPool:
         self._local = LocalLane(self._processes.worker, self._fail_waiting)
         self._foreign = ForeignLane(foreign_group_s, self._processes.forker, newcomer_share)
         self.missing: dict[str, str] = {}
-        """Protections that the system did not give the workers: name (`confine.PROTECTIONS`) to
-        cause and remedy.
+        """Protections that the system did not give the workers, by name (`confine.PROTECTIONS`),
+        with cause and remedy.
         """
 
     @property
     def replaced(self) -> int:
-        """Workers that were killed or died, or had grown, and were replaced."""
+        """Number of workers that were killed, died, or had grown too large, and were replaced."""
         return self._local.replaced + self._foreign.replaced
 
     async def start(self) -> None:
-        """Start the workers and wait until the first batch can be taken.
+        """Start the workers and wait until they can take the first batch.
 
         Raises:
             SandboxError: workers do not start.
@@ -82,7 +82,8 @@ class ScorerPool:
         try:
             started = await asyncio.gather(*starting)
         except BaseException:
-            # Rarely again: a second time interrupts the wait for a process that is being killed.
+            # Cancel again only after a long time, because a second cancellation interrupts the wait
+            # for a process that is being killed.
             await cancel_and_wait(*starting, again_s=_KILLED_S)
             await self.close()
             raise
@@ -92,7 +93,7 @@ class ScorerPool:
         self._foreign.begin(started[self._workers :])
 
     async def close(self) -> None:
-        """Kill the workers; jobs still waiting fail with SandboxError."""
+        """Kill the workers. Jobs that still wait fail with SandboxError."""
         await cancel_and_wait(*self._local.runners, *self._foreign.runners, again_s=_KILLED_S)
         await self._processes.kill()
         self._fail_waiting(SandboxError("the sandbox was closed"))
@@ -101,10 +102,10 @@ class ScorerPool:
     def from_config(
         cls, config: VerifierSection, *, tasks: Sequence[TaskSpec] = (), workers: int | None = None, foreign: bool = False
     ) -> ScorerPool:
-        """A pool as the configuration says; `workers` overrides how many. `tasks` as in the
-        constructor.
+        """A pool with the configuration's settings; `workers` overrides the number of workers.
+        `tasks`: as in the constructor.
 
-        `foreign`: it takes foreign groups too.
+        `foreign`: whether it takes foreign groups too.
         """
         return cls(
             workers=workers or config.workers,
@@ -128,7 +129,7 @@ class ScorerPool:
         `groups`.
 
         Raises:
-            TaskError: a task does not derive, or derives to something else.
+            TaskError: a task cannot be derived, or the derived task differs.
             SandboxError: as `run`.
         """
         jobs = [ScoringJob(ref=task.ref, texts=texts, expected=task, urgent=True) for task, texts in groups]
@@ -166,12 +167,12 @@ class ScorerPool:
         return [result for result in request.results if result is not None]
 
     def foreign_senders(self) -> list[str]:
-        """Whose groups wait or are in work."""
+        """The senders whose groups are waiting or in progress."""
         return self._foreign.senders()
 
     def drop(self, sender: str) -> int:
-        """Give up what a sender has waiting and in work, with the reason `dropped`. Returns how
-        many groups.
+        """Give up a sender's groups that are waiting or in progress, with the reason `dropped`.
+        Returns their number.
         """
         return self._foreign.drop(sender)
 

@@ -1,4 +1,4 @@
-"""The processes of the sandbox: starting them, with a few retries, and ending all of them."""
+"""Starts the sandbox's processes, with a few retries, and ends all of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ START_ATTEMPTS = 3
 
 
 class SandboxError(Exception):
-    """Workers do not start; the message says what to look at."""
+    """Workers do not start; the message says what to check."""
 
 
 class Processes:
-    """Starts workers and forkers, and remembers each until it is seen to end."""
+    """Starts workers and forkers, and keeps track of each until it has ended."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class Processes:
         tasks: Sequence[TaskSpec],
         verifiers: VerifierChoice,
     ) -> None:
-        """`answer_timeout_s` is a worker's, `foreign_group_s` a forker's; `memory_bytes`: address
-        space of each. `tasks`: this node's sources. `verifiers`: which are imported at once.
+        """`answer_timeout_s` is for workers, `foreign_group_s` for forkers; `memory_bytes`: address
+        space of each. `tasks`: this node's sources. `verifiers`: imported at once.
         """
         self._answer_timeout_s = answer_timeout_s
         self._foreign_group_s = foreign_group_s
@@ -42,8 +42,8 @@ class Processes:
         self._rows = held_of(spec.dataset for spec in tasks)
         self._verifiers = verifiers
         self._children: set[Child] = set()
-        """All that were started and not seen to end: whoever was to end them may have been
-        cancelled before it began.
+        """All that were started and have not been seen to end. Kept here because the task that was
+        to end one may have been cancelled before it could.
         """
 
     async def worker(self) -> Child:
@@ -63,14 +63,14 @@ class Processes:
         return await self._started(FORKER, self._foreign_group_s, self._sources)
 
     async def kill(self) -> None:
-        """Kill all that still run."""
+        """Kill all that are still running."""
         await asyncio.gather(*(child.kill() for child in self._children))
         self._children.clear()
 
     async def _started(self, module: str, timeout_s: float, first_frame: Any = None) -> Child:
-        """A machine that is short of memory for a moment may kill a process that starts, so it is
-        tried `START_ATTEMPTS` times. Children that have ended are forgotten here, where their
-        number would otherwise grow.
+        """Tries `START_ATTEMPTS` times, because a machine that is briefly short of memory may kill
+        a starting process. Children that have ended are also removed here, so that their number
+        does not grow.
         """
         cause = ""
         for _ in range(START_ATTEMPTS):

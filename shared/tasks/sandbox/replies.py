@@ -1,4 +1,4 @@
-"""Validates the form of scorer processes' replies, because foreign text may have compromised the
+"""Validates the form of scorer processes' replies, because foreign text may have taken over the
 process. Pure.
 """
 
@@ -14,15 +14,15 @@ from shared.tasks.sandbox.protocol import MAX_ANSWERS
 
 MAX_DETAIL_CHARS = 700
 MAX_VERDICT_BYTES = 64 * 2**10
-"""A judged group's reply holds a reason and its detail; the rewards lie in shared memory."""
+"""A scored group's reply contains a reason and its detail; the rewards are in shared memory."""
 MAX_TASK_BYTES = 8 * 2**20
-"""Room for a derived task as well, whose three texts are bounded in
-`shared.contracts.messages.Task`: four bytes a character.
+"""Room for a derived task as well: its three texts have the limits of
+`shared.contracts.messages.Task`, with four bytes per character.
 """
 
 Reason = Annotated[str, Meta(pattern="^task_[a-z]{1,32}$")]
-"""Reasons that are a judged process's to give. `scoring_timeout` and `dropped` are its parents'
-findings.
+"""Reasons that a forked process may give. `scoring_timeout` and `dropped` are determined by its
+parents.
 """
 Detail = Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)]
 Question = Annotated[str, Meta(max_length=262_144)]
@@ -30,26 +30,27 @@ Metadata = Annotated[str, Meta(max_length=1_048_576)]
 TaskTexts = tuple[Question, Question | None, Metadata]
 
 Verdict = tuple[Reason | None, Detail, TaskTexts | None]
-"""Of a process that judged one foreign group: reason, detail, task."""
+"""Reply of a process that scored one foreign group: reason, detail, task."""
 
 Reward = Annotated[float, Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, Meta(ge=0, le=MAX_ANSWERS)]
 ForeignResult = tuple[str | None, str, list[Reward], TaskTexts | None, Annotated[float, Meta(ge=0.0)], Count, Count]
-"""Of a forker, as its own documentation says."""
+"""Result of a forker; see the docstring of `forker`."""
 
 Rewarded = tuple[list[Reward], TaskTexts | None]
 Failed = tuple[str, str]
 
 
 class BrokenReply(ValueError):
-    """Bytes that no scorer sends that is still its own master."""
+    """Bytes that no uncompromised scorer sends."""
 
 
 def decode_verdict(message: bytes, want_task: bool) -> Verdict:
-    """What a judged process wrote. Nothing in it is longer than `most_bytes`, no list than three.
+    """Decode the reply of a forked process. Nothing in it is longer than `most_bytes`, and no list
+    longer than three.
 
     Raises:
-        BrokenReply: it has another form, or carries a task that nobody asked for.
+        BrokenReply: it has the wrong form, or contains a task although none was requested.
     """
     try:
         content = msgpack.unpackb(
@@ -71,7 +72,7 @@ def decode_verdict(message: bytes, want_task: bool) -> Verdict:
 
 
 def most_bytes(want_task: bool) -> int:
-    """How long a judged process's reply may be."""
+    """Largest length of a forked process's reply, in bytes."""
     return MAX_TASK_BYTES if want_task else MAX_VERDICT_BYTES
 
 
@@ -79,7 +80,7 @@ def checked(content: Any, form: Any) -> Any:
     """The content, if it has the form of this type.
 
     Raises:
-        BrokenReply: it has not.
+        BrokenReply: it does not.
     """
     try:
         return msgspec.convert(content, form)
@@ -88,5 +89,5 @@ def checked(content: Any, form: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """One line without control characters, for people's eyes."""
+    """`text` as one line without control characters, for people to read."""
     return "".join(char if char.isprintable() else " " for char in text)

@@ -1,9 +1,9 @@
-"""This project's seccomp filter: the system calls that a scorer needs, and no others (seccomp(2),
-seccomp_unotify's kernel docs).
+"""The seccomp filter: it allows the system calls that a scorer needs, and no others (seccomp(2) and
+the kernel's seccomp documentation).
 
-It is a list of allowed calls, because the kernel gains new ones. fork, clone, exec, ptrace, signals
-to others, sockets, `process_vm_*`, io_uring, mounts, keyrings and everything else fail with EPERM,
-and a library that tries one continues.
+The filter lists allowed calls, because the kernel keeps gaining new ones. fork, clone, exec,
+ptrace, signals to others, sockets, `process_vm_*`, io_uring, mounts, keyrings and everything else
+fail with EPERM, and a library that tries one continues.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ _COMMON = (
 )
 _X86_ONLY = "open stat lstat access readlink getdents poll select dup2 arch_prctl getrlimit setrlimit time"
 FORKING = frozenset({"clone", "clone3", "fork", "vfork", "wait4", "waitid", "kill", "pipe2", "prctl"})
-"""What the parent of the processes that score foreign groups needs besides, and they do not have.
+"""Further calls for the parent of the processes that score foreign groups; those processes do not
+get them.
 """
 
 
 class SeccompUnavailable(Exception):
-    """The filter is not in force; the message says why and what to do."""
+    """The filter is not in force; the message states the cause and the remedy."""
 
 
 def install(*, forking: bool) -> None:
-    """Allow this process and its children the calls above only, for good. `forking`: and those in
-    `FORKING`.
+    """Restrict this process and its children to the calls above, permanently. `forking`: also allow
+    those in `FORKING`.
 
     A second filter narrows the first. `no_new_privs` must be set.
 
     Raises:
-        SeccompUnavailable: another architecture, or the kernel refuses.
+        SeccompUnavailable: unknown architecture, or the kernel refuses.
     """
     filters = program(platform.machine(), forking=forking)
     buffer = ctypes.create_string_buffer(filters, len(filters))
@@ -66,7 +67,7 @@ def program(machine: str, *, forking: bool) -> bytes:
     """The filter as struct sock_filter[], 8 bytes each, for `platform.machine()`.
 
     Raises:
-        SeccompUnavailable: an architecture whose numbers are not known here.
+        SeccompUnavailable: the system call numbers of this architecture are not known here.
     """
     if machine not in _ARCHITECTURES:
         raise SeccompUnavailable(f"no filter for {machine}; run on {' or '.join(_ARCHITECTURES)}")
@@ -85,7 +86,7 @@ def program(machine: str, *, forking: bool) -> bytes:
     for number in allowed:
         code += [_line(_EQUAL, number, 0, 1), _line(_RETURN, _RET_ALLOW)]
     code += [
-        # Limits of this process only: with another's id it would set another's.
+        # Only the process's own limits: with another process's id the call would set that one's.
         _line(_EQUAL, numbers["prlimit64"], 0, 3),
         _line(_LOAD, _FIRST_ARGUMENT_AT),
         _line(_EQUAL, 0, 0, 1),

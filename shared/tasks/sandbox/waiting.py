@@ -1,4 +1,4 @@
-"""Local jobs waiting for a worker: the urgent ones first, each kind in order."""
+"""Local jobs that wait for a worker: urgent ones first, each kind in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.tasks.sandbox.worker_queue import BATCH_CHARS
 
 
 class WaitingJobs:
-    """Two lines of jobs. False when both are empty."""
+    """Two queues of jobs. False when both are empty."""
 
     def __init__(self) -> None:
         self._urgent: deque[Entry] = deque()
@@ -20,17 +20,17 @@ class WaitingJobs:
         return bool(self._urgent or self._others)
 
     def add(self, entry: Entry) -> None:
-        """Put a job at the end of its line."""
+        """Add a job at the end of its queue."""
         self._line_of(entry).append(entry)
 
     def put_back(self, entries: Sequence[Entry]) -> None:
-        """Put jobs, in their order, before everything that came later."""
+        """Put jobs back, in their order, ahead of everything that came later."""
         for entry in reversed(entries):
             entry.held = max(1, entry.held)
             self._line_of(entry).appendleft(entry)
 
     def next_batch(self, room: int) -> list[Entry]:
-        """Take at most `room` jobs, fewer where their texts are long (`BATCH_CHARS`)."""
+        """Take at most `room` jobs; fewer if their texts are long (`BATCH_CHARS`)."""
         batch: list[Entry] = []
         chars = 0
         for line in (self._urgent, self._others):
@@ -44,7 +44,7 @@ class WaitingJobs:
         return batch
 
     def fail(self, error: Exception) -> None:
-        """Give up all that waits."""
+        """Fail everything that waits."""
         for line in (self._urgent, self._others):
             while line:
                 line.popleft().request.fail(error)

@@ -40,7 +40,7 @@ def main() -> None:
     """Serve batches until the parent closes the pipe."""
     progress = Progress(int(sys.argv[1]))
     progress.rest()
-    # The rows of files lie in memory that all processes share, and come on top of what a worker may
+    # The rows of files are in memory that all processes share, in addition to what a worker may
     # use.
     missing = confine(int(sys.argv[2]) + hold_inherited(sys.argv[4]))
     allowance = CpuAllowance(float(sys.argv[3]))
@@ -53,17 +53,17 @@ def main() -> None:
 
 
 def import_everything(verifiers: Sequence[str]) -> None:
-    """Import reasoning-gym and the verifiers now, so that no job pays, and after the limits, so
-    that they live within them.
+    """Import reasoning-gym and the verifiers now, so that no job has to wait for it, and after the
+    limits are set, so that the imports count against them.
     """
-    # A library of its libraries would write a font cache, may not, and would say so.
+    # A library would try to write a font cache, would not be allowed to, and would print a warning.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     dataset_names()
     preload_installed()
     preload(verifiers)
     _silence_errors()
-    # What was imported stays; jobs leave few cycles behind, and looking for them costs more than a
-    # cheap answer.
+    # The imported objects stay, and jobs leave few cycles behind; searching for these would cost
+    # more than scoring a cheap answer.
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
 
@@ -79,7 +79,8 @@ def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance:
             base = number << STEP_BITS
             progress.word[0] = base
             now_s = time.monotonic()
-            # What a later hang takes with it is at most this much work, which is done again.
+            # Limits the finished work that a later hang would lose and that would have to be
+            # repeated.
             if now_s - flushed_s > FLUSH_S and finished:
                 _send(results, finished)
                 finished = []
@@ -112,7 +113,9 @@ def _send(stream: BinaryIO, finished: list[list[Any]]) -> None:
 
 
 def take_standard_streams() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the parent, from now on in nobody else's hands."""
+    """Take the pipes to the parent and redirect the standard streams, so that nothing else uses the
+    pipes.
+    """
     # A dataset that prints must not write into the middle of a frame.
     requests = os.fdopen(os.dup(0), "rb")
     results = os.fdopen(os.dup(1), "wb")

@@ -1,6 +1,4 @@
-"""One worker's share of the work: the jobs sent to it, in order, and how many are sent at a time.
-Pure bookkeeping.
-"""
+"""The jobs sent to one worker, in order, and how many to send at a time. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -16,15 +14,15 @@ FIRST_BATCH_JOBS = 4
 MAX_BATCH_JOBS = 128
 BATCH_CHARS = 4_000_000
 BATCH_S = 0.02
-"""A batch is to take about this long: long enough to make its own cost small, short enough to hold
-up few jobs when one hangs.
+"""Target duration of a batch: long enough to keep the overhead small, short enough to delay few
+jobs when one hangs.
 """
 BATCHES_IN_WORK = 2
 UNEXPLAINED_LOSSES = 3
 
 
 class WorkerQueue:
-    """A worker and the jobs it has."""
+    """A worker and the jobs that were sent to it."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -37,12 +35,12 @@ class WorkerQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether the worker has no jobs."""
         return not self._entries
 
     @property
     def room(self) -> int:
-        """How many jobs it may be sent now."""
+        """How many jobs may be sent to it now."""
         return self._batch_jobs if len(self._batches) < BATCHES_IN_WORK and not self._stalled else 0
 
     def stall(self) -> None:
@@ -50,7 +48,7 @@ class WorkerQueue:
         self._stalled = True
 
     def send(self, batch: list[Entry], now_s: float) -> None:
-        """Hand a batch over."""
+        """Record that a batch was sent."""
         if not self._entries:
             self._busy_since_s = now_s
         for entry in batch:
@@ -60,10 +58,10 @@ class WorkerQueue:
         self.child.send([entry.packed() for entry in batch])
 
     def take(self, results: list[list[Any]], now_s: float) -> None:
-        """Settle the oldest jobs, and learn from finished batches how large the next should be.
+        """Settle the oldest jobs, and adapt the batch size to finished batches.
 
         Raises:
-            BrokenReply: a result has another form; its job, and those behind it, are as they were.
+            BrokenReply: a result has the wrong form; its job and those behind it are unchanged.
         """
         self._stalled = False
         for result in results:
@@ -79,15 +77,15 @@ class WorkerQueue:
             self._busy_since_s = now_s
 
     def besides(self, number: int) -> list[Entry]:
-        """Unsettled jobs other than job `number` that nobody else has; also those before it, whose
-        results were not sent yet.
+        """Unsettled jobs other than job `number` that no other worker has, including earlier ones
+        whose results have not been sent yet.
         """
         others = [entry for job, entry in enumerate(self._entries, self._first) if job != number]
         return [entry for entry in others if entry.held == 1 and not entry.over]
 
     def lose(self, lost: WorkerLost) -> list[Entry]:
-        """Blame the job that it was at, and give back, in order, the jobs that are unsettled and
-        nowhere else.
+        """Blame the job that the worker was working on. Returns, in order, the unsettled jobs that
+        no other worker has.
         """
         entries = list(self._entries)
         self._entries.clear()
@@ -101,14 +99,15 @@ class WorkerQueue:
         return [entry for entry in entries if entry.held == 0 and not entry.over]
 
     def release(self) -> list[Entry]:
-        """Give up everything it has."""
+        """Return all its jobs and forget them."""
         entries = list(self._entries)
         self._entries.clear()
         return entries
 
 
 def _blame_nobody(entries: list[Entry], lost: WorkerLost) -> None:
-    # It died between jobs: nobody is known to be guilty, and nobody may come back for ever.
+    # The worker died between jobs, so no job is known to be the cause. Counting losses for each of
+    # them ensures that none is retried for ever.
     for entry in entries:
         entry.losses += 1
         if entry.losses >= UNEXPLAINED_LOSSES:

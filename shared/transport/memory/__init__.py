@@ -1,3 +1,3 @@
-"""The transport without a server: `transport` and its parts, over `server`, which implements
-JetStream's rules as plain state.
+"""The in-memory transport: `transport` and its parts, over `server`, which implements JetStream's
+rules as plain state.
 """

@@ -1,4 +1,4 @@
-"""Key-value buckets without a server: their rules as plain state."""
+"""The rules of key-value buckets as plain state, for the in-memory server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.transport.base import Conflict, KvEntry, TooLarge
 
 
 class MemoryBucket:
-    """One key-value bucket. Revisions count the writes to the whole bucket, as on a server."""
+    """One key-value bucket. Revisions count the writes to the whole bucket, as on a real server."""
 
     def __init__(self, ttl_s: float, now: Callable[[], float], max_value_bytes: int = 0) -> None:
         self.ttl_s, self.max_value_bytes = ttl_s, max_value_bytes
@@ -18,7 +18,7 @@ class MemoryBucket:
         self._revision = 0
 
     def put(self, key: str, value: bytes, last_revision: int | None) -> int:
-        """Write; with `last_revision` only if it is the newest. Raises TooLarge."""
+        """Write; with `last_revision`, only if it is the newest revision. Raises TooLarge."""
         if 0 < self.max_value_bytes < len(value):
             raise TooLarge(f"key {key}: values up to {self.max_value_bytes} bytes, this one has {len(value)}")
         current = self.get(key)

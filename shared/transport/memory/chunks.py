@@ -24,11 +24,11 @@ class MemoryChunks:
     async def read(
         self, stream: str, start_seq: int, max_messages: int, timeout_s: float, *, max_bytes: int
     ) -> list[StoredMessage]:
-        """Chunks in order, ending with the one by which `max_bytes` are reached."""
+        """Chunks in order, ending with the one that reaches `max_bytes`."""
         return self._link.server.stream(stream).read(start_seq, max_messages, max_bytes)
 
     async def drop(self, stream: str, seq: int) -> None:
-        """Forget one chunk."""
+        """Delete one chunk."""
         self._link.server.stream(stream).delete(seq)
 
     def sweep(self, stream: str) -> None:

@@ -1,4 +1,4 @@
-"""What a consumer has delivered and not heard back about: JetStream's rules as plain state, for
+"""A consumer's delivered but unacknowledged messages: JetStream's rules as plain state, for
 `memory`. No I/O.
 """
 
@@ -12,14 +12,16 @@ from shared.transport.base import ConsumerSpec, ConsumerState, StoredMessage
 
 @dataclass(slots=True)
 class _Pending:
-    """A message handed out: when it is handed out again, and how often it was."""
+    """A delivered message: when it is due again, and how often it was delivered."""
 
     due_at: float
     deliveries: int
 
 
 class MemoryConsumer:
-    """A durable consumer of one stream. The messages are the stream's: by sequence, in order."""
+    """A durable consumer of one stream. The messages belong to the stream, by sequence, in
+    order.
+    """
 
     def __init__(self, spec: ConsumerSpec, now: Callable[[], float]) -> None:
         self.spec = spec
@@ -28,7 +30,9 @@ class MemoryConsumer:
         self._pending: dict[int, _Pending] = {}
 
     def hand_out(self, messages: Mapping[int, StoredMessage], max_messages: int) -> list[tuple[StoredMessage, int]]:
-        """Next messages with their delivery counts: those due again first, then new ones."""
+        """The next messages with their delivery counts: first those that are due again, then new
+        ones.
+        """
         spec, now = self.spec, self._now()
         handed: list[tuple[StoredMessage, int]] = []
         for seq, pending in sorted(self._pending.items()):
@@ -51,17 +55,17 @@ class MemoryConsumer:
         return handed
 
     def forget(self, seq: int) -> None:
-        """The message was acknowledged, or is gone."""
+        """The message was acknowledged or deleted."""
         self._pending.pop(seq, None)
 
     def due_in(self, seq: int, delay_s: float) -> None:
-        """Hand `seq` out again after `delay_s`, if it is out."""
+        """Deliver `seq` again after `delay_s`, if it is unacknowledged."""
         pending = self._pending.get(seq)
         if pending is not None:
             pending.due_at = self._now() + delay_s
 
     def restart_clock(self, seq: int) -> None:
-        """`seq` is still being worked on."""
+        """Restart the acknowledgement clock of `seq`."""
         self.due_in(seq, self.spec.ack_wait_s)
 
     def state(self, messages: Mapping[int, StoredMessage]) -> ConsumerState:

@@ -27,11 +27,11 @@ class MemoryDelivery:
 
     @property
     def deliveries(self) -> int:
-        """How many times it was handed out, this time included."""
+        """How many times it was delivered, including this time."""
         return self._deliveries
 
     async def ack(self) -> None:
-        """Done."""
+        """Acknowledge."""
         if not self._settled:
             self._settled = True
             stream = self._stream()
@@ -40,7 +40,7 @@ class MemoryDelivery:
                 await blobs.drop_of(self._chunks, self._message)
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        """Give it back."""
+        """Return the message to the queue."""
         if not self._settled:
             self._settled = True
             self._stream().consumer(self._consumer).due_in(self._message.seq, delay_s)

@@ -28,8 +28,8 @@ class MemoryKeyValue:
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
-        """Create or update the bucket. `history` and `replicas` change nothing here: only newest
-        values can be read.
+        """Create or update the bucket. `history` and `replicas` have no effect, because only the
+        newest values can be read.
         """
         server = self._link.server
         if lowering is Lowering.LOOK and bucket not in server.buckets:
@@ -54,7 +54,7 @@ class MemoryKeyValue:
         return self._link.server.bucket(bucket).get(key)
 
     async def put(self, bucket: str, key: str, value: bytes) -> int:
-        """Write, last writer wins."""
+        """Write unconditionally."""
         return self._write(bucket, key, value, None)
 
     async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
@@ -66,12 +66,12 @@ class MemoryKeyValue:
         return self._link.server.bucket(bucket).all(prefix)
 
     async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
-        """The keys written last, and how many others there are."""
+        """The keys written last, and the number of other keys."""
         entries = sorted(self._link.server.bucket(bucket).all(""), key=lambda found: -found.revision)
         return entries[:limit], max(0, len(entries) - limit)
 
     async def watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
-        """Each new value of `key`, the present one first."""
+        """Each new value of `key`, beginning with the present one."""
         revision = 0
         while True:
             with suppress(NotConnected):

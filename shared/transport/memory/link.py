@@ -7,7 +7,7 @@ from shared.transport.memory.server import MemoryServer
 
 
 class MemoryLink:
-    """Leads to the server until it is closed."""
+    """Gives access to the server until it is closed."""
 
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
@@ -15,11 +15,11 @@ class MemoryLink:
 
     @property
     def server(self) -> MemoryServer:
-        """The server. Raises NotConnected once closed."""
+        """The server. Raises NotConnected after `close`."""
         if self.closed:
             raise NotConnected("this transport was closed: connect again")
         return self._server
 
     async def change(self, timeout_s: float) -> None:
-        """Wait until something is written, closed or not, at most `timeout_s`."""
+        """Wait until something is written, at most `timeout_s`. Works even when closed."""
         await self._server.change(timeout_s)

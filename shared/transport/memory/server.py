@@ -1,5 +1,5 @@
 """An in-memory server's streams and buckets, for all transports of a process. Time is an argument,
-so that a test can move it.
+so that tests can advance it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MemoryServer:
         self._waiting: set[asyncio.Event] = set()
 
     def ensure_stream(self, spec: StreamSpec, lowering: Lowering = Lowering.APPLY) -> None:
-        """Create or update. Raises WouldLower as a server's transport does."""
+        """Create or update a stream. Raises WouldLower like the NATS transport."""
         if spec.name in self.streams:
             stream = self.streams[spec.name]
             wanted = spec if lowering is Lowering.APPLY else _not_lower(spec, stream.spec, lowering)
@@ -39,19 +39,23 @@ class MemoryServer:
             self.streams[spec.name] = MemoryStream(spec, self.now)
 
     def stream(self, name: str) -> MemoryStream:
-        """A stream. Raises NotConnected like a server on which no stream answers."""
+        """The stream `name`. Raises NotConnected if it does not exist, like a server on which no
+        stream answers.
+        """
         if name not in self.streams:
             raise NotConnected(f"stream {name}: no stream answers: call ensure_stream first")
         return self.streams[name]
 
     def bucket(self, name: str) -> MemoryBucket:
-        """A bucket. Raises NotConnected like a server on which no stream answers."""
+        """The bucket `name`. Raises NotConnected if it does not exist, like a server on which no
+        stream answers.
+        """
         if name not in self.buckets:
             raise NotConnected(f"bucket {name}: no stream answers: call kv.ensure first")
         return self.buckets[name]
 
     def changed(self) -> None:
-        """Wake all who wait for a change."""
+        """Wake all that wait for a change."""
         for event in self._waiting:
             event.set()
 
@@ -68,8 +72,8 @@ class MemoryServer:
 
 
 def _not_lower(wanted: StreamSpec, actual: StreamSpec, lowering: Lowering) -> StreamSpec:
-    """`wanted`, with the settings of `actual` that are higher. Raises WouldLower where lowering is
-    refused.
+    """`wanted`, with those settings of `actual` that are higher. Raises WouldLower if `lowering`
+    refuses it.
     """
     new, old = asdict(wanted), asdict(actual)
     higher = lowered(new, old, _PROTECTIONS)

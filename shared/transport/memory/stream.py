@@ -1,6 +1,6 @@
-"""JetStream's rules as plain state, for `memory`: what is stored, refused and removed. No I/O.
+"""JetStream's rules as plain state, for `memory`: what is stored, refused and deleted. No I/O.
 
-Time is an argument of the constructor, so that a test can move it.
+Time is an argument of the constructor, so that tests can advance it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shared.transport.reference import BLOB_HEADER, size_of
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a subject falls under a pattern with `*` (one token) and `>` (one or more at the
+    """Whether a subject matches a pattern with `*` (one token) and `>` (one or more tokens at the
     end).
     """
     wanted, tokens = pattern.split("."), subject.split(".")
@@ -52,7 +52,7 @@ class MemoryStream:
         self._consumers: dict[str, MemoryConsumer] = {}
 
     def update(self, spec: StreamSpec) -> None:
-        """Take other settings, where the server would."""
+        """Change the settings, as far as a server would."""
         if (spec.retention is Retention.WORK_QUEUE) != (self.spec.retention is Retention.WORK_QUEUE):
             raise TransportError(
                 f"stream {spec.name} exists with another retention and the server cannot change that: "
@@ -64,7 +64,7 @@ class MemoryStream:
         self._make_room()
 
     def check(self, subject: str, size_bytes: int) -> None:
-        """Refuse a payload before anything of it is stored."""
+        """Refuse a payload before any part of it is stored."""
         if not any(matches(pattern, subject) for pattern in self.spec.subjects):
             raise NotConnected(f"publish on {subject}: stream {self.spec.name} does not take that subject")
         if 0 <= self.spec.max_msg_bytes < size_bytes:
@@ -79,7 +79,9 @@ class MemoryStream:
         self._consumers.setdefault(spec.name, MemoryConsumer(spec, self._now)).spec = spec
 
     def store(self, subject: str, body: bytes, headers: Mapping[str, str], expected_last_seq: int | None) -> PubAck:
-        """What the server does with a publish, in its order: sequence, duplicate, room."""
+        """Apply a server's checks of a published message in its order: sequence, duplicate,
+        room.
+        """
         spec, now, message_id = self.spec, self._now(), headers["Nats-Msg-Id"]
         self._expire()
         if expected_last_seq is not None and expected_last_seq != self._last_seq:
@@ -104,7 +106,7 @@ class MemoryStream:
         return PubAck(seq, False)
 
     def read(self, start_seq: int, max_messages: int, max_bytes: int | None = None) -> list[StoredMessage]:
-        """Messages at or after `start_seq`, up to the one by which `max_bytes` are reached."""
+        """Messages at or after `start_seq`, up to the one that reaches `max_bytes`."""
         self._expire()
         found: list[StoredMessage] = []
         held_bytes = 0
@@ -127,44 +129,46 @@ class MemoryStream:
         return next((m for m in reversed(self._messages.values()) if matches(subject, m.subject)), None)
 
     def state(self) -> StreamState:
-        """Fill."""
+        """State of the stream."""
         self._expire()
         first = next(iter(self._messages), self._last_seq + 1 if self._last_seq else 0)
         return StreamState(first, self._last_seq, len(self._messages), sum(self._sizes.values()), self._now())
 
     def counts(self, subject: str) -> dict[str, int]:
-        """Messages kept, by subject, of those that match."""
+        """Number of messages kept on each matching subject."""
         self._expire()
         return dict(Counter(message.subject for message in self._messages.values() if matches(subject, message.subject)))
 
     def purge(self, up_to_seq: int) -> None:
-        """Forget messages up to `up_to_seq`."""
+        """Delete messages up to `up_to_seq`."""
         if self.spec.deny_purge:
             raise TransportError(f"stream {self.spec.name} denies purges")
         for seq in [seq for seq in self._messages if seq <= up_to_seq]:
             self._forget(seq)
 
     def delete(self, seq: int) -> None:
-        """Forget one message."""
+        """Delete one message."""
         if self.spec.deny_delete:
             raise TransportError(f"stream {self.spec.name} denies deletes")
         self._forget(seq)
 
     def hand_out(self, consumer: str, max_messages: int) -> list[tuple[StoredMessage, int]]:
-        """Next messages of a consumer with their delivery counts: those due again first, then new
-        ones.
+        """The next messages of a consumer with their delivery counts: first those that are due
+        again, then new ones.
         """
         self._expire()
         return self.consumer(consumer).hand_out(self._messages, max_messages)
 
     def settle(self, consumer: str, seq: int) -> None:
-        """An acknowledgement."""
+        """Record an acknowledgement."""
         self.consumer(consumer).forget(seq)
         if self.spec.retention is Retention.WORK_QUEUE:
             self._forget(seq)
 
     def consumer(self, name: str) -> MemoryConsumer:
-        """A consumer. Raises NotConnected like a server on which nobody answers for it."""
+        """The consumer `name`. Raises NotConnected if it does not exist, like a server on which
+        nobody answers for it.
+        """
         if name not in self._consumers:
             raise NotConnected(f"consumer {name} of stream {self.spec.name}: nobody answers: call ensure_consumer first")
         return self._consumers[name]

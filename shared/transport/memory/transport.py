@@ -1,5 +1,5 @@
-"""The transport without a server, for tests and for trying out services in one process. `base`
-documents its contract.
+"""The in-memory transport, for tests and for trying out services in one process. `base` documents
+its contract.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _shared: dict[str, MemoryServer] = {}
 
 
 def shared_server(name: str) -> MemoryServer:
-    """The server that `memory://name` means in this process; made at its first use."""
+    """The server that `memory://name` names in this process, created at its first use."""
     return _shared.setdefault(name, MemoryServer())
 
 
@@ -55,7 +55,7 @@ class MemoryTransport:
 
     @property
     def certificate_expires_at(self) -> float | None:
-        """None: nothing is encrypted inside a process."""
+        """None: nothing is encrypted within a process."""
         return None
 
     @property
@@ -64,12 +64,12 @@ class MemoryTransport:
         return self._kv
 
     async def close(self) -> None:
-        """Refuse everything from now on."""
+        """Refuse all further calls."""
         self._link.closed = True
 
     async def ensure_stream(self, spec: StreamSpec, lowering: Lowering = Lowering.APPLY) -> None:
-        """Create or update the stream and its companion for blobs; sweep chunks that no message
-        refers to.
+        """Create or update the stream and its companion for blobs, and delete chunks that no
+        message refers to.
         """
         self._link.server.ensure_stream(spec, lowering)
         companion = blobs.companion(spec)
@@ -139,7 +139,7 @@ class MemoryTransport:
         return self._stream(stream).last(subject)
 
     async def stream_state(self, stream: str) -> StreamState:
-        """Fill of a stream."""
+        """State of a stream."""
         return self._stream(stream).state()
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
@@ -151,13 +151,13 @@ class MemoryTransport:
         return self._stream(stream).consumer_state(consumer)
 
     async def purge(self, stream: str, up_to_seq: int) -> None:
-        """Forget messages up to `up_to_seq`, and chunks that belonged to them."""
+        """Delete messages up to `up_to_seq`, and their chunks."""
         self._stream(stream).purge(up_to_seq)
         if blobs.companion_name(stream) in self._link.server.streams:
             self._chunks.sweep(stream)
 
     async def delete(self, stream: str, seq: int) -> None:
-        """Forget one message and its chunks."""
+        """Delete one message and its chunks."""
         message = self._stream(stream).get(seq)
         self._stream(stream).delete(seq)
         if message is not None:

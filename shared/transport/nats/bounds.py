@@ -1,4 +1,4 @@
-"""What a publisher must know about a stream before it stores a message there, refreshed once a
+"""The limits of a stream that a publisher must know before it stores a message, refreshed once a
 minute.
 """
 
@@ -18,8 +18,8 @@ _ASKED_AGAIN_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Largest payload that a stream takes (-1: any), and whether messages vanish once they are
-    acknowledged.
+    """Largest payload that a stream accepts (-1: any), and whether messages are deleted once they
+    are acknowledged.
     """
 
     max_msg_bytes: int
@@ -28,19 +28,19 @@ class Bounds:
 
 
 class StreamBounds:
-    """The bounds of the streams that this process publishes to."""
+    """The limits of the streams that this process publishes to."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._known: dict[str, Bounds] = {}
 
     def forget(self, stream: str) -> None:
-        """The stream's settings were changed."""
+        """Discard the cached limits, because the stream's settings were changed."""
         self._known.pop(stream, None)
 
     async def of(self, stream: str) -> Bounds:
-        """The stream's bounds, none where the server does not tell: it decides itself about the
-        message that follows.
+        """The stream's limits. No limits if the server does not report them; it then decides about
+        the message itself.
         """
         known = self._known.get(stream)
         now = time.monotonic()

@@ -1,5 +1,5 @@
-"""Large payloads on a NATS server: their chunks in the companion streams, and removing them when
-their message is gone.
+"""Large payloads on a NATS server: stores their chunks in the companion streams, and deletes them
+with their message.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shared.transport.nats.connection import Connection
 
 
 class NatsChunks:
-    """The chunks of a server's streams (see `blobs.ChunkStore`). What nobody waits for is done in
-    tasks of its own.
+    """The chunks of a server's streams (see `blobs.ChunkStore`). Deletions run in background
+    tasks.
     """
 
     def __init__(self, connection: Connection, bounds: StreamBounds) -> None:
@@ -31,35 +31,35 @@ class NatsChunks:
         self._background: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Wait for what goes on in the background, 2 seconds at most."""
+        """Wait for the background tasks, at most 2 seconds."""
         if self._background:
             await asyncio.wait(self._background, timeout=2.0)
 
     async def put_chunk(self, subject: str, chunk: bytes, *, stream: str, timeout_s: float) -> int:
-        """Store one chunk. Its id is random: a foreign publisher cannot take it first."""
+        """Store one chunk. Its message id is random, so that a foreign publisher cannot use it
+        first.
+        """
         headers = {"Nats-Msg-Id": uuid.uuid4().hex}
         return (await storing.store(self._connection, subject, chunk, stream, headers, Deadline(timeout_s))).seq
 
     async def read(
         self, stream: str, start_seq: int, max_messages: int, timeout_s: float, *, max_bytes: int
     ) -> list[StoredMessage]:
-        """Chunks in order, ending with the one by which `max_bytes` are reached, or at the
-        deadline.
-        """
+        """Chunks in order, ending with the one that reaches `max_bytes`, or at the deadline."""
         bound = min(max_bytes, direct.READ_BYTES)
         return await direct.read(self._connection, stream, start_seq, max_messages, Deadline(timeout_s), bound)
 
     async def drop(self, stream: str, seq: int) -> None:
-        """Forget one chunk. One that is not there is no error."""
+        """Delete one chunk. A missing one is not an error."""
         await api.delete_message(self._connection, stream, seq)
 
     def drop_later(self, stream: str, chunks: Sequence[int]) -> None:
-        """Forget chunks of messages in `stream`, in the background."""
+        """Delete chunks of messages in `stream`, in the background."""
         self._later(blobs.drop(self, stream, chunks))
 
     def settled(self, message: StoredMessage) -> None:
-        """A reader is done with the message: in a work queue it is gone, and so its chunks go, in
-        the background.
+        """A reader has finished with the message. In a work queue this deletes it, so its chunks
+        are deleted too, in the background.
         """
         if message.inline is None:
             self._later(self._drop_settled(message))

@@ -21,13 +21,19 @@ log = structlog.get_logger(__name__)
 
 
 class Client(nats.NATS):  # type: ignore[misc]
-    """nats-py, but for nine things in 2.16: its read loop ends for good when a foreign message's
-    status line is not UTF-8, it parses headers of any size, it takes a publisher's `Status` for
-    the server's, it goes on in the clear when a server, or somebody between, says that it has no
-    TLS, it goes to whatever other servers that one names, it waits for a message or a line of any
-    length, a greeting that it cannot read ends its reconnecting for good, it waits for a server
-    that it leaves to take what is unsent, and closing can raise what belongs to a task of its
-    own."""
+    """nats-py with fixes for nine problems of version 2.16:
+
+    - Its read loop ends for good when a foreign message's status line is not UTF-8.
+    - It parses headers of any size.
+    - It takes a publisher's `Status` header for the server's.
+    - It continues without encryption if the server, or somebody in between, says that it has no
+      TLS.
+    - It connects to whatever other servers a server names.
+    - It buffers a message or a line of any length.
+    - A greeting that it cannot read ends reconnecting for good.
+    - When it leaves a server, it waits until the server has taken all unsent bytes.
+    - Closing can raise an error that belongs to one of its own tasks.
+    """
 
     def __init__(self, *, demands_tls: bool) -> None:
         super().__init__()
@@ -36,8 +42,8 @@ class Client(nats.NATS):  # type: ignore[misc]
 
     @property
     def certificate_expires_at(self) -> float | None:
-        """Unix time at which the server's certificate runs out. nats-py shows no part of the TLS
-        session; None where there is none, and over websockets.
+        """Unix time at which the server's certificate expires; None without TLS, and over
+        websockets. Read from the TLS session, because nats-py does not expose it.
         """
         writer = getattr(self._transport, "_io_writer", None)
         session = writer.get_extra_info("ssl_object") if writer is not None else None
@@ -64,26 +70,28 @@ class Client(nats.NATS):  # type: ignore[misc]
         info = checked_info(info)
         if initial_connection and self._demands_tls and not info.get("tls_required"):
             raise nats.errors.Error(credentials.NO_TLS)
-        # Other servers of the cluster. The greeting comes before TLS: somebody between adds a host
-        # of his own, nats-py checks its certificate against that host's own name, and it is handed
-        # this client's signature. Names that come within TLS are checked against no configured
-        # name either, and dead addresses delay each reconnect by 2 s. So a client goes only where
-        # its url says, which may be a list; the servers of `k8s/` name no others (`no_advertise`).
+        # Ignore other servers of the cluster that the server names. The greeting comes before TLS:
+        # somebody in between could add a host of his own; nats-py would check its certificate
+        # against that host's own name, and give it this client's signature. Names that come within
+        # TLS are checked against no configured name either, and dead addresses delay each reconnect
+        # by 2 s. So a client connects only to the servers in its url, which may be a list; the
+        # servers of `k8s/` announce no others (`no_advertise`).
         info.pop("connect_urls", None)
         await super()._process_info(info, initial_connection=initial_connection)
 
     async def _process_connect_init(self) -> None:
         try:
             await super()._process_connect_init()
-        except OSError:  # a certificate that does not verify is a ValueError too, and says itself what is wrong
+        except OSError:  # a certificate error is a ValueError too, but its message says what is wrong
             raise
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise ServerMisbehaves(f"the server's greeting cannot be read ({type(error).__name__}: {error})") from None
 
     async def end(self, timeout_s: float) -> None:
-        """Close, whatever state the connection is in. `close` of 2.16 waits for the same future as
-        the reconnecting task that it cancels, and with it the future: where the server went away
-        just before, that raises CancelledError though nobody cancelled the caller."""
+        """Close, whatever state the connection is in. In 2.16, `close` waits for the same future as
+        the reconnecting task; cancelling that task cancels the future. If the server went away just
+        before, that raises CancelledError although nobody cancelled the caller.
+        """
         with suppress(asyncio.CancelledError):
             try:
                 async with asyncio.timeout(timeout_s):
@@ -107,8 +115,8 @@ class Client(nats.NATS):  # type: ignore[misc]
             parsed = None
         if not parsed:
             return headers.server_lines(block) if headers.is_stored(block) else None
-        parsed.pop(headers.OVERSIZED_HEADER, None)  # a publisher's own is no mark
-        if headers.is_stored(block):  # the status is its publisher's then; `request` would take 503 for nobody there
+        parsed.pop(headers.OVERSIZED_HEADER, None)  # the publisher's own headers are not the server's mark
+        if headers.is_stored(block):  # the status is the publisher's; `request` would take a 503 to mean that nobody answers
             for name in headers.STATUS:
                 parsed.pop(name, None)
         return parsed

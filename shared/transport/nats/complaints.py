@@ -1,5 +1,5 @@
-"""The errors that a connection's client reports: counted by kind, and each logged once until there
-is a connection again.
+"""The errors that a connection's client reports. They are counted by kind, and each is logged once
+until the next successful connection.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ log = structlog.get_logger(__name__)
 
 _LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, nats.errors.NoServersError, nats.errors.ConnectionClosedError)
 MOST_TOLD = 32
-"""Different errors logged until there is a connection again; who makes them up has more."""
+"""Most different errors logged until the next connection; somebody who makes them up could cause
+any number.
+"""
 
 
 class Complaints:
-    """The complaints about one server."""
+    """The errors of one server's connection."""
 
     def __init__(self, options: Options, counters: Counters) -> None:
         self._options = options
@@ -31,7 +33,7 @@ class Complaints:
         self._refused = False
         self._told: set[str] = set()
         self.newest = ""
-        """The complaint heard last, described; empty when all is well since the last `settle`."""
+        """Description of the latest error; empty if there was none since the last `settle`."""
 
     @property
     def denials(self) -> str:
@@ -45,7 +47,7 @@ class Complaints:
         self._denials.clear()
 
     def hear(self, error: Exception, *, opening: bool, server: str = "") -> None:
-        """Take note of one.
+        """Record one error.
 
         Args:
             error: What nats-py said.
@@ -92,11 +94,11 @@ class Complaints:
             )
 
     def forbids(self, subject: str) -> bool:
-        """Whether the last violation of permissions was about `subject`."""
+        """Whether the last permissions violation was about `subject`."""
         return f'"{subject}"'.lower() in self._forbidden
 
     def settle(self) -> None:
-        """There is a connection again: what comes now is news."""
+        """Record a successful connection; errors after it are logged again."""
         self.newest, self._refused = "", False
         self._told.clear()
 

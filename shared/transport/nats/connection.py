@@ -2,7 +2,7 @@
 deadline.
 
 nats-py silently retries a first connection, gives up for ever after an authorization error, and
-buffers what is published while it reconnects; here each of these ends in an exception, a log line
+buffers what is published while it reconnects. Here each of these ends in an exception, a log line
 or a counter.
 """
 
@@ -30,15 +30,15 @@ log = structlog.get_logger(__name__)
 RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
 CONNECT_TIMEOUT_S = 2
-"""For each step towards one server: its address, its greeting, its TLS handshake, its answer."""
+"""Limit of each step of connecting to one server: address, greeting, TLS handshake, answer."""
 _ATTEMPT_S = 1.0
 _HEADERS_BYTES = 16 * 1024
-"""Kept free below the server's `max_payload` for headers."""
+"""Room kept below the server's `max_payload` for headers."""
 _SLOW_LINE_BYTES_PER_S = 1_000_000
 
 
 class Connection:
-    """A NATS connection with requests that are tried again until their deadline."""
+    """A NATS connection whose requests are retried until their deadline."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -56,17 +56,17 @@ class Connection:
 
     @property
     def epoch(self) -> int:
-        """Grows with each new connection; what the server remembered of an earlier one is gone."""
+        """Increases with each new connection; the server's state for an earlier one is gone."""
         return self.counters.connects + self.counters.reconnects
 
     @property
     def client(self) -> Any:
-        """The nats-py client in use now (another one after nats-py has given up on the last)."""
+        """The nats-py client in use now; replaced when nats-py has given up on it."""
         return self._client
 
     @property
     def max_payload_bytes(self) -> int:
-        """Largest message the server takes, headers included."""
+        """Largest message that the server accepts, including headers."""
         return int(self._client.max_payload)
 
     @property
@@ -79,8 +79,8 @@ class Connection:
         refuses.
         """
         if any(url.startswith(("ws://", "wss://")) for url in self.options.servers):
-            # Of a websocket nats-py takes frames of any size, before its parser can look at them.
-            raise AccessDenied(f"{self.options.url}: websockets are not spoken here: give a nats:// or tls:// address")
+            # Over a websocket nats-py accepts frames of any size, before its parser can check them.
+            raise AccessDenied(f"{self.options.url}: websockets are not supported: use a nats:// or tls:// address")
         client = Client(demands_tls=self.options.demands_tls)
         settings = _settings(self.options) | self._callbacks()
         self._opening = client
@@ -103,11 +103,11 @@ class Connection:
         self.counters.connects += 1
 
     async def close(self) -> None:
-        """Flush, then disconnect, also where the caller is cancelled meanwhile."""
+        """Flush, then disconnect, even if the caller is cancelled meanwhile."""
         self._closing = True
-        with heeded_cancellation():  # nats-py takes some for its own
+        with heeded_cancellation():  # nats-py may take the cancellation for its own
             try:
-                await cancel_and_wait(self._reopening)  # it closes what it was opening
+                await cancel_and_wait(self._reopening)  # wait until it has closed what it was opening
             finally:
                 await self._disconnect()
 
@@ -122,7 +122,7 @@ class Connection:
             await self._client.end(2.0)
 
     async def until_connected(self, deadline: Deadline) -> bool:
-        """Wait for the connection; False when the deadline came first."""
+        """Wait for the connection. False if the deadline passed first."""
         while not self.connected:
             if deadline.passed or self._closing:
                 return False
@@ -130,7 +130,7 @@ class Connection:
         return True
 
     async def send(self, subject: str, payload: bytes) -> None:
-        """Send without waiting for anything, if there is a connection."""
+        """Send without waiting for a reply, if there is a connection."""
         if self.connected:
             with suppress(nats.errors.Error):
                 await self._client.publish(subject, payload)
@@ -138,10 +138,11 @@ class Connection:
     async def request(
         self, subject: str, payload: bytes, deadline: Deadline, *, headers: Mapping[str, str] | None = None, what: str
     ) -> Any:
-        """Ask until somebody answers. The request must be idempotent: it may arrive more than once.
+        """Send a request until somebody answers. It must be idempotent, because it may arrive more
+        than once.
 
         Raises:
-            NotConnected: no answer before the deadline; `what` says in the message what was asked.
+            NotConnected: no answer before the deadline; `what` names the request in the message.
         """
         attempt_s, reason = _ATTEMPT_S + len(payload) / _SLOW_LINE_BYTES_PER_S, ""
         while not deadline.passed:
@@ -168,7 +169,7 @@ class Connection:
 
     @asynccontextmanager
     async def replies(self, subject: str, payload: bytes) -> AsyncIterator[asyncio.Queue[Any]]:
-        """Send one request that many messages answer: they come to the queue within the block."""
+        """Send one request with many replies, which arrive in the queue inside the block."""
         queue: asyncio.Queue[Any] = asyncio.Queue()
 
         async def receive(message: Any) -> None:
@@ -176,7 +177,7 @@ class Connection:
 
         client = self._client
         inbox = client.new_inbox()
-        # Both limits are off: what a request may bring is bounded by the request itself.
+        # Both limits are off because the request itself limits the replies.
         subscription = await client.subscribe(inbox, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0)
         try:
             await client.publish(subject, payload, reply=inbox)
@@ -195,7 +196,7 @@ class Connection:
         }
 
     async def _on_error(self, error: Exception) -> None:
-        # nats-py would try a first connection for ever; what this raises ends `connect`.
+        # nats-py would retry a first connection for ever; raising here ends `connect`.
         tried = self._opening.tried if self._opening is not None else ""
         self._complaints.hear(error, opening=self._opening is not None, server=tried)
 
@@ -219,8 +220,9 @@ class Connection:
         self._reopening = asyncio.create_task(self._reopen())
 
     async def _reopen(self) -> None:
-        """nats-py gives a connection up for good where the server refuses its credentials, as it
-        does while keys are rotated. Waits twice as long each time, half a minute at most.
+        """nats-py gives up a connection for good if the server refuses its credentials, as happens
+        while keys are rotated. This opens a new one, waiting twice as long each time, at most half
+        a minute.
         """
         wait_s = RECONNECT_WAIT_S
         while not self._closing:
@@ -240,9 +242,9 @@ class Connection:
 
 def _settings(options: Options) -> dict[str, Any]:
     """Arguments for nats-py's `connect`. Reconnecting never ends, because a service outlives its
-    server's restarts; no call waits for it for ever, as each has its own deadline. `pending_size`
-    is in bytes: what may wait to be sent meanwhile. Raises AccessDenied for files that cannot be
-    used.
+    server's restarts. No call waits for it for ever, because each has its own deadline.
+    `pending_size` limits, in bytes, what may wait to be sent meanwhile. Raises AccessDenied for
+    files that cannot be used.
     """
     return {
         "servers": options.servers,
@@ -259,11 +261,12 @@ def _settings(options: Options) -> dict[str, Any]:
 
 
 async def _within(connecting: Coroutine[Any, Any, None], timeout_s: float) -> None:
-    """Await nats-py's `connect`, which tries for ever. In a task, because it may swallow the one
-    cancellation of a deadline.
+    """Await nats-py's `connect`, which retries for ever. It runs in a task because it may swallow
+    the only cancellation of a deadline.
     """
     task = asyncio.create_task(connecting)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks where the caller was cancelled
+    # A cancelled caller does not retrieve the exception, which asyncio would then log.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         await asyncio.wait({task}, timeout=timeout_s)
         if not task.done():

@@ -1,4 +1,4 @@
-"""A connection's credentials and what it trusts: an nkey seed or NATS credentials, and a
+"""A connection's credentials and trusted authorities: an nkey seed or NATS credentials, and a
 certificate authority.
 
 Every error that a retry cannot fix becomes `AccessDenied`, with the file and the remedy.
@@ -40,7 +40,7 @@ def settings(key_file: str | None, ca_file: str | None) -> dict[str, Any]:
 
 
 def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None) -> str | None:
-    """Why the server will not talk to us whatever we wait, with the remedy; None for any other
+    """Why the server will never accept this connection, with the remedy; None for any other
     failure.
     """
     if NO_TLS in str(error):
@@ -70,7 +70,7 @@ def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None
 
 
 def is_key_refusal(error: Exception) -> bool:
-    """Whether the server does not know the key, or knows it no longer."""
+    """Whether the server does not know the key, or no longer knows it."""
     return any(words in str(error).lower() for words in _REFUSALS)
 
 
@@ -89,7 +89,7 @@ def _read(path: str) -> str:
 def _checked_seed(path: str, seed: str) -> str:
     try:
         nkeys.from_seed(bytearray(seed.encode()))
-    except Exception as error:  # nkeys raises errors of its own, binascii's and nacl's
+    except Exception as error:  # nkeys raises its own errors and those of binascii and nacl
         raise AccessDenied(
             f"key file {path} holds neither an nkey seed nor NATS credentials ({type(error).__name__}): "
             "create one with `swarm nats keys`"

@@ -1,7 +1,7 @@
 """Reads a stream without a consumer, by (batched) direct get (ADR-31).
 
-nats-py supports only the single get. A batch is one request with many replies; each names the
-sequence before it (`Nats-Last-Sequence`), so a lost reply is noticed, and the last is a status 204.
+nats-py supports only the single get. A batch is one request with many replies. Each reply names the
+sequence before it (`Nats-Last-Sequence`), so a lost reply is noticed; the last one is a status 204.
 A foreign publisher's headers cannot imitate either: the server overwrites its own header names in
 stored messages, and a status has no `Nats-Sequence`.
 """
@@ -25,12 +25,14 @@ from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES
 from shared.transport.reference import BLOB_HEADER, UNKNOWN_SIZE, size_of
 
 REPLY_BYTES = 16 * 1024 * 1024
-"""A batch has no flow control: this bounds what the server sends for one request."""
+"""Largest answer to one request. A batch has no flow control, so this limits what the server
+sends.
+"""
 READ_BYTES = 64 * 1024 * 1024
-"""One `read` returns no more than this in bodies and headers, besides the last message."""
+"""One `read` returns at most this many bytes of bodies and headers, plus the last message."""
 MAX_BATCH = 1024
 _SENT_MOST = 2
-"""The server counts the bytes of a batch a little differently."""
+"""Tolerance factor, because the server counts the bytes of a batch slightly differently."""
 _SHORTEST_SILENCE_S = 2.0
 _SERVER_HEADERS = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
@@ -40,10 +42,10 @@ _SERVER_HEADERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Replies to one batched get. `next_seq` is where the next one goes on; None when the stream
-    has nothing more.
+    """Replies to one batched get. `next_seq` is where the next one continues; None if the stream
+    has no more messages.
 
-    `size_bytes` counts bodies and headers, of messages that nobody can read too.
+    `size_bytes` counts bodies and headers, including those of unreadable messages.
     """
 
     messages: list[StoredMessage]
@@ -53,8 +55,8 @@ class Page:
 
 
 def stored_message(stream: str, subject: str, seq: int, stored_at: float, body: bytes, headers: Mapping[str, str]) -> StoredMessage:
-    """A message in the interface's words. One whose headers were not parsed has no payload, and a
-    size that nobody allows.
+    """A message as the interface represents it. If its headers were not parsed it has no payload,
+    and a size above every limit.
     """
     oversized = OVERSIZED_HEADER in headers
     return StoredMessage(
@@ -69,8 +71,8 @@ def stored_message(stream: str, subject: str, seq: int, stored_at: float, body: 
 
 
 def parse_reply(stream: str, reply: Any) -> StoredMessage | None:
-    """The message in a direct get's reply; None for a status, or if a foreign publisher's headers
-    made it unreadable.
+    """The message in the reply to a direct get; None for a status, or if a foreign publisher's
+    headers made it unreadable.
     """
     headers = reply.headers or {}
     try:
@@ -87,7 +89,7 @@ def parse_reply(stream: str, reply: Any) -> StoredMessage | None:
 
 
 async def get(connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline) -> StoredMessage | None:
-    """One message by `{"seq": n}` or `{"last_by_subj": s}`."""
+    """One message, requested as `{"seq": n}` or `{"last_by_subj": s}`."""
     reply = await connection.request(
         f"{connection.options.api_prefix}.DIRECT.GET.{stream}",
         json.dumps(request).encode(),
@@ -100,8 +102,8 @@ async def get(connection: Connection, stream: str, request: Mapping[str, Any], d
 async def read(
     connection: Connection, stream: str, start_seq: int, max_messages: int, deadline: Deadline, max_bytes: int = READ_BYTES
 ) -> list[StoredMessage]:
-    """Up to `max_messages` at or after `start_seq`, ending with the one by which `max_bytes` are
-    reached, or at the deadline.
+    """Up to `max_messages` at or after `start_seq`, ending with the one that reaches `max_bytes`,
+    or at the deadline.
     """
     found: list[StoredMessage] = []
     held_bytes, position = 0, max(1, start_seq)
@@ -124,8 +126,9 @@ async def read(
 async def batch(
     connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline, max_bytes: int = REPLY_BYTES
 ) -> Page:
-    """One batched get, which ends with the message by which `max_bytes` are reached. An interrupted
-    one returns what came in unbroken order, if anything did; else it is tried again."""
+    """One batched get, which ends with the message that reaches `max_bytes`. If it is interrupted,
+    it returns the unbroken sequence of messages that arrived, or is retried if there is none.
+    """
     body = json.dumps({**request, "max_bytes": max_bytes}).encode()
     reason = "not connected"
     while not deadline.passed and await connection.until_connected(deadline):
@@ -142,8 +145,9 @@ async def batch(
 
 
 async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline, max_bytes: int = REPLY_BYTES) -> Page | None:
-    """The replies to one batched get, up to the status that ends it. One that has more than was
-    asked for, which no server of ours sends, ends there."""
+    """The replies to one batched get, up to the status that ends it. Also stops if there are more
+    than were requested, which an honest server does not send.
+    """
     messages: list[StoredMessage] = []
     previous: int | None = 0
     size_bytes = 0
@@ -151,8 +155,8 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline,
         if size_bytes > _SENT_MOST * max_bytes + LARGEST_MESSAGE_BYTES:
             break
         try:
-            # Half of what is left: a large message on a slow line has time, and a lost request can
-            # be made again.
+            # Half of the remaining time: a large message on a slow line has time to arrive, and a
+            # lost request can be repeated.
             silence_s = min(max(_SHORTEST_SILENCE_S, deadline.left_s / 2), deadline.left_s)
             async with asyncio.timeout(silence_s):
                 reply = await replies.get()
@@ -186,7 +190,7 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline,
 
 
 def _header_bytes(headers: Mapping[str, str]) -> int:
-    """Size of a message's headers, whether they were parsed or left out."""
+    """Size of a message's headers, whether or not they were parsed."""
     return int(headers.get(OVERSIZED_HEADER, 0)) + sum(map(len, headers.values()))
 
 

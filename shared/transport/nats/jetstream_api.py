@@ -1,9 +1,9 @@
 """JetStream's JSON API: requests, typed errors, creating and updating streams and consumers, and
 reading their state.
 
-Sources: https://docs.nats.io/reference/reference-protocols/nats_api_reference, server's
+Sources: https://docs.nats.io/reference/reference-protocols/nats_api_reference, and the server's
 `errors.json` for the error codes. Since 2.12 the server refuses unknown fields, so requests contain
-only fields that the server returned or that we know.
+only fields that the server returned or that are known to exist.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 NO_MESSAGE_FOUND = frozenset({10037, 10043, 10057})
 SUBJECTS_OVERLAP = 10065
 PROTECTIONS = ("num_replicas", "max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "duplicate_window")
-"""Settings in which less means that messages, or copies of them, go away."""
+"""Settings that, when lowered, delete messages or copies of them."""
 SECONDS = {"max_age": "max_age_s", "duplicate_window": "duplicate_window_s"}
-"""Those that the server has in nanoseconds, and what they are called in seconds."""
+"""Settings that the server has in nanoseconds, with their names in seconds."""
 _KEY_HEADERS_BYTES = 1024
-"""More than a write of ours has."""
+"""More than the headers of one of our writes need."""
 
 
 class ApiError(TransportError):
@@ -54,15 +54,15 @@ class ApiError(TransportError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may succeed later: the server is starting, electing a leader or
-        overrun.
+        """Whether the same request may succeed later, because the server is starting, electing a
+        leader or overloaded.
         """
         return self.code in (429, 503)
 
 
 async def call(connection: Connection, subject: str, request: Mapping[str, Any] | None, deadline: Deadline, what: str) -> Any:
-    """One request of the JSON API. Raises ApiError, or NotConnected when nobody answers before the
-    deadline.
+    """Make one request of the JSON API. Raises ApiError, or NotConnected if nobody answers before
+    the deadline.
     """
     body = b"" if request is None else json.dumps(request).encode()
     while True:
@@ -77,8 +77,8 @@ async def call(connection: Connection, subject: str, request: Mapping[str, Any] 
 
 
 def stream_config(spec: StreamSpec) -> dict[str, Any]:
-    """`spec` in the server's words. Direct reads are always allowed, rollups never (one could wipe
-    a stream).
+    """`spec` in the server's format. Direct reads are always allowed, rollups never, because a
+    rollup could delete a whole stream.
     """
     window_s = min(spec.duplicate_window_s, spec.max_age_s) if spec.max_age_s > 0 else spec.duplicate_window_s
     return {
@@ -103,8 +103,8 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
 
 
 def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int, max_value_bytes: int = 0) -> dict[str, Any]:
-    """A key-value bucket as a stream (ADR-8), without rollups: nobody needs to purge a key here.
-    A message's size counts its headers.
+    """A key-value bucket as a stream (ADR-8), without rollups, because nobody needs to purge a key
+    here. A message's size includes its headers.
     """
     return {
         "name": bucket_stream(bucket),
@@ -127,8 +127,8 @@ def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int, max_va
 
 
 def drift(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """Names of the settings in which a stream differs from what is wanted. The server leaves out
-    what is empty.
+    """Names of the settings in which a stream differs from what is wanted. The server omits empty
+    values.
     """
 
     def differs(key: str) -> bool:
@@ -141,7 +141,7 @@ def drift(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
 
 
 def _in_seconds(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A stream's settings, with durations as a person reads them."""
+    """A stream's settings, with durations in seconds for people to read."""
     return {**config, **{shown: config[key] / NANOSECONDS for key, shown in SECONDS.items() if config.get(key)}}
 
 
@@ -150,7 +150,7 @@ def _would_lower(wanted: Mapping[str, Any], actual: Mapping[str, Any], higher: S
 
 
 async def _look(connection: Connection, wanted: Mapping[str, Any], deadline: Deadline) -> None:
-    """Raises WouldLower where an update would lower a protection; changes nothing."""
+    """Raises WouldLower if an update would lower a protection; changes nothing."""
     name = wanted["name"]
     try:
         actual = (await call(connection, f"STREAM.INFO.{name}", None, deadline, f"stream {name}"))["config"]
@@ -163,8 +163,8 @@ async def _look(connection: Connection, wanted: Mapping[str, Any], deadline: Dea
 
 
 async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lowering: Lowering = Lowering.APPLY) -> None:
-    """Create the stream or update what differs. Settings that `wanted` does not name stay as an
-    operator left them.
+    """Create the stream, or update the settings that differ. Settings that `wanted` does not name
+    stay as an operator left them.
 
     Raises:
         WouldLower: the update would lower a protection and `lowering` refuses that.
@@ -210,7 +210,7 @@ async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lower
 
 
 async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerSpec) -> None:
-    """Create the durable pull consumer or update it."""
+    """Create or update the durable pull consumer."""
     config: dict[str, Any] = {
         "name": spec.name,
         "durable_name": spec.name,
@@ -235,14 +235,14 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerSpe
 
 
 async def stream_state(connection: Connection, stream: str) -> StreamState:
-    """Fill of a stream."""
+    """State of a stream."""
     answer = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(READ_TIMEOUT_S), f"stream {stream}")
     state = answer["state"]
     return StreamState(state["first_seq"], state["last_seq"], state["messages"], state["bytes"], _unix_time(answer.get("ts")))
 
 
 async def counts(connection: Connection, stream: str, subject: str) -> Mapping[str, int]:
-    """Messages of a stream by subject, of those that match: the first page of the server's list."""
+    """Messages of a stream by matching subject: the first page of the server's list."""
     request = {"subjects_filter": subject}
     answer = await call(connection, f"STREAM.INFO.{stream}", request, Deadline(READ_TIMEOUT_S), f"subjects of stream {stream}")
     return {str(name): int(count) for name, count in (answer["state"].get("subjects") or {}).items()}
@@ -263,12 +263,12 @@ async def consumer_state(connection: Connection, stream: str, consumer: str) -> 
 
 
 async def purge(connection: Connection, stream: str, first_kept: int) -> None:
-    """Forget the messages before sequence `first_kept`."""
+    """Delete the messages before sequence `first_kept`."""
     await call(connection, f"STREAM.PURGE.{stream}", {"seq": first_kept}, Deadline(READ_TIMEOUT_S), f"purge of stream {stream}")
 
 
 async def delete_message(connection: Connection, stream: str, seq: int) -> None:
-    """Forget one message. One that is not there is no error."""
+    """Delete one message. A missing one is not an error."""
     subject, what = f"STREAM.MSG.DELETE.{stream}", f"delete of {seq} in stream {stream}"
     try:
         await call(connection, subject, {"seq": seq}, Deadline(READ_TIMEOUT_S), what)

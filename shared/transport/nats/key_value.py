@@ -1,6 +1,6 @@
-"""Small shared state in key-value buckets on a server, by direct get and plain publishes.
+"""Key-value buckets on a server, by direct get and plain publishes.
 
-A watch has no consumer on the server, so none can be lost: it subscribes to the bucket's subject as
+A watch has no consumer on the server, so none can be lost. It subscribes to the bucket's subject as
 a hint that something was written, reads the value by direct get, and also reads every few seconds.
 """
 
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 KV_TIMEOUT_S = 5.0
 _STORED_SOON_S = (0.0, 0.01, 0.05, 0.2)
-"""A hint may arrive before the value is stored: when to look."""
+"""A hint may arrive before the value is stored; these are the delays before reading."""
 
 
 class NatsKeyValue:
@@ -66,7 +66,7 @@ class NatsKeyValue:
         return keys.entry(bucket, found)
 
     async def put(self, bucket: str, key: str, value: bytes) -> int:
-        """Write, last writer wins."""
+        """Write unconditionally."""
         return await self._write(bucket, key, value, {})
 
     async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
@@ -74,8 +74,8 @@ class NatsKeyValue:
         return await self._write(bucket, key, value, {"Nats-Expected-Last-Subject-Sequence": str(last_revision)})
 
     async def all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
-        """Newest value of every key that starts with `prefix`, in one request where the bucket has
-        up to 1024 keys.
+        """Newest value of every key that starts with `prefix`, in one request if the bucket has at
+        most 1024 keys.
         """
         stream, deadline = keys.bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
         stem = prefix[: prefix.rfind(".") + 1]
@@ -91,11 +91,11 @@ class NatsKeyValue:
         return sorted((entry for entry in found if entry and entry.key.startswith(prefix)), key=lambda entry: entry.key)
 
     async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
-        """The keys written last, newest first, and how many others the bucket holds.
+        """The keys written last, newest first, and the number of other keys in the bucket.
 
-        Reads a window of `limit` sequences at the end, or everything where that is no more. A
-        bucket that also holds older values of its keys, or whose keys were mostly rewritten, gives
-        fewer entries than `limit`.
+        Reads a window of `limit` sequences at the end, or everything if that is no more. A bucket
+        that also holds older values of its keys, or whose keys were mostly rewritten, gives fewer
+        entries than `limit`.
         """
         stream, fill = keys.bucket_stream(bucket), await self._fill(bucket)
         first = fill.first_seq if fill.messages <= limit else max(fill.first_seq, fill.last_seq - limit + 1)
@@ -105,7 +105,7 @@ class NatsKeyValue:
         return sorted(entries, key=lambda found: -found.revision), max(0, fill.messages - len(messages))
 
     async def watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
-        """Each new value of `key`, the present one first."""
+        """Each new value of `key`, beginning with the present one."""
         revision, hinted = 0, asyncio.Event()
         hints = _Hints(self._connection, keys.subject(bucket, key), hinted)
         try:
@@ -127,8 +127,8 @@ class NatsKeyValue:
             await hints.stop()
 
     async def _look(self, bucket: str, key: str, revision: int) -> KvEntry | None:
-        """The value if it is new. An older revision is a replica that lags, unless the bucket was
-        made anew.
+        """The value if it is new. An older revision comes from a replica that lags, unless the
+        bucket was created again.
         """
         try:
             found = await self.get(bucket, key)
@@ -149,8 +149,8 @@ class NatsKeyValue:
         if len(value) > limit:
             raise TooLarge(f"bucket {bucket}: values up to {limit} bytes, {key} has {len(value)}: use a stream")
         headers["Nats-Msg-Id"] = uuid.uuid4().hex
-        # A leaf server keeps plain `$KV.` subjects to itself: into another domain they go by way of
-        # its API.
+        # A leaf server keeps plain `$KV.` subjects to itself; writes to another domain go through
+        # its API prefix.
         options = self._connection.options
         subject = f"{options.api_prefix}.{keys.subject(bucket, key)}" if options.domain else keys.subject(bucket, key)
         deadline = Deadline(KV_TIMEOUT_S)
@@ -158,7 +158,9 @@ class NatsKeyValue:
 
 
 class _Hints:
-    """A subscription that sets an event, renewed when the connection's client was replaced."""
+    """A subscription that sets an event. It is renewed when the connection's client was
+    replaced.
+    """
 
     def __init__(self, connection: Connection, subject: str, hinted: asyncio.Event) -> None:
         self._connection = connection

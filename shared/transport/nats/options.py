@@ -1,4 +1,4 @@
-"""Where a NATS server is, and how this process authenticates."""
+"""Address and credentials of a connection to a NATS server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to reach a server. Secrets are files, never values."""
+    """How to reach a server. Secrets are given as files, never as values."""
 
     url: str
     name: str
@@ -16,7 +16,7 @@ class Options:
     ca_file: str | None = None
     inbox_prefix: str = "_INBOX"
     domain: str = ""
-    """JetStream domain behind the server: the hub's, for a client of a leaf server. Empty: the
+    """JetStream domain behind the server; for a client of a leaf server, the hub's. Empty: the
     server's own.
     """
 
@@ -32,7 +32,5 @@ class Options:
 
     @property
     def demands_tls(self) -> bool:
-        """Whether this connection must be encrypted: it was given an authority or a `tls://`
-        url.
-        """
+        """Whether this connection must be encrypted: it has an authority file or a `tls://` url."""
         return self.ca_file is not None or any(url.startswith("tls://") for url in self.servers)

@@ -1,8 +1,8 @@
-"""nats-py's parser with bounds: what a server announces, or leaves without an end, is not waited
-for with all of this machine's memory.
+"""nats-py's parser with limits, so that announced or unterminated data cannot use up this machine's
+memory.
 
-A hub's operator, or anybody between where a connection is not encrypted, says how long a message
-will be before it sends it, and nats-py 2.16 gathers as much as was said.
+A hub's operator, or anybody in between if a connection is not encrypted, announces how long a
+message will be before sending it, and nats-py 2.16 buffers as much as was announced.
 """
 
 from __future__ import annotations
@@ -15,27 +15,33 @@ from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 LARGEST_MESSAGE_BYTES = 64 * 1024 * 1024
 """nats-server takes no larger `max_payload`."""
 USUAL_MESSAGE_BYTES = 8 * 1024 * 1024
-"""Taken whatever this server announces: a message may come from another server of the cluster or
-behind a leaf, or be stored from before `max_payload` was lowered. It is what our servers take."""
+"""Accepted whatever this server announces, because a message may come from another server of the
+cluster or behind a leaf, or may have been stored before `max_payload` was lowered. It is the limit
+of our servers.
+"""
 HEADER_ROOM_BYTES = 64 * 1024
-"""What a server may add to a message that it has stored: subject, sequence and time, and the
-subject of a message has as much room as a control line."""
+"""Room for what a server adds to a stored message: subject, sequence and time. The subject may be
+as long as a control line.
+"""
 LINE_BYTES = 32 * 1024
-"""Of a control line; nats-server's own limit is 4 KiB, but for the `INFO` of a large cluster."""
+"""Longest control line. nats-server's own limit is 4 KiB, except for the `INFO` of a large
+cluster.
+"""
 
 
 class ServerMisbehaves(nats.errors.ProtocolError):  # type: ignore[misc]
-    """The server sends what no server of ours sends; the message says what."""
+    """The server sends what no correct server sends; the message says what."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else "nats: protocol error"
 
 
 def largest_message_bytes(max_payload: object) -> int:
-    """The longest message to wait for, headers included. `max_payload`: what the server announced.
+    """The longest message to wait for, including headers. `max_payload`: as announced by the
+    server.
 
     Raises:
-        ServerMisbehaves: that is no size.
+        ServerMisbehaves: `max_payload` is not a size.
     """
     if not isinstance(max_payload, int) or isinstance(max_payload, bool) or max_payload < 1:
         raise ServerMisbehaves("the server's max_payload is no size in bytes")
@@ -43,11 +49,12 @@ def largest_message_bytes(max_payload: object) -> int:
 
 
 class BoundedParser(Parser):  # type: ignore[misc]
-    """Raises ServerMisbehaves instead of gathering without end. `nc` is the client."""
+    """Raises ServerMisbehaves instead of buffering without limit. `nc` is the client."""
 
     async def parse(self, data: bytes = b"") -> None:
-        """Take in what was read, one buffer of the connection at most, and pass on what is
-        complete. nats-py drops the connection after an error, without a word; so it is told here.
+        """Parse what was read, at most one buffer of the connection, and pass on what is complete.
+        nats-py drops the connection after an error without reporting it, so the error is reported
+        here.
         """
         try:
             try:
@@ -62,7 +69,7 @@ class BoundedParser(Parser):  # type: ignore[misc]
             raise
 
     def _check(self) -> None:
-        """What is waited for now: the rest of a message or of a line."""
+        """Check what is being waited for: the rest of a message or of a line."""
         if self.state != AWAITING_MSG_PAYLOAD:
             if len(self.buf) > LINE_BYTES:
                 raise ServerMisbehaves(f"a line of the server goes on after {LINE_BYTES} bytes")
@@ -75,9 +82,7 @@ class BoundedParser(Parser):  # type: ignore[misc]
 
 
 def checked_info(info: Any) -> dict[str, Any]:
-    """What a server says of itself, with a `max_payload` that may be believed. Raises
-    ServerMisbehaves.
-    """
+    """The server's INFO, with a plausible `max_payload`. Raises ServerMisbehaves."""
     if not isinstance(info, dict):
         raise ServerMisbehaves("the server's INFO is no object")
     if "max_payload" in info:

@@ -53,18 +53,18 @@ class NatsDelivery:
 
     @property
     def deliveries(self) -> int:
-        """How many times it was handed out, this time included."""
+        """How many times it was delivered, including this time."""
         return self._deliveries
 
     async def ack(self) -> None:
-        """Done, confirmed by the server. Without a confirmation in time it is logged and will be
-        handed out again.
+        """Acknowledge, confirmed by the server. Without a confirmation in time this is logged, and
+        the message will be delivered again.
         """
         if await self._settle(b"+ACK"):
             self._on_settled(self._message)
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        """Give it back."""
+        """Return the message to the queue."""
         await self._settle(b"-NAK" if delay_s <= 0 else b'-NAK {"delay": %d}' % round(delay_s * NANOSECONDS))
 
     async def in_progress(self) -> None:
@@ -124,7 +124,7 @@ async def _pull(
     deadline: Deadline,
     on_settled: Callable[[StoredMessage], None],
 ) -> tuple[list[NatsDelivery], bool]:
-    """One pull: its deliveries, and whether there was no consumer to ask."""
+    """One pull: its deliveries, and whether the consumer was missing."""
     epoch, found, replies = connection.epoch, list[NatsDelivery](), asyncio.Queue[Any]()
     request = {"batch": max_messages, "no_wait": True, "expires": max(1, round(deadline.left_s * NANOSECONDS))}
     try:
@@ -132,8 +132,8 @@ async def _pull(
             f"{connection.options.api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(request).encode()
         ) as replies:
             while len(found) < max_messages:
-                # Beyond the deadline: the server ends the pull, and what it sent at the last moment
-                # is still taken.
+                # Wait beyond the deadline: the server ends the pull, and what it sent at the last
+                # moment is still received.
                 wait_s = _SLICE_S if found else min(_SLICE_S, deadline.left_s + 0.1)
                 try:
                     async with asyncio.timeout(wait_s):
@@ -147,7 +147,7 @@ async def _pull(
                 delivery = _delivery(connection, stream, reply, on_settled)
                 if delivery is None:
                     status = (reply.headers or {}).get("Status")
-                    if status == "409":  # "Consumer Deleted", "Leadership Change", "Server Shutdown": the next pull will tell
+                    if status == "409":  # "Consumer Deleted", "Leadership Change", "Server Shutdown": the next pull will show
                         await asyncio.sleep(min(0.1, deadline.left_s))
                     return found, not found and status == "503"
                 found.append(delivery)
@@ -162,8 +162,8 @@ async def _pull(
 
 
 def _delivery(connection: Connection, stream: str, reply: Any, on_settled: Callable[[StoredMessage], None]) -> NatsDelivery | None:
-    """The delivery in a reply, or None for a status. The acknowledgement subject holds the numbers,
-    in two formats (ADR-15).
+    """The delivery in a reply, or None for a status. The acknowledgement subject contains the
+    numbers, in two formats (ADR-15).
     """
     tokens = reply.reply.split(".")
     if tokens[:2] != ["$JS", "ACK"]:

@@ -19,13 +19,13 @@ from shared.transport.nats.connection import Connection
 async def store(
     connection: Connection, subject: str, payload: bytes, stream: str, headers: Mapping[str, str], deadline: Deadline
 ) -> PubAck:
-    """Store a message that fits the server. `headers` hold its `Nats-Msg-Id`, by which a second
-    attempt is known.
+    """Store a message that fits the server. `headers` contain its `Nats-Msg-Id`, by which the
+    server recognises a second attempt.
 
     Raises:
         Conflict: the sequence that the headers expect is not the last.
         StreamFull: a `discard_new` stream is at its limit.
-        TooLarge: the server says so.
+        TooLarge: the server refuses the size.
         NotConnected: no acknowledgement before the deadline.
     """
     told = {**headers, "Nats-Expected-Stream": stream}
@@ -36,7 +36,7 @@ async def store(
         except NotConnected as unanswered:
             if not connection.connected:
                 raise
-            hint = "if this goes on, see the server's log: where the disk is full it answers nothing until it is restarted"
+            hint = "if this persists, see the server's log: with a full disk it stops answering until it is restarted"
             raise NotConnected(f"{unanswered}: {hint}") from None
         answer: dict[str, Any] = json.loads(reply.data)
         if "error" not in answer:
@@ -58,8 +58,8 @@ async def store(
 async def _ours_or_conflict(
     connection: Connection, stream: str, subject: str, headers: Mapping[str, str], error: api.ApiError
 ) -> PubAck:
-    """The server compares sequences before it looks for duplicates: an earlier attempt may be what
-    we lost against.
+    """The server compares sequences before it looks for duplicates, so an earlier attempt of this
+    call may have caused the conflict.
     """
     expected = headers.get("Nats-Expected-Last-Sequence")
     request = {"last_by_subj": subject} if expected is None else {"seq": int(expected) + 1}

@@ -1,4 +1,4 @@
-"""nats-py's TCP connection, whose end does not depend on the other side."""
+"""nats-py's TCP connection, which can be closed without the other side's cooperation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from nats.aio.transport import TcpTransport
 
 CLOSING_S = 1.0
-"""How long what is unsent may still be sent, and the end of TLS be acknowledged."""
+"""How long unsent bytes may still be sent and the end of TLS be acknowledged."""
 
 
 class PromptTransport(TcpTransport):  # type: ignore[misc]
-    """nats-py's `wait_closed` has no limit: a server that takes nothing more keeps it as long as
-    there are unsent bytes, and after a failed TLS handshake nothing ends it, because asyncio took
-    the connection from the object that it waits for.
+    """Closes within a limit. nats-py's `wait_closed` has none: a server that accepts nothing more
+    holds it as long as there are unsent bytes, and after a failed TLS handshake nothing ends it,
+    because asyncio took the connection from the object that it waits for.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class PromptTransport(TcpTransport):  # type: ignore[misc]
         self._aborted = False
 
     async def connect_tls(self, *args: Any, **kwargs: Any) -> None:
-        """Turn the connection to TLS; there is none any more where that fails."""
+        """Switch the connection to TLS. If that fails, the connection is gone."""
         try:
             await super().connect_tls(*args, **kwargs)
         except BaseException:
@@ -30,7 +30,7 @@ class PromptTransport(TcpTransport):  # type: ignore[misc]
             raise
 
     async def wait_closed(self) -> None:
-        """Wait for the end after `close`, which comes within `CLOSING_S`."""
+        """Wait for the connection to close after `close`, at most `CLOSING_S`."""
         if self._aborted:
             return
         try:
@@ -42,7 +42,7 @@ class PromptTransport(TcpTransport):  # type: ignore[misc]
             self.abort()
 
     def abort(self) -> None:
-        """End the connection now, with what is unsent."""
+        """End the connection now and drop unsent bytes."""
         self._aborted = True
         for writer in (self._io_writer, self._bare_io_writer):
             if writer is not None:

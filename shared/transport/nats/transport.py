@@ -49,13 +49,13 @@ class NatsTransport:
 
     @property
     def certificate_expires_at(self) -> float | None:
-        """Unix time at which the server's certificate runs out; None without TLS."""
+        """Unix time at which the server's certificate expires; None without TLS."""
         client = self._connection.client
         return None if client is None else client.certificate_expires_at
 
     @property
     def counters(self) -> Counters:
-        """Reconnects, errors and the like since the connection was opened."""
+        """Counts of reconnects, errors and the like since the connection was opened."""
         return self._connection.counters
 
     @property
@@ -69,8 +69,8 @@ class NatsTransport:
         await self._connection.close()
 
     async def ensure_stream(self, spec: StreamSpec, lowering: Lowering = Lowering.APPLY) -> None:
-        """Create or update the stream and its companion for blobs; sweep chunks that no message
-        refers to.
+        """Create or update the stream and its companion for blobs, and delete chunks that no
+        message refers to.
         """
         await api.ensure_stream(self._connection, api.stream_config(spec), lowering)
         self._bounds.forget(spec.name)
@@ -115,7 +115,7 @@ class NatsTransport:
         try:
             ack = await storing.store(self._connection, subject, b"", stream, extra, deadline)
         except NotConnected:
-            raise  # it may have been stored: its chunks stay
+            raise  # the message may have been stored, so its chunks stay
         except TransportError:
             self._chunks.drop_later(stream, reference.chunks)
             raise
@@ -132,7 +132,7 @@ class NatsTransport:
         return await blobs.payload(self._chunks, message)
 
     async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
-        """Messages at or after `start_seq`, by batched direct get; at most 64 MiB at once."""
+        """Messages at or after `start_seq`, by batched direct get; at most 64 MiB per call."""
         return await direct.read(self._connection, stream, start_seq, max_messages, Deadline(timeout_s))
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
@@ -146,7 +146,7 @@ class NatsTransport:
         return await direct.get(self._connection, stream, {"last_by_subj": subject}, Deadline(api.READ_TIMEOUT_S))
 
     async def stream_state(self, stream: str) -> StreamState:
-        """Fill of a stream."""
+        """State of a stream."""
         return await api.stream_state(self._connection, stream)
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
@@ -158,21 +158,21 @@ class NatsTransport:
         return await api.consumer_state(self._connection, stream, consumer)
 
     async def purge(self, stream: str, up_to_seq: int) -> None:
-        """Forget messages up to `up_to_seq`, and chunks that belonged to them."""
+        """Delete messages up to `up_to_seq`, and their chunks."""
         if up_to_seq < 1:
             return
         await api.purge(self._connection, stream, up_to_seq + 1)
         await self._chunks.sweep_if_any(stream)
 
     async def delete(self, stream: str, seq: int) -> None:
-        """Forget one message and its chunks."""
+        """Delete one message and its chunks."""
         message = await self.get(stream, seq)
         await api.delete_message(self._connection, stream, seq)
         if message is not None:
             await blobs.drop_of(self._chunks, message)
 
     async def _drop_unless_ours(self, stream: str, seq: int, reference: Reference) -> None:
-        """Of a message that was there already, the chunks stored again are dropped."""
+        """If the message was already stored, delete the chunks that were stored again."""
         stored = await self.get(stream, seq)
         if stored is None or stored.headers.get(BLOB_HEADER) != reference.header():
             self._chunks.drop_later(stream, reference.chunks)
