@@ -17,6 +17,9 @@ DEAREST = (
     "tests/engines",
     "tests/integration/test_model_import_smollm2.py",
     "tests/e2e/test_swarm.py",
+    "tests/integration/test_verifier_scoring_cost.py",
+    "tests/monitoring/test_rules_in_promtool.py",
+    "tests/integration/test_verifier_trust.py",
     "tests/integration/test_up.py",
     "tests/monitoring/test_real_prometheus.py",
     "tests/chaos/test_chaos_node.py",
@@ -38,7 +41,9 @@ DEAREST = (
     "tests/integration/test_foreign_lane_taken_over.py",
     "tests/integration/test_foreign_text_cli.py",
     "tests/integration/test_nats_permissions.py",
-    "tests/monitoring/test_rules_in_promtool.py",
+    "tests/integration/test_verifier_service.py",
+    "tests/integration/test_task_audit.py",
+    "tests/integration/test_verifier_sandbox.py",
 )
 """Files of half a minute and more on two cores, the longest first: `make test` names the longest
 tests at its end. `tests/engines` is one piece, because its files share engines that take a quarter

@@ -28,8 +28,8 @@ from shared.transport.base import KvEntry, Transport
 SILENT_S = 30.0
 """An entry that is not renewed for this long belongs to nobody; three periods of `reports`."""
 TWIN_LOOKS = 3
-"""Looks in a row at an entry of this node's key that none of its verifiers wrote. A single one may be
-another verifier of this node that has not recorded it yet.
+"""Looks in a row at an entry of this node's key that none of its verifiers wrote. A single one may
+be another verifier of this node that has not recorded it yet.
 """
 
 
