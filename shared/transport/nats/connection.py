@@ -75,9 +75,7 @@ class Connection:
         return self.max_payload_bytes - _HEADERS_BYTES
 
     async def open(self, timeout_s: float) -> None:
-        """Connect. Raises NotConnected after `timeout_s`, AccessDenied when every server of the url
-        refuses.
-        """
+        """Connect. Raises NotConnected after `timeout_s`, AccessDenied if every server refuses."""
         if any(url.startswith(("ws://", "wss://")) for url in self.options.servers):
             # Over a websocket nats-py accepts frames of any size, before its parser can check them.
             raise AccessDenied(f"{self.options.url}: websockets are not supported: use a nats:// or tls:// address")
