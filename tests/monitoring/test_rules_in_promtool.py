@@ -33,9 +33,29 @@ def test_prometheus_takes_the_rules() -> None:
     assert "SUCCESS" in said and "duplicate" not in said, said
 
 
-def test_every_alert_fires_when_it_should_and_only_then() -> None:
+def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     assert CASES
-    _promtool("test", "rules", *CASES)
+    _promtool("test", "rules", *(_with_its_rules_alone(case, tmp_path) for case in CASES))
+
+
+def _with_its_rules_alone(case: Path, folder: Path) -> Path:
+    """The case with the alerts that it asks for and every recording rule. Promtool evaluates all
+    rules of a file at each minute of each case, and looks at no alert that the case does not name:
+    the others cost three quarters of its time and change nothing.
+    """
+    asked = yaml.safe_load(case.read_text())
+    named = {alert["alertname"] for test in asked["tests"] for alert in test.get("alert_rule_test", [])}
+    groups = []
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        rules = [rule for rule in group["rules"] if "record" in rule or rule["alert"] in named or "ALERTS" in rule["expr"]]
+        if rules:
+            groups.append({**group, "rules": rules})
+    kept = {group["name"] for group in groups}
+    (folder / f"{case.stem}.rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
+    asked["rule_files"] = [f"{case.stem}.rules.yaml"]
+    asked["group_eval_order"] = [name for name in asked.get("group_eval_order", []) if name in kept]
+    (folder / case.name).write_text(yaml.safe_dump(asked))
+    return folder / case.name
 
 
 def test_prometheus_takes_the_scrape_configuration_for_clusters_without_the_operator(tmp_path: Path) -> None:
