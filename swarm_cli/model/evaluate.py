@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -146,9 +148,11 @@ def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> tuple[list[Task
     from shared.tasks.file_source import with_rows
 
     try:
-        read = with_rows(sources)
-        check_specs(read)
-        return read, held_out_tasks(read, n, draw=draw)
+        # Some datasets print while they make a task (`bf` does). Standard output is for the report.
+        with contextlib.redirect_stdout(sys.stderr):
+            read = with_rows(sources)
+            check_specs(read)
+            return read, held_out_tasks(read, n, draw=draw)
     except TaskConfigError as error:
         raise CommandError(str(error)) from None
 
