@@ -32,7 +32,8 @@ from shared.model.base_policy import (
     supervise,
 )
 from shared.model.corpus import SEED_STRIDE, SUPERVISED_SEED, DemoTask, Example, held_out_questions, load_demo_tasks
-from shared.model.loading import load_causal_lm, load_tokenizer
+from shared.model.loading import load_causal_lm
+from shared.model.reading import load_tokenizer
 from shared.model.tokenizer import train_tokenizer
 from shared.tasks.held_out import HeldOut
 

@@ -25,8 +25,8 @@ from services.generator.engines import EngineError, SamplingParams, create_engin
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.contracts.messages import Task
-from shared.model.loading import load_tokenizer
 from shared.model.prompts import render_prompt
+from shared.model.reading import load_tokenizer
 from shared.runtime.errors import FatalError
 from shared.tasks import held_out_tasks
 

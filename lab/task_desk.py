@@ -14,7 +14,7 @@ from typing import Any
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
 from shared.contracts.messages import TaskRef
-from shared.model.loading import load_tokenizer, model_max_length
+from shared.model.reading import load_tokenizer, model_max_length
 from shared.tasks import HeldOut, held_out_tasks
 from shared.tasks.derive import Item, derive_item
 from shared.tasks.scoring import score_texts

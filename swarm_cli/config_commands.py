@@ -12,14 +12,14 @@ from pydantic import BaseModel
 
 from shared.config import ConfigError, NodeConfig, TaskSpec
 from shared.config.basic import BASIC
-from shared.config.sections import ModelSection
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.otel import tracing_problems
 from swarm_cli.chosen_config import ConfigOption, load_chosen, objective_problem, sources
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.key_files import key_file_problems
-from swarm_cli.local.base_model import TOY_POLICY, model_problem, toy_to_be_built
+from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
+from swarm_cli.model.facts import read_facts
 from swarm_cli.reachable import unreachable
 from swarm_cli.ruinous import ruinous_settings, ruinous_with_model
 from swarm_cli.toml_view import config_toml
@@ -82,17 +82,21 @@ def check(
         faults, node_config = error, error.rest
     objective = objective_problem(node_config)
     toy = toy_to_be_built(node_config)
+    # Tasks are made meanwhile.
+    model_facts = None if toy else read_facts(node_config.model)
     problems = [
         *([objective] if objective else []),
         *task_problems(node_config.tasks, node_config.eval.tasks),
         *key_file_problems(node_config),
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
-        *([] if toy else model_problems(node_config.model)),
     ]
     warnings = ruinous_settings(node_config)
-    if not toy and not problems:
-        warnings += ruinous_with_model(node_config, *facts_of(node_config.model))
+    if model_facts:
+        facts = model_facts()
+        problems += facts.problems
+        if not problems:
+            warnings += ruinous_with_model(node_config, facts.context_tokens, facts.has_chat_template)
     if connect:
         problems += asyncio.run(unreachable(node_config))
     if faults is None:  # else notes and warnings would be about defaults in place of what was meant
@@ -123,13 +127,6 @@ def tracker_problems(config: NodeConfig) -> list[str]:
     return tracking_problems(config)
 
 
-def facts_of(model: ModelSection) -> tuple[int, bool]:
-    """The model's context in tokens, and whether its tokenizer has a chat template."""
-    from shared.model.loading import load_tokenizer, model_max_length
-
-    return model_max_length(model), bool(load_tokenizer(model).chat_template)
-
-
 def task_problems(tasks: Sequence[TaskSpec], held_out: int) -> list[str]:
     """Read files and derive one task of each source, because some of reasoning-gym's settings fail
     only then. `held_out`: `eval.tasks`.
@@ -141,22 +138,5 @@ def task_problems(tasks: Sequence[TaskSpec], held_out: int) -> list[str]:
     try:
         check_specs(with_rows(tasks), held_out)
     except TaskError as error:
-        return [str(error)]
-    return []
-
-
-def model_problems(model: ModelSection) -> list[str]:
-    """Read the model's config and tokenizer (for a hub name, from the hub or its cache), but not
-    the weights.
-    """
-    problem = model_problem(model.path, model.revision)
-    if problem:
-        return [problem]
-    from shared.model.loading import ModelLoadError, load_tokenizer, model_max_length
-
-    try:
-        model_max_length(model)
-        load_tokenizer(model)
-    except ModelLoadError as error:
         return [str(error)]
     return []

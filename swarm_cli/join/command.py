@@ -20,7 +20,6 @@ from shared.config.sections import ModelSection
 from shared.identity.permissions import OBSERVER
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import check_objective
-from swarm_cli.config_commands import model_problems
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.given_token import given_invitation, given_text
@@ -39,6 +38,7 @@ from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
 from swarm_cli.local.run_note import note_of, write_note
 from swarm_cli.local.up import configured_base_port
+from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
 from swarm_cli.run_end import forget_end, write_end
 from swarm_cli.toml_view import config_toml
@@ -230,4 +230,4 @@ def prepare(
 
 def _model_problems(model: ModelSection, thoroughly: bool) -> list[str]:
     problem = model_problem(model.path, model.revision)
-    return [problem] if problem else model_problems(model) if thoroughly else []
+    return [problem] if problem else read_facts(model)().problems if thoroughly else []

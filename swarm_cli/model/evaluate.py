@@ -158,8 +158,8 @@ def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> tuple[list[Task
 
 
 def _prompts(model: str, revision: str, config: NodeConfig, tasks: Sequence[Task]) -> list[list[int]]:
-    from shared.model.loading import ModelLoadError, load_tokenizer
     from shared.model.prompts import render_prompt
+    from shared.model.reading import ModelLoadError, load_tokenizer
 
     try:
         tokenizer = load_tokenizer(ModelSection(path=model, revision=revision, system_prompt=config.model.system_prompt))

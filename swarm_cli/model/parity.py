@@ -60,9 +60,9 @@ def engine_parity(folder: str) -> Parity:
         ParityError: the engine or the trainer refuses the model.
     """
     from services.generator.engines import EngineError
-    from shared.model.loading import ModelLoadError, load_tokenizer
     from shared.model.prompts import render_prompt
     from shared.model.quiet_reading import library_cause
+    from shared.model.reading import ModelLoadError, load_tokenizer
 
     section = _section(folder)
     try:
