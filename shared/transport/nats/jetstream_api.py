@@ -256,8 +256,8 @@ async def stream_state(connection: Connection, stream: str) -> StreamState:
     what = f"stream {stream}"
     answer = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(READ_TIMEOUT_S), what)
     with readable(what):
-        figures = (count_of(answer["state"][name]) for name in ("first_seq", "last_seq", "messages", "bytes"))
-        return StreamState(*figures, _unix_time(answer.get("ts")))
+        first, last, messages, size = (count_of(answer["state"][name]) for name in ("first_seq", "last_seq", "messages", "bytes"))
+        return StreamState(first, last, messages, size, _unix_time(answer.get("ts")))
 
 
 async def counts(connection: Connection, stream: str, subject: str) -> Mapping[str, int]:
