@@ -38,11 +38,12 @@ def refuse_filled(folder: Path, purpose: str) -> None:
 
 
 @contextmanager
-def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
+def appearing_whole(folder: Path, *, replacing: bool = False, private: bool = False) -> Iterator[Path]:
     """A folder to fill that becomes `folder` when the block ends well, and vanishes otherwise.
 
     `replacing`: in the place of a folder that may hold something. Until the end it lies beside it
-    under a name that begins with a dot. Files are on the disk before the name is given.
+    under a name that begins with a dot. Files are on the disk before the name is given. `private`:
+    at no time may others than the owner look into it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Named first and made within the block: a signal that comes as soon as it is there takes it
@@ -52,7 +53,7 @@ def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
         staging.mkdir(mode=0o700)
         yield staging
         stop_if_asked()
-        _finish(staging)
+        _finish(staging, private=private)
         if replacing and folder.exists():
             shutil.rmtree(folder)
         elif folder.exists():
@@ -62,13 +63,13 @@ def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _finish(folder: Path) -> None:
+def _finish(folder: Path, *, private: bool) -> None:
     # The library that writes weights leaves them to their owner alone; services may run as another
     # user.
-    folder.chmod(0o755)
+    folder.chmod(0o700 if private else 0o755)
     for file in folder.rglob("*"):
         if file.is_file():
-            file.chmod(0o644)
+            file.chmod(0o600 if private else 0o644)
             descriptor = os.open(file, os.O_RDONLY)
             try:
                 os.fsync(descriptor)

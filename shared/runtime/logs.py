@@ -1,5 +1,5 @@
 """structlog for this project's lines and for those of libraries: console on a terminal, JSON
-otherwise, and always a file per process.
+otherwise, and always a file per process. No traceback has local variables in it.
 
 The terminal gets `log.level` and above; the file in the run's folder (`<role>.log`, JSON) gets
 everything from info on, so a quiet terminal loses nothing. Completions are never logged at info.
@@ -56,7 +56,8 @@ def configure_logging(
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.dict_tracebacks,
+            # Without local variables: a seed, a server's key or an answer may be in one.
+            structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(serializer=visible_json),
         ],
     )
@@ -65,8 +66,7 @@ def configure_logging(
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             _escape_all,
-            # Plain tracebacks: rich ones print every local variable, tensors and completions
-            # included.
+            # Plain tracebacks: rich ones print every local variable.
             structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_plain_traceback),
         ],
     )

@@ -41,7 +41,7 @@ from shared.runtime.naming import leased, lock_folder, take_lease
 from shared.runtime.otel import open_spans
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED, StatusBoard
-from shared.transport.base import AccessDenied, NotConnected, Transport
+from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 
 
 @dataclass
@@ -235,12 +235,15 @@ async def _open_node_plane(config: NodeConfig, role: str, place: str, log: Log) 
 
 
 async def _connect_swarm_plane(config: NodeConfig, log: Log) -> Transport | None:
+    swarm: Transport | None = None
     try:
         swarm = await connect_swarm_plane(config, "verifier", timeout_s=min(5.0, config.nats.connect_timeout_s))
         await prepare_swarm_streams(swarm, create=config.nats.create_streams, replicas=config.nats.swarm_replicas)
     except (AccessDenied, MissingStreams) as error:
         raise FatalError(f'{error}; or set nats.swarm_url = "none" to train alone') from None
-    except NotConnected as error:
+    except TransportError as error:  # away, full, or it answers what nobody can read: no reason to stop
         log.warning("swarm_plane_away", reason=str(error), consequence="training alone until it is back")
+        if swarm is not None:
+            await swarm.close()
         return None
     return swarm

@@ -173,6 +173,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "text/plain; charset=utf-8", b"there is nothing here\n")
 
     def _asked_here(self) -> bool:
+        """Not by another site's page, which could have its visitor's browser ask for group after
+        group as if they were pictures; a link there may lead here.
+        """
+        if self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and self.headers.get("Sec-Fetch-Dest") != "document":
+            return False
         origin = self.headers.get("Origin")
         hosts = {(self.headers.get("Host") or "").rpartition(":")[0]}
         if origin is not None:

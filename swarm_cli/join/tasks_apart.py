@@ -15,6 +15,7 @@ import sys
 
 from shared.config import NodeConfig, TaskSpec
 from swarm_cli.config_commands import task_problems
+from swarm_cli.own_modules import own_modules
 
 DEADLINE_S = 20.0
 _READY = b"ready\n"
@@ -40,7 +41,7 @@ def problems_within(config: NodeConfig, deadline_s: float = DEADLINE_S) -> list[
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         bufsize=0,
-        env=os.environ | {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
+        env=os.environ | own_modules() | {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
     ) as process:
         try:
             assert process.stdout is not None

@@ -47,7 +47,10 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
 
 def options_in(command: str) -> Given:
     """The options of a `swarm up` as its note has it; none where it is another command."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation without an end: no `swarm up` wrote it
+        words = []
     if words[:3] != ["swarm", "up", "--run"]:
         return Given()
     pairs = list(zip(words[4::2], words[5::2], strict=False))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from swarm_cli.local.output import Output
 from swarm_cli.local.supervisor import Beside, Outcome, run_supervised
+from swarm_cli.own_modules import own_modules
 from swarm_cli.run_end import STOPPED_BY_SIGNAL
 
 GRACE_S = 180.0
@@ -57,4 +58,4 @@ def _with_own_python_first(environment: Mapping[str, str]) -> dict[str, str]:
     """
     own = str(Path(sys.executable).parent)
     path = environment.get("PATH", os.defpath)
-    return {**environment, "PATH": f"{own}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}
+    return {**environment, **own_modules(), "PATH": f"{own}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}

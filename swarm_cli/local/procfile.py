@@ -127,16 +127,16 @@ def _environment(layout: Layout, position: int) -> str:
         (
             f'SWARM_CONFIG="{_fallback("SWARM_CONFIG", str(shown(layout.config)))}"',
             "SWARM_NODE__RUN=${SWARM_NODE__RUN:-honcho}",
-            f"SWARM_NATS__NODE_URL={layout.url}",
-            f"SWARM_NATS__SWARM_URL=${{SWARM_NATS__SWARM_URL:-{layout.url}}}",
+            f"SWARM_NATS__NODE_URL={shlex.quote(layout.url)}",
+            f'SWARM_NATS__SWARM_URL="{_fallback("SWARM_NATS__SWARM_URL", layout.url)}"',
             f"SWARM_HTTP__BASE_PORT={layout.http_base_port(position)}",
         )
     )
 
 
 def _fallback(variable: str, value: str) -> str:
-    """For between double quotes: the variable's value, or this one where it is not set. A path may
-    have any characters.
+    """For between double quotes: the variable's value, or this one where it is not set. A path, or
+    the address in a run's note, may have any characters.
     """
     escaped = re.sub(r'[$`"}\\]', r"\\\g<0>", value)
     return f"${{{variable}:-{escaped}}}"

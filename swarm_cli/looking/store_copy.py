@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -109,12 +110,30 @@ def _copy(folder: Path, place: Path) -> None:
     try:
         for stream in (folder / STORE).glob("*/streams/*"):
             if not stream.name.endswith(_NOT_COPIED):
-                shutil.copytree(stream, place / stream.relative_to(folder), copy_function=_share_or_copy)
+                _refuse_foreign(folder / STORE, stream)
+                target = place / stream.relative_to(folder)
+                shutil.copytree(stream, target, copy_function=_share_or_copy, ignore=_refuse_foreign_in)
     except (OSError, shutil.Error) as error:
         if _lock_state(folder) == before:
             raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {str(error)[:400]}") from None
     if _lock_state(folder) != before or holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} was started while it was copied: look at it as it runs, without --run")
+
+
+def _refuse_foreign(store: Path, path: Path) -> None:
+    """A server's store has files and folders alone. In a run that somebody else made a link could
+    lead anywhere, and a pipe is never read to its end. Raises CommandError.
+    """
+    for each in (path, *(above for above in path.parents if above.is_relative_to(store) and above != store)):
+        kind = each.lstat().st_mode
+        if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
+            raise CommandError(f"{each} is a link, a pipe or a device, which no NATS server made: whose run is this?")
+
+
+def _refuse_foreign_in(folder: str, names: list[str]) -> list[str]:
+    for name in names:
+        _refuse_foreign(Path(folder), Path(folder) / name)
+    return []
 
 
 def _share_or_copy(source: str, target: str) -> str:

@@ -14,10 +14,11 @@ import typer
 
 from shared.config import NodeConfig
 from shared.transport.base import NotConnected
+from swarm_cli.console import note as tell
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.store_copy import STORE, StartedMeanwhile, server_on_copy
 from swarm_cli.run_end import RunEnd, read_end
-from swarm_cli.running import only_running, read_note, running_runs, servers
+from swarm_cli.running import RunNote, only_running, read_note, running_runs, servers
 
 _LISTENS_S = 2.0
 LookRunOption = Annotated[
@@ -94,15 +95,33 @@ def _named(config: NodeConfig, folder: Path, swarm_url: str, *, only_here: bool)
         swarm = swarm_url or note.swarm_url
         yield Target(note.node_url, None if swarm == "none" else swarm, folder.name)
     elif (folder / STORE).is_dir():
-        elsewhere = note is not None and note.swarm_url != note.node_url  # a hub, which outlives the run
         with server_on_copy(folder, var_dir) as url:
-            swarm = swarm_url or (note.swarm_url if note is not None and elsewhere else url)
+            swarm = swarm_url or (url if note is None else _swarm_of(config, note, url))
             end = read_end(folder) or RunEnd("killed", folder.stat().st_mtime)
             yield Target(url, None if swarm == "none" else swarm, folder.name, end)
     elif only_here:
         raise CommandError(_not_here(folder, note.node_url if note else ""))
     else:
         yield default_target(config, "", swarm_url)
+
+
+def _swarm_of(config: NodeConfig, left: RunNote, copy_url: str) -> str:
+    """Where the swarm of an ended run is: in the copy at `copy_url`, or a hub, which outlives it.
+
+    The run may be somebody else's, and its note with it. A key is shown to the server that the
+    configuration names alone: another one could pass the real hub's challenge on, and be let in
+    there in this key's place.
+    """
+    if left.swarm_url == left.node_url:
+        return copy_url
+    known = config.nats.swarm_url if "swarm_url" in config.nats.model_fields_set else None
+    if left.swarm_url in ("none", known) or not config.nats.swarm_key_file:
+        return left.swarm_url
+    tell(
+        f"the run's swarm was at {left.swarm_url}, and nats.swarm_key_file is for {known or 'another server'}: it is not asked. "
+        f"--swarm-url {left.swarm_url} asks it, with that key"
+    )
+    return "none"
 
 
 def _not_here(folder: Path, node_url: str) -> str:

@@ -25,6 +25,10 @@ REPORTS_A_LOOK = 8192
 """Of a stream with more that is new, the newest."""
 REPORTS_A_NODE = 256
 NODES_KEPT = 1024
+SENIOR_S = 6 * 3600.0
+"""The newest 1,024 scores of a node, which is what a server keeps, go back as far where it
+evaluates every 21 s.
+"""
 _REPORTS_A_READ = 1024
 _ASKED_FOR = 128
 """Names whose last report is asked for by itself, where a flood hides it."""
@@ -102,6 +106,7 @@ class EvaluationLog:
         self._refused = ByName[Heard[EvalReport]](self._nodes_kept)
         self._keys = FirstKeys(self._nodes_kept)
         self._next_seq = 1
+        self._heard_at = 0.0
 
     def heard(self, swarm: str | None) -> list[Heard[EvalReport]]:
         """What is kept of a swarm, each node's in the order of the stream, and all that is
@@ -120,9 +125,12 @@ class EvaluationLog:
         return self._kept.established() if self._roster is None else list(self._roster)
 
     def senior_swarm(self, entries: Iterable[Heard[NodeRecord]]) -> str | None:
-        """The swarm of the node in the directory that has signed reports for longest, by the
-        server's clock: names that come in numbers later have no vote. None where none has signed
-        any.
+        """The swarm of most nodes in the directory that have signed reports for `SENIOR_S`, by the
+        server's clock, or before there is one of the node that has for longest: names that come in
+        numbers later have no vote. None where none has signed any.
+
+        Longer than that does not count more: the server keeps each name's newest reports, and who
+        reports seldom would look older than everybody else.
         """
         since = [
             (first_at, entry.swarm)
@@ -132,7 +140,9 @@ class EvaluationLog:
             and self.key_of(entry.swarm, entry.said.node) == entry.public_key
             and (first_at := self._kept.since(entry.swarm, entry.said.node)) is not None
         ]
-        return min(since, default=(0.0, None))[1]
+        senior = Counter(swarm for first_at, swarm in since if first_at <= self._heard_at - SENIOR_S)
+        first = dict(reversed(sorted((swarm, first_at) for first_at, swarm in since)))
+        return max(senior or first, key=lambda swarm: (senior[swarm], -first[swarm], swarm), default=None)
 
     def usual_swarm(self) -> str | None:
         """The swarm that most names report to, of established ones where there are any; None where
@@ -234,6 +244,7 @@ class EvaluationLog:
         swarm, name, at = heard.swarm, heard.said.node, now if stored_at is None else stored_at
         if self._only is not None and swarm not in (None, self._only):
             return
+        self._heard_at = max(self._heard_at, at)
         kept = self._kept.get(swarm, name) or _Reports()
         if heard.standing is Standing.SIGNED and (problem := self._stranger(swarm or "", name, heard.public_key or "", kept)):
             heard = Heard(heard.said, Standing.REFUSED, heard.public_key, swarm, problem)

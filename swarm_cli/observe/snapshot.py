@@ -20,7 +20,7 @@ from shared.identity.permissions import OPERATOR
 from shared.identity.statements import OTHER_SWARM, Heard, Standing
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED
-from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
+from shared.transport.base import AccessDenied, ConsumerState, NotConnected, StreamState, Transport, TransportError
 from swarm_cli.errors import checked_node
 from swarm_cli.observe.directory import Directory, read_directory, usual_swarm
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm
@@ -64,7 +64,8 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SwarmSnapshot:
-    """The nodes at one time. `swarm_reachable` is None where there is no swarm plane.
+    """The nodes at one time. `swarm_reachable` is None where there is no swarm plane;
+    `swarm_problem`: why it cannot be reached.
 
     `left_out`: nodes and entries of the directory that are not among `nodes`; `unreadable`: entries
     that are no node's.
@@ -80,6 +81,7 @@ class SwarmSnapshot:
     """Which swarm (`nats.swarm_id`) the nodes are in, as their signed entries say."""
     known: tuple[str, ...] = ()
     """Names that keep their places on what is shown (`EvaluationLog.established`)."""
+    swarm_problem: str = ""
 
 
 async def take_snapshot(
@@ -97,14 +99,14 @@ async def take_snapshot(
 
     Raises:
         CommandError: one of `names` is none.
-        NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached is part
-            of the snapshot.
+        NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached, or that
+            lets this user in no more, is part of the snapshot.
     """
     for name in names:
         checked_node(name)
     node_plane = await connect_node_plane(config, OPERATOR, timeout_s=timeout_s, url=node_url)
     try:
-        swarm_plane = await _try_connect(config, swarm_url, timeout_s)
+        swarm_plane, problem = await _try_connect(config, swarm_url, timeout_s)
         try:
             here = await nodes_here(node_plane)
             if swarm_plane and evaluations:
@@ -137,7 +139,8 @@ async def take_snapshot(
     finally:
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
-    return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable, swarm, tuple(known))
+    fills = tuple(swarm_streams)
+    return SwarmSnapshot(at, tuple(nodes), fills, reachable, left_out, listed.unreadable, swarm, tuple(known), problem)
 
 
 def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:
@@ -187,13 +190,14 @@ def chosen(own: str, here: Collection[str], listed: Directory, most: int, known:
     return sorted(ranked[:most]), len(ranked[most:]) + listed.left_out
 
 
-async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> Transport | None:
+async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> tuple[Transport | None, str]:
+    """The swarm plane, or why there is none."""
     if url is None:
-        return None
+        return None, ""
     try:
-        return await connect_swarm_plane(config, OPERATOR, timeout_s=timeout_s, url=url)
-    except NotConnected:
-        return None
+        return await connect_swarm_plane(config, OPERATOR, timeout_s=timeout_s, url=url), ""
+    except (NotConnected, AccessDenied) as error:
+        return None, str(error)
 
 
 async def nodes_here(node_plane: Transport) -> frozenset[str]:

@@ -204,6 +204,7 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
             )
     if snapshot.swarm_reachable is False:
         console.print("the swarm plane cannot be reached; nodes train alone until it is back")
+        console.print(visible(snapshot.swarm_problem), markup=False, highlight=False, soft_wrap=True)
 
 
 def omissions(snapshot: SwarmSnapshot) -> list[str]:

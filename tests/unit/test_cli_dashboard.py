@@ -325,3 +325,33 @@ console.log(JSON.stringify([filled, written, legend, tickText(1.25, "suffix: /s"
     assert filled == [substituted(expr, rate_interval="15s", values={"node": "alpha", "job": "swarm"}) for expr in expressions]
     assert written == ["63 %", "4.20 ms", "2 h", "3 MiB", "12.3k", "1.50/s", "–"]
     assert (legend, tick) == ("p95 gcd", "1.25/s")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe", "Sec-Fetch-Mode": "navigate"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Dest": "script"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"}, 200),
+        ({"Sec-Fetch-Site": "none", "Sec-Fetch-Dest": "document"}, 200),
+        ({}, 200),
+    ],
+)
+def test_another_sites_page_has_a_browser_ask_for_nothing(headers: dict[str, str], status: int) -> None:
+    """As a picture it could not read a group, but have one after the other read here."""
+    asked = []
+
+    def ask(path: str, query: Mapping[str, str]) -> tuple[int, bytes]:
+        asked.append(path)
+        return 200, b"{}"
+
+    server = PageServer(0, "", {"dashboards": []}, ask=ask)
+    try:
+        line = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2].strip("/")), timeout=5)
+        line.request("GET", "/group.json?node=alpha&step=1&place=0", headers=headers)
+        assert line.getresponse().status == status and len(asked) == (status == 200)
+        line.close()
+    finally:
+        server.close()

@@ -145,3 +145,17 @@ def test_swarm_up_takes_ports_folder_and_file_from_the_configuration(tmp_path: P
     assert f"--config {NATS_CONFIG} " in lines["nats"], "outside of the source tree the server's file is named in full"
     assert environment_of(lines["beta-verifier"])["SWARM_HTTP__BASE_PORT"] == "12010"
     assert environment_of(lines["beta-verifier"])["SWARM_CONFIG"] == "${SWARM_CONFIG:-node.toml}"
+
+
+@pytest.mark.parametrize("text", ["$(touch made)", "`touch made`", ";touch made;", "'\"}${HOME}\\", "a b&c"])
+def test_a_servers_address_is_an_address_whatever_is_in_it(tmp_path: Path, text: str) -> None:
+    """It comes from the command line, or from the note in a run's folder, which anybody may have
+    made.
+    """
+    environment = {"PATH": os.environ["PATH"], "HOME": "/"}
+    for name, line in process_lines(Layout(nodes=1, nats_url=f"nats://h:1{text}")).items():
+        told, _, _ = line.partition(" exec ")
+        done = subprocess.run(f"{told} exec env", shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        found = dict(each.split("=", 1) for each in done.stdout.splitlines() if "=" in each)
+        assert (found.get("SWARM_NATS__NODE_URL"), found.get("SWARM_NATS__SWARM_URL")) == (f"nats://h:1{text}",) * 2, name
+    assert not list(tmp_path.iterdir())

@@ -44,3 +44,8 @@ def test_a_new_run_and_one_that_was_no_swarm_up_take_nothing(before: Given, tmp_
     assert going_on(DEFAULT, "") == going_on(DEFAULT, "new") == (DEFAULT, [])
     write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "the same `swarm join`"))
     assert going_on(DEFAULT, "mine") == (DEFAULT, [])
+
+
+def test_a_note_with_a_quotation_that_does_not_end_says_nothing(before: Given, tmp_path: Path) -> None:
+    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "swarm up --run mine --config 'a"))
+    assert going_on(DEFAULT, "mine") == (DEFAULT, [])

@@ -69,7 +69,7 @@ def backup(
     """
     try:
         refuse_filled(out, "the backup")
-        with unwinding_on_signals(), appearing_whole(out) as staging:
+        with unwinding_on_signals(), appearing_whole(out, private=True) as staging:  # it holds what the streams hold
             manifest = with_connection(
                 for_node(load_chosen(config), node),
                 plane,
@@ -79,7 +79,6 @@ def backup(
                 lambda connection: _back_up(connection, staging, stream or [], node),
             )
             sha256 = write_manifest(staging, manifest)
-        out.chmod(0o700)  # it holds what the streams hold
     except FileExistsError as error:
         raise CommandError(str(error)) from None
     except OSError as error:

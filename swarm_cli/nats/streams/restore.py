@@ -100,7 +100,7 @@ async def _restore(connection: Connection, wanted: _Wanted, manifest: Manifest, 
     if connection.options.domain:
         raise CommandError("streams behind a leaf server are restored at the servers that hold them: give their url")
     replaced = await _look(connection, wanted)
-    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest.made_at))
+    made = _told(manifest.made_at)
     if check:
         say(f"{wanted.folder}, made {made}: {count(len(wanted.entries), 'stream')} can be restored; nothing was changed")
         return
@@ -120,6 +120,14 @@ async def _restore(connection: Connection, wanted: _Wanted, manifest: Manifest, 
     for line in notes:
         say(line)
     say(f"{wanted.folder}, made {made}: {count(len(done), 'stream')} restored")
+
+
+def _told(made_at: float) -> str:
+    """A time as the manifest has it, which may be none."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(made_at))
+    except (OverflowError, ValueError, OSError):
+        return "at a time that is none"
 
 
 def _refuse_fewer_copies(wanted: _Wanted) -> None:
@@ -202,21 +210,20 @@ def _compare(entry: StreamEntry, found: State) -> list[str]:
 
 
 async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> None:
-    """A cluster makes them after the stream. Raises CommandError if one is missing, is behind, or
-    is none of the backup's: it could send the stream's messages elsewhere.
+    """A cluster makes them after the stream. Raises CommandError if one is missing, is behind, is
+    none of the backup's, or pushes messages to a subject: none of a swarm's does, and it could send
+    them anywhere.
     """
     deadline, wanted = Deadline(COPIES_S), {each.name: each.acknowledged_seq for each in entry.consumers}
     while True:
-        found = {
-            each["name"]: int(each["ack_floor"]["stream_seq"])
-            for each in (await listing.consumers(connection, [entry.name], deadline))[entry.name].entries
-            if each["config"].get("durable_name") or each["config"].get("deliver_subject")
-        }
-        if more := sorted(set(found) - set(wanted)):
+        listed = (await listing.consumers(connection, [entry.name], deadline))[entry.name].entries
+        found = {each["name"]: int(each["ack_floor"]["stream_seq"]) for each in listed if each["config"].get("durable_name")}
+        pushing = {each["name"] for each in listed if each["config"].get("deliver_subject")}
+        if more := sorted(pushing | (set(found) - set(wanted))):
             await _remove(connection, [entry.name])
             raise CommandError(
-                f"the file holds consumers that the manifest does not name ({', '.join(map(visible, more))}), so somebody changed "
-                "it; the stream was removed again"
+                f"the file holds consumers that no backup of ours has ({', '.join(map(visible, more))}): they are not in the "
+                "manifest, or push messages elsewhere, so somebody changed it; the stream was removed again"
             )
         short = [name for name, seq in wanted.items() if found.get(name, -1) < seq]
         if not short:
