@@ -15,7 +15,7 @@ from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile
-from swarm_cli.local.up import chosen_names, configured_base_port, swarm_of_run
+from swarm_cli.local.up import checked_run, chosen_names, configured_base_port, swarm_of_run
 from swarm_cli.shipped import DEMO_CONFIG, NATS_CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,13 @@ def test_nodes_have_the_names_that_they_are_given() -> None:
 def test_names_that_nodes_cannot_have_are_refused(names: list[str], nodes: int, problem: str) -> None:
     with pytest.raises(CommandError, match=problem):
         chosen_names(names, nodes)
+
+
+@pytest.mark.parametrize("run", ["../x", "a b", "-x", "é", "x" * 65, "x\n"])
+def test_a_name_that_no_run_can_have_is_refused_as_the_option_that_was_given(run: str) -> None:
+    with pytest.raises(CommandError, match="^--run .*: a run's name has 1 to 64 letters"):
+        checked_run(run)
+    assert (checked_run("2026.a_b-c"), checked_run("")) == ("2026.a_b-c", "")
 
 
 def test_another_server_is_used_and_not_started() -> None:
@@ -129,11 +136,25 @@ def test_a_line_falls_back_on_the_configurations_folder_and_file_whatever_their_
 
 
 @pytest.mark.slow
-def test_swarm_up_takes_ports_folder_and_file_from_the_configuration(tmp_path: Path) -> None:
+def test_swarm_up_takes_ports_folder_and_file_from_the_configuration_and_as_many_nodes_as_it_is_given_names(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('node.var_dir = "elsewhere"\nhttp.base_port = 12000\n[[tasks]]\ndataset = "gcd"\n')
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     printed = subprocess.run(
-        [sys.executable, "-m", "swarm_cli", "up", "--print-procfile", "--config", "node.toml"],
+        [
+            sys.executable,
+            "-m",
+            "swarm_cli",
+            "up",
+            "--print-procfile",
+            "--config",
+            "node.toml",
+            "--name",
+            "x",
+            "--name",
+            "y",
+            "--name",
+            "z",
+        ],
         cwd=tmp_path,
         env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -142,6 +163,7 @@ def test_swarm_up_takes_ports_folder_and_file_from_the_configuration(tmp_path: P
     ).stdout
     lines = dict(line.split(": ", 1) for line in printed.splitlines() if line and not line.startswith("#"))
     assert lines["nats"].startswith('run="${SWARM_NODE__VAR_DIR:-elsewhere}/runs/')
+    assert [name for name in lines if name.endswith("-trainer")] == ["x-trainer", "y-trainer", "z-trainer"]
     assert f"--config {NATS_CONFIG} " in lines["nats"], "outside of the source tree the server's file is named in full"
     assert environment_of(lines["beta-verifier"])["SWARM_HTTP__BASE_PORT"] == "12010"
     assert environment_of(lines["beta-verifier"])["SWARM_CONFIG"] == "${SWARM_CONFIG:-node.toml}"
