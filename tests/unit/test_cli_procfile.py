@@ -73,6 +73,15 @@ def test_names_that_nodes_cannot_have_are_refused(names: list[str], nodes: int, 
         chosen_names(names, nodes)
 
 
+@pytest.mark.slow
+def test_names_alone_say_how_many_nodes() -> None:
+    names = [word for node in ("x", "y", "z") for word in ("--name", node)]
+    asked = [sys.executable, "-m", "swarm_cli", "up", "--print-procfile", *names]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    printed = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert [line.split(":")[0] for line in printed.splitlines() if "-trainer: " in line] == ["x-trainer", "y-trainer", "z-trainer"]
+
+
 @pytest.mark.parametrize("run", ["../x", "a b", "-x", "é", "x" * 65, "x\n"])
 def test_a_name_that_no_run_can_have_is_refused_as_the_option_that_was_given(run: str) -> None:
     with pytest.raises(CommandError, match="^--run .*: a run's name has 1 to 64 letters"):
@@ -136,25 +145,11 @@ def test_a_line_falls_back_on_the_configurations_folder_and_file_whatever_their_
 
 
 @pytest.mark.slow
-def test_swarm_up_takes_ports_folder_and_file_from_the_configuration_and_as_many_nodes_as_it_is_given_names(tmp_path: Path) -> None:
+def test_swarm_up_takes_ports_folder_and_file_from_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('node.var_dir = "elsewhere"\nhttp.base_port = 12000\n[[tasks]]\ndataset = "gcd"\n')
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     printed = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "swarm_cli",
-            "up",
-            "--print-procfile",
-            "--config",
-            "node.toml",
-            "--name",
-            "x",
-            "--name",
-            "y",
-            "--name",
-            "z",
-        ],
+        [sys.executable, "-m", "swarm_cli", "up", "--print-procfile", "--config", "node.toml"],
         cwd=tmp_path,
         env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -163,7 +158,6 @@ def test_swarm_up_takes_ports_folder_and_file_from_the_configuration_and_as_many
     ).stdout
     lines = dict(line.split(": ", 1) for line in printed.splitlines() if line and not line.startswith("#"))
     assert lines["nats"].startswith('run="${SWARM_NODE__VAR_DIR:-elsewhere}/runs/')
-    assert [name for name in lines if name.endswith("-trainer")] == ["x-trainer", "y-trainer", "z-trainer"]
     assert f"--config {NATS_CONFIG} " in lines["nats"], "outside of the source tree the server's file is named in full"
     assert environment_of(lines["beta-verifier"])["SWARM_HTTP__BASE_PORT"] == "12010"
     assert environment_of(lines["beta-verifier"])["SWARM_CONFIG"] == "${SWARM_CONFIG:-node.toml}"
