@@ -8,6 +8,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -24,12 +25,16 @@ from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
+from swarm_cli.running import running_swarm
 
 LOOK_S = 3.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def invite(
-    url: Annotated[str, typer.Option(help="The swarm's server as others reach it.  [default: nats.swarm_url]")] = "",
+    url: Annotated[
+        str, typer.Option(help="The swarm's server as others reach it.  [default: nats.swarm_url, or the running run's]")
+    ] = "",
     roster: Annotated[Path | None, typer.Option(help="Roster that newcomers admit others by; they start with these lines.")] = None,
     ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
     node: Annotated[str, typer.Option(help="Put this node's swarm key into the token: a secret, for one newcomer.")] = "",
@@ -44,7 +49,7 @@ def invite(
     if node and observer:
         raise CommandError("--node and --observer are two tokens: one for a newcomer, one for spectators")
     chosen = load_chosen(config)
-    address = url or chosen.nats.swarm_url or ""
+    address = url or _swarm_here(chosen)
     # A secured server lets nobody look without a key: there the configuration names the swarm.
     look = chosen.nats.swarm_id == DEFAULT_SWARM_ID and address.startswith("nats://")
     swarm_id = members_swarm(address) if look else chosen.nats.swarm_id
@@ -65,8 +70,17 @@ def invite(
     except TokenError as error:
         raise CommandError(f"no token can be made: {error}") from None
     typer.echo(token)
-    for line in _remarks(chosen, node, observer):
+    for line in _remarks(chosen, node, observer, address):
         note(line)
+
+
+def _swarm_here(config: NodeConfig) -> str:
+    """The server that the configuration names, or else that of the run on this machine."""
+    named = config.nats.swarm_url or ""
+    if "swarm_url" in config.nats.model_fields_set:
+        return named
+    found = running_swarm(config.node.var_dir, "swarm invite --url")
+    return named if found is None else found
 
 
 def members_swarm(url: str) -> str:
@@ -171,9 +185,14 @@ def _credential(node: str, observer: bool, folder: Path) -> Credential | None:
         raise CommandError(str(error)) from None
 
 
-def _remarks(config: NodeConfig, node: str, observer: bool) -> list[str]:
+def _remarks(config: NodeConfig, node: str, observer: bool, address: str) -> list[str]:
     """What to do with the token, for the person at the terminal."""
     lines = ["look at the swarm with:  swarm observe TOKEN" if observer else "the newcomer runs:  swarm join TOKEN"]
+    if any(urlsplit(server.strip()).hostname in LOOPBACK for server in address.split(",")):
+        lines.append(
+            f"{visible(address)} is this machine alone. For newcomers elsewhere: --url with an address that they reach, and a "
+            "server that listens there, which that of `swarm up` does not"
+        )
     if node:
         lines.append(
             f"the token is {node}'s key: send it to that person alone. The server must list it: `swarm nats config` with "

@@ -105,13 +105,15 @@ def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
     return found[0] if found else None
 
 
-def running_swarm(var_dir: Path) -> str | None:
+def running_swarm(var_dir: Path, command: str = "swarm observe") -> str | None:
     """The server of the swarm of the only running run, which may be "none"; None: none is running.
+
+    command: what takes the server's address, for the message.
 
     Raises:
         CommandError: several are.
     """
-    found = _only_run(var_dir, lambda note: f"swarm observe {note.swarm_url}")
+    found = _only_run(var_dir, lambda note: f"{command} {note.swarm_url}")
     return found[1].swarm_url if found else None
 
 

@@ -132,7 +132,7 @@ def _json_lines(file: Path) -> Iterator[Row]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
                     continue
-                values = json.loads(text)
+                values = json.loads(text.rstrip())  # else a torn line's error is on the "line 2" of this line
             except UnicodeDecodeError:
                 raise FileSourceError(f"{place}: not UTF-8: save the file in UTF-8") from None
             except (ValueError, RecursionError) as error:

@@ -36,7 +36,7 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
         return given, []
     before = options_in(note.goes_on)
     if given.nodes or given.names:
-        before = replace(before, names=())
+        before = replace(before, nodes=None, names=())
     if given.config or os.environ.get(CONFIG_FILE_VARIABLE):
         before = replace(before, config=None)
     if given.nats_url or given.nats_port:

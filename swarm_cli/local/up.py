@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import check_objective
@@ -77,10 +79,10 @@ def up(
     """
     if steps and not progress:
         raise CommandError("--steps needs the progress view, which ends the run: leave --no-progress out")
-    given, taken = going_on(Given(nodes, tuple(name or []), config, nats_port, nats_url, base_port), run)
+    given, taken = going_on(Given(nodes, tuple(name or []), config, nats_port, nats_url, base_port), checked_run(run))
     if taken and not print_procfile:
         note(f"run {run}: as it was started before, with {' '.join(taken)}")
-    nodes = given.nodes or Layout().nodes
+    nodes = given.nodes or len(given.names) or Layout().nodes
     environment = run_environment(given.config, run or time.strftime("%Y%m%d-%H%M%S"), steps)
     os.environ.update(environment)
     node_config = load_config()
@@ -122,6 +124,13 @@ def up(
         write_end(folder, outcome.code, outcome.first)
     explain_end(outcome, node_config, ran.layout)
     raise typer.Exit(outcome.code)
+
+
+def checked_run(run: str) -> str:
+    """What `--run` says; empty: a new name. Raises CommandError where no run can be called that."""
+    if run and not re.fullmatch(RUN_PATTERN, run):
+        raise CommandError(f"--run {run[:80]!r}: a run's name has 1 to 64 letters, digits or . _ -, beginning with letter or digit")
+    return run
 
 
 def chosen_names(names: list[str], nodes: int) -> tuple[str, ...]:

@@ -70,7 +70,8 @@ def looking_at(config: NodeConfig, run: str, node_url: str, swarm_url: str = "",
     looked at as it runs; one that ended, in a copy of what its server had.
 
     only_here: a run that is not of this machine is refused; else it may be that of a node whose
-        server is elsewhere, and only its records are here.
+        server is elsewhere, and only its records are here. One of which nothing is here is
+        refused in any case: what another run did would be shown under its name.
 
     Raises:
         CommandError: there is no such run, or nothing of it is left to look at.
@@ -99,7 +100,7 @@ def _named(config: NodeConfig, folder: Path, swarm_url: str, *, only_here: bool)
             swarm = swarm_url or (url if note is None else _swarm_of(config, note, url))
             end = read_end(folder) or RunEnd("killed", folder.stat().st_mtime)
             yield Target(url, None if swarm == "none" else swarm, folder.name, end)
-    elif only_here:
+    elif only_here or not folder.is_dir():
         raise CommandError(_not_here(folder, note.node_url if note else ""))
     else:
         yield default_target(config, "", swarm_url)

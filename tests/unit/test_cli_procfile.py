@@ -15,7 +15,7 @@ from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile
-from swarm_cli.local.up import chosen_names, configured_base_port, swarm_of_run
+from swarm_cli.local.up import checked_run, chosen_names, configured_base_port, swarm_of_run
 from swarm_cli.shipped import DEMO_CONFIG, NATS_CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,22 @@ def test_nodes_have_the_names_that_they_are_given() -> None:
 def test_names_that_nodes_cannot_have_are_refused(names: list[str], nodes: int, problem: str) -> None:
     with pytest.raises(CommandError, match=problem):
         chosen_names(names, nodes)
+
+
+@pytest.mark.slow
+def test_names_alone_say_how_many_nodes() -> None:
+    names = [word for node in ("x", "y", "z") for word in ("--name", node)]
+    asked = [sys.executable, "-m", "swarm_cli", "up", "--print-procfile", *names]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    printed = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert [line.split(":")[0] for line in printed.splitlines() if "-trainer: " in line] == ["x-trainer", "y-trainer", "z-trainer"]
+
+
+@pytest.mark.parametrize("run", ["../x", "a b", "-x", "é", "x" * 65, "x\n"])
+def test_a_name_that_no_run_can_have_is_refused_as_the_option_that_was_given(run: str) -> None:
+    with pytest.raises(CommandError, match="^--run .*: a run's name has 1 to 64 letters"):
+        checked_run(run)
+    assert (checked_run("2026.a_b-c"), checked_run("")) == ("2026.a_b-c", "")
 
 
 def test_another_server_is_used_and_not_started() -> None:

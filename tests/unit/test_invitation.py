@@ -39,6 +39,9 @@ from swarm_cli.invitation.token import (
     write_token,
 )
 from swarm_cli.invite_command import accepted
+from swarm_cli.local.control import holding_run
+from swarm_cli.local.run_note import write_note
+from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.secured_server import make_certificates
 
@@ -213,6 +216,24 @@ def test_invite_prints_the_token_alone_and_no_secret_unless_asked(tmp_path: Path
     token, told = run("--url", "tls://hub:4222", "--observer", *folder)
     observer = read_token(token).credential
     assert observer is not None and observer.user == "observer" and "whoever has the token may look" in told
+
+
+def test_invite_takes_the_server_of_the_run_on_this_machine_and_says_that_no_other_machine_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.setenv("SWARM_NATS__SWARM_ID", "mine")
+    mine = tmp_path / "runs" / "mine"
+    mine.mkdir(parents=True)
+    write_note(mine, RunNote("nats://127.0.0.1:31461", "nats://127.0.0.1:31461", "swarm up --run mine"))
+    with holding_run(mine):
+        token, told = run()
+        assert read_token(token).url == "nats://127.0.0.1:31461" and "is this machine alone" in told
+        monkeypatch.setenv("SWARM_NATS__SWARM_URL", "nats://hub:4222")
+        token, told = run()
+        assert read_token(token).url == "nats://hub:4222" and "this machine" not in told
 
 
 @pytest.mark.parametrize(
