@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from shared.runtime.parent_death import ending_with_parent
+from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.looking.kept_age import keep_whatever_its_age
 from swarm_cli.running import LOCK, holder
 from swarm_cli.shipped import NATS_CONFIG
 
@@ -64,8 +66,8 @@ def _server_on(folder: Path) -> int | None:
     """The server that still runs on the store: it has its process number in the name of its note,
     and in its command line which folder it was given.
     """
-    for note in folder.glob("nats-server_*.ports"):
-        pid = note.stem.removeprefix("nats-server_")
+    for ports in folder.glob("nats-server_*.ports"):
+        pid = ports.stem.removeprefix("nats-server_")
         with suppress(OSError):
             if pid.isdecimal() and str(folder.name).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)
@@ -103,18 +105,26 @@ def _copy(folder: Path, place: Path) -> None:
     """Copy the store. No lock is taken, which would keep `swarm up` from starting the run: who
     starts it writes its lock, so a copy counts only if that was left alone.
     """
-    before = _lock_state(folder)
+    before, ageing = _lock_state(folder), list[str]()
     if holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} is running")
     try:
         for stream in (folder / STORE).glob("*/streams/*"):
             if not stream.name.endswith(_NOT_COPIED):
-                shutil.copytree(stream, place / stream.relative_to(folder), copy_function=_share_or_copy)
+                copy = place / stream.relative_to(folder)
+                shutil.copytree(stream, copy, copy_function=_share_or_copy)
+                if not keep_whatever_its_age(copy):
+                    ageing.append(stream.name)
     except (OSError, shutil.Error) as error:
         if _lock_state(folder) == before:
             raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {str(error)[:400]}") from None
     if _lock_state(folder) != before or holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} was started while it was copied: look at it as it runs, without --run")
+    if ageing:
+        note(
+            f"run {folder.name}: its server wrote {', '.join(sorted(ageing))} down in a way that is not known here: what is older "
+            "there than its stream keeps it (groups that were shared: an hour) is not shown"
+        )
 
 
 def _share_or_copy(source: str, target: str) -> str:
@@ -163,10 +173,10 @@ def _server(place: Path) -> Iterator[str]:
 
 def _address(process: subprocess.Popen[bytes], place: Path) -> str:
     """Once the server has read the store and listens, its note says where."""
-    note, give_up_at = place / f"nats-server_{process.pid}.ports", time.monotonic() + _START_S
+    ports, give_up_at = place / f"nats-server_{process.pid}.ports", time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < give_up_at:
         with suppress(OSError, ValueError, KeyError, IndexError):
-            written: dict[str, Any] = json.loads(note.read_bytes())
+            written: dict[str, Any] = json.loads(ports.read_bytes())
             return str(written["nats"][0])
         time.sleep(0.02)
     last = (place / "nats.log").read_text(errors="replace").splitlines()[-3:]
