@@ -20,6 +20,8 @@ def keep_whatever_its_age(stream: Path) -> bool:
     The seal that the server wrote is computed first, so that a stream is never sealed in a way that
     the server would not take: it would leave the whole stream out.
     """
+    if not (stream / _SETTINGS).exists():
+        return True  # no stream, to the server neither
     try:
         written, seal = (stream / _SETTINGS).read_bytes(), (stream / _SEAL).read_text()
         if (stream / _CIPHER).exists() or _sealed(stream.name, written) != seal:

@@ -1,8 +1,8 @@
 """A NATS server over a copy of what an ended run's server had stored.
 
 The run's own files are only read: no position moves, no lease is taken, and who starts the run
-meanwhile is not in anybody's way. The copy goes when the command ends, or with the next command
-where it was killed.
+meanwhile is not in anybody's way. The copy goes when the command ends, also by Ctrl-C, SIGTERM or a
+terminal that closes, or with the next command where it was killed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from shared.runtime.parent_death import ending_with_parent
@@ -28,10 +31,11 @@ from swarm_cli.shipped import NATS_CONFIG
 
 STORE = "jetstream"
 COPIES = "looks"
+_ELSEWHERE = "swarm-look-"
+"""How a copy's folder begins in the system's folder for what passes."""
 _LOCK = "lock"
 _FICLONE = 0x40049409
 _START_S = 60.0
-_END_S = 10.0
 _NOT_COPIED = ("_POLICIES", "_SPENT")
 """Streams that no command reads: weights, which can be gigabytes, and notices between servers."""
 
@@ -56,7 +60,7 @@ def server_on_copy(folder: Path, var_dir: Path) -> Iterator[str]:
         )
     if (pid := _server_on(folder)) is not None:
         raise CommandError(f"process {pid}, a NATS server, still runs on the store of run {folder.name}: it ends in a moment")
-    with _place(var_dir) as place:
+    with _ended_by_signals(), _place(var_dir) as place:
         _copy(folder, place)
         with _server(place) as url:
             yield url
@@ -75,16 +79,42 @@ def _server_on(folder: Path) -> int | None:
 
 
 @contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM, and a terminal that closes, end the command as Ctrl-C does, for the length of the
+    block: the copy may be of gigabytes, and should not wait for somebody who looks again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # the end is not to be broken off by another one
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}  # not under nohup
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _place(var_dir: Path) -> Iterator[Path]:
     """A folder for the copy, beside the runs, as that disk has room for what it holds already and
     may copy without writing. Copies that nobody holds any more are removed.
     """
+    elsewhere = Path(tempfile.gettempdir())
+    _remove_left_behind([*(var_dir / COPIES).glob(f"*/{_LOCK}"), *elsewhere.glob(f"{_ELSEWHERE}*/{_LOCK}")])
     try:
         (var_dir / COPIES).mkdir(parents=True, exist_ok=True)
-        _remove_left_behind(var_dir / COPIES)
-        made = tempfile.TemporaryDirectory(dir=var_dir / COPIES)
+        made = tempfile.TemporaryDirectory(dir=var_dir / COPIES, ignore_cleanup_errors=True)
     except OSError:
-        made = tempfile.TemporaryDirectory(prefix="swarm-look-")
+        made = tempfile.TemporaryDirectory(prefix=_ELSEWHERE, dir=elsewhere, ignore_cleanup_errors=True)
     try:
         with made as name, (Path(name) / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -94,8 +124,8 @@ def _place(var_dir: Path) -> Iterator[Path]:
             (var_dir / COPIES).rmdir()  # unless another command looks at a run
 
 
-def _remove_left_behind(copies: Path) -> None:
-    for lock in copies.glob(f"*/{_LOCK}"):
+def _remove_left_behind(locks: Iterable[Path]) -> None:
+    for lock in locks:
         with suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
@@ -163,12 +193,8 @@ def _server(place: Path) -> Iterator[str]:
     try:
         yield _address(process, place)
     finally:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # it has nothing to save
+        process.wait()
 
 
 def _address(process: subprocess.Popen[bytes], place: Path) -> str:
