@@ -17,7 +17,7 @@ from monitoring.panels import Panel, substituted
 from monitoring.render import rule_file
 from tests.e2e.processes import wait_until
 from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here
-from tests.monitoring.watched_swarm import RULES, START_S, WatchedSwarm, firing, flooding, watched_swarm
+from tests.monitoring.watched_swarm import START_S, WatchedSwarm, firing, flooding, watched_swarm
 
 pytestmark = pytest.mark.skipif(not prometheus_is_here(), reason="no prometheus: scripts/test-packages installs Debian's")
 
@@ -43,7 +43,8 @@ class Watched(WatchedSwarm):
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     var = tmp_path_factory.mktemp("var")
     with watched_swarm(var) as swarm:
-        prometheus = PrometheusServer(var / "prometheus", RULES, swarm.jobs)
+        (var / "rules.yml").write_text(rule_file())
+        prometheus = PrometheusServer(var / "prometheus", var / "rules.yml", swarm.jobs)
         try:
             prometheus.start()
             for node in swarm.nodes:
