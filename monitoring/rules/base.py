@@ -80,9 +80,12 @@ class Group:
     name: str
     rules: tuple[Record | Alert, ...]
 
-    def as_object(self, runbooks: str, scale: float = 1.0) -> Mapping[str, Any]:
-        """As in a rule file."""
-        return {"name": self.name, "rules": [rule.as_object(runbooks, scale) for rule in self.rules]}
+    def as_object(self, runbooks: str, scale: float = 1.0, every: str = "") -> Mapping[str, Any]:
+        """As in a rule file. `every`: how often it is evaluated, whatever the Prometheus's usual
+        interval is.
+        """
+        interval = {"interval": every} if every else {}
+        return {"name": self.name, **interval, "rules": [rule.as_object(runbooks, scale) for rule in self.rules]}
 
 
 NODE_DASHBOARD = "/d/swarm-node?var-node={{ $labels.node }}"

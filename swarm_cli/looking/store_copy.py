@@ -1,8 +1,8 @@
 """A NATS server over a copy of what an ended run's server had stored.
 
 The run's own files are only read: no position moves, no lease is taken, and who starts the run
-meanwhile is not in anybody's way. The copy goes when the command ends, or with the next command
-where it was killed.
+meanwhile is not in anybody's way. The copy goes when the command ends, also by Ctrl-C, SIGTERM or a
+terminal that closes, or with the next command where it was killed.
 """
 
 from __future__ import annotations
@@ -10,27 +10,33 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from shared.runtime.parent_death import ending_with_parent
+from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.looking.kept_age import keep_whatever_its_age
 from swarm_cli.running import LOCK, holder
 from swarm_cli.shipped import NATS_CONFIG
 
 STORE = "jetstream"
 COPIES = "looks"
+_ELSEWHERE = "swarm-look-"
+"""How a copy's folder begins in the system's folder for what passes."""
 _LOCK = "lock"
 _FICLONE = 0x40049409
 _START_S = 60.0
-_END_S = 10.0
 _NOT_COPIED = ("_POLICIES", "_SPENT")
 """Streams that no command reads: weights, which can be gigabytes, and notices between servers."""
 
@@ -55,7 +61,7 @@ def server_on_copy(folder: Path, var_dir: Path) -> Iterator[str]:
         )
     if (pid := _server_on(folder)) is not None:
         raise CommandError(f"process {pid}, a NATS server, still runs on the store of run {folder.name}: it ends in a moment")
-    with _place(var_dir) as place:
+    with _ended_by_signals(), _place(var_dir) as place:
         _copy(folder, place)
         with _server(place) as url:
             yield url
@@ -65,8 +71,8 @@ def _server_on(folder: Path) -> int | None:
     """The server that still runs on the store: it has its process number in the name of its note,
     and in its command line which folder it was given.
     """
-    for note in folder.glob("nats-server_*.ports"):
-        pid = note.stem.removeprefix("nats-server_")
+    for ports in folder.glob("nats-server_*.ports"):
+        pid = ports.stem.removeprefix("nats-server_")
         with suppress(OSError):
             if pid.isdecimal() and str(folder.name).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)
@@ -74,16 +80,42 @@ def _server_on(folder: Path) -> int | None:
 
 
 @contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM, and a terminal that closes, end the command as Ctrl-C does, for the length of the
+    block: the copy may be of gigabytes, and should not wait for somebody who looks again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # the end is not to be broken off by another one
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}  # not under nohup
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _place(var_dir: Path) -> Iterator[Path]:
     """A folder for the copy, beside the runs, as that disk has room for what it holds already and
     may copy without writing. Copies that nobody holds any more are removed.
     """
+    elsewhere = Path(tempfile.gettempdir())
+    _remove_left_behind([*(var_dir / COPIES).glob(f"*/{_LOCK}"), *elsewhere.glob(f"{_ELSEWHERE}*/{_LOCK}")])
     try:
         (var_dir / COPIES).mkdir(parents=True, exist_ok=True)
-        _remove_left_behind(var_dir / COPIES)
-        made = tempfile.TemporaryDirectory(dir=var_dir / COPIES)
+        made = tempfile.TemporaryDirectory(dir=var_dir / COPIES, ignore_cleanup_errors=True)
     except OSError:
-        made = tempfile.TemporaryDirectory(prefix="swarm-look-")
+        made = tempfile.TemporaryDirectory(prefix=_ELSEWHERE, dir=elsewhere, ignore_cleanup_errors=True)
     try:
         with made as name, (Path(name) / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -93,8 +125,8 @@ def _place(var_dir: Path) -> Iterator[Path]:
             (var_dir / COPIES).rmdir()  # unless another command looks at a run
 
 
-def _remove_left_behind(copies: Path) -> None:
-    for lock in copies.glob(f"*/{_LOCK}"):
+def _remove_left_behind(locks: Iterable[Path]) -> None:
+    for lock in locks:
         with suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
@@ -104,20 +136,27 @@ def _copy(folder: Path, place: Path) -> None:
     """Copy the store. No lock is taken, which would keep `swarm up` from starting the run: who
     starts it writes its lock, so a copy counts only if that was left alone.
     """
-    before = _lock_state(folder)
+    before, ageing = _lock_state(folder), list[str]()
     if holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} is running")
     try:
         for stream in (folder / STORE).glob("*/streams/*"):
             if not stream.name.endswith(_NOT_COPIED):
                 _refuse_foreign(folder / STORE, stream)
-                target = place / stream.relative_to(folder)
-                shutil.copytree(stream, target, copy_function=_share_or_copy, ignore=_refuse_foreign_in)
+                copy = place / stream.relative_to(folder)
+                shutil.copytree(stream, copy, copy_function=_share_or_copy, ignore=_refuse_foreign_in)
+                if not keep_whatever_its_age(copy):
+                    ageing.append(stream.name)
     except (OSError, shutil.Error) as error:
         if _lock_state(folder) == before:
             raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {str(error)[:400]}") from None
     if _lock_state(folder) != before or holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} was started while it was copied: look at it as it runs, without --run")
+    if ageing:
+        note(
+            f"run {folder.name}: its server wrote {', '.join(sorted(ageing))} down in a way that is not known here: what is older "
+            "there than its stream keeps it (groups that were shared: an hour) is not shown"
+        )
 
 
 def _refuse_foreign(store: Path, path: Path) -> None:
@@ -172,20 +211,16 @@ def _server(place: Path) -> Iterator[str]:
     try:
         yield _address(process, place)
     finally:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # it has nothing to save
+        process.wait()
 
 
 def _address(process: subprocess.Popen[bytes], place: Path) -> str:
     """Once the server has read the store and listens, its note says where."""
-    note, give_up_at = place / f"nats-server_{process.pid}.ports", time.monotonic() + _START_S
+    ports, give_up_at = place / f"nats-server_{process.pid}.ports", time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < give_up_at:
         with suppress(OSError, ValueError, KeyError, IndexError):
-            written: dict[str, Any] = json.loads(note.read_bytes())
+            written: dict[str, Any] = json.loads(ports.read_bytes())
             return str(written["nats"][0])
         time.sleep(0.02)
     last = (place / "nats.log").read_text(errors="replace").splitlines()[-3:]
