@@ -20,7 +20,7 @@ from shared.identity.permissions import OPERATOR
 from shared.identity.statements import OTHER_SWARM, Heard, Standing
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED
-from shared.transport.base import ConsumerState, NotConnected, StreamState, Transport, TransportError
+from shared.transport.base import AccessDenied, ConsumerState, NotConnected, StreamState, Transport, TransportError
 from swarm_cli.errors import checked_node
 from swarm_cli.observe.directory import Directory, read_directory, usual_swarm
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm
@@ -80,6 +80,10 @@ class SwarmSnapshot:
     """Which swarm (`nats.swarm_id`) the nodes are in, as their signed entries say."""
     known: tuple[str, ...] = ()
     """Names that keep their places on what is shown (`EvaluationLog.established`)."""
+    swarm_denied: bool = False
+    """The swarm's server lets this command not in, as in a node's pod for people, which has the key
+    of the node's operator alone. It says nothing of the services.
+    """
 
 
 async def take_snapshot(
@@ -104,7 +108,7 @@ async def take_snapshot(
         checked_node(name)
     node_plane = await connect_node_plane(config, OPERATOR, timeout_s=timeout_s, url=node_url)
     try:
-        swarm_plane = await _try_connect(config, swarm_url, timeout_s)
+        swarm_plane, denied = await _try_connect(config, swarm_url, timeout_s)
         try:
             here = await nodes_here(node_plane)
             if swarm_plane and evaluations:
@@ -137,7 +141,8 @@ async def take_snapshot(
     finally:
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
-    return SwarmSnapshot(at, tuple(nodes), tuple(swarm_streams), reachable, left_out, listed.unreadable, swarm, tuple(known))
+    shown, streams = tuple(nodes), tuple(swarm_streams)
+    return SwarmSnapshot(at, shown, streams, reachable, left_out, listed.unreadable, swarm, tuple(known), denied)
 
 
 def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:
@@ -187,13 +192,16 @@ def chosen(own: str, here: Collection[str], listed: Directory, most: int, known:
     return sorted(ranked[:most]), len(ranked[most:]) + listed.left_out
 
 
-async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> Transport | None:
+async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> tuple[Transport | None, bool]:
+    """The swarm plane where it can be had, and whether it is the key that it cannot be had for."""
     if url is None:
-        return None
+        return None, False
     try:
-        return await connect_swarm_plane(config, OPERATOR, timeout_s=timeout_s, url=url)
+        return await connect_swarm_plane(config, OPERATOR, timeout_s=timeout_s, url=url), False
     except NotConnected:
-        return None
+        return None, False
+    except AccessDenied:
+        return None, True
 
 
 async def nodes_here(node_plane: Transport) -> frozenset[str]:
