@@ -41,6 +41,7 @@ RUN pip install --no-deps --no-build-isolation --require-hashes ${TORCH_INDEX:+-
     -r requirements/image-cpu.lock
 COPY scripts/image-trim scripts/
 RUN scripts/image-trim dependencies /opt/swarm
+COPY scripts/image-entrypoint /opt/swarm/bin/
 COPY pyproject.toml README.md LICENSE ./
 COPY services services
 COPY shared shared
@@ -54,6 +55,7 @@ COPY requirements/image-cuda.lock requirements/
 RUN pip install --no-deps --no-build-isolation --require-hashes -r requirements/image-cuda.lock
 COPY scripts/image-trim scripts/image-triton scripts/
 RUN scripts/image-triton /opt/swarm && scripts/image-trim dependencies /opt/swarm
+COPY scripts/image-entrypoint /opt/swarm/bin/
 COPY pyproject.toml README.md LICENSE ./
 COPY services services
 COPY shared shared
@@ -72,15 +74,16 @@ RUN groupadd --gid 10001 swarm && useradd --uid 10001 --gid swarm --home-dir /tm
 ENV PATH=/opt/swarm/bin:$PATH \
     PYTHONHASHSEED=0 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp XDG_CACHE_HOME=/tmp/.cache MPLCONFIGDIR=/tmp/.matplotlib HF_HOME=/var/cache/huggingface \
-    SWARM_HTTP__HOST=0.0.0.0 SWARM_HTTP__PORT=9400
+    SWARM_HTTP__HOST=0.0.0.0
 WORKDIR /app
 EXPOSE 9400
 # Live means that the process turns, not that NATS is there: see shared/runtime/health.py. Starting can mean to load a large model.
-HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['SWARM_HTTP__PORT'] + '/livez', timeout=4)"]
+HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('SWARM_HTTP__PORT', '9400') + '/livez', timeout=4)"]
 USER 10001:10001
 
 FROM runtime AS verifier
 COPY --from=build-verifier /opt/swarm /opt/swarm
+ENV SWARM_HTTP__PORT=9400
 CMD ["python", "-m", "services.verifier"]
 ARG VERSION=0.1.0
 ARG REVISION=""
@@ -93,9 +96,12 @@ LABEL org.opencontainers.image.title="swarm-verifier" \
 FROM runtime AS cuda
 # No compiler is here. Triton compiles GPU kernels itself; the one C file that it wants compiled was (scripts/image-triton).
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/.triton CC=/opt/swarm/bin/triton-cc
+# The server of a node that joins a swarm or runs by itself; on Kubernetes it has an image of its own.
+COPY --from=build-nats /opt/swarm/bin/nats-server /opt/swarm/bin/nats-server
 COPY --from=build-cuda /opt/swarm /opt/swarm
 COPY models/base models/base
-CMD ["swarm", "--help"]
+ENTRYPOINT ["image-entrypoint"]
+CMD ["--help"]
 ARG VERSION=0.1.0
 ARG REVISION=""
 ARG SOURCE=""
@@ -126,9 +132,12 @@ LABEL org.opencontainers.image.title="swarm-nats" \
       org.opencontainers.image.source=${SOURCE}
 
 FROM runtime AS cpu
+# The server of a node that joins a swarm or runs by itself; on Kubernetes it has an image of its own.
+COPY --from=build-nats /opt/swarm/bin/nats-server /opt/swarm/bin/nats-server
 COPY --from=build-cpu /opt/swarm /opt/swarm
 COPY models/base models/base
-CMD ["swarm", "--help"]
+ENTRYPOINT ["image-entrypoint"]
+CMD ["--help"]
 ARG VERSION=0.1.0
 ARG REVISION=""
 ARG SOURCE=""

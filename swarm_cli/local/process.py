@@ -13,6 +13,8 @@ from shared.runtime.parent_death import ending_with_parent
 
 _CHUNK = 2**16
 _LONGEST_LINE = 2**20
+WAITED_FOR: set[int] = set()
+"""Process numbers of those that were started here and whose end was not heard of yet."""
 
 
 class Process:
@@ -37,6 +39,7 @@ class Process:
             start_new_session=True,
             preexec_fn=ending_with_parent(),
         )
+        WAITED_FOR.add(self._popen.pid)
         assert self._popen.stdout is not None
         self._out = self._popen.stdout.fileno()
         os.set_blocking(self._out, False)
@@ -108,6 +111,7 @@ class Process:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         code = self._popen.wait()
+        WAITED_FOR.discard(self._popen.pid)
         self._drain()
         assert self._popen.stdout is not None
         self._loop.remove_reader(self._out)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from shared.cancelling import cancel_and_wait
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.supervise import BACKOFF_S
+from swarm_cli.local.orphans import reaping_orphans
 from swarm_cli.local.output import SYSTEM, Output
-from swarm_cli.local.process import Process
+from swarm_cli.local.process import WAITED_FOR, Process
 from swarm_cli.local.rules import SERVER, EndRun, RunRules, StartAgain
 
 SERVER_GRACE_S = 20.0
@@ -252,7 +253,7 @@ def run_supervised(
 
     async def run() -> Outcome:
         supervisor = Supervisor(lines, environment, RunRules(ends_by_steps), output, grace_s)
-        async with beside(supervisor) if beside else nullcontext():
+        async with beside(supervisor) if beside else nullcontext(), reaping_orphans(WAITED_FOR):
             return await supervisor.run()
 
     return asyncio.run(run())

@@ -82,6 +82,10 @@ class SwarmSnapshot:
     known: tuple[str, ...] = ()
     """Names that keep their places on what is shown (`EvaluationLog.established`)."""
     swarm_problem: str = ""
+    swarm_denied: bool = False
+    """The swarm's server lets this command not in, as in a node's pod for people, which has the key
+    of the node's operator alone. It says nothing of the services.
+    """
 
 
 async def take_snapshot(
@@ -106,7 +110,7 @@ async def take_snapshot(
         checked_node(name)
     node_plane = await connect_node_plane(config, OPERATOR, timeout_s=timeout_s, url=node_url)
     try:
-        swarm_plane, problem = await _try_connect(config, swarm_url, timeout_s)
+        swarm_plane, problem, denied = await _try_connect(config, swarm_url, timeout_s)
         try:
             here = await nodes_here(node_plane)
             if swarm_plane and evaluations:
@@ -139,8 +143,8 @@ async def take_snapshot(
     finally:
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
-    fills = tuple(swarm_streams)
-    return SwarmSnapshot(at, tuple(nodes), fills, reachable, left_out, listed.unreadable, swarm, tuple(known), problem)
+    shown, streams = tuple(nodes), tuple(swarm_streams)
+    return SwarmSnapshot(at, shown, streams, reachable, left_out, listed.unreadable, swarm, tuple(known), problem, denied)
 
 
 def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:
@@ -190,14 +194,14 @@ def chosen(own: str, here: Collection[str], listed: Directory, most: int, known:
     return sorted(ranked[:most]), len(ranked[most:]) + listed.left_out
 
 
-async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> tuple[Transport | None, str]:
-    """The swarm plane, or why there is none."""
+async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> tuple[Transport | None, str, bool]:
+    """The swarm plane, or why there is none and whether that is because of the key."""
     if url is None:
-        return None, ""
+        return None, "", False
     try:
-        return await connect_swarm_plane(config, OPERATOR, timeout_s=timeout_s, url=url), ""
+        return await connect_swarm_plane(config, OPERATOR, timeout_s=timeout_s, url=url), "", False
     except (NotConnected, AccessDenied) as error:
-        return None, str(error)
+        return None, str(error), isinstance(error, AccessDenied)
 
 
 async def nodes_here(node_plane: Transport) -> frozenset[str]:

@@ -202,7 +202,9 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
                 "remedy are in the verifier's log (sandbox_protection_missing)",
                 markup=False,
             )
-    if snapshot.swarm_reachable is False:
+    if snapshot.swarm_denied:
+        console.print("the swarm's streams are not shown: its server lets this command not in (nats.swarm_key_file)", markup=False)
+    elif snapshot.swarm_reachable is False:
         console.print("the swarm plane cannot be reached; nodes train alone until it is back")
         console.print(visible(snapshot.swarm_problem), markup=False, highlight=False, soft_wrap=True)
 

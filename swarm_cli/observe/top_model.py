@@ -130,6 +130,8 @@ class TopModel:
     left_out: int = 0
     unreadable: int = 0
     """Of the directory: entries that are not shown, and those that are no node's."""
+    swarm_denied: bool = False
+    """As in `SwarmSnapshot`."""
 
 
 class TopHistory:
@@ -159,7 +161,8 @@ class TopHistory:
             nodes.append(_node_model(node, rate, held_out, snapshot.at))
         specs = {spec.name: spec for spec in swarm_streams()}
         fills = tuple(_fill(fill, specs) for fill in snapshot.swarm_streams)
-        return TopModel(snapshot.at, tuple(nodes), fills, snapshot.swarm_reachable, snapshot.left_out, snapshot.unreadable)
+        left_out, unreadable = snapshot.left_out, snapshot.unreadable
+        return TopModel(snapshot.at, tuple(nodes), fills, snapshot.swarm_reachable, left_out, unreadable, snapshot.swarm_denied)
 
 
 def held_out_history(view: NodeView, reports: Iterable[EvalReport], in_files: Sequence[Evaluation]) -> HeldOut:

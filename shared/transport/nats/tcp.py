@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from nats.aio.transport import TcpTransport
@@ -46,4 +47,6 @@ class PromptTransport(TcpTransport):  # type: ignore[misc]
         self._aborted = True
         for writer in (self._io_writer, self._bare_io_writer):
             if writer is not None:
-                writer.transport.abort()
+                # Python 3.11.2, Debian 12's own, breaks here where the server has ended TLS.
+                with suppress(AttributeError):
+                    writer.transport.abort()

@@ -1,0 +1,59 @@
+"""A node's pod for people has the key of the node's operator and none for the swarm's server: what
+looks at the node shows the node, and says what it cannot show.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from shared.config import load_config
+from shared.identity.keys import SigningKey, create
+from shared.transport.nats.tcp import PromptTransport
+from swarm_cli.observe.snapshot import take_snapshot
+from swarm_cli.observe.status import show
+from swarm_cli.observe.top_model import TopHistory
+from swarm_cli.observe.top_view import _swarm_line
+from swarm_cli.shipped import DEMO_CONFIG
+from tests.nats_server import NatsServer
+
+
+@pytest.fixture
+def planes(tmp_path: Path) -> Iterator[tuple[NatsServer, NatsServer]]:
+    """A node's server that takes everybody, and a swarm's that wants a key."""
+    key: SigningKey = create(tmp_path / "somebody.nk")
+    hub = NatsServer(tmp_path / "hub", config=f"authorization {{ users: [{{ nkey: {key.public_key} }}] }}").start()
+    node = NatsServer(tmp_path / "node").start()
+    yield node, hub
+    node.stop()
+    hub.stop()
+
+
+async def test_a_node_is_shown_to_whoever_has_no_key_for_the_swarm(planes: tuple[NatsServer, NatsServer]) -> None:
+    node, hub = planes
+    snapshot = await take_snapshot(load_config(DEMO_CONFIG), node.url, hub.url, ["alpha"], timeout_s=5.0)
+    assert [each.node for each in snapshot.nodes] == ["alpha"] and snapshot.swarm_denied
+    written = io.StringIO()
+    show(snapshot, Console(file=written, width=300))
+    on_screen = _swarm_line(TopHistory().model(snapshot, [], {})).plain
+    for said in (written.getvalue(), on_screen):
+        assert "lets this command not in (nats.swarm_key_file)" in said and "train alone" not in said
+
+
+def test_a_connection_whose_tls_is_over_is_ended_all_the_same() -> None:
+    """As Python 3.11.2 answers: the TLS layer has let go of its connection."""
+
+    def broken() -> None:
+        raise AttributeError("'NoneType' object has no attribute '_abort'")
+
+    ended: list[str] = []
+    connection = PromptTransport()
+    connection._io_writer = SimpleNamespace(transport=SimpleNamespace(abort=broken))
+    connection._bare_io_writer = SimpleNamespace(transport=SimpleNamespace(abort=lambda: ended.append("bare")))
+    connection.abort()
+    assert ended == ["bare"]
