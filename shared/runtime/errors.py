@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 EXIT_CONFIG = 78
-"""Exit code (`EX_CONFIG` of sysexits.h) of a failure that a restart would only repeat; the
-supervisor does not restart it.
+"""Exit code (`EX_CONFIG` of sysexits.h) for a failure that a restart would only repeat; the
+supervisor does not restart the process.
 """
 
 

@@ -72,7 +72,7 @@ def test_a_verifier_without_a_usable_roster_does_not_start_and_says_what_to_do(t
     with pytest.raises(FatalError, match="does not exist: create it with `swarm roster add"):
         build()
     (tmp_path / "roster.txt").write_text("beta nokey\n")
-    with pytest.raises(FatalError, match="line 1: 'nokey' is no public key"):
+    with pytest.raises(FatalError, match="line 1: 'nokey' is not a public key"):
         build()
     (tmp_path / "roster.txt").write_text("")
     build()
