@@ -65,8 +65,7 @@ class BoundedLines:
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Opens nothing before the first line, so that an unwritable folder loses only the lines.
-        """
+        """Open nothing before the first line, so that an unwritable folder loses only the lines."""
         self._path = path
         self._max_bytes = max_bytes
         self._stream: FileIO | None = None

@@ -45,8 +45,7 @@ def unwinding_on_signals() -> Iterator[None]:
 
 
 def stop_if_asked() -> None:
-    """Raise the exception of a signal that Python dropped in the block of `unwinding_on_signals`.
-    """
+    """Raise a signal's exception that Python dropped in the block of `unwinding_on_signals`."""
     if _asked.exception is not None and threading.current_thread() is threading.main_thread():
         raise _asked.exception
 

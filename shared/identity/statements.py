@@ -1,5 +1,4 @@
-"""Signs a node's statements about itself, and checks other nodes' statements before they are shown.
-"""
+"""Signs a node's statements about itself, and checks those of other nodes before they are shown."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ _LOAD_ERRORS = (OSError, ValueError, KeyError, SafetensorError, RuntimeError)
 
 
 class ModelLoadError(FatalError):
-    """A model or tokenizer cannot be loaded, and a restart would not help; the message names cause
-    and remedy.
+    """A model or tokenizer cannot be loaded, and a restart would not help; the message names the
+    cause and the remedy.
     """
 
 
@@ -45,7 +45,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    # A torch that was built without CUDA says so with an AssertionError.
+    # A torch built without CUDA raises AssertionError.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         cause = str(error).splitlines()[0]
         raise ModelLoadError(
@@ -65,8 +65,8 @@ def load_tokenizer(model: ModelSection) -> Any:
     """The model's tokenizer.
 
     Raises:
-        ModelLoadError: there is none, it is a hub name without its commit, or its chat template has
-            no place for `model.system_prompt`.
+        ModelLoadError: there is none, `model.path` is a hub name without a commit, or the chat
+            template has no place for `model.system_prompt`.
     """
     _check_source(model)
     try:
@@ -82,7 +82,7 @@ def load_causal_lm(model: ModelSection, *, dtype: torch.dtype, device: torch.dev
     """The model's weights in `dtype` on `device`.
 
     Raises:
-        ModelLoadError: no such folder or hub name, a hub name without its commit, not a causal
+        ModelLoadError: no such folder or hub name, a hub name without a commit, not a causal
             language model, or broken weights.
     """
     _check_source(model)
@@ -100,8 +100,8 @@ def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any
     """The weights as `transformers` reads them, with its own errors.
 
     Raises:
-        UnpinnedModelError: a hub name without its commit, or one whose commit holds an adapter:
-            transformers would turn to the model that the adapter names, and look for this commit
+        UnpinnedModelError: a hub name without a commit, or a commit that holds an adapter.
+            transformers would go on to the model that the adapter names, and look for this commit
             there.
     """
     pinned = hub_arguments(path, revision)
@@ -117,11 +117,11 @@ def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any
 
 
 def model_max_length(model: ModelSection) -> int:
-    """Most tokens of prompt and completion together: `model.max_length`, but never more than the
-    model's config says.
+    """Maximum tokens of prompt and completion together: `model.max_length`, but never more than the
+    model's config allows.
 
     Raises:
-        ModelLoadError: the config cannot be read, or `model.max_length` is where a text's logprobs
+        ModelLoadError: the config cannot be read, or up to `model.max_length` a text's logprobs
             depend on its length.
     """
     _check_source(model)
@@ -139,13 +139,14 @@ def model_max_length(model: ModelSection) -> int:
 
 
 def vocabulary_size(model: Any) -> int:
-    """Rows of the input embedding: a token id must be below it."""
+    """Rows of the input embedding; every token id must be below this."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
 def end_token_id(model: Any, tokenizer: Any) -> int | None:
-    """The token that ends an answer: the one of its end tokens that the chat template ends one
-    with; else the tokenizer's, else the first that the model's config names."""
+    """The token that ends an answer: the declared end token that the chat template writes after an
+    answer; else the tokenizer's, else the first in the model's config.
+    """
     template_end = turn_end(tokenizer, _declared_ends(model, tokenizer))
     if template_end is not None:
         return template_end
@@ -157,8 +158,8 @@ def end_token_id(model: Any, tokenizer: Any) -> int | None:
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token at which engines end an answer, as `services.generator.engines.model_folder`
-    reads them; `end_token_id` first.
+    """Every token at which engines end an answer, the same as
+    `services.generator.engines.model_folder` reads; `end_token_id` first.
     """
     first = end_token_id(model, tokenizer)
     return tuple(dict.fromkeys([*([] if first is None else [first]), *_declared_ends(model, tokenizer)]))
@@ -184,8 +185,8 @@ def _check_source(model: ModelSection) -> None:
                 f"model with `swarm model import SOURCE {model_path}`"
             )
         return
-    # A hub name is `name` or `owner/name`; the toy policy's own folder, models/base, would pass for
-    # one.
+    # A hub name is `name` or `owner/name`, which the toy policy's folder, models/base, also
+    # matches.
     if folder.exists() or model_path.startswith((".", "/", "~", "models/")) or model_path.count("/") > 1:
         raise ModelLoadError(
             f"model.path {model_path!r} is not a folder: check the spelling, import a model with "

@@ -90,7 +90,8 @@ def configure_logging(
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """False for asyncio's harmless warning whenever a connection that nats-py upgraded to TLS ends.
+    """False for asyncio's harmless warning at the end of a connection that nats-py upgraded to
+    TLS.
     """
     return not str(record.msg).startswith("returning true from eof_received()")
 
