@@ -1,11 +1,11 @@
-"""Base policies of the experiments: `shared.model.base_policy`'s supervised start, with a tokenizer
-that knows whole phrases.
+"""Builds the experiments' base policies: `shared.model.base_policy`'s supervised start, with a
+tokenizer that has tokens for whole phrases.
 
 A build spec (`experiments/models/*.toml`) holds `[[tasks]]` and `[recipe]`, the fields of
-`BasePolicyRecipe`, and may name another spec to `start` from: its tasks, tokenizer and weights are
-then taken, and the supervised training goes on with other shares of right answers, so that policies
-of different skill come from one. Datasets without a reference answer are supervised on the example
-that their metadata gives.
+`BasePolicyRecipe`, and may name another spec to `start` from. Then that spec's tasks, tokenizer and
+weights are used, and supervised training continues with other shares of right answers, so that
+policies of different skill come from one policy. Datasets without a reference answer are trained on
+the example in their metadata.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from shared.tasks.held_out import HeldOut
 
 
 def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) -> Path:
-    """Build the base policy that `spec` describes into `out`, unless it is there already. Written
-    beside and moved in at once.
+    """Build the base policy that `spec` describes in `out`, unless it is there already. The folder
+    is written next to `out` and then renamed.
 
     Raises:
         ValueError: the spec is not usable, or a dataset has too few questions.
@@ -110,7 +110,7 @@ def _start(spec: Path) -> Path | None:
 
 
 def _origin(spec: Path) -> Path:
-    """The spec at the beginning of the chain, which names the tasks."""
+    """The first spec of the chain, which names the tasks."""
     start = _start(spec)
     return spec if start is None else _origin(start)
 

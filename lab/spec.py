@@ -1,5 +1,5 @@
-"""What an experiment is: one TOML file, typed. A node's settings are `NodeConfig`'s own sections,
-so nothing is defined twice.
+"""Reads an experiment's spec, one TOML file, into types. A node's settings are `NodeConfig`'s own
+sections, so nothing is defined twice.
 
 An arm is a set of values merged over the base; a `[[nodes]]` table is a set of values merged over
 the arm for `count` nodes.
@@ -27,7 +27,7 @@ nodes.
 """
 
 _SPEC_KEYS = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "compare", "held_out"})
-"""Keys that describe the experiment; all others belong to the arms."""
+"""Keys that describe the whole experiment; all others belong to the arms."""
 
 _KEYS = "experiments/README.md lists a spec's own keys, `swarm config show` a node's sections"
 
@@ -49,7 +49,7 @@ Role = Literal[
 ]
 Overrides = dict[str, Any]
 Sources = Annotated[list[TaskSpec], AfterValidator(with_rows)]
-"""Files among them are read with the spec, so that they have names as datasets have."""
+"""Sources that are files are read with the spec, so that they have names as datasets do."""
 
 
 class SpecError(ValueError):
@@ -68,7 +68,7 @@ class _Table(BaseModel):
 
 
 class LocalRule(_Table):
-    """What a node does with its local groups before a batch is made: the controls that the paper
+    """How a node filters its local groups before a batch is made: the controls that the paper
     lacks.
     """
 
@@ -93,7 +93,7 @@ class LocalRule(_Table):
 
 
 class Attack(_Table):
-    """What hostile nodes do; each role uses the settings that apply to it."""
+    """How hostile nodes attack; each role uses the settings that apply to it."""
 
     flood_factor: int = Field(8, ge=1, description="flood, near_copies: groups sent for each one that an honest node sends.")
     temperature: float = Field(3.0, gt=0, description="low_quality: temperature at which the untrained base policy answers.")
@@ -118,7 +118,7 @@ class Attack(_Table):
 
 
 class NodeGroup(_Table):
-    """Some of the swarm's nodes: how many, which role, and where they differ from the arm."""
+    """Some of the swarm's nodes: how many, their role, and where they differ from the arm."""
 
     count: int = Field(1, ge=1, le=1024)
     role: Role = "honest"
@@ -132,7 +132,7 @@ class NodeGroup(_Table):
 
 
 class Arm(_Table):
-    """One arm: a setting of the swarm, with everything merged."""
+    """One arm: the complete settings of a swarm, with everything merged."""
 
     nodes: list[NodeGroup]
     rounds: int = Field(ge=1, le=1_000_000)
@@ -284,7 +284,7 @@ def seeds_problem(seeds: Sequence[int]) -> str | None:
 
 
 def _common(source: Mapping[str, Any]) -> dict[str, Any]:
-    """What a spec says about all arms."""
+    """A spec's values for all arms."""
     return {key: value for key, value in source.items() if key not in _SPEC_KEYS | {"arms"}}
 
 
@@ -298,8 +298,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_overrides(values: Any) -> Any:
-    """Move the node's sections into `overrides`; everything else stays where unknown names are
-    refused.
+    """Move the node's sections into `overrides`; everything else stays at the level that refuses
+    unknown names.
     """
     if not isinstance(values, Mapping):
         return values
