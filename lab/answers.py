@@ -120,10 +120,10 @@ def read_answers(path: Path) -> list[Answer]:
     """
     try:
         answers = _Record.model_validate_json(path.read_bytes(), strict=True).answers
-        problem = "" if answers else " holds no answers"
+        problem = "" if answers else " contains no answers"
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        problem = f" is no record of answers ({': '.join([*map(str, first['loc']), first['msg']])})"
+        problem = f" is not a record of answers ({': '.join([*map(str, first['loc']), first['msg']])})"
     if problem:
         raise ValueError(f"{path}{problem}: make it with `swarm eval MODEL --answers 1000 --json`")
     return sorted(answers, key=lambda each: (each.dataset, each.question))

@@ -55,12 +55,12 @@ def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) 
     if is_built(out) and read_record(out) == record:
         return out
     if out.exists() and any(out.iterdir()) and read_record(out) is None:
-        raise FileExistsError(f"{out}: holds files of something else: choose an empty folder for the base policy")
+        raise FileExistsError(f"{out}: holds other files: choose an empty folder for the base policy")
     held_out = held_out_questions(tasks, recipe.held_out_count)
     pools = [list(_examples(task, position, recipe.attempts_per_task, held_out)) for position, task in enumerate(tasks)]
     for task, pool in zip(tasks, pools, strict=True):
         if len(pool) < 2:
-            raise ValueError(f"{spec}: {task.dataset}: no questions are left beside the held-out set: widen its config")
+            raise ValueError(f"{spec}: {task.dataset}: the held-out set takes all its questions: widen its config")
     if start is None:
         tokenizer = phrase_tokenizer(pools, recipe.vocab_size)
         model = new_model(recipe, tokenizer)

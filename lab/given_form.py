@@ -43,7 +43,7 @@ def begun(question: str) -> str:
     """
     operation = Answer("", question, "", "", 0.0).operation
     if operation is None:
-        raise ValueError(f"{question!r} asks for no sum, difference or product of two numbers")
+        raise ValueError(f"{question!r} does not ask for a sum, difference or product of two numbers")
     first, sign, second = operation
     return f"{first} {sign} {second} ="
 
@@ -69,7 +69,7 @@ async def answers(model: str, config: NodeConfig) -> list[Answer]:
     """
     tasks = held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw)
     if not tasks:
-        raise ValueError(f"the configuration holds no questions out (eval.tasks is {config.eval.tasks}): set eval.tasks to 200")
+        raise ValueError(f"the configuration has no held-out questions (eval.tasks is {config.eval.tasks}): set eval.tasks to 200")
     tokenizer = load_tokenizer(ModelSection(path=model))
     beginnings = [begun(task.question) for task in tasks]
     prompts = [

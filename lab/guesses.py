@@ -63,7 +63,7 @@ def right(answers: Sequence[Answer], guess: Guess) -> list[bool]:
     found = []
     for each in answers:
         if each.operation is None:
-            raise ValueError(f"{each.question!r} asks for no sum, difference or product of two numbers")
+            raise ValueError(f"{each.question!r} does not ask for a sum, difference or product of two numbers")
         found.append(str(guess(*each.operation)) == each.reference)
     return found
 

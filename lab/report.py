@@ -56,7 +56,7 @@ class Written:
 
 
 EVERYTHING = Part()
-_NO_COMPARISON = "No comparison: it takes an arm and its baseline with two seeds in common, and a dataset that is not out.\n"
+_NO_COMPARISON = "No comparison: it needs an arm and its baseline with two seeds in common, and a dataset that is not out.\n"
 
 
 def folders_of(results: Path, part: Part = EVERYTHING) -> list[RunFolder]:
@@ -104,7 +104,7 @@ def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
     from lab.plots import draw_plots
 
     if part and out.resolve() == (results / "report").resolve():
-        raise SpecError(f"{out} is for the report of all results: give a part's another --out")
+        raise SpecError(f"{out} is reserved for the report of all results: give another --out for a part")
     folders = folders_of(results, part)
     manifest, runs = read_runs(results, folders, part.without)
     out.mkdir(parents=True, exist_ok=True)

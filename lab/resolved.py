@@ -55,8 +55,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     changed: dict[str, str] = {}
     for key in (*old, *(key for key in new if key not in old)):
         if old.get(key) != new.get(key) or (key in old) != (key in new):
-            was = f"was {json.dumps(old[key])}" if key in old else "was not known"
-            becomes = f"is {json.dumps(new[key])}" if key in new else "is not known"
+            was = f"was {json.dumps(old[key])}" if key in old else "did not exist"
+            becomes = f"is {json.dumps(new[key])}" if key in new else "no longer exists"
             name = key.split(".", 2)[2] if key.startswith("nodes.") else key
             changed.setdefault(name, f"{name} {was} and {becomes}")
     rest = len(changed) - _MOST_NAMED

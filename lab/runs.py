@@ -140,7 +140,7 @@ def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds
     """
     for option, chosen in (("--arms", arms), ("--seeds", seeds)):
         if chosen is not None and not chosen:
-            raise SpecError(f"{option} names none: leave it out for all of the spec's")
+            raise SpecError(f"{option} names none: omit it to use all of the spec's")
     if problem := seeds_problem(seeds or ()):
         raise SpecError(f"--seeds: {problem}")
     unknown = [arm for arm in arms or () if arm not in spec.arms]
@@ -152,7 +152,7 @@ def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds
     for folder in finished:
         if folder.arm in chosen_arms and folder.made_from() not in {None, spec.digest(folder.arm)}:
             raise SpecError(
-                f"{folder.path}: was made when the spec said something else of arm {folder.arm}: "
+                f"{folder.path}: was made from another version of arm {folder.arm} in the spec: "
                 "give the changed arm another name, or remove the folder"
             )
     todo = [folder for folder in folders if not folder.done]
@@ -175,7 +175,7 @@ def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None
         if digest is None:
             if spec.settings == "bare" or commit == code_commit() or defaults_unchanged_since(commit):
                 continue
-            cause = 'it says settings = "shipped", its finished runs did not record these, and the defaults may have changed since'
+            cause = 'its settings are "shipped", its finished runs did not record them, and the defaults may have changed since'
         else:
             before = folder.settings()
             cause = "defaults have changed since its finished runs were made"
@@ -184,7 +184,9 @@ def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None
         remedy = "give the arm another name in the spec"
         if commit_is_here(committed):
             remedy = f"make it with their code (`git worktree add ../swarm-{committed} {committed}`), or {remedy}"
-        raise SpecError(f"arm {arm}: {cause}; {folder.path} was made by commit {commit}. To mix no defaults in one arm, {remedy}")
+        raise SpecError(
+            f"arm {arm}: {cause}; {folder.path} was made by commit {commit}. So as not to mix defaults in one arm, {remedy}"
+        )
 
 
 def finished_runs(out: Path) -> list[RunFolder]:

@@ -29,15 +29,15 @@ def check_services_run(run: PlannedRun) -> None:
     Raises: SpecError: naming what only a simulation can run.
     """
     if run.delay_rounds != (0, 0):
-        raise SpecError(f"arm {run.arm}: delay_rounds is known to the driver simulate only: real groups take their time")
+        raise SpecError(f"arm {run.arm}: only the driver simulate supports delay_rounds: remove it, or use that driver")
     for node in run.nodes:
         if node.role != "honest" or node.local != type(node.local)():
             raise SpecError(
-                f"arm {run.arm}: node {node.name} has role {node.role} or a [local] rule, which only the driver simulate knows "
-                "(own old groups: sampler.replay in the place of local.reuse)"
+                f"arm {run.arm}: node {node.name} has role {node.role} or a [local] rule, which only the driver simulate has "
+                "(to train on earlier local groups set sampler.replay instead of local.reuse)"
             )
         if node.config.eval.every_versions != run.nodes[0].config.eval.every_versions:
-            raise SpecError(f"arm {run.arm}: the nodes' eval.every_versions differ: give all the same")
+            raise SpecError(f"arm {run.arm}: the nodes' eval.every_versions differ: give all nodes the same value")
 
 
 def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:

@@ -88,7 +88,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     ValueError if one is not finite.
     """
     if not all(map(math.isfinite, differences)):
-        raise ValueError(f"differences {differences} are not all finite: nothing can be said of their signs")
+        raise ValueError(f"differences {differences} are not all finite, so their signs cannot be compared")
     # A sum that differs from the observed one only by rounding counts as equally extreme.
     observed = abs(math.fsum(differences)) - 1e-9 * math.fsum(map(abs, differences))
     values = np.asarray(differences)
