@@ -66,16 +66,14 @@ async def measure_commands() -> Result:
         measured=f"seconds until a command of `swarm` has ended, the slowest of {len(medians)} by its median",
         against=f"{BAR_S:g} s",
         workload=f"each command {TIMES} times in a new process, the files it reads in the page cache; a NATS server on loopback "
-        "with two nodes and six batches each where it asks one",
+        "with two nodes and six batches each for commands that ask one",
         unit="s",
         ratios=[slowest / BAR_S],
         bar=1.0,
         direction="at most",
         product=slowest,
         plain=None,
-        remarks=[
-            f"`{command}`: {wall_s:.2f} s, of which {cpu_s:.2f} s of processor" for command, (wall_s, cpu_s) in medians.items()
-        ],
+        remarks=[f"`{command}`: {wall_s:.2f} s, {cpu_s:.2f} s of processor time" for command, (wall_s, cpu_s) in medians.items()],
     )
 
 

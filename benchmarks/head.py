@@ -82,7 +82,7 @@ async def measure_trainer_head() -> Result:
         plain=None,
         remarks=[
             f"every allocation as torch's profiler counts it, gradients included; the process grew by {grown / 1e9:.2f} GB",
-            f"all logits once are {whole / 1e9:.1f} GB, and the plain way holds them {_COPIES_HELD} times: it is not run here",
+            f"all logits at once are {whole / 1e9:.1f} GB; the plain way, not run here, holds them {_COPIES_HELD} times",
             f"chunks of {CHUNK_BYTES / 2**20:.0f} MiB; {seconds:.0f} s on one thread",
         ],
     )

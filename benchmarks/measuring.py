@@ -52,7 +52,7 @@ def quotients(numerators: Sequence[float], denominators: Sequence[float]) -> lis
     slowdown of the machine affects both.
     """
     if len(numerators) != len(denominators) or not numerators:
-        raise ValueError(f"{len(numerators)} turns of one side and {len(denominators)} of the other: give one of each a pair")
+        raise ValueError(f"{len(numerators)} turns of one side and {len(denominators)} of the other: give one of each per pair")
     if min(denominators) <= 0.0 or min(numerators) < 0.0:
         raise ValueError("a turn measured nothing: make its workload larger")
     return [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)]

@@ -164,8 +164,8 @@ async def _measure(row: str, pairs: int, model_of: Callable[[Path], Path]) -> Re
         row=row,
         measured="seconds from `Publisher.publish` to the first token of the new policy (transformers engine, file:// store)",
         against="writing the same bytes to a file, fsync, opening and reading it back whole",
-        workload=f"a policy of {size_mb:.1f} MB (float32 safetensors), other bytes every turn; {pairs} pairs; store and plain file "
-        "on the same file system",
+        workload=f"a policy of {size_mb:.1f} MB (float32 safetensors), different bytes every turn; {pairs} pairs; store and "
+        "plain file on the same file system",
         unit="s",
         ratios=quotients(ours, theirs),
         bar=3.0,

@@ -131,7 +131,7 @@ def measure_width(row: str, narrow: int, wide: int) -> Result:
         row=row,
         measured=f"trainer, kB a token held at once at most during `Learner.step` on answers of {wide:,} tokens",
         against=f"the same on answers of {narrow:,} tokens",
-        workload="two answers in passes of one; a body of 2 layers of 64, beside which a mask of width x width would stand out",
+        workload="two answers in passes of one; a body of 2 layers of 64, so small that a mask of width x width would stand out",
         unit="kB",
         ratios=[held[1] / wide / (held[0] / narrow)],
         bar=BAR,

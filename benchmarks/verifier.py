@@ -157,12 +157,12 @@ async def measure_verifier_service() -> Result:
         product=median_of(ours),
         plain=median_of(theirs),
         remarks=[
-            "the groups lie in the stream while the verifier is stopped (SIGSTOP); clock from SIGCONT until the last one is stored",
+            "the groups are in the stream while the verifier is stopped (SIGSTOP); clock from SIGCONT until the last one is stored",
             f"a group costs the plain loop {1e6 / median_of(theirs):.0f} microseconds and the service {1e6 / median_of(ours):.0f}; "
             "the service fetches, decodes and validates, hashes, scores in the sandbox, encodes, publishes, waits for the server's "
-            "word and acknowledges each group, the plain loop has its answers in memory and keeps nothing",
-            f"parts of it alone, each a group: decoding and validating {1e6 * _decode_s(config, turns[0]):.0f} microseconds, one "
-            f"acknowledged publish with {IN_FLIGHT} in flight {1e6 * publish_s:.0f}; it needs two such round trips a group",
+            "acknowledgement and acknowledges each group; the plain loop has its answers in memory and stores nothing",
+            f"parts of it alone, per group: decoding and validating {1e6 * _decode_s(config, turns[0]):.0f} microseconds, one "
+            f"acknowledged publish with {IN_FLIGHT} in flight {1e6 * publish_s:.0f}; it needs two such round trips per group",
         ],
     )
 
@@ -234,5 +234,5 @@ def _write_toml(config: NodeConfig, folder: Path) -> Path:
 def _workload(config: NodeConfig, groups: int = GROUPS) -> str:
     return (
         f"{groups} groups of {COMPLETIONS} short answers a turn, half chain_sum, half gcd, reasoning-gym's default configs "
-        f"({spec_json(config)}), other tasks every turn; {PAIRS} pairs"
+        f"({spec_json(config)}), different tasks every turn; {PAIRS} pairs"
     )

@@ -87,8 +87,8 @@ def result_of(phases: list[dict[str, float]], cores: int) -> Result:
         remarks=[
             f"mean of a step's phases: {spent}; a step takes {median_s:.3f} s at the median",
             f"share in {PARTS} consecutive parts of the run: {', '.join(f'{part:.2f}' for part in parts)}",
-            "one node, because with two on two cores no generator has a core of its own; its batch is as large as the demo's "
-            "(4 own and 4 foreign groups), all its own; the generator also evaluates every 25 versions meanwhile",
+            "one node, because with two nodes on two cores no generator has its own core; its batch is as large as the demo's "
+            "(4 local and 4 foreign groups), but all local; the generator also evaluates every 25 versions",
         ],
     )
 

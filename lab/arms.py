@@ -133,6 +133,6 @@ def _misfits(arm: Arm, name: str, nodes: list[PlannedNode]) -> list[Mistake]:
             )
             return [Mistake(name, ("local",), problem)]
         if sampler.shortage == "wait":
-            problem = "rounds go in step, so nothing can be waited for: use short or fill_local"
+            problem = "all nodes' rounds are in step, so a batch cannot wait for groups: use short or fill_local"
             return [Mistake(name, ("sampler", "shortage"), problem)]
     return []

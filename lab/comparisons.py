@@ -66,7 +66,7 @@ def compare_arms(
 
 
 def _pair(stated: str, baseline_of: Mapping[str, str]) -> tuple[str, str]:
-    """ARM/OTHER, or ARM with its baseline (itself where it has no runs)."""
+    """ARM/OTHER, or ARM with its baseline (with itself if it has no runs)."""
     arm, _, other = stated.partition("/")
     return arm, other or baseline_of.get(arm, arm)
 

@@ -89,7 +89,7 @@ def scorers(sources: Sequence[TaskSpec]) -> ScorerPool:
 
 
 def write_floors(out: Path, floors: Sequence[Floor]) -> Path:
-    """Write the floors beside the records, for reports."""
+    """Write the floors next to the records, for reports."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / FLOORS_FILE
     draft = file.with_suffix(".new")

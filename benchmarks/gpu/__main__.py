@@ -53,7 +53,7 @@ def main() -> int:
         _run_here(arguments)
         return 0
     if arguments.device.startswith("cuda") and (found := _no_gpu()):
-        print(f"{found}: nothing was checked, and {TARGET} stays as it is")
+        print(f"{found}: nothing was checked, and {TARGET} is unchanged")
         return 0
     return _run_all(arguments)
 

@@ -104,7 +104,7 @@ class FencedKeyValue:
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
-        """Create the bucket, or update it where it differs."""
+        """Create the bucket, or update it if it differs."""
         await self._lease.writable()
         await self._kv.ensure(
             bucket, history=history, ttl_s=ttl_s, max_value_bytes=max_value_bytes, replicas=replicas, lowering=lowering

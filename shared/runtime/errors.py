@@ -9,6 +9,6 @@ supervisor does not restart the process.
 
 
 class FatalError(Exception):
-    """The process cannot go on and a restart would not help. The message names the cause and the
+    """The process cannot continue and a restart would not help. The message names the cause and the
     remedy; no traceback is shown.
     """

@@ -104,7 +104,7 @@ async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str
             raise NameTaken(
                 f"node {node} has a running {lease_name(role, config.node.replica)} already: {described(lease.seen)} has just "
                 "renewed its lease. End that one, or choose another name (node.id, or `swarm up --name`); one more generator or "
-                "verifier of the same node takes a node.replica of its own"
+                "verifier of the same node needs its own node.replica"
             )
         if not told and lease.seen is not None:
             told, lease_s = True, max(lease_s, lease.seen.lease_s)

@@ -84,7 +84,7 @@ class Service(Protocol):
 
 
 def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
-    """Run one service as a process of its own: `python -m services.<role> [--config FILE]`."""
+    """Run one service in its own process: `python -m services.<role> [--config FILE]`."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}", description=f"The {role} of one swarm node.")
     parser.add_argument("--config", type=Path, help="the node's TOML file (default: the file named by SWARM_CONFIG)")
     arguments = parser.parse_args()

@@ -99,7 +99,7 @@ def test_a_mistake_is_named_with_its_field(changes: dict[str, Any], message: str
     [
         ({"trainer": {"learning_rat": 1}}, r"^  trainer\.learning_rat: unknown key"),
         ({"sampler": {"strategy": "best"}}, r"best"),
-        ({"sampler": {"shortage": "wait"}}, r"^  sampler\.shortage: rounds go in step"),
+        ({"sampler": {"shortage": "wait"}}, r"^  sampler\.shortage: all nodes' rounds are in step"),
         ({"nodes": [{"role": "wrong"}]}, r"no node is honest"),
         ({"local": {"filter": "informative_until"}, "sampler": {"max_staleness": 1}}, r"a filter needs sampler\.max_staleness 0"),
     ],
