@@ -60,7 +60,7 @@ def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) 
     pools = [list(_examples(task, position, recipe.attempts_per_task, held_out)) for position, task in enumerate(tasks)]
     for task, pool in zip(tasks, pools, strict=True):
         if len(pool) < 2:
-            raise ValueError(f"{spec}: {task.dataset}: the held-out set takes all its questions: widen its config")
+            raise ValueError(f"{spec}: {task.dataset}: all questions are in the held-out set: widen its config")
     if start is None:
         tokenizer = phrase_tokenizer(pools, recipe.vocab_size)
         model = new_model(recipe, tokenizer)
