@@ -175,7 +175,7 @@ def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None
         if digest is None:
             if spec.settings == "bare" or commit == code_commit() or defaults_unchanged_since(commit):
                 continue
-            cause = 'its settings are "shipped", its finished runs did not record them, and the defaults may have changed since'
+            cause = 'it has settings = "shipped", its finished runs did not record these, and the defaults may have changed since'
         else:
             before = folder.settings()
             cause = "defaults have changed since its finished runs were made"
