@@ -37,11 +37,11 @@ def run(*arguments: str) -> tuple[int, str, str]:
     ("text", "problem"),
     [
         ("beta", "has no key"),
-        ("beta UNKEY", "no public key"),
-        (f"Beta {KEY.public_key}", "no node name"),
+        ("beta UNKEY", "not a public key"),
+        (f"Beta {KEY.public_key}", "not a node name"),
         (f"beta {KEY.public_key}\nbeta {OTHER_KEY.public_key}", "line 2: beta is listed twice"),
         (f"beta {KEY.public_key}\ngamma {KEY.public_key}", "line 2: gamma has the key of beta"),
-        (f"beta {KEY.public_key[:-1]}{'AB'[KEY.public_key.endswith('A')]}", "no public key"),
+        (f"beta {KEY.public_key[:-1]}{'AB'[KEY.public_key.endswith('A')]}", "not a public key"),
     ],
     ids=["no key", "not a key", "not a name", "a name twice", "a key twice", "a letter of the key changed"],  # keys are made anew
 )
