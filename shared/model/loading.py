@@ -32,7 +32,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    # A torch that was built without CUDA says so with an AssertionError.
+    # A torch built without CUDA raises AssertionError.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         cause = str(error).splitlines()[0]
         raise ModelLoadError(
@@ -52,7 +52,7 @@ def load_causal_lm(model: ModelSection, *, dtype: torch.dtype, device: torch.dev
     """The model's weights in `dtype` on `device`.
 
     Raises:
-        ModelLoadError: no such folder or hub name, a hub name without its commit, not a causal
+        ModelLoadError: no such folder or hub name, a hub name without a commit, not a causal
             language model, or broken weights.
     """
     check_source(model)
@@ -70,8 +70,8 @@ def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any
     """The weights as `transformers` reads them, with its own errors.
 
     Raises:
-        UnpinnedModelError: a hub name without its commit, or one whose commit holds an adapter:
-            transformers would turn to the model that the adapter names, and look for this commit
+        UnpinnedModelError: a hub name without a commit, or a commit that holds an adapter.
+            transformers would go on to the model that the adapter names, and look for this commit
             there.
     """
     pinned = hub_arguments(path, revision)
@@ -87,13 +87,14 @@ def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any
 
 
 def vocabulary_size(model: Any) -> int:
-    """Rows of the input embedding: a token id must be below it."""
+    """Rows of the input embedding; every token id must be below this."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
 def end_token_id(model: Any, tokenizer: Any) -> int | None:
-    """The token that ends an answer: the one of its end tokens that the chat template ends one
-    with; else the tokenizer's, else the first that the model's config names."""
+    """The token that ends an answer: the declared end token that the chat template writes after an
+    answer; else the tokenizer's, else the first in the model's config.
+    """
     template_end = turn_end(tokenizer, _declared_ends(model, tokenizer))
     if template_end is not None:
         return template_end
@@ -105,8 +106,8 @@ def end_token_id(model: Any, tokenizer: Any) -> int | None:
 
 
 def end_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token at which engines end an answer, as `services.generator.engines.model_folder`
-    reads them; `end_token_id` first.
+    """Every token at which engines end an answer, the same as
+    `services.generator.engines.model_folder` reads; `end_token_id` first.
     """
     first = end_token_id(model, tokenizer)
     return tuple(dict.fromkeys([*([] if first is None else [first]), *_declared_ends(model, tokenizer)]))

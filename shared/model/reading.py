@@ -26,8 +26,8 @@ _UNBOUNDED = 2**20
 
 
 class ModelLoadError(FatalError):
-    """A model or tokenizer cannot be loaded, and a restart would not help; the message names cause
-    and remedy.
+    """A model or tokenizer cannot be loaded, and a restart would not help; the message names the
+    cause and the remedy.
     """
 
 
@@ -35,8 +35,8 @@ def load_tokenizer(model: ModelSection) -> Any:
     """The model's tokenizer.
 
     Raises:
-        ModelLoadError: there is none, it is a hub name without its commit, or its chat template has
-            no place for `model.system_prompt`.
+        ModelLoadError: there is none, `model.path` is a hub name without a commit, or the chat
+            template has no place for `model.system_prompt`.
     """
     check_source(model)
     try:
@@ -49,11 +49,11 @@ def load_tokenizer(model: ModelSection) -> Any:
 
 
 def model_max_length(model: ModelSection) -> int:
-    """Most tokens of prompt and completion together: `model.max_length`, but never more than the
-    model's config says.
+    """Maximum tokens of prompt and completion together: `model.max_length`, but never more than the
+    model's config allows.
 
     Raises:
-        ModelLoadError: the config cannot be read, or `model.max_length` is where a text's logprobs
+        ModelLoadError: the config cannot be read, or up to `model.max_length` a text's logprobs
             depend on its length.
     """
     check_source(model)
@@ -85,8 +85,8 @@ def check_source(model: ModelSection) -> None:
                 f"model with `swarm model import SOURCE {model_path}`"
             )
         return
-    # A hub name is `name` or `owner/name`; the toy policy's own folder, models/base, would pass for
-    # one.
+    # A hub name is `name` or `owner/name`, which the toy policy's folder, models/base, also
+    # matches.
     if folder.exists() or model_path.startswith((".", "/", "~", "models/")) or model_path.count("/") > 1:
         raise ModelLoadError(
             f"model.path {model_path!r} is not a folder: check the spelling, import a model with "
