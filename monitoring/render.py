@@ -1,5 +1,5 @@
-"""Writes dashboards and rules down as files for Grafana, Prometheus and Kubernetes. They are
-checked in; a test keeps them so.
+"""Writes dashboards and rules to files for Grafana, Prometheus and Kubernetes. The files are
+checked in, and a test fails if they are stale.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _HEADER = "# Made by `python -m monitoring render` from monitoring/rules; change
 
 
 def rendered(runbooks: str = RUNBOOKS) -> dict[Path, str]:
-    """Contents by path in the repository. `runbooks` is the URL of the folder in which alerts'
-    pages are.
+    """File contents by path in the repository. `runbooks` is the URL of the folder of runbook
+    pages.
     """
     groups = [group.as_object(runbooks) for group in GROUPS]
     files = {
@@ -42,14 +42,14 @@ def rendered(runbooks: str = RUNBOOKS) -> dict[Path, str]:
 
 
 def rule_file(runbooks: str = RUNBOOKS, scale: float = 1.0) -> str:
-    """All recording and alerting rules, as Prometheus' `rule_files` take them. `scale` shortens the
-    patience of alerts that are told sooner on one machine (`Alert.soon`).
+    """All recording and alerting rules, as a file for Prometheus' `rule_files`. `scale` shortens
+    the waiting times of alerts marked `Alert.soon`, for use on one machine.
     """
     return _HEADER + _yaml({"groups": [group.as_object(runbooks, scale) for group in GROUPS]})
 
 
 def write(folder: Path = REPOSITORY, runbooks: str = RUNBOOKS) -> list[Path]:
-    """Write what differs below `folder`; returns the paths that changed."""
+    """Write the files that differ below `folder`; returns their paths."""
     changed = []
     for path, text in rendered(runbooks).items():
         file = folder / path
@@ -62,15 +62,15 @@ def write(folder: Path = REPOSITORY, runbooks: str = RUNBOOKS) -> list[Path]:
 
 
 def stale(folder: Path = REPOSITORY) -> list[Path]:
-    """Paths whose checked-in contents are not what the code says now."""
+    """Paths whose checked-in contents differ from what the code renders."""
     return [path for path, text in rendered().items() if not (folder / path).exists() or (folder / path).read_text() != text]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Several lines as a block, and no references between equal parts."""
+    """Writes multi-line strings as blocks and uses no YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Equal parts are written out each time."""
+        """Always true: equal parts are repeated in full."""
         return True
 
 
