@@ -31,8 +31,8 @@ Each service exports these metrics on `/metrics` of its HTTP port, beside `/live
 also exports Python's `process_*` (CPU seconds, resident memory, start time, open files) and
 `python_info`. The scrape configuration adds the labels `job`, `instance`, `node` and `role`; no
 metric sets these itself. Series whose label values are known in advance are exported as zero from
-the start. Counters and histograms restart at zero with each process. `{COMMAND}` writes this page
-from the code; do not edit it.
+the start. Counters and histograms restart at zero with each process.
+`{COMMAND}` writes this page from the code; do not edit it.
 
 A value that a process cannot know yet is absent, not 0; the description says until when. Where all
 replicas of a role report the same value, read it with `max by (node)`, not `sum`.
