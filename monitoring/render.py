@@ -1,5 +1,5 @@
-"""Writes dashboards and rules down as files for Grafana, Prometheus and Kubernetes. They are
-checked in; a test keeps them so.
+"""Writes dashboards and rules to files for Grafana, Prometheus and Kubernetes. The files are
+checked in, and a test fails if they are stale.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _HEADER = "# Made by `python -m monitoring render` from monitoring/rules; change
 
 
 def rendered(runbooks: str = RUNBOOKS) -> dict[Path, str]:
-    """Contents by path in the repository. `runbooks` is the URL of the folder in which alerts'
-    pages are.
+    """File contents by path in the repository. `runbooks` is the URL of the folder of runbook
+    pages.
     """
     groups = [group.as_object(runbooks, every=EVERY) for group in GROUPS]
     files = {
@@ -47,15 +47,15 @@ def rendered(runbooks: str = RUNBOOKS) -> dict[Path, str]:
 
 
 def rule_file(runbooks: str = RUNBOOKS, scale: float = 1.0, every: str = "") -> str:
-    """All recording and alerting rules, as Prometheus' `rule_files` take them. `scale` shortens the
-    patience of alerts that are told sooner on one machine (`Alert.soon`). `every`: how often they
-    are evaluated; as often as that Prometheus does by itself where it is empty.
+    """All recording and alerting rules, as a file for Prometheus' `rule_files`. `scale` shortens
+    the waiting times of alerts marked `Alert.soon`, for use on one machine. `every`: how often they
+    are evaluated; empty: as often as that Prometheus does by default.
     """
     return _HEADER + _yaml({"groups": [group.as_object(runbooks, scale, every) for group in GROUPS]})
 
 
 def write(folder: Path = REPOSITORY, runbooks: str = RUNBOOKS) -> list[Path]:
-    """Write what differs below `folder`; returns the paths that changed."""
+    """Write the files that differ below `folder`; returns their paths."""
     changed = []
     for path, text in rendered(runbooks).items():
         file = folder / path
@@ -68,15 +68,15 @@ def write(folder: Path = REPOSITORY, runbooks: str = RUNBOOKS) -> list[Path]:
 
 
 def stale(folder: Path = REPOSITORY) -> list[Path]:
-    """Paths whose checked-in contents are not what the code says now."""
+    """Paths whose checked-in contents differ from what the code renders."""
     return [path for path, text in rendered().items() if not (folder / path).exists() or (folder / path).read_text() != text]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Several lines as a block, and no references between equal parts."""
+    """Writes multi-line strings as blocks and uses no YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Equal parts are written out each time."""
+        """Always true: equal parts are repeated in full."""
         return True
 
 

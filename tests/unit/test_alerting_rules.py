@@ -28,7 +28,7 @@ REPO = Path(__file__).resolve().parents[2]
 RUNBOOKS = REPO / "docs" / "runbooks"
 RULE_TESTS = REPO / "tests" / "monitoring" / "rules"
 ALWAYS_FIRES = "Watchdog"
-SECTIONS = ("## What it means", "## How to check", "## How to mend", "## On one machine")
+SECTIONS = ("## What it means", "## How to check", "## How to fix", "## On one machine")
 
 
 def _exported() -> set[str]:
