@@ -49,7 +49,8 @@ def dashboard(
         typer.Option(help="Another machine whose processes to scrape, by the host name they report; may be repeated."),
     ] = None,
     patience: Annotated[
-        float, typer.Option(min=0.01, max=10.0, help="Waiting time before alerts about stalled processes; 1 is the cluster's.")
+        float,
+        typer.Option(min=0.01, max=10.0, help="Factor on waiting times before alerts about stalled processes; 1: the cluster's."),
     ] = PATIENCE,
     config: ConfigOption = None,
 ) -> None:

@@ -65,7 +65,7 @@ function leaderboardTable(set, rows) {
   return scrolled(caption, el("table", {}, el("caption", { text: caption }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines)));
 }
 
-/** Groups in batches by sender (columns) and trained node (rows); beyond `MATRIX_MOST` names, those with fewest groups are added up as others. */
+/** Groups in batches by sender (columns) and node (rows); beyond `MATRIX_MOST` names, those with fewest groups are added up as others. */
 function exchangeSection(told) {
   const cells = told.exchange || [];
   const intro = el("p", { class: "hint", text: `Groups in the batches of each node (rows), by the node that sampled them (columns), in ${many(told.batches || 0, "batch", "batches")} that this page has read.` });
@@ -91,8 +91,8 @@ function matrix(cells) {
     if (taker === sender && taker !== "…") cell.append(el("small", { text: " local" }));
     return cell;
   }));
-  const head = el("tr", {}, el("th", { scope: "col", text: "trained" }), ...senders.map((sender) => el("th", { scope: "col" }, sender === "…" ? "others" : name(sender))));
-  return scrolled("Groups by trained node and sender", el("table", { class: "matrix" }, el("caption", { text: "Groups in batches; darker is more" }), el("thead", {}, head), el("tbody", {}, ...takers.map(line))));
+  const head = el("tr", {}, el("th", { scope: "col", text: "node" }), ...senders.map((sender) => el("th", { scope: "col" }, sender === "…" ? "others" : name(sender))));
+  return scrolled("Groups by node and sender", el("table", { class: "matrix" }, el("caption", { text: "Groups in batches; darker is more" }), el("thead", {}, head), el("tbody", {}, ...takers.map(line))));
 }
 
 /** The names in one column of the cells with the most groups; and a function from each name to the one it is shown under. */
