@@ -68,7 +68,7 @@ def consumer(quiet_s: float = 3600.0, **changed: Any) -> dict[str, Any]:
         (
             entry(),
             consumer(num_pending=5),
-            ["verifier of stream NODE_ALPHA_ROLLOUTS has stalled: 5 wait and nothing moved for 3,600 s"],
+            ["verifier of stream NODE_ALPHA_ROLLOUTS has stalled: 5 messages wait and nothing moved for 3,600 s"],
         ),
         (entry(), consumer(num_pending=5, quiet_s=10), []),
         (entry(), consumer(num_ack_pending=256, num_pending=9), ["256 messages are unacknowledged, its limit"]),
@@ -132,8 +132,8 @@ def test_positions_are_backed_up_before_what_they_point_to_and_messages_before_t
     [
         ({"storage": 0, "limits": {"max_storage": -1, "max_streams": -1}}, ""),
         ({"storage": 100, "limits": {"max_storage": 400, "max_streams": -1}}, ""),
-        ({"storage": 101, "limits": {"max_storage": 400, "max_streams": -1}}, "want 300"),
-        ({"storage": 0, "reserved_storage": 200, "limits": {"max_storage": 400}}, "want 300"),
+        ({"storage": 101, "limits": {"max_storage": 400, "max_streams": -1}}, "need 300"),
+        ({"storage": 0, "reserved_storage": 200, "limits": {"max_storage": 400}}, "need 300"),
         ({"streams": 3, "limits": {"max_storage": -1, "max_streams": 3}}, "may have 3 streams"),
     ],
 )
