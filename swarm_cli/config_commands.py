@@ -67,11 +67,11 @@ def _keys(section: type[BaseModel]) -> Iterator[str]:
 @config_app.command()
 def check(
     config: ConfigOption = None,
-    connect: Annotated[bool, typer.Option("--connect", help="Try its servers and ports too.")] = False,
+    connect: Annotated[bool, typer.Option("--connect", help="Also check that the servers answer and the ports are free.")] = False,
 ) -> None:
-    """Check the values, make one task of each source, look for the model and the key files. Notes
-    say which settings have no effect, warnings which are likely to ruin the run. All mistakes are
-    told at once.
+    """Check the values, derive one task from each source, and look for the model and the key files.
+    Notes name settings without effect, warnings name settings likely to ruin the run. All mistakes
+    are reported together.
     """
     faults = None
     try:
@@ -99,7 +99,7 @@ def check(
             warnings += ruinous_with_model(node_config, facts.context_tokens, facts.has_chat_template)
     if connect:
         problems += asyncio.run(unreachable(node_config))
-    if faults is None:  # else notes and warnings would be about defaults in place of what was meant
+    if faults is None:  # with a fault they would describe defaults instead of the file's values
         _advise(node_config, warnings, toy)
     elif not problems:
         raise faults
@@ -115,21 +115,21 @@ def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:
     for sentence in settings_without_effect(config):
         say(f"note: {sentence}")
     if toy:
-        say(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
+        say(f"note: {TOY_POLICY} does not exist yet: `swarm up` builds it when it first starts; `swarm model init` builds it now")
     for sentence in warnings:
         say(f"warning: {sentence}")
 
 
 def tracker_problems(config: NodeConfig) -> list[str]:
-    """A sentence for each tracker whose package is missing, as the trainer would say."""
+    """A sentence for each tracker whose package is missing, as the trainer would report it."""
     from services.trainer.tracking.extras import tracking_problems
 
     return tracking_problems(config)
 
 
 def task_problems(tasks: Sequence[TaskSpec], held_out: int) -> list[str]:
-    """Read files and derive one task of each source, because some of reasoning-gym's settings fail
-    only then. `held_out`: `eval.tasks`.
+    """Read files and derive one task from each source, because some of reasoning-gym's settings
+    fail only then. `held_out`: `eval.tasks`.
     """
     from shared.tasks.derive import TaskError
     from shared.tasks.file_source import with_rows

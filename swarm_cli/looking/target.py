@@ -1,4 +1,4 @@
-"""The swarm that a command looks at: that of `--node-url` or `--run`, or the only one here."""
+"""The swarm that a command looks at: the one of `--node-url` or `--run`, or the only one here."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from swarm_cli.running import RunNote, only_running, read_note, running_runs, se
 _LISTENS_S = 2.0
 LookRunOption = Annotated[
     str,
-    typer.Option("--run", help="Run to look at, also one that ended.  [default: the one that runs here]", show_default=False),
+    typer.Option("--run", help="Run to look at, running or ended.  [default: the running one]", show_default=False),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """node_url, swarm_url: servers of the nodes' streams and of the swarm's (None: no swarm). run:
-    whose they are, "" where that is not known. ended: how that run ended; the server is one on a
-    copy then.
+    the run they belong to, "" if it is not known. ended: how that run ended; the server then runs
+    on a copy of its store.
     """
 
     node_url: str
@@ -41,15 +41,15 @@ class Target:
 
 
 def default_target(config: NodeConfig, node_url: str, swarm_url: str = "") -> Target:
-    """What a command looks at where no run was named. Raises CommandError: several are running."""
+    """What a command looks at if no run was named. Raises CommandError if several are running."""
     node, swarm = servers(config, node_url, swarm_url)
     found = only_running(config, node_url)
     return Target(node, swarm, found.name if found else "")
 
 
 def check_listening(target: Target) -> None:
-    """Raises NotConnected at once where nothing listens at this machine's port, and no run that is
-    starting will: who asks once should not wait for what does not come.
+    """Raises NotConnected at once if nothing listens on this machine's port and no run is about to,
+    so that the user need not wait for a timeout.
     """
     at = urlsplit(target.node_url)
     if target.run or at.hostname not in ("127.0.0.1", "localhost", "::1") or at.port is None:
@@ -61,13 +61,13 @@ def check_listening(target: Target) -> None:
             f"no NATS server listens at {target.node_url}: start a swarm with `swarm up` (`make run`) in another terminal"
         ) from None
     except OSError:
-        return  # the connection itself says what is wrong
+        return  # connecting will report the problem
 
 
 @contextmanager
 def looking_at(config: NodeConfig, run: str, node_url: str, swarm_url: str = "", *, only_here: bool = True) -> Iterator[Target]:
-    """What a command looks at, for the length of the block. A run that is named and runs here is
-    looked at as it runs; one that ended, in a copy of what its server had.
+    """What a command looks at, for the length of the block. If the named run is running here, its
+    servers; if it has ended, a copy of what its server had stored.
 
     only_here: a run that is not of this machine is refused; else it may be that of a node whose
         server is elsewhere, and only its records are here. One of which nothing is here is
@@ -85,12 +85,12 @@ def looking_at(config: NodeConfig, run: str, node_url: str, swarm_url: str = "",
         with _named(config, folder, swarm_url, only_here=only_here) as target:
             yield target
     except StartedMeanwhile:
-        raise CommandError(f"run {run} was started a moment ago: ask again") from None
+        raise CommandError(f"run {run} was started a moment ago: try again") from None
 
 
 @contextmanager
 def _named(config: NodeConfig, folder: Path, swarm_url: str, *, only_here: bool) -> Iterator[Target]:
-    """The run in `folder` was named, and no server."""
+    """The target if the run in `folder` was named and no server was."""
     note, var_dir = read_note(folder), config.node.var_dir
     if note is not None and folder in running_runs(var_dir):
         swarm = swarm_url or note.swarm_url
@@ -129,9 +129,9 @@ def _not_here(folder: Path, node_url: str) -> str:
     if node_url:
         return (
             f"run {folder.name} has ended, and its streams are on the server at {node_url}, which `swarm up` did not start: "
-            f"--node-url {node_url} looks there"
+            f"look there with --node-url {node_url}"
         )
     runs = folder.parent
     stored = sorted(runs.glob(f"*/{STORE}"), key=lambda each: each.stat().st_mtime, reverse=True)
     names = ", ".join(each.parent.name for each in stored[:5])
-    return f"no run {folder.name!r} with a server's store in {runs}: {f'newest are {names}' if names else 'there is none'}"
+    return f"no run {folder.name!r} with a server's store in {runs}: {f'the newest are {names}' if names else 'there are none'}"

@@ -166,7 +166,7 @@ def test_a_backup_is_private_has_what_refers_first_and_its_sum_is_that_of_its_ma
     code, said = swarm("restore", str(saved), "--check", "--sha256", sha256, url=target.url)
     assert code == 0 and "nothing was changed" in said and names_on(target) == set(), said
     code, said = swarm("restore", str(saved), "--check", "--sha256", "0" * 64, url=target.url)
-    assert code == 1 and "another one, or was changed" in said, said
+    assert code == 1 and "it is another backup, or it was changed" in said, said
 
 
 def test_a_backup_of_some_streams_has_those_alone(source: NatsServer, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_backup_of_some_streams_has_those_alone(source: NatsServer, tmp_path: 
         (("--out", str(tmp_path / "one")), "not empty"),
         (("--out", str(tmp_path / "two"), "--stream", "NODE_OMEGA_SCORED"), "no stream NODE_OMEGA_SCORED"),
         (("--out", str(tmp_path / "two"), "--node", "omega"), "no stream of node omega"),
-        (("--out", str(tmp_path / "two"), "--plane", "both"), "one plane at a time"),
+        (("--out", str(tmp_path / "two"), "--plane", "both"), "choose one plane"),
     ):
         code, said = swarm("backup", *words, url=source.url)
         assert code == 1 and told in said, said
@@ -214,7 +214,7 @@ def test_copies_are_not_cut_unless_told(copied: Path, target: NatsServer) -> Non
     code, said = swarm("restore", str(copied), "--replicas", "1", url=target.url)
     assert code == 1 and "--lower" in said and QUEUE in said and SCORED not in said, said
     code, said = swarm("restore", str(copied), "--stream", QUEUE, url=target.url)
-    assert code == 1 and "replicas" in said and "To go on" in said, said
+    assert code == 1 and "replicas" in said and "go on with: swarm nats restore" in said, said
     code, said = swarm("restore", str(copied), "--replicas", "1", "--lower", "--stream", QUEUE, url=target.url)
     assert code == 0 and names_on(target) == {QUEUE}, said
 
@@ -250,11 +250,11 @@ def test_a_changed_backup_restores_nothing(copied: Path, tmp_path: Path, target:
         pipe: "cannot be read",
         lambda: change(copied, SCORED, republish={"src": ">", "dest": "swarm.rollouts.v2.alpha"}): "republish",
         lambda: change(copied, SCORED, sources=[{"name": "OTHER"}]): "sources",
-        lambda: change(copied, SCORED, name="OTHER"): "another stream's",
-        lambda: manifest.write_text(said_before.replace(SCORED, "../../etc/x")): "no stream's name",
+        lambda: change(copied, SCORED, name="OTHER"): "belong to another stream",
+        lambda: manifest.write_text(said_before.replace(SCORED, "../../etc/x")): "not a stream's name",
         lambda: manifest.write_text(said_before.replace('"format": 1', '"format": 2')): "format 2",
-        lambda: manifest.write_text(said_before[:-40]): "no manifest",
-        lambda: manifest.write_text("[" * 100_000): "no manifest",
+        lambda: manifest.write_text(said_before[:-40]): "not a backup's manifest",
+        lambda: manifest.write_text("[" * 100_000): "not a backup's manifest",
         lambda: manifest.write_text(said_before.replace('"size_bytes": ', '"size_bytes": -')): "negative size",
         manifest.unlink: "cannot be read",
     }

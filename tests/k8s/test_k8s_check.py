@@ -188,17 +188,17 @@ def small_quota(listed: Listed) -> None:
         (without_secrets, True, ["Secret beta-generator, beta-operator", "are missing", "swarm k8s secrets --nodes"]),
         (without_roster, True, ["ConfigMap swarm-roster is missing"]),
         (without_entry, True, ["Secret alpha-verifier has no entry swarm.nk, which alpha-verifier mounts"]),
-        (unreadable_key, True, ["Secret gamma-trainer: node.nk is no key", "put keys/ back"]),
-        (cut_accounts, True, ["accounts.conf is cut short, and no server starts"]),
-        (expired, True, ["the certificate ran out on", "no client connects", "reload the servers"]),
-        (soon_expired, False, ["the certificate runs out on"]),
+        (unreadable_key, True, ["Secret gamma-trainer: node.nk is not a key", "put keys/ back"]),
+        (cut_accounts, True, ["accounts.conf is incomplete, and no server starts"]),
+        (expired, True, ["the certificate expired on", "no client can connect", "reload the servers"]),
+        (soon_expired, False, ["the certificate expires on"]),
         (another_key, True, ["tls.key is not the key of tls.crt"]),
         (broken_certificate, True, ["cannot be read", "BEGIN CERTIFICATE"]),
         (no_plugin, True, ["no machine that fits offers nvidia.com/gpu", "alpha-generator", "device plugin"]),
         (small_machines, True, ["no machine that fits has 4 nvidia.com/gpu (the most is 2), and gamma-trainer stays Pending"]),
         (few_gpus, True, ["all pods ask for 12 nvidia.com/gpu and all machines have 8"]),
         (other_architecture, True, ["no machine has the label kubernetes.io/arch=amd64", "architecture.yaml"]),
-        (two_machines, True, ["nats wants 3 machines, one a pod, and 2 would do"]),
+        (two_machines, True, ["nats needs 3 machines, one per pod, but only 2 are suitable"]),
         (tainted, True, ["every machine that fits has the taint team=other:NoExecute"]),
         (cordoned, True, ["no machine that takes pods", "uncordon"]),
         (no_default_class, True, ["no default storage class", "is-default-class=true"]),
@@ -272,7 +272,7 @@ def test_a_claim_that_is_bound_is_not_judged_by_its_class(cluster: Listed) -> No
     ("image", "words"),
     [
         ("registry.invalid/set-by-make-images/swarm@sha256:" + "0" * 64, "no image is named yet"),
-        ("registry.example.org/swarm@sha256:abc", "has a digest that is none"),
+        ("registry.example.org/swarm@sha256:abc", "has an invalid digest"),
         ("registry.example.org:5000/swarm", "neither a tag nor a digest"),
         ("localhost/swarm:0.1.0", "kind load docker-image"),
     ],
@@ -360,12 +360,12 @@ def test_without_a_cluster_what_is_missing_is_named_with_the_remedy(tmp_path: Pa
     overlay.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, namespace: swarm}\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     said = CliRunner().invoke(app, ["k8s", "check", str(overlay)]).stderr
-    assert "kubectl is not on the PATH, so no cluster was looked at: install it" in said
+    assert "kubectl is not on the PATH, so no cluster was checked: install it" in said
     kubectl = tmp_path / "kubectl"
     kubectl.write_text("#!/bin/sh\necho error: current-context is not set >&2\nexit 1\n")
     kubectl.chmod(0o755)
     said = CliRunner().invoke(app, ["k8s", "check", str(overlay)]).stderr
-    assert "kubectl has no current context, so no cluster was looked at: set KUBECONFIG" in said
+    assert "kubectl has no current context, so no cluster was checked: set KUBECONFIG" in said
 
 
 @pytest.mark.slow
@@ -374,5 +374,5 @@ def test_a_cluster_that_does_not_answer_and_an_overlay_that_is_none_are_sentence
     assert done.returncode == 1 and "the cluster trial does not answer: Unable to connect" in done.stderr
     (tmp_path / "some.yaml").write_text("a: 1\n")
     done = run(tmp_path, {}, str(tmp_path / "some.yaml"))
-    assert done.returncode == 1 and "holds no objects of Kubernetes alone" in done.stderr
+    assert done.returncode == 1 and "does not hold only Kubernetes objects" in done.stderr
     assert "Traceback" not in done.stderr

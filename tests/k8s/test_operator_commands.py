@@ -114,7 +114,7 @@ def test_the_operators_pod_makes_the_streams_and_runs_what_the_pages_tell_it_to(
 ) -> None:
     objects = render("cluster")
     told = as_operator(objects, tmp_path, keys, cluster)
-    first = {"node-plane": "node plane of alpha: streams are there", "swarm-plane": "swarm plane: streams are there"}
+    first = {"node-plane": "node plane of alpha: all streams exist", "swarm-plane": "swarm plane: all streams exist"}
     for container in pod_of(find(objects, "Deployment", "alpha-operator"))["initContainers"]:
         own = {name: str(value) for name, value in environment(objects, container).items() if name.startswith("SWARM_NATS__")}
         files = {"/etc/swarm-keys/node.nk": keys / "alpha/operator.nk", "/etc/swarm-operator/swarm.nk": keys / "operator/swarm.nk"}

@@ -87,7 +87,7 @@ def test_a_status_that_anybody_may_have_written_makes_no_request_to_another_mach
     page = Page()
     told = Scraping(None, "nats://127.0.0.1:1", tmp_path).saw(seen(*written), page)  # type: ignore[arg-type]
     assert "found 0 processes" in told and page.expected == []
-    assert "6 more say that they are on 169.254.169.249, " in told and told.endswith("name it with --scrape")
+    assert "6 more report that they are on 169.254.169.249, " in told and told.endswith("name it with --scrape")
 
 
 class Page:
@@ -211,7 +211,7 @@ def _told_s(rule: dict[str, str], scale: float) -> float:
 def test_without_prometheus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert installed_prometheus() is None
-    assert re.search(r"(?s)without panels and alerts.*apt-get install.*brew install.*prometheus.io/download", INSTALL)
+    assert re.search(r"(?s)has no panels and alerts.*apt-get install.*brew install.*prometheus.io/download", INSTALL)
 
 
 def test_a_taken_port_is_named_with_its_purpose_and_the_remedy() -> None:
@@ -219,7 +219,7 @@ def test_a_taken_port_is_named_with_its_purpose_and_the_remedy() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(CommandError, match=rf"(?s)port {port}, wanted for the page.*--port"):
+        with pytest.raises(CommandError, match=rf"(?s)port {port}, needed for the page.*--port"):
             check_ports({port: "the page"}, "choose another with --port")
 
 

@@ -63,8 +63,8 @@ def test_nodes_have_the_names_that_they_are_given() -> None:
 @pytest.mark.parametrize(
     ("names", "nodes", "problem"),
     [
-        (["gamma"], 2, "names 1 nodes and --nodes says 2"),
-        (["gamma", "gamma"], 2, "one name of its own"),
+        (["gamma"], 2, "gives 1 different names, and --nodes is 2"),
+        (["gamma", "gamma"], 2, "give each node one name"),
         (["A b"], 1, "letters"),
     ],
 )
@@ -128,7 +128,7 @@ def test_base_port_0_leaves_all_ports_to_the_system() -> None:
 def test_ports_that_cannot_be_had_on_one_machine_are_refused_with_the_settings_name() -> None:
     with pytest.raises(CommandError, match="http.port is 9400 for every process.*set http.base_port") as one_port:
         configured_base_port(configured(port=9400), nodes=2)
-    with pytest.raises(CommandError, match="http.base_port is 65400 and 20 nodes"):
+    with pytest.raises(CommandError, match="http.base_port is 65400, and 10 ports each for 20 nodes"):
         configured_base_port(configured(base_port=65_400), nodes=20)
     assert one_port.value.exit_code == EXIT_CONFIG
 

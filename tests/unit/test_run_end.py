@@ -115,7 +115,7 @@ def test_a_command_that_was_told_of_a_server_stays_there_and_names_what_runs_ins
     following = Following(config, default_target(config, given), fixed=True)
     with holding_run(two):
         assert not following.moved() and following.target.node_url == given
-        assert following.instead == "run two runs at nats://127.0.0.1:21002 (--node-url nats://127.0.0.1:21002)"
+        assert following.instead == "run two is running at nats://127.0.0.1:21002 (--node-url nats://127.0.0.1:21002)"
     assert following.instead == ""
 
 
