@@ -221,6 +221,19 @@ def test_what_would_stop_it_is_one_line_with_the_remedy(
     assert all(word in line for word in words), line
 
 
+def test_an_overlay_that_names_another_class_than_its_claims_have_is_told_that_apply_is_refused(cluster: Listed) -> None:
+    made: dict[str, Any] = {"spec": {"storageClassName": "files"}, "status": {"phase": "Bound"}}
+    cluster["persistentvolumeclaims"] = [named("PersistentVolumeClaim", each, **made) for each in ("alpha-model", "data-nats-0")]
+    objects = copy.deepcopy([each for each in render("cluster") if each])
+    templates = [claim for each in objects for claim in each.get("spec", {}).get("volumeClaimTemplates", [])]
+    for each in [*templates, *(each for each in objects if each["kind"] == "PersistentVolumeClaim")]:
+        each["spec"]["storageClassName"] = "fast"
+    found = [str(each) for each in findings(Overlay(objects), Cluster(cluster), NOW)]
+    line = only([each for each in found if "made with" in each])
+    assert line.startswith("stops  alpha-model, data-nats-0 was made with the class files, and the overlay names fast")
+    assert not [each for each in told(cluster) if "made with" in each]
+
+
 def test_a_runtime_class_a_label_and_custom_kinds_that_are_missing_are_said(cluster: Listed) -> None:
     lines = [line for line in told(cluster, "cluster-gpu-operator") if line.startswith("stops")]
     assert "RuntimeClass nvidia does not exist, and no pod of alpha-generator" in lines[0] and "gpu-nvidia-operator" in lines[0]

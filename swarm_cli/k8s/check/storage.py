@@ -43,7 +43,8 @@ _ANOTHER = "name a class that many machines can mount (NFS, CephFS, EFS, Filesto
 
 
 def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """Findings about claims that are not bound yet."""
+    """Findings about claims that are not bound yet, and those whose class the overlay changes."""
+    yield from _other_classes(overlay, cluster)
     if not cluster.knows("storageclasses"):
         return
     claims = [each for each in overlay.claims() if not _is_bound(each, cluster)]
@@ -80,10 +81,28 @@ def _abilities(claims: list[Claim], default: Object | None, cluster: Cluster) ->
         yield Finding(True, f"{listed(names)} asks for {_MANY}, which the class {name} ({provisioner}) refuses", _ANOTHER)
 
 
-def _is_bound(claim: Claim, cluster: Cluster) -> bool:
+def _other_classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Claims that are there with another class than the overlay names: the API server refuses to
+    change it, of a claim as of a StatefulSet's template.
+    """
+    changed: dict[tuple[str, str], list[str]] = {}
+    for each in overlay.claims():
+        for found in filter(None, _there(each, cluster)):
+            has = found.get("spec", {}).get("storageClassName")
+            if has and each.storage_class and has != each.storage_class:
+                changed.setdefault((has, each.storage_class), []).append(found["metadata"]["name"])
+    for (has, named), names in sorted(changed.items()):
+        what = f"{listed(names)} was made with the class {has}, and the overlay names {named}: `kubectl apply` is refused"
+        yield Finding(True, what, f"name {has}, or delete claim and StatefulSet with all that is on the volume, and apply")
+
+
+def _there(claim: Claim, cluster: Cluster) -> list[Object | None]:
     names = [claim.name] if not claim.workload else [f"{claim.name}-{index}" for index in range(claim.copies)]
-    found = [cluster.find("persistentvolumeclaims", name) for name in names]
-    return all(each is not None and each.get("status", {}).get("phase") == "Bound" for each in found)
+    return [cluster.find("persistentvolumeclaims", name) for name in names]
+
+
+def _is_bound(claim: Claim, cluster: Cluster) -> bool:
+    return all(each is not None and each.get("status", {}).get("phase") == "Bound" for each in _there(claim, cluster))
 
 
 def _is_default(each: Object) -> bool:
