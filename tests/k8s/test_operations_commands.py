@@ -5,10 +5,12 @@ the overlays, and with the rendered objects.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,14 @@ def test_a_token_made_as_the_page_says_has_the_tasks_of_the_clusters_node(tmp_pa
     done = runner.invoke(app, said, catch_exceptions=False)
     tasks = {task.dataset for task in read_token(done.stdout.strip()).accepts.tasks}
     assert {"base_conversion", "fraction_simplification", "gcd"} == tasks
+
+
+def test_a_build_that_fails_is_told_in_a_sentence_and_changes_no_overlay(tmp_path: Path) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\n[ $1 = build ] || exit 0\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
+    docker.chmod(0o755)
+    settings = {**os.environ, "DOCKER": str(docker), "REGISTRY": "registry.example.org/ml", "PUSH": "1"}
+    command = [sys.executable, str(REPOSITORY / "scripts/images"), "nats"]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == f"`{docker} build` ended with 1: what it said is above; nothing was written into k8s/"
