@@ -27,9 +27,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # For tests that build images or inject faults for half an hour; the deadlines of `make test` are in
 # pyproject.toml.
 LONG_DEADLINES := -o timeout=5400 -o faulthandler_timeout=6000 -o session_timeout=14400
-# Tests mostly wait, so three processes suit two cores. A file's tests run in one process and share
+# Tests mostly wait, so four processes suit two cores. A file's tests run in one process and share
 # fixtures; tests/schedule.py says which files start first.
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 IN_PARALLEL = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 SOURCES := services shared swarm_cli lab monitoring
 # Hides packages that are already installed, but shows what pip downloads and installs.
