@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
@@ -70,3 +71,17 @@ def test_what_does_not_go_together_is_said_where_the_extra_is_explained() -> Non
     pytest.importorskip("trackio")
     page = " ".join((ROOT / "docs" / "extend" / "tracker.md").read_text().split())
     assert f"Pillow {PINS['pillow'].split('.')[0]}" in page and version("trackio") in page
+
+
+def test_every_pinned_package_takes_debians_python() -> None:
+    """Debian 12's python3.11 is 3.11.2. A pin that wants a later one ends `make test` there, and is
+    not noticed anywhere else.
+    """
+    too_new = [
+        f"{each.name}=={each.version} wants Python {wanted}"
+        for each in distributions()
+        if PINS.get(canonicalize_name(each.name)) == each.version
+        and (wanted := each.metadata["Requires-Python"])
+        and not SpecifierSet(wanted).contains("3.11.2")
+    ]
+    assert not too_new, too_new
