@@ -20,6 +20,7 @@ from swarm_cli.rollouts.shown import as_object
 
 COMPLETIONS_SHOWN = 32
 TEXT_CHARACTERS = 8_000
+JUDGED_CHARACTERS = 240
 TOKENS_SHOWN = 600
 GROUPS_SHOWN = 128
 LOWEST_LOGPROB = -9_999.0
@@ -67,7 +68,9 @@ def group_object(
         used = told["training"]
         measured = {measure: used.pop(f"token_{measure}", None) for measure in ("ratio", "weight")} if used else {}
         warm = heat(completion, model_folder, measured)
-        completions.append(told | {"text": cut(completion.text, TEXT_CHARACTERS), "heat": warm})
+        read_as = told["judged"]["read_as"]
+        judged = told["judged"] | {"read_as": None if read_as is None else cut(read_as, JUDGED_CHARACTERS)}
+        completions.append(told | {"judged": judged, "text": cut(completion.text, TEXT_CHARACTERS), "heat": warm})
     return whole | {
         "node": node,
         "place": place,
@@ -77,6 +80,7 @@ def group_object(
         "reference": None if group.task.answer is None else cut(group.task.answer, TEXT_CHARACTERS),
         "model": visible(group.model.name, 120),
         "config": visible(group.task.ref.config, 400),
+        "judged_by": judge.rules(item.scored),
         "completions": completions,
         "completions_left_out": len(group.completions) - len(completions),
     }

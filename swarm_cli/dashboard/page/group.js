@@ -46,6 +46,7 @@ async function showGroup(node, step, place) {
     ["Sampled by", el("span", {}, name(told.model), ` policy version ${told.policy_version}`)],
     ["Staleness", told.staleness === null ? `${ago(told.age_s)} old` : many(told.staleness, "version")],
     ["Chosen by", reason(told)],
+    ["Judged by", el("span", {}, name(told.judged_by))],
     ["Trained on", told.training ? `${told.training.fate}, at step ${told.training.step}${told.training.updated ? "" : ", which changed nothing"}` : told.waits ? `not yet: its batch waits for its step (for groups that were: swarm rollouts ${node} --trained)` : "not on record on this machine"],
   ];
   const links = [
@@ -77,8 +78,10 @@ function reason(told) {
 function completionCard(completion) {
   const id = `completion-${completion.place}`, right = completion.reward >= 1;
   const earned = el("p", { class: right ? "good" : "" }, `${right ? "✓" : completion.reward > 0 ? "◐" : "✗"} reward ${ratio(completion.reward, 2)} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
+  const judged = completion.judged.read_as === null ? "the whole text" : completion.judged.read_as || "(nothing)";
   return el("article", { class: "card", "aria-labelledby": id },
     el("h3", { id, text: `Completion ${completion.place}` }), earned,
+    el("p", { class: "facts" }, el("span", {}, "judged: ", name(judged))),
     completion.training ? el("p", { class: "facts" }, trainedOn(completion.training)) : null,
     completion.heat?.texts ? heatText(completion) : el("pre", { dir: "auto", tabindex: "0", "aria-labelledby": id, text: completion.text || "(empty)" }),
     completion.heat ? tokenTable(completion) : null);

@@ -92,7 +92,7 @@ function matrix(cells) {
     return cell;
   }));
   const head = el("tr", {}, el("th", { scope: "col", text: "node" }), ...senders.map((sender) => el("th", { scope: "col" }, sender === "…" ? "others" : name(sender))));
-  return scrolled("Groups by node and sender", el("table", { class: "matrix" }, el("caption", { text: "Groups in batches; darker is more" }), el("thead", {}, head), el("tbody", {}, ...takers.map(line))));
+  return scrolled("Groups by node and sender", el("table", { class: "matrix" }, el("caption", { text: "Groups in batches; the stronger the colour, the more" }), el("thead", {}, head), el("tbody", {}, ...takers.map(line))));
 }
 
 /** The names in one column of the cells with the most groups; and a function from each name to the one it is shown under. */
