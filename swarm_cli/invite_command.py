@@ -50,7 +50,7 @@ def invite(
         raise CommandError("--node makes a token for a newcomer, --observer one for spectators: give one of the two")
     chosen = load_chosen(config)
     address = url or _swarm_here(chosen)
-    # A secured server lets nobody look without a key: there the configuration names the swarm.
+    # A secured server shows nothing without a key, so there the configuration must name the swarm.
     look = chosen.nats.swarm_id == DEFAULT_SWARM_ID and address.startswith("nats://")
     swarm_id = members_swarm(address) if look else chosen.nats.swarm_id
     try:
@@ -75,7 +75,7 @@ def invite(
 
 
 def _swarm_here(config: NodeConfig) -> str:
-    """The server that the configuration names, or else that of the run on this machine."""
+    """The server that the configuration names, or else the one of this machine's running run."""
     named = config.nats.swarm_url or ""
     if "swarm_url" in config.nats.model_fields_set:
         return named
@@ -186,8 +186,8 @@ def _remarks(config: NodeConfig, node: str, observer: bool, address: str) -> lis
     lines = ["look at the swarm with:  swarm observe TOKEN" if observer else "the newcomer runs:  swarm join TOKEN"]
     if any(urlsplit(server.strip()).hostname in LOOPBACK for server in address.split(",")):
         lines.append(
-            f"{visible(address)} is this machine alone. For newcomers elsewhere: --url with an address that they reach, and a "
-            "server that listens there, which that of `swarm up` does not"
+            f"{visible(address)} can be reached from this machine only. Newcomers elsewhere need --url with an address that they "
+            "can reach and a server that listens there, which the one of `swarm up` does not"
         )
     if node:
         lines.append(

@@ -46,10 +46,10 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
 
 
 def options_in(command: str) -> Given:
-    """The options of a `swarm up` as its note has it; none where it is another command."""
+    """The options in a note's `swarm up` command; none if it is another command."""
     try:
         words = shlex.split(command)
-    except ValueError:  # a quotation without an end: no `swarm up` wrote it
+    except ValueError:  # an unclosed quote, which `swarm up` never writes
         words = []
     if words[:3] != ["swarm", "up", "--run"]:
         return Given()

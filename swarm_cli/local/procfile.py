@@ -135,8 +135,8 @@ def _environment(layout: Layout, position: int) -> str:
 
 
 def _fallback(variable: str, value: str) -> str:
-    """For between double quotes: the variable's value, or this one where it is not set. A path, or
-    the address in a run's note, may have any characters.
+    """A shell expansion, for use in double quotes: the variable's value, or `value` if it is not
+    set. A path, or the address in a run's note, may have any characters, so `value` is escaped.
     """
     escaped = re.sub(r'[$`"}\\]', r"\\\g<0>", value)
     return f"${{{variable}:-{escaped}}}"

@@ -129,9 +129,9 @@ def up(
 
 
 def checked_run(run: str) -> str:
-    """What `--run` says; empty: a new name. Raises CommandError where no run can be called that."""
+    """The name given with `--run`; empty for a new one. Raises CommandError if it is not valid."""
     if run and not re.fullmatch(RUN_PATTERN, run):
-        raise CommandError(f"--run {run[:80]!r}: a run's name has 1 to 64 letters, digits or . _ -, beginning with letter or digit")
+        raise CommandError(f"--run {run[:80]!r}: use 1 to 64 letters, digits or . _ -, beginning with a letter or digit")
     return run
 
 

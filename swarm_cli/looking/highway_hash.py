@@ -1,4 +1,4 @@
-"""HighwayHash-64, with which a NATS server seals what it writes down of a stream.
+"""HighwayHash-64, the checksum of a stream's settings in a NATS server's store.
 
 As in J. Alakuijala, B. Cox and J. Wassenberg, "Fast keyed hash/pseudo-random function using SIMD
 multiply and permute" (2016), and its portable C program. A kilobyte takes a millisecond.
@@ -59,7 +59,7 @@ class _State:
         self.take(bytes(packet))
 
     def digest(self) -> bytes:
-        """Ends it: the state is of no use afterwards."""
+        """The digest. The state cannot be used afterwards."""
         for _ in range(4):
             self.take(struct.pack("<4Q", *(_halves_swapped(self._v_0[lane]) for lane in (2, 3, 0, 1))))
         total = self._v_0[0] + self._v_1[0] + self._mul_0[0] + self._mul_1[0]

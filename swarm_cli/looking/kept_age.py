@@ -1,5 +1,5 @@
-"""Takes the age limit from a copied stream, before a server opens it: a server drops at once what
-has grown too old, and of a run that ended an hour ago nothing that was shared would be left.
+"""Removes the age limit of a copied stream before a server opens it. Otherwise the server would
+drop old messages at once, and nothing shared in a run that ended an hour ago would be left.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ _SETTINGS, _SEAL, _CIPHER = "meta.inf", "meta.sum", "meta.key"
 
 
 def keep_whatever_its_age(stream: Path) -> bool:
-    """Let the stream in this folder keep its messages for ever. False: it is written down in a way
-    that is not known here (another version of the server, an encrypted store), and stays as it is.
+    """Let the stream in this folder keep its messages for ever. False if its settings are in a
+    format that is not known here (another version of the server, an encrypted store): it stays
+    unchanged.
 
-    The seal that the server wrote is computed first, so that a stream is never sealed in a way that
-    the server would not take: it would leave the whole stream out.
+    The server's own checksum is verified first. A stream with a checksum that the server does not
+    accept would be left out as a whole.
     """
     if not (stream / _SETTINGS).exists():
-        return True  # no stream, to the server neither
+        return True  # the server does not treat it as a stream either
     try:
         written, seal = (stream / _SETTINGS).read_bytes(), (stream / _SEAL).read_text()
         if (stream / _CIPHER).exists() or _sealed(stream.name, written) != seal:

@@ -1,8 +1,8 @@
 """A NATS server on a copy of what an ended run's server had stored.
 
-The run's own files are only read: no position moves, no lease is taken, and who starts the run
-meanwhile is not in anybody's way. The copy goes when the command ends, also by Ctrl-C, SIGTERM or a
-terminal that closes, or with the next command where it was killed.
+The run's own files are only read: no position moves, no lease is taken, and the run can be started
+meanwhile. The copy is removed when the command ends, also by Ctrl-C, SIGTERM or a closed terminal;
+if the command was killed, the next one removes it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from swarm_cli.shipped import NATS_CONFIG
 STORE = "jetstream"
 COPIES = "looks"
 _ELSEWHERE = "swarm-look-"
-"""How a copy's folder begins in the system's folder for what passes."""
+"""How the name of a copy's folder begins in the system's folder for temporary files."""
 _LOCK = "lock"
 _FICLONE = 0x40049409
 _START_S = 60.0
@@ -83,8 +83,8 @@ def _server_on(folder: Path) -> int | None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM, and a terminal that closes, end the command as Ctrl-C does, for the length of the
-    block: the copy may be of gigabytes, and should not wait for somebody who looks again.
+    """Within the block, SIGTERM and SIGHUP end the command as Ctrl-C does, so that a copy of
+    gigabytes does not stay until the next command removes it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -92,7 +92,7 @@ def _ended_by_signals() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         for each in before:
-            signal.signal(each, signal.SIG_IGN)  # the end is not to be broken off by another one
+            signal.signal(each, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
         raise SystemExit(128 + number)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -156,19 +156,19 @@ def _copy(folder: Path, place: Path) -> None:
         raise StartedMeanwhile(f"run {folder.name} was started while it was being copied: look at the running one, without --run")
     if ageing:
         note(
-            f"run {folder.name}: its server wrote {', '.join(sorted(ageing))} down in a way that is not known here: what is older "
-            "there than its stream keeps it (groups that were shared: an hour) is not shown"
+            f"run {folder.name}: the settings of {', '.join(sorted(ageing))} are in a format that is not known here, so "
+            "messages past their stream's age limit (an hour for shared groups) are not shown"
         )
 
 
 def _refuse_foreign(store: Path, path: Path) -> None:
-    """A server's store has files and folders alone. In a run that somebody else made a link could
-    lead anywhere, and a pipe is never read to its end. Raises CommandError.
+    """Raises CommandError for anything but a file or folder, because a server makes nothing else.
+    In somebody else's run a link could lead anywhere, and reading a pipe would never end.
     """
     for each in (path, *(above for above in path.parents if above.is_relative_to(store) and above != store)):
         kind = each.lstat().st_mode
         if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
-            raise CommandError(f"{each} is a link, a pipe or a device, which no NATS server made: whose run is this?")
+            raise CommandError(f"{each} is a link, pipe or device, which no NATS server makes: look only at runs that you trust")
 
 
 def _refuse_foreign_in(folder: str, names: list[str]) -> list[str]:
@@ -218,7 +218,7 @@ def _server(place: Path) -> Iterator[str]:
 
 
 def _address(process: subprocess.Popen[bytes], place: Path) -> str:
-    """Once the server has read the store and listens, its note says where."""
+    """The server's address, which its ports file holds once it has read the store and listens."""
     ports, give_up_at = place / f"nats-server_{process.pid}.ports", time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < give_up_at:
         with suppress(OSError, ValueError, KeyError, IndexError):

@@ -71,9 +71,9 @@ def looking_at(config: NodeConfig, run: str, node_url: str, swarm_url: str = "",
     """What a command looks at, for the length of the block. If the named run is running here, its
     servers; if it has ended, a copy of what its server had stored.
 
-    only_here: a run that is not of this machine is refused; else it may be that of a node whose
-        server is elsewhere, and only its records are here. One of which nothing is here is
-        refused in any case: what another run did would be shown under its name.
+    only_here: refuse a run that has no server's store on this machine; else it may be the run of a
+        node whose server is elsewhere, of which only the records are here. A run without either is
+        always refused, because another run's data would be shown under its name.
 
     Raises:
         CommandError: there is no such run, or nothing of it is left to look at.
@@ -109,11 +109,11 @@ def _named(config: NodeConfig, folder: Path, swarm_url: str, *, only_here: bool)
 
 
 def _swarm_of(config: NodeConfig, left: RunNote, copy_url: str) -> str:
-    """Where the swarm of an ended run is: in the copy at `copy_url`, or a hub, which outlives it.
+    """The swarm's server of an ended run: the copy at `copy_url`, or a hub, which may still run.
 
-    The run may be somebody else's, and its note with it. A key is shown to the server that the
-    configuration names alone: another one could pass the real hub's challenge on, and be let in
-    there in this key's place.
+    The run, and so its note, may be somebody else's. A key is used only at the server that the
+    configuration names: another server could relay the real hub's challenge and be let in there
+    with this key.
     """
     if left.swarm_url == left.node_url:
         return copy_url
@@ -121,8 +121,8 @@ def _swarm_of(config: NodeConfig, left: RunNote, copy_url: str) -> str:
     if left.swarm_url in ("none", known) or not config.nats.swarm_key_file:
         return left.swarm_url
     tell(
-        f"the run's swarm was at {left.swarm_url}, and nats.swarm_key_file is for {known or 'another server'}: it is not asked. "
-        f"--swarm-url {left.swarm_url} asks it, with that key"
+        f"the run's swarm was at {left.swarm_url}, and nats.swarm_key_file is for {known or 'another server'}: it was not asked. "
+        f"To ask it with that key: --swarm-url {left.swarm_url}"
     )
     return "none"
 

@@ -127,7 +127,7 @@ def test_a_store_that_is_sealed_in_another_way_is_left_as_it_is_and_said(
     assert {file: file.read_bytes() for file in seal.parent.glob("meta.*")} == before
     with server_on_copy(folder, tmp_path):
         pass
-    assert f"its server wrote {subjects.SWARM_ROLLOUTS} down in a way that is not known here" in capsys.readouterr().err
+    assert f"the settings of {subjects.SWARM_ROLLOUTS} are in a format that is not known here" in capsys.readouterr().err
 
 
 def test_an_encrypted_stream_is_left_as_it_is(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_names_alone_say_how_many_nodes() -> None:
 
 @pytest.mark.parametrize("run", ["../x", "a b", "-x", "é", "x" * 65, "x\n"])
 def test_a_name_that_no_run_can_have_is_refused_as_the_option_that_was_given(run: str) -> None:
-    with pytest.raises(CommandError, match="^--run .*: a run's name has 1 to 64 letters"):
+    with pytest.raises(CommandError, match="^--run .*: use 1 to 64 letters"):
         checked_run(run)
     assert (checked_run("2026.a_b-c"), checked_run("")) == ("2026.a_b-c", "")
 

@@ -230,7 +230,7 @@ def test_invite_takes_the_server_of_the_run_on_this_machine_and_says_that_no_oth
     write_note(mine, RunNote("nats://127.0.0.1:31461", "nats://127.0.0.1:31461", "swarm up --run mine"))
     with holding_run(mine):
         token, told = run()
-        assert read_token(token).url == "nats://127.0.0.1:31461" and "is this machine alone" in told
+        assert read_token(token).url == "nats://127.0.0.1:31461" and "can be reached from this machine only" in told
         monkeypatch.setenv("SWARM_NATS__SWARM_URL", "nats://hub:4222")
         token, told = run()
         assert read_token(token).url == "nats://hub:4222" and "this machine" not in told

@@ -38,6 +38,6 @@ def test_a_store_with_what_no_server_makes_is_not_copied(tmp_path: Path, make: C
     folder = tmp_path / "runs" / "given"
     (folder / STREAM).mkdir(parents=True)
     make(folder / STREAM)
-    with pytest.raises(CommandError, match="no NATS server made"), server_on_copy(folder, tmp_path):
+    with pytest.raises(CommandError, match="no NATS server makes"), server_on_copy(folder, tmp_path):
         pass
     assert not list((tmp_path / "looks").glob("*"))

@@ -216,6 +216,8 @@ def _alone(model: Any, prompts: list[list[int]], answers: list[list[int]], *, ro
                 longer, shorter = _last_logprobs(model, text, _STEPS + 1), _last_logprobs(model, text[:-1], _STEPS)
         except Exception as error:  # noqa: BLE001
             raise UnsafeModel(f"it does not compute a text without a cache ({type(error).__name__}: {error})") from error
+        if longer.isnan().any():
+            raise UnsafeModel("its logprobs are not numbers (check its configuration's numbers and weights)")
         if problem := _difference(longer[:-1], shorter, rounded):
             raise UnsafeModel(f"it is not a causal model: a later token changes earlier logprobs ({problem})")
         rows.append(longer[:-1])

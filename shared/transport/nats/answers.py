@@ -1,5 +1,6 @@
-"""What a server answers is data. Whoever runs the swarm's server may answer anything, and on one
-without accounts so may whoever subscribes to the subjects of requests, faster than the server.
+"""Reads a server's answers as untrusted data. Whoever runs the swarm's server may answer anything,
+and so may anyone on a server without accounts who subscribes to the requests' subjects and is
+faster.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from shared.transport.base import TransportError
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Read an answer within the block, without waiting for anything. `what`: the request, for the
-    message.
+    """For a block that reads an answer and awaits nothing. `what`: the request, for the message.
 
     Raises:
-        TransportError: the answer is not what a server says.
+        TransportError: the answer is not in a server's format.
     """
     try:
         yield
@@ -27,7 +27,7 @@ def readable(what: str) -> Iterator[None]:
 
 
 def answer_object(text: bytes, what: str) -> dict[str, Any]:
-    """The JSON object that was answered. Raises TransportError: it is none."""
+    """The answer's JSON object. Raises TransportError if it is not one."""
     with readable(what):
         found = json.loads(text)
         if not isinstance(found, dict):
@@ -36,7 +36,7 @@ def answer_object(text: bytes, what: str) -> dict[str, Any]:
 
 
 def count_of(value: Any) -> int:
-    """A number of messages, bytes or a place in a stream. Raises ValueError for another value."""
+    """A count of messages or bytes, or a sequence number. Raises ValueError for anything else."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
         raise ValueError("no count")
     return value
