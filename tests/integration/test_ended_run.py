@@ -96,7 +96,7 @@ def test_status_says_how_the_run_ended_with_an_exit_code_of_its_own(var_dir: Pat
 def test_status_that_finds_no_server_says_that_the_run_there_has_ended(var_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_NATS__NODE_URL", noted_url(var_dir / "runs" / "first"))
     code, out, err = swarm("status")
-    assert code == 3 and "run first ended in order at" in err and "`swarm status --run first` looks at it" in err
+    assert code == 3 and "run first ended in order at" in err and "`swarm status --run first` shows it" in err
     code, out, _ = swarm("status", "--json")
     assert code == 3 and json.loads(out[out.index("{") :])["ended"]["how"] == "in order"
 

@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +38,18 @@ sys.argv = ["swarm", *wanted, "--run", "first"]
 from swarm_cli.app import main
 main()
 """
+COPYING = """
+import sys, time
+from swarm_cli.looking import store_copy
+def copy(*_):
+    print("copying", flush=True)
+    time.sleep(600)
+store_copy._share_or_copy = copy
+sys.argv = ["swarm", "status", "--run", "first"]
+from swarm_cli.app import main
+main()
+"""
+"""A command held while it copies the first file."""
 
 
 @pytest.fixture
@@ -74,14 +85,6 @@ def start(var_dir: Path, *command: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[str], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
 def ended_by(number: signal.Signals, process: subprocess.Popen[str]) -> str:
     """What it said, having ended in order and with the code that says so."""
     process.send_signal(number)
@@ -102,11 +105,11 @@ def test_a_command_that_is_ended_while_it_looks_takes_its_copy_along(command: st
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_ended_while_it_copies_takes_its_copy_along(number: signal.Signals, var_dir: Path) -> None:
-    os.mkfifo(
-        var_dir / "runs" / "first" / STORE / "$G" / "streams" / "some" / "1.blk"
-    )  # which nobody writes: it is copied for ever
-    process = start(var_dir, sys.executable, "-m", "swarm_cli", "status", "--run", "first")
-    wait_until(lambda: list((var_dir / COPIES).glob(f"*/{STORE}/*/streams/some")), process, "it copies")
+    (var_dir / "runs" / "first" / STORE / "$G" / "streams" / "some" / "1.blk").write_bytes(b"block")
+    process = start(var_dir, sys.executable, "-c", COPYING)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "copying\n", process.communicate()
+    assert list((var_dir / COPIES).glob(f"*/{STORE}/*/streams/some"))
     ended_by(number, process)
 
 

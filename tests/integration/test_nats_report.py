@@ -88,7 +88,7 @@ def test_a_server_that_is_well_is_shown_on_one_screen_and_what_is_wrong_ends_wit
     # Nobody acknowledges; after a second of that it has stalled by this report's measure.
     asyncio.run(asyncio.sleep(1.1))
     code, shown, told = report(server.url, "--stalled-s", "1")
-    assert code == 1 and "1 finding:" in told and "consumer verifier" in told and "stalled: 3 wait" in told, told
+    assert code == 1 and "1 finding:" in told and "consumer verifier" in told and "stalled: 3 messages wait" in told, told
 
     asyncio.run(work(470, take=False))
     code, shown, told = report(server.url, "--stalled-s", "1000", "--monitor", monitor, "--monitor", "http://127.0.0.1:1")

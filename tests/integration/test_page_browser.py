@@ -194,7 +194,7 @@ def test_an_alert_that_fires_has_its_card_on_both_pages_and_axe_finds_nothing_on
         looker = Looker(browser)
         card = looker.open(shown.url).locator("#alerts li.alert", has_text="SwarmPolicyDiverges")
         playwright.expect(card).to_contain_text("of alpha", timeout=WAIT_MS)
-        playwright.expect(card).to_contain_text("moved 2.0 nats a token")
+        playwright.expect(card).to_contain_text("is 2.0 nats per token")
         looker.check()
         assert not AXE.exists() or looker.axe() == [], "the swarm's page while an alert fires"
         looker.close()
@@ -204,7 +204,7 @@ def test_an_alert_that_fires_has_its_card_on_both_pages_and_axe_finds_nothing_on
             page = looker.page
             page.goto(f"{shown.url}panels")
             card = page.locator("#alerts .alert.firing", has_text="SwarmPolicyDiverges")
-            playwright.expect(card).to_contain_text("moved 2.0 nats a token", timeout=WAIT_MS)
+            playwright.expect(card).to_contain_text("is 2.0 nats per token", timeout=WAIT_MS)
             for tab in ("Swarm", "Swarm node"):
                 page.get_by_role("button", name=tab, exact=True).click()
                 page.locator("article.panel :is(canvas, table, .stats)").first.wait_for()

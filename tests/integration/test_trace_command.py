@@ -132,7 +132,7 @@ async def test_a_group_is_followed_from_its_maker_to_who_trains_on_it_and_who_re
         assert [each["node"] for each in found[0]["path"] if each["what"] == "shared"] == ["alpha"]
         detail = {each["what"]: each["detail"] for each in found[0]["path"]}
         assert "step 7: drawn by learnability with 1.50" in detail["in a batch"] and detail["scored"].startswith("rewards 0.25, 1")
-        assert "times 0.5; advantages #1 +0.7; left out #0 negative" in detail["trainer"]
+        assert "its loss was multiplied by 0.5; advantages #1 +0.7; left out #0 negative" in detail["trainer"]
         unknown = " ".join(found[0]["unknown"])
         assert "whether alpha trains on it" in unknown and "whether delta ever received it" in unknown
         assert "beta" not in unknown and "gamma" not in unknown

@@ -106,7 +106,7 @@ def test_groups_that_travel_for_rounds_are_seen_as_old_as_they_are(folder: Path,
     ages = [line["external_age_rounds"] for line in steps if line["groups_external"]]
     assert ages
     assert min(ages) >= 2
-    with pytest.raises(SpecError, match="delay_rounds: give the least and the most"):
+    with pytest.raises(SpecError, match="delay_rounds: give the minimum and maximum"):
         tiny_spec(folder, delay_rounds=[3, 2])
 
 
