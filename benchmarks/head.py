@@ -1,5 +1,5 @@
-"""Memory of the output layer, softmax and their gradient: logits in chunks against a bar in
-bytes.
+"""Measures the memory of the output layer, softmax and their gradient with logits in chunks,
+against a bar in bytes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from services.trainer.gradient.chunked_head import CHUNK_BYTES, LogitTransform, 
 TOKENS, VOCABULARY, HIDDEN_SIZE = 16_384, 151_936, 8
 BAR_BYTES = 1e9
 _COPIES_HELD = 5
-"""Of all logits, by the plain way (`tests/unit/test_trainer_chunked_head.py` counts at least 3
-without a soft cap).
+"""How many copies of all logits the plain way holds (`tests/unit/test_trainer_chunked_head.py`
+counts at least 3 without a soft cap).
 """
 
 
 def peak_bytes(
     tokens: int, vocabulary: int, hidden_size: int, *, chunk_bytes: int | None = CHUNK_BYTES, softcap: float | None = None
 ) -> int:
-    """Most bytes held at once, beyond hidden states, weight and targets, while logprobs and
-    gradients are computed on the CPU.
+    """Peak bytes, beyond hidden states, weight and targets, while logprobs and gradients are
+    computed on the CPU.
 
-    chunk_bytes: None: all logits at once, by automatic differentiation. Float32; every allocation
-    is counted as torch makes it.
+    chunk_bytes: None means all logits at once, by automatic differentiation. In float32; every
+    allocation of torch's is counted.
     """
     hidden = torch.randn(tokens, hidden_size, requires_grad=True)
     weight = torch.randn(vocabulary, hidden_size, requires_grad=True)
@@ -45,9 +45,7 @@ def peak_bytes(
 
 
 def most_held(recorded: profile) -> int:
-    """Bytes held at once at most, beyond what was there before, by torch's own count of every
-    allocation.
-    """
+    """Peak bytes beyond those held at the start, by torch's own count of every allocation."""
     held, peak = 0, 0
     for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
@@ -64,7 +62,7 @@ def _all_at_once(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float
 
 
 async def measure_trainer_head() -> Result:
-    """The default token budget's worth of tokens of Qwen's vocabulary, forward and backward."""
+    """As many tokens as the default token budget, with Qwen's vocabulary, forward and backward."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.monotonic()
     peak = peak_bytes(TOKENS, VOCABULARY, HIDDEN_SIZE)
@@ -84,7 +82,7 @@ async def measure_trainer_head() -> Result:
         plain=None,
         remarks=[
             f"every allocation as torch's profiler counts it, gradients included; the process grew by {grown / 1e9:.2f} GB",
-            f"all logits once are {whole / 1e9:.1f} GB, and the plain way holds them {_COPIES_HELD} times: it is not run here",
+            f"all logits at once are {whole / 1e9:.1f} GB; the plain way, not run here, holds them {_COPIES_HELD} times",
             f"chunks of {CHUNK_BYTES / 2**20:.0f} MiB; {seconds:.0f} s on one thread",
         ],
     )

@@ -1,4 +1,4 @@
-"""The machine and the software that a table was measured with."""
+"""Describes the machine and the software that a table was measured with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Ratios of two ways to do the same work, taken in turns; and how they are checked against a
-bar.
-"""
+"""Measures two ways to do the same work in turns, and checks their ratio against a bar."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from benchmarks.progress import say
 class Result:
     """One line of the table.
 
-    ratios: one for each pair of turns. direction: whether the bar is the least or the most that the
-    ratio may be. product, plain: medians of both sides in `unit`. remarks: what the reader must
-    know to judge the number.
+    ratios: one for each pair of turns. direction: whether the bar is the minimum or the maximum of
+    the ratio. product, plain: medians of both sides in `unit`. remarks: what the reader must know
+    to judge the number.
     """
 
     row: str
@@ -36,25 +34,25 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """The median, which decides."""
+        """The median, which is compared with the bar."""
         return statistics.median(self.ratios)
 
     @property
     def met(self) -> bool:
-        """Whether the median keeps the bar."""
+        """Whether the median meets the bar."""
         return self.ratio >= self.bar if self.direction == "at least" else self.ratio <= self.bar
 
     def to_builtins(self) -> dict[str, Any]:
-        """For the way from a row's process to the table."""
+        """The result in plain types, to be passed from a row's process to the table."""
         return asdict(self)
 
 
 def quotients(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    """Ratio of each pair of turns. Pairs are neighbours in time, so that what slows the machine for
-    a while slows both.
+    """The ratio of each pair of turns. The two turns of a pair follow each other, so that a
+    slowdown of the machine affects both.
     """
     if len(numerators) != len(denominators) or not numerators:
-        raise ValueError(f"{len(numerators)} turns of one side and {len(denominators)} of the other: give one of each a pair")
+        raise ValueError(f"{len(numerators)} turns of one side and {len(denominators)} of the other: give one of each per pair")
     if min(denominators) <= 0.0 or min(numerators) < 0.0:
         raise ValueError("a turn measured nothing: make its workload larger")
     return [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)]
@@ -63,8 +61,8 @@ def quotients(numerators: Sequence[float], denominators: Sequence[float]) -> lis
 async def in_turns(
     product: Callable[[int], Awaitable[float]], plain: Callable[[int], Awaitable[float]], *, pairs: int, warm_up: int = 1
 ) -> tuple[list[float], list[float]]:
-    """Numbers of both sides: A B, B A, A B, ... after `warm_up` pairs that do not count. Both get
-    the pair's number.
+    """Both sides' numbers, measured in the order A B, B A, A B, ... after `warm_up` pairs that do
+    not count. Both sides are called with the pair's number.
     """
     ours: list[float] = []
     theirs: list[float] = []

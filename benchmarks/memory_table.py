@@ -1,5 +1,5 @@
-"""The table of memory by model size in `docs/models.md`: `python -m benchmarks.memory_table`
-computes and writes it.
+"""Computes and writes the table of memory by model size in `docs/models.md`: `python -m
+benchmarks.memory_table`.
 
 Shapes: the `config.json` of HuggingFaceTB/SmolLM2-135M-Instruct and
 Qwen/Qwen2.5-{0.5B,1.5B,7B}-Instruct on the Hugging Face hub.
@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 def shapes() -> dict[str, Any]:
-    """The models' configurations, as far as they say something about memory."""
+    """The parts of the models' configurations that affect memory."""
     return {
         "SmolLM2-135M": LlamaConfig(**SMOLLM2_135M),
         "Qwen2.5-0.5B": _qwen(896, 4864, 24, 14, 2, tied=True),
@@ -70,7 +70,7 @@ def table() -> str:
 
 
 def write_table() -> None:
-    """Put today's table between its marks."""
+    """Replace the table between its marks."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}")
 

@@ -1,5 +1,5 @@
-"""From the trainer's call to publish until the first token of the new policy, against a plain file
-of the same bytes.
+"""Measures the time from the trainer's call to publish until the first token of the new policy,
+compared with a plain file of the same bytes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _move_the_first_parameter(model: Any) -> None:
 
 
 class TrainerToGenerator:
-    """Trainer and generator as the services have them, on two connections to a real server, in one
-    process.
+    """The services' trainer and generator parts, in one process, on two connections to a real
+    server.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class TrainerToGenerator:
         dtype: torch.dtype = torch.float32,
         train: Callable[[Any], None] = _move_the_first_parameter,
     ) -> None:
-        """`train` changes the model before the clock of a turn starts, so that every version has
-        other bytes.
+        """`train` changes the model before a turn's clock starts, so that every version has
+        different bytes.
         """
         from transformers import AutoModelForCausalLM
 
@@ -106,16 +106,18 @@ class TrainerToGenerator:
         await self.engine.close()
 
     async def _write(self, file: Path) -> None:
-        # As the trainer's service writes it.
+        # The same as the trainer's service writes.
         await asyncio.to_thread(lambda: write_tensors(policy_tensors(self._model, self._dtype), file))
 
     def policy_bytes(self) -> bytes:
-        """What is published, for the plain file."""
+        """The published bytes, for the plain file."""
         return serialize(policy_tensors(self._model, self._dtype))
 
 
 def plain_file(folder: Path, contents: Callable[[], bytes]) -> Callable[[int], Awaitable[float]]:
-    """Write the bytes to a new file, fsync it, open it again and read it whole; seconds."""
+    """Returns a turn that writes the bytes to a new file, fsyncs it, opens it again and reads it
+    completely, and gives the seconds.
+    """
 
     def once(turn: int) -> float:
         payload = contents()
@@ -137,8 +139,8 @@ def plain_file(folder: Path, contents: Callable[[], bytes]) -> Callable[[int], A
 
 
 async def _measure(row: str, pairs: int, model_of: Callable[[Path], Path]) -> Result:
-    """Both sides move bytes of the same size on the same file system, in turns, so that a busy disk
-    slows both. `model_of` makes the model's folder below the folder that it is given.
+    """Both sides move the same number of bytes on the same file system in turns, so that a busy
+    disk slows both. `model_of` creates the model's folder below the folder passed to it.
     """
     with tempfile.TemporaryDirectory(dir=disk_folder()) as name:
         folder = Path(name)
@@ -162,8 +164,8 @@ async def _measure(row: str, pairs: int, model_of: Callable[[Path], Path]) -> Re
         row=row,
         measured="seconds from `Publisher.publish` to the first token of the new policy (transformers engine, file:// store)",
         against="writing the same bytes to a file, fsync, opening and reading it back whole",
-        workload=f"a policy of {size_mb:.1f} MB (float32 safetensors), other bytes every turn; {pairs} pairs; store and plain file "
-        "on the same file system",
+        workload=f"a policy of {size_mb:.1f} MB (float32 safetensors), different bytes every turn; {pairs} pairs; store and "
+        "plain file on the same file system",
         unit="s",
         ratios=quotients(ours, theirs),
         bar=3.0,
@@ -179,18 +181,18 @@ async def _measure(row: str, pairs: int, model_of: Callable[[Path], Path]) -> Re
 
 
 async def measure_policy_small() -> Result:
-    """At the toy policy's size."""
+    """With the toy policy."""
     return await _measure("policy-small", 15, model_folder)
 
 
 async def measure_policy_60mb() -> Result:
-    """At about 60 MB."""
+    """With a policy of about 60 MB."""
     return await _measure("policy-60mb", 9, _model_of_60_mb)
 
 
 def _model_of_60_mb(folder: Path) -> Path:
-    """Large enough that bytes and not messages are what is measured, small enough for many turns.
-    Random weights: nobody reads what they say.
+    """A model large enough that moving bytes and not messages takes the time, and small enough for
+    many turns. Its weights are random, because their values do not matter.
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -214,9 +216,8 @@ def _model_of_60_mb(folder: Path) -> Path:
 
 
 def disk_folder() -> Path:
-    """Where files are written that should be on a disk."""
-    # The temporary folder may be a memory file system, where fsync costs nothing; runs are written
-    # below var/.
+    """A folder for files that must be on a disk."""
+    # The temporary folder may be in memory, where fsync costs nothing. Runs are written below var/.
     folder = Path("var/bench")
     folder.mkdir(parents=True, exist_ok=True)
     return folder.absolute()

@@ -1,5 +1,5 @@
-"""Policies that travel as what changed against full copies, through the same server: on one box,
-and by a slow link.
+"""Compares policies sent as deltas with full copies through the same server, on one machine and
+over a slow link.
 
 The link is the loopback of a network namespace, shaped to 100 Mbit/s; server, trainer and generator
 are all in it. That takes root.
@@ -31,7 +31,7 @@ _PAIRS = "BENCH_PAIRS"
 
 
 async def measure_policy_delta() -> Result:
-    """At the size of SmolLM2-135M in bfloat16."""
+    """With a policy of SmolLM2-135M's size in bfloat16."""
     pairs = int(os.environ.get(_PAIRS, "7"))
     with tempfile.TemporaryDirectory(dir=disk_folder()) as name:
         folder = Path(name)
@@ -56,7 +56,7 @@ async def measure_policy_delta() -> Result:
                 ways.append(way)
             deltas, full = ways
             size_mb = len(full.policy_bytes()) / 1e6
-            # The first policy of a trainer is a full copy either way.
+            # A trainer's first policy is a full copy either way.
             ours, theirs = await in_turns(
                 lambda turn: deltas.turn(turn + 1), lambda turn: full.turn(turn + 1), pairs=pairs, warm_up=2
             )
@@ -77,7 +77,7 @@ async def measure_policy_delta() -> Result:
 
 
 async def measure_policy_delta_link() -> Result:
-    """The same in a network of 100 Mbit/s."""
+    """The same over a network of 100 Mbit/s."""
     namespace = f"swarm-bench-{os.getpid()}"
 
     def run(*command: str) -> None:
@@ -112,8 +112,8 @@ def _train(model: Any) -> None:
 
 
 def _model_of_135m(folder: Path) -> Path:
-    """SmolLM2-135M's shapes and dtype, because a delta's size depends on both; random weights, so
-    that nothing has to be downloaded.
+    """A model with SmolLM2-135M's shapes and dtype, because a delta's size depends on both. Its
+    weights are random, so that nothing need be downloaded.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,4 +1,4 @@
-"""Progress of a row, on standard error."""
+"""Reports a row's progress on standard error."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def say(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     print(f"    {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Shapes of models that several benchmarks measure: arguments of transformers' configurations."""
+"""Shapes of models that several benchmarks use, as arguments of transformers' configurations."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ SMOLLM2_135M: dict[str, Any] = {
     "num_key_value_heads": 3,
     "tie_word_embeddings": True,
 }
-"""Of `LlamaConfig`: the `config.json` of HuggingFaceTB/SmolLM2-135M-Instruct."""
+"""Arguments of `LlamaConfig`, from the `config.json` of HuggingFaceTB/SmolLM2-135M-Instruct."""

@@ -1,8 +1,8 @@
-"""Memory of a whole training step against what no trainer can do without.
+"""Compares the memory of a whole training step with the minimum that any trainer needs.
 
-That is weights, gradients and Adam's two moments in float32, and what the body of a bare model
-keeps of one micro-batch for the backward pass. Logits, attention masks, copies of gradients and the
-optimizer's own work are what a trainer can waste.
+The minimum is weights, gradients and Adam's two moments in float32, and what the body of a bare
+model saves of one micro-batch for the backward pass. A trainer can waste memory on logits,
+attention masks, copies of gradients and the optimizer's temporaries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.engines.tiny_models import END_TOKEN_ID, PAD_TOKEN_ID, write_model_fo
 
 BAR = 1.3
 _TRAINED_BYTES = 16
-"""float32 weight, gradient and two moments of a parameter."""
+"""Bytes of a parameter's float32 weight, gradient and two moments."""
 _SMOLLM2 = {
     "vocab_size": 49_152,
     "hidden_size": 576,
@@ -57,7 +57,9 @@ _NARROW_BODY = {
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A model and a batch of one group with equal answers; `budget` padded tokens in a pass."""
+    """A model, and a batch of one group whose answers have equal length; `budget`: padded tokens in
+    a pass.
+    """
 
     model: dict[str, int]
     prompt: int
@@ -77,7 +79,7 @@ async def measure_trainer_memory_long() -> Result:
 
 
 async def measure_trainer_memory_vocabulary() -> Result:
-    """Qwen's vocabulary over a small body, so that logits would be most of it."""
+    """Qwen's vocabulary on a small body, so that logits would take most of the memory."""
     return measure_step("trainer-memory-vocabulary", StepShape(_LARGE_VOCABULARY, prompt=64, answers=16, answer=240, budget=4096))
 
 
@@ -114,11 +116,11 @@ async def measure_trainer_memory_width() -> Result:
 
 
 def measure_width(row: str, narrow: int, wide: int) -> Result:
-    """Memory of a step on one answer that is `wide` tokens long, prompt included, by that of a
-    `narrow` one, each by its tokens.
+    """The ratio of a step's memory per token on one answer of `wide` tokens, prompt included, to
+    that on one of `narrow` tokens.
 
-    A mask of width x width would show: of 32,768 tokens it takes 1 GB in bytes and 4 GB in float32,
-    twice as much as all else.
+    It would reveal a mask of width x width, which for 32,768 tokens takes 1 GB in bytes and 4 GB in
+    float32, twice as much as everything else.
     """
     started, held = time.monotonic(), []
     for width in (narrow, wide):
@@ -129,7 +131,7 @@ def measure_width(row: str, narrow: int, wide: int) -> Result:
         row=row,
         measured=f"trainer, kB a token held at once at most during `Learner.step` on answers of {wide:,} tokens",
         against=f"the same on answers of {narrow:,} tokens",
-        workload="two answers in passes of one; a body of 2 layers of 64, beside which a mask of width x width would stand out",
+        workload="two answers in passes of one; a body of 2 layers of 64, so small that a mask of width x width would stand out",
         unit="kB",
         ratios=[held[1] / wide / (held[0] / narrow)],
         bar=BAR,
@@ -141,10 +143,11 @@ def measure_width(row: str, narrow: int, wide: int) -> Result:
 
 
 def held_in_a_step(config: NodeConfig, shape: StepShape) -> tuple[int, int]:
-    """Parameters, and bytes that the second step holds at most, beside weights and moments."""
+    """The number of parameters, and the second step's peak bytes in addition to weights and
+    moments.
+    """
     learner = Learner(config)
-    # After the first step the moments are there; weights and moments are then held whatever
-    # happens.
+    # The moments exist after the first step; from then on weights and moments are always held.
     learner.step(_batch(learner, shape, 1))
     second = _batch(learner, shape, 2)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -163,8 +166,8 @@ def _config(folder: Path, shape: StepShape) -> NodeConfig:
 
 
 def saved_bytes(config: NodeConfig, rows: int, width: int) -> int:
-    """What torch saves for the backward pass of the model's body over (rows, width) tokens,
-    parameters not counted.
+    """Bytes that torch saves for the backward pass of the model's body over (rows, width) tokens,
+    without parameters.
     """
     from transformers import AutoModel
 
@@ -181,8 +184,8 @@ def saved_bytes(config: NodeConfig, rows: int, width: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        # The result is kept, or what was saved would be freed and counted twice where its memory is
-        # used again.
+        # The result is kept. Otherwise saved tensors would be freed, and counted twice when their
+        # memory is reused.
         result = model(input_ids=torch.randint(4, 200, (rows, width)), use_cache=False).last_hidden_state
     assert result.requires_grad
     return sum(found.values())

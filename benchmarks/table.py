@@ -1,4 +1,4 @@
-"""The results as a table on the terminal and as `docs/benchmarks.md`."""
+"""Shows the results as a table on the terminal and writes them to `docs/benchmarks.md`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def verdict(result: Result) -> str:
 
 
 def ratio_text(result: Result) -> str:
-    """Median with least and greatest; the median with as many digits as it takes to agree with the
-    verdict.
+    """The median with minimum and maximum. The median has as many digits as are needed to agree
+    with the verdict.
     """
     digits = 2
     while digits < 6 and replace(result, ratios=[round(result.ratio, digits)]).met != result.met:
@@ -35,13 +35,13 @@ def bar_text(result: Result) -> str:
 
 
 def sides_text(result: Result) -> str:
-    """Medians of both sides with their unit."""
+    """Both sides' medians with their unit."""
     plain = "" if result.plain is None else f" vs {result.plain:,.4g}"
     return f"{result.product:,.4g}{plain} {result.unit}"
 
 
 def print_table(results: Sequence[Result], failures: Mapping[str, str], console: Console) -> None:
-    """Show everything, the rows that could not be measured included."""
+    """Print all rows, including those that could not be measured."""
     table = Table(title=TITLE, show_lines=True)
     for name in ("row", "measured", "against", "median both sides", "ratio (min to max)", "bar", ""):
         table.add_column(name, overflow="fold")
@@ -69,15 +69,15 @@ def markdown(
     command: str,
     seconds: float,
 ) -> str:
-    """The text of `docs/benchmarks.md`. `commit`: of the code that was measured."""
+    """The text of `docs/benchmarks.md`. `commit`: the commit of the measured code."""
     met = sum(result.met for result in results)
     lines = [
         f"# {TITLE}",
         "",
         f"Written by `{command}` on {date} in {seconds:.0f} s. {met} of {len(results) + len(failures)} bars met.",
         f"Measured at commit {commit}.",
-        "Each ratio is taken side by side in one run, in turns, product and plain loop alternating who goes first;",
-        "the median decides. Absolute numbers are this machine's and not comparable with another's.",
+        "The two sides of each ratio are measured in turns within one run, and alternate in going first;",
+        "the bar applies to the median. Absolute numbers hold for this machine only.",
         "",
         "| row | measured | against | median of both | ratio: median (min to max) | bar | |",
         "|---|---|---|---|---|---|---|",
@@ -104,18 +104,18 @@ NOTES = "## Measured at other times"
 
 
 def with_notes_of(page: str, text: str) -> str:
-    """`text` with the hand-written notes that `page`, the one it replaces, ends with."""
+    """`text` with the hand-written notes at the end of `page`, which it replaces."""
     at = page.find(f"\n{NOTES}\n")
     return text if at < 0 else text + page[at:]
 
 
 def median_of(numbers: Sequence[float]) -> float:
-    """The middle of what both sides measured."""
+    """The median."""
     return statistics.median(numbers)
 
 
 def _cells(result: Result) -> tuple[str, ...]:
-    """A row but for its verdict, which the screen colours and the page prints bold."""
+    """A row without its verdict, which is coloured on the screen and bold on the page."""
     return result.row, result.measured, result.against, sides_text(result), ratio_text(result), bar_text(result)
 
 

@@ -1,4 +1,4 @@
-"""The learner against a bare PyTorch loop that repeats each prompt L times."""
+"""Compares the learner with a bare PyTorch loop that repeats each prompt L times."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SHAPE = (
 
 
 def trainer_config(folder: Path) -> NodeConfig:
-    """The demo's trainer; a budget that holds the whole batch in one forward pass on either
-    side.
+    """The demo's trainer, with a token budget that fits the whole batch into one forward pass on
+    both sides.
     """
     trainer = {"objective": "dapo", "token_budget": 16_384, "threads": 1, "warmup_steps": 0, "learning_rate": 1e-4}
     return node_config(folder, "nats://127.0.0.1:4222", trainer=trainer, generator={"max_new_tokens": COMPLETION_TOKENS[1]})
@@ -57,13 +57,13 @@ def batches_for(learner: Learner, first: int, count: int) -> list[Batch]:
 
 
 def completion_tokens(batch: Batch) -> int:
-    """What a step trains on."""
+    """The number of completion tokens that a step trains on."""
     return sum(completion.token_count for item in batch.items for completion in item.scored.group.completions)
 
 
 def step_learner(learner: Learner, batches: list[Batch]) -> float:
-    """Tokens a second of `Learner.step`, intake of the messages included. Deterministic algorithms
-    are on, as in the service.
+    """Tokens per second of `Learner.step`, including the intake of the messages. Deterministic
+    algorithms are on, as in the service.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
     started = time.perf_counter()
@@ -74,8 +74,8 @@ def step_learner(learner: Learner, batches: list[Batch]) -> float:
 
 
 def padded_tensors(batch: Batch, pad_token_id: int, *, left_pad_prompts: bool = False) -> dict[str, Tensor]:
-    """(sequences, tokens) tensors as a plain loop has them: every completion in a row with its own
-    copy of the prompt.
+    """(sequences, tokens) tensors for a plain loop: every completion in its own row with a copy of
+    the prompt.
     """
     prompts, answers, behaviours, advantages = [], [], [], []
     for item in batch.items:
@@ -99,8 +99,8 @@ def padded_tensors(batch: Batch, pad_token_id: int, *, left_pad_prompts: bool = 
 
 
 class BareLoop:
-    """The same model, batch, loss and optimizer with nothing around them: rows are ready tensors,
-    padding on the right.
+    """The same model, batch, loss and optimizer without any service code. Rows are ready tensors,
+    padded on the right.
     """
 
     def __init__(self, config: NodeConfig, pad_token_id: int) -> None:
@@ -127,8 +127,8 @@ class BareLoop:
         return {name: tensor.to(self._device) for name, tensor in padded_tensors(batch, self._pad_token_id).items()}
 
     def loss(self, rows: dict[str, Tensor]) -> Tensor:
-        """DAPO's token mean with truncated importance weights, clipping included though the ratio
-        is 1.
+        """DAPO's token mean with truncated importance weights, including clipping although the
+        ratio is 1.
         """
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         longest = rows["completion_ids"].shape[1]
@@ -144,7 +144,7 @@ class BareLoop:
         return (per_token * rows["mask"]).sum() / rows["mask"].sum()
 
     def steps(self, batches: list[dict[str, Tensor]]) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         torch.use_deterministic_algorithms(False)
         started = time.perf_counter()
         for rows in batches:
@@ -152,21 +152,21 @@ class BareLoop:
             self.loss(rows).backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._trainer.grad_clip)
             self._optimizer.step()
-        # The sums are read from the device, so that all that was asked of it is done.
+        # Reading the sums from the device waits until all its work is done.
         tokens = sum(int(rows["mask"].sum()) for rows in batches)
         return tokens / (time.perf_counter() - started)
 
 
 async def measure_trainer_loop() -> Result:
-    """`Learner.step` on batch messages against the bare loop."""
+    """`Learner.step` on batch messages, compared with the bare loop."""
     with tempfile.TemporaryDirectory() as folder:
         config = trainer_config(Path(folder))
         learner = Learner(config)
         bare = BareLoop(config, pad_token_id=0)
         batches = {turn: batches_for(learner, 1 + turn * STEPS_A_TURN, STEPS_A_TURN) for turn in range(PAIRS + 1)}
         rows = {turn: [bare.tensors(batch) for batch in made] for turn, made in batches.items()}
-        # Both sides start from the same weights, so the first loss and gradient must agree: it is
-        # the same work.
+        # Both sides start from the same weights, so the first loss and gradient agree if the work
+        # is the same.
         difference = abs(_first_gradient(learner, batches[0][0]) - _bare_gradient(bare, rows[0][0]))
 
         async def product(turn: int) -> float:

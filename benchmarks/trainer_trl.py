@@ -1,5 +1,5 @@
-"""The learner against TRL's GRPO trainer: its own `training_step` on completions that are there
-already.
+"""Compares the learner with TRL's GRPO trainer: its `training_step` on completions that already
+exist.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from shared.hub_models import hub_arguments
 
 
 class Trl:
-    """A real `GRPOTrainer` whose generation is left out: `training_step` gets what its generation
-    would have returned.
+    """A real `GRPOTrainer` without its generation: `training_step` gets what the generation would
+    have returned.
     """
 
     def __init__(self, config: NodeConfig, folder: Path) -> None:
-        # TRL would import all of vLLM for its generation side, which takes no part here.
+        # TRL would import all of vLLM for its generation side, which is not used here.
         import_module("trl.import_utils").is_vllm_available = lambda *_args, **_options: False
         from datasets import Dataset
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -85,7 +85,7 @@ class Trl:
         wrapped, self._optimizer = self.trainer.accelerator.prepare(self.trainer.model, self.trainer.optimizer)
         self._model = self.trainer.model_wrapped = wrapped
         self.trainer.current_gradient_accumulation_steps = 1
-        # What training_step asks for is what generation and scoring would have given it.
+        # training_step asks for the results of generation and scoring.
         self.trainer._prepare_inputs = lambda inputs: inputs
         self._pad_token_id = int(tokenizer.pad_token_id or 0)
 
@@ -103,7 +103,7 @@ class Trl:
         }
 
     def steps(self, batches: list[dict[str, Tensor]]) -> float:
-        """Completion tokens a second of loss, backward, clipping and AdamW."""
+        """Completion tokens per second of loss, backward pass, clipping and AdamW."""
         torch.use_deterministic_algorithms(False)
         started = time.perf_counter()
         for inputs in batches:
@@ -115,7 +115,7 @@ class Trl:
 
 
 async def measure_trainer_trl() -> Result:
-    """`Learner.step` on batch messages against TRL's step on ready tensors."""
+    """`Learner.step` on batch messages, compared with TRL's step on ready tensors."""
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as name:
         config = trainer_config(Path(name))

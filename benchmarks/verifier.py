@@ -1,5 +1,5 @@
-"""The verifier, and its scoring path alone, against reasoning-gym's own derivation and scorer in a
-plain loop.
+"""Compares the verifier, and its scoring path alone, with reasoning-gym's own derivation and scorer
+in a plain loop.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shared.transport.base import Transport
 
 COMPLETIONS, GROUPS, PAIRS = 8, 400, 7
 SCORED_GROUPS = 4_000
-"""A turn of the scoring path: long enough (50 ms of plain loop) that its batches overlap as they do
-under load.
+"""Groups in a turn of the scoring path: long enough (50 ms of the plain loop) that its batches
+overlap as they do under load.
 """
 TURN_TIMEOUT_S = 60.0
 IN_FLIGHT = 64
@@ -38,13 +38,13 @@ def _config(folder: Path, url: str, *, workers: int = 1) -> NodeConfig:
 
 
 def _turns(config: NodeConfig, groups: int = GROUPS) -> dict[int, Answered]:
-    """Other tasks every turn, so that neither side can remember an earlier turn's."""
+    """Different tasks every turn, so that neither side can use results of an earlier turn."""
     return {turn: answered_tasks(config, turn * groups, groups, COMPLETIONS) for turn in range(PAIRS + 1)}
 
 
 class PlainLoop:
-    """reasoning-gym alone: a dataset for each seed, as the draws share it; every task derived once,
-    then its scorer called.
+    """reasoning-gym alone: one dataset for each seed, which the draws share. Every task is derived
+    once, then its scorer is called.
     """
 
     def score(self, answered: Answered) -> float:
@@ -68,9 +68,7 @@ class PlainLoop:
 
 
 async def measure_verifier_scoring() -> Result:
-    """`ScorerPool.score` with as many workers as a verifier has unless told otherwise, in answers a
-    second.
-    """
+    """`ScorerPool.score` with a verifier's default number of workers, in answers per second."""
     return await _measure_scoring("verifier-scoring", VerifierSection().workers)
 
 
@@ -80,8 +78,8 @@ async def measure_verifier_scoring_one() -> Result:
 
 
 async def _measure_scoring(row: str, workers: int) -> Result:
-    """The scoring path alone, without NATS: `ScorerPool` against reasoning-gym in this process. The
-    server's address in the configuration is never used.
+    """The scoring path alone, without NATS: `ScorerPool`, compared with reasoning-gym in this
+    process. The server's address in the configuration is never used.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = _config(Path(folder), "nats://127.0.0.1:4222", workers=workers)
@@ -120,7 +118,7 @@ async def _measure_scoring(row: str, workers: int) -> Result:
 
 async def measure_verifier_service() -> Result:
     """A real `python -m services.verifier` process between two streams of a real server, in groups
-    a second.
+    per second.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -159,18 +157,18 @@ async def measure_verifier_service() -> Result:
         product=median_of(ours),
         plain=median_of(theirs),
         remarks=[
-            "the groups lie in the stream while the verifier is stopped (SIGSTOP); clock from SIGCONT until the last one is stored",
+            "the groups are in the stream while the verifier is stopped (SIGSTOP); clock from SIGCONT until the last one is stored",
             f"a group costs the plain loop {1e6 / median_of(theirs):.0f} microseconds and the service {1e6 / median_of(ours):.0f}; "
             "the service fetches, decodes and validates, hashes, scores in the sandbox, encodes, publishes, waits for the server's "
-            "word and acknowledges each group, the plain loop has its answers in memory and keeps nothing",
-            f"parts of it alone, each a group: decoding and validating {1e6 * _decode_s(config, turns[0]):.0f} microseconds, one "
-            f"acknowledged publish with {IN_FLIGHT} in flight {1e6 * publish_s:.0f}; it needs two such round trips a group",
+            "acknowledgement and acknowledges each group; the plain loop has its answers in memory and stores nothing",
+            f"parts of it alone, per group: decoding and validating {1e6 * _decode_s(config, turns[0]):.0f} microseconds, one "
+            f"acknowledged publish with {IN_FLIGHT} in flight {1e6 * publish_s:.0f}; it needs two such round trips per group",
         ],
     )
 
 
 async def _drain(config: NodeConfig, transport: Transport, pid: int, turn: int, answered: Answered) -> float:
-    """Groups a second."""
+    """Groups per second."""
     node = config.node.id
     scored = node_scored_stream(node)
     os.kill(pid, signal.SIGSTOP)
@@ -194,7 +192,7 @@ async def _drain(config: NodeConfig, transport: Transport, pid: int, turn: int, 
 
 
 def _decode_s(config: NodeConfig, answered: Answered) -> float:
-    """Seconds to decode and validate one group's message, at the median over a turn's groups."""
+    """Seconds to decode and validate one group's message, as the median over a turn's groups."""
     payloads = [encode(answered_group(config, draw, *each)) for draw, each in enumerate(answered)]
     seconds = []
     for payload in payloads:
@@ -205,8 +203,8 @@ def _decode_s(config: NodeConfig, answered: Answered) -> float:
 
 
 async def _publish_s(config: NodeConfig, transport: Transport, answered: Answered) -> float:
-    """Seconds a message to publish a turn's groups and do nothing else: what the server and its
-    client cost.
+    """Seconds per message to only publish a turn's groups: the cost of the server and its
+    client.
     """
     node = config.node.id
     payloads = [encode(answered_group(config, draw, *each)) for draw, each in enumerate(answered)]
@@ -222,7 +220,7 @@ async def _publish_s(config: NodeConfig, transport: Transport, answered: Answere
 
 
 def _write_toml(config: NodeConfig, folder: Path) -> Path:
-    """The same configuration as a file, for the process."""
+    """Write the same configuration to a file for the process."""
     file = folder / "verifier.toml"
     tasks = "".join(f'[[tasks]]\ndataset = "{spec.dataset}"\nweight = {spec.weight}\n' for spec in config.tasks)
     file.write_text(
@@ -236,5 +234,5 @@ def _write_toml(config: NodeConfig, folder: Path) -> Path:
 def _workload(config: NodeConfig, groups: int = GROUPS) -> str:
     return (
         f"{groups} groups of {COMPLETIONS} short answers a turn, half chain_sum, half gcd, reasoning-gym's default configs "
-        f"({spec_json(config)}), other tasks every turn; {PAIRS} pairs"
+        f"({spec_json(config)}), different tasks every turn; {PAIRS} pairs"
     )

@@ -1,5 +1,5 @@
-"""The share of the trainer's wall clock that goes into waiting for data, in the demo, with the
-generator on a core of its own.
+"""Measures the share of the trainer's wall clock spent waiting for data, in the demo, with the
+generator on its own core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUN = "bench-waiting"
 
 
 async def measure_waiting() -> Result:
-    """`swarm up --nodes 1`, phase seconds from its metrics."""
+    """Run `swarm up --nodes 1` and read the seconds by phase from its metrics."""
     cores = sorted(os.sched_getaffinity(0))
     folder = Path("var/runs") / RUN
     shutil.rmtree(folder, ignore_errors=True)
@@ -64,8 +64,8 @@ async def measure_waiting() -> Result:
 
 
 def result_of(phases: list[dict[str, float]], cores: int) -> Result:
-    """The share over all steps after warm-up, which decides; the spread over consecutive parts is a
-    remark.
+    """The share over all steps after warm-up, which is compared with the bar. The spread over
+    consecutive parts is a remark.
     """
     size = len(phases) // PARTS
     parts = [wait_share(phases[k * size : (k + 1) * size]) for k in range(PARTS)]
@@ -87,19 +87,21 @@ def result_of(phases: list[dict[str, float]], cores: int) -> Result:
         remarks=[
             f"mean of a step's phases: {spent}; a step takes {median_s:.3f} s at the median",
             f"share in {PARTS} consecutive parts of the run: {', '.join(f'{part:.2f}' for part in parts)}",
-            "one node, because with two on two cores no generator has a core of its own; its batch is as large as the demo's "
-            "(4 own and 4 foreign groups), all its own; the generator also evaluates every 25 versions meanwhile",
+            "one node, because with two nodes on two cores no generator has its own core; its batch is as large as the demo's "
+            "(4 local and 4 foreign groups), but all local; the generator also evaluates every 25 versions",
         ],
     )
 
 
 def wait_share(phases: list[dict[str, float]]) -> float:
-    """Seconds waited by seconds in all phases."""
+    """Seconds waited divided by the seconds in all phases."""
     return sum(each["wait"] for each in phases) / sum(sum(each.values()) for each in phases)
 
 
 def pin(root: int, *, generator: set[int], others: set[int]) -> None:
-    """Bind every thread below `root` to its cores; new ones inherit."""
+    """Bind every thread of `root` and its descendants to its cores; new threads inherit the
+    binding.
+    """
     for pid, command in descendants(root).items():
         cores = generator if "services.generator" in command and "supervise" not in command else others
         try:
@@ -107,11 +109,11 @@ def pin(root: int, *, generator: set[int], others: set[int]) -> None:
                 if os.sched_getaffinity(int(thread)) != cores:
                     os.sched_setaffinity(int(thread), cores)
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
+            continue  # it ended in the meantime
 
 
 def descendants(root: int) -> dict[int, str]:
-    """Command lines by process id of everything that `root` started, directly or not."""
+    """Command lines by process id of all descendants of `root`."""
     parents: dict[int, tuple[int, str]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

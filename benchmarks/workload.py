@@ -1,5 +1,5 @@
-"""What rows share: the model, a node's configuration, rollout groups of a given shape, a server, a
-service's context.
+"""Fixtures that rows share: the model, a node's configuration, rollout groups of a given shape, a
+server, a service's context.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CHEAP_TASKS = [
 
 
 def model_folder(folder: Path) -> Path:
-    """The toy policy when it is there, else a random model of its size."""
+    """The toy policy if it is built, else a random model of its size."""
     if (MODEL / "model.safetensors").exists():
         return MODEL
     from tests.engines.tiny_models import random_policy, write_model_folder
@@ -57,8 +57,8 @@ def model_folder(folder: Path) -> Path:
 
 
 def node_config(folder: Path, url: str, **sections: Mapping[str, Any]) -> NodeConfig:
-    """The demo's configuration with everything written under `folder`, one thread, no other nodes,
-    and `sections` on top.
+    """The demo's configuration with `sections` merged over it, all files under `folder`, one thread
+    and no other nodes.
     """
     overrides: dict[str, Any] = {
         "node": {"id": "bench", "run": "bench", "var_dir": str(folder)},
@@ -89,7 +89,7 @@ async def running_server(folder: Path) -> AsyncIterator[NatsServer]:
 
 @asynccontextmanager
 async def node_plane(config: NodeConfig, name: str) -> AsyncIterator[Transport]:
-    """A connection to the node plane, its streams made."""
+    """A connection to the node plane, with its streams created."""
     transport = await connect(config.nats.node_url, name=name)
     try:
         await ensure_node_streams(transport, config.node.id)
@@ -99,7 +99,7 @@ async def node_plane(config: NodeConfig, name: str) -> AsyncIterator[Transport]:
 
 
 def service_context(config: NodeConfig, role: str, transport: Transport) -> ServiceContext:
-    """What `shared.runtime` would hand to the service, with metrics of its own."""
+    """The context that `shared.runtime` would pass to the service, with separate metrics."""
     configure_logging(level=config.log.level, log_format="json", file=None)
     return ServiceContext(
         config=config,
@@ -125,8 +125,8 @@ def random_batch(
     tokenizer_hash: str,
     end_token_id: int,
 ) -> Batch:
-    """A batch of local groups of random tokens; every group has right and wrong answers, so that
-    every group is trained on.
+    """A batch of local groups of random tokens. Every group has right and wrong answers, so that
+    all are trained on.
     """
     draw = random.Random(f"batch/{number}")
     task = Task(ref=TaskRef(dataset="chain_sum", config="{}", seed=0, index=0), question="1 + 1 = ?", answer="2")
@@ -185,8 +185,8 @@ def random_batch(
 
 
 def answered_tasks(config: NodeConfig, first_draw: int, count: int, completions: int) -> list[tuple[Task, list[str]]]:
-    """Tasks of `count` draws with answers as a half-trained policy gives them: some right, some
-    near, some not numbers.
+    """Tasks of `count` draws with answers like a half-trained policy's: some right, some nearly
+    right, some not numbers.
     """
     source = TaskSource(config.tasks, node=config.node.id, seed=config.node.seed)
     drawn = []
@@ -199,7 +199,7 @@ def answered_tasks(config: NodeConfig, first_draw: int, count: int, completions:
 
 
 def answered_group(config: NodeConfig, draw: int, task: Task, texts: list[str]) -> RolloutGroup:
-    """A group as the generator would publish it, 60 prompt tokens and 20 tokens an answer."""
+    """A group like the generator's, with 60 prompt tokens and 20 tokens per answer."""
     ids = list(range(4, 24))
     return RolloutGroup(
         node=config.node.id,
@@ -224,5 +224,5 @@ def answered_group(config: NodeConfig, draw: int, task: Task, texts: list[str]) 
 
 
 def spec_json(config: NodeConfig) -> str:
-    """The task sources in one line, for a workload's description."""
+    """The task sources on one line, for a workload's description."""
     return "; ".join(f"{spec.dataset} {json.dumps(spec.config)}" for spec in config.tasks)

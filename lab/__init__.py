@@ -1,6 +1,6 @@
-"""Experiments: a spec is run and leaves raw records; tables and plots are made from the records
-alone.
+"""Runs experiments: a run of a spec leaves raw records, and tables and plots are made from these
+records alone.
 
-Two drivers share the services' own code for tasks, pools, batches, advantages and objectives; no
-learning rule lives here.
+Two drivers use the services' own code for tasks, pools, batches, advantages and objectives. No
+learning rule is implemented here.
 """

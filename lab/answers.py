@@ -3,10 +3,10 @@
     swarm eval MODEL --answers 1000 --json --config FILE > answers.json        for each policy
     python -m lab.answers base.json trained.json ...
 
-A pass rate alone does not say what was learned: that an answer ends in its number, or which number
-that is. So answers are also counted by a second rule (the last number in the text) and by kind of
-question. The gain is paired by question, with an interval that resamples facts (`3 + 4` and `4 + 3`
-are one fact), because questions repeat them.
+A pass rate alone does not show what was learned: to end an answer in its number, or to find the
+right number. So answers are also counted by a second rule (the last number in the text) and by kind
+of question. The gain is paired by question, with an interval that resamples facts (`3 + 4` and `4 +
+3` are one fact), because questions repeat them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NUMBER = (
     r"(?:(?<![^\W_])(?<![)\]}])[-\u2212])?(?<![0-9])(?<![0-9]\.)"
     r"(?:[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?"
 )
-"""A number in a text, to be read by `number_value`: `3-4` is 3 and 4, and U+2212 is a minus too."""
+"""A number in a text, for `number_value`. `3-4` is 3 and 4; U+2212 also counts as a minus."""
 _NUMBER = re.compile(NUMBER)
-# Not a part of something longer: a decimal, a bracket, another operator before it or behind.
+# Not part of a longer expression: no decimal, bracket or other operator before or after it.
 _QUESTION = re.compile(
     r"(?<![\w.(\u2212-])(?<![-+*/^\u2212] )(-?[0-9]{1,18}) ([+*-]) (-?[0-9]{1,18})(?![\w)!%]|\.[0-9]| ?[-+*/^\u2212])"
 )
@@ -82,13 +82,13 @@ def number_value(text: str | None) -> Fraction | None:
 
 
 def passes(answer: Answer) -> bool:
-    """The verifier gave it full marks."""
+    """Whether the verifier gave the answer full marks."""
     return answer.reward >= 1.0
 
 
 def last_number_is_right(answer: Answer) -> bool:
-    """The last number in the text is the reference, whatever follows it: a looser rule than any
-    verifier's.
+    """Whether the last number in the text is the reference, whatever follows it. This rule is
+    looser than any verifier's.
     """
     numbers = _NUMBER.findall(answer.answer)
     reference = number_value(answer.reference)
@@ -120,10 +120,10 @@ def read_answers(path: Path) -> list[Answer]:
     """
     try:
         answers = _Record.model_validate_json(path.read_bytes(), strict=True).answers
-        problem = "" if answers else " holds no answers"
+        problem = "" if answers else " contains no answers"
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        problem = f" is no record of answers ({': '.join([*map(str, first['loc']), first['msg']])})"
+        problem = f" is not a record of answers ({': '.join([*map(str, first['loc']), first['msg']])})"
     if problem:
         raise ValueError(f"{path}{problem}: make it with `swarm eval MODEL --answers 1000 --json`")
     return sorted(answers, key=lambda each: (each.dataset, each.question))

@@ -1,4 +1,4 @@
-"""From an arm and a seed to the nodes of one run: each with a complete, checked `NodeConfig`, a
+"""Plans a run: turns an arm and a seed into nodes, each with a complete, checked `NodeConfig`, a
 role and a local rule.
 """
 
@@ -30,8 +30,8 @@ _BARE = {
         "drop_foreign_negatives": False,
     },
 }
-"""What `settings = "bare"` means: an arm's I and J are fixed, and foreign text is used as it is,
-unless an arm asks for a controller or a defence, whatever a node's defaults are now.
+"""The values behind `settings = "bare"`. Whatever a node's defaults are now, an arm's I and J are
+fixed and foreign text is used unchanged, unless the arm sets a controller or a defence.
 """
 
 
@@ -54,7 +54,7 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """Everything that one run depends on, except the software."""
+    """Everything that a run depends on, except the software."""
 
     experiment: str
     arm: str
@@ -84,10 +84,10 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
             if spec.held_out == "per seed":
                 values = merged(values, {"eval": {"draw": seed}})
             try:
-                # The spec may have been read in another process than the one that runs this.
+                # The spec may have been read in a different process.
                 values["tasks"] = [task.model_dump() for task in with_rows(group.tasks or arm.tasks)]
-                # A prefix that no variable has: a result must not depend on the environment it was
-                # made in.
+                # A prefix that no environment variable has, because a result must not depend on the
+                # environment.
                 config = NodeConfig(_env_prefix="NO_ENVIRONMENT_", **values)
             except TaskConfigError as error:
                 raise SpecError(str(error)) from None
@@ -133,6 +133,6 @@ def _misfits(arm: Arm, name: str, nodes: list[PlannedNode]) -> list[Mistake]:
             )
             return [Mistake(name, ("local",), problem)]
         if sampler.shortage == "wait":
-            problem = "rounds go in step, so nothing can be waited for: use short or fill_local"
+            problem = "all nodes' rounds are in step, so a batch cannot wait for groups: use short or fill_local"
             return [Mistake(name, ("sampler", "shortage"), problem)]
     return []

@@ -1,11 +1,11 @@
-"""Base policies of the experiments: `shared.model.base_policy`'s supervised start, with a tokenizer
-that knows whole phrases.
+"""Builds the experiments' base policies: `shared.model.base_policy`'s supervised start, with a
+tokenizer that has tokens for whole phrases.
 
 A build spec (`experiments/models/*.toml`) holds `[[tasks]]` and `[recipe]`, the fields of
-`BasePolicyRecipe`, and may name another spec to `start` from: its tasks, tokenizer and weights are
-then taken, and the supervised training goes on with other shares of right answers, so that policies
-of different skill come from one. Datasets without a reference answer are supervised on the example
-that their metadata gives.
+`BasePolicyRecipe`, and may name another spec to `start` from. Then that spec's tasks, tokenizer and
+weights are used, and supervised training continues with other shares of right answers, so that
+policies of different skill come from one policy. Datasets without a reference answer are trained on
+the example in their metadata.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from shared.model.base_policy import (
     supervise,
 )
 from shared.model.corpus import SEED_STRIDE, SUPERVISED_SEED, DemoTask, Example, held_out_questions, load_demo_tasks
-from shared.model.loading import load_causal_lm, load_tokenizer
+from shared.model.loading import load_causal_lm
+from shared.model.reading import load_tokenizer
 from shared.model.tokenizer import train_tokenizer
 from shared.tasks.held_out import HeldOut
 
 
 def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) -> Path:
-    """Build the base policy that `spec` describes into `out`, unless it is there already. Written
-    beside and moved in at once.
+    """Build the base policy that `spec` describes in `out`, unless it is there already. The folder
+    is written next to `out` and then renamed.
 
     Raises:
         ValueError: the spec is not usable, or a dataset has too few questions.
@@ -55,12 +56,12 @@ def build_experiment_base(spec: Path, out: Path, *, show_progress: bool = True) 
     if is_built(out) and read_record(out) == record:
         return out
     if out.exists() and any(out.iterdir()) and read_record(out) is None:
-        raise FileExistsError(f"{out}: holds files of something else: choose an empty folder for the base policy")
+        raise FileExistsError(f"{out}: holds other files: choose an empty folder for the base policy")
     held_out = held_out_questions(tasks, recipe.held_out_count)
     pools = [list(_examples(task, position, recipe.attempts_per_task, held_out)) for position, task in enumerate(tasks)]
     for task, pool in zip(tasks, pools, strict=True):
         if len(pool) < 2:
-            raise ValueError(f"{spec}: {task.dataset}: no questions are left beside the held-out set: widen its config")
+            raise ValueError(f"{spec}: {task.dataset}: all questions are in the held-out set: widen its config")
     if start is None:
         tokenizer = phrase_tokenizer(pools, recipe.vocab_size)
         model = new_model(recipe, tokenizer)
@@ -110,7 +111,7 @@ def _start(spec: Path) -> Path | None:
 
 
 def _origin(spec: Path) -> Path:
-    """The spec at the beginning of the chain, which names the tasks."""
+    """The first spec of the chain, which names the tasks."""
     start = _start(spec)
     return spec if start is None else _origin(start)
 

@@ -1,4 +1,4 @@
-"""Checks of a spec before anything runs: nodes' settings, datasets, model folders."""
+"""Checks a spec before anything runs: nodes' settings, datasets, model folders."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shared.config.sections import ModelSection
 from shared.tasks.derive import TaskError, dataset_size
 
 ModelProblem = Callable[[ModelSection], str | None]
-"""What is wrong with a model; None if nothing is."""
+"""Returns what is wrong with a model; None if nothing is."""
 
 
 def check_spec(spec: Spec, model_problem: ModelProblem) -> None:
-    """Try the settings, datasets and models of every arm.
+    """Check the settings, datasets and models of every arm.
 
-    Raises: SpecError: naming each mistake once, where it stands in the spec.
+    Raises: SpecError: naming each mistake once, at its place in the spec.
     """
     mistakes = dataset_mistakes(spec)
     problem_of = cache(lambda path, revision: model_problem(ModelSection(path=path, revision=revision)))
@@ -40,7 +40,7 @@ def check_spec(spec: Spec, model_problem: ModelProblem) -> None:
 
 
 def check_datasets(spec: Spec) -> None:
-    """Try the datasets alone.
+    """Check only the datasets.
 
     Raises: SpecError: a dataset is unknown, or refuses its config.
     """
@@ -49,7 +49,7 @@ def check_datasets(spec: Spec) -> None:
 
 
 def dataset_mistakes(spec: Spec) -> list[Mistake]:
-    """The problems of all arms' sources: datasets that reasoning-gym does not know, or configs that
+    """The problems in all arms' sources: datasets that reasoning-gym does not have, or configs that
     it refuses.
     """
     problem_of = cache(_dataset_problem)
@@ -62,7 +62,7 @@ def dataset_mistakes(spec: Spec) -> list[Mistake]:
 
 
 def simulated_model_problem(model: ModelSection) -> str | None:
-    """Whether the driver `simulate` supports a model."""
+    """Why the driver `simulate` does not support a model; None if it does."""
     from lab.stacked_params import Architecture
 
     try:

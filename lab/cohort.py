@@ -1,4 +1,4 @@
-"""Nodes of one architecture: sampled, trained and evaluated together."""
+"""Samples, trains and evaluates all nodes of one architecture together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EVALUATED_AT_ONCE = 96
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A task draw of a node and what was sampled for it."""
+    """A task draw of a node and the completions sampled for it."""
 
     node: SimNode
     draw: int
@@ -36,7 +36,7 @@ class Made:
 
 
 class Cohort:
-    """Policies of `nodes`, all of which train, and the base policy for nodes that do not."""
+    """The policies of `nodes`, which all train, and the base policy for nodes that do not train."""
 
     def __init__(self, nodes: Sequence[SimNode], untrained: Sequence[SimNode], end_token: int, device: torch.device) -> None:
         self.nodes, self.untrained = list(nodes), list(untrained)
@@ -48,7 +48,7 @@ class Cohort:
         self._device = device
 
     def make(self, wanted: Sequence[tuple[SimNode, int]], seed: int) -> list[Made]:
-        """Sample `count` new groups of each node, nodes in the given order."""
+        """Sample `count` new groups for each node, in the given order of nodes."""
         generator = torch.Generator(self._device).manual_seed(seed)
         made: list[Made] = []
         for everyone, flat in self._who_samples_from_what():
@@ -171,7 +171,9 @@ class Cohort:
         ]
 
     def _one_for_all(self, rows: Sequence[int]) -> int | None:
-        """A row that can answer for all of them: same weights, same questions."""
+        """A row that stands for all of them, because weights and questions are the same; else
+        None.
+        """
         first, *others = rows
         same = all(
             self.nodes[row].desk.held_out is self.nodes[first].desk.held_out
@@ -190,8 +192,8 @@ class Cohort:
         params: SamplingParams,
         generator: torch.Generator,
     ) -> list[list[list[Sampled]]]:
-        """`[node][prompt][completion]` under the policies `flat`, (nodes, parameters): a row for
-        each node of `prompts`, which need not be all of the cohort.
+        """Sample `[node][prompt][completion]` under the policies `flat` (nodes, parameters), one
+        row for each node in `prompts`, which need not be all nodes of the cohort.
         """
         return sample(
             self.learner.model,

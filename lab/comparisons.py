@@ -12,7 +12,7 @@ from lab.statistics import Estimate, bootstrap_ratio, estimate, holm, paired_dif
 
 _GAIN = "gain_screened"
 FEWEST_SEEDS = 4
-"""With fewer, drawing the seeds again says next to nothing of what other seeds would give."""
+"""With fewer seeds, resampling them says next to nothing about what other seeds would give."""
 
 
 def compare_arms(
@@ -36,7 +36,7 @@ def compare_arms(
         if arm == baseline or arm not in runs or baseline not in runs:
             continue
         questions = _by_question(runs[arm], runs[baseline], at_equal_completions)
-        whole = (_gains(runs[arm]), _gains(runs[baseline]))  # records that do not tell questions apart have these alone
+        whole = (_gains(runs[arm]), _gains(runs[baseline]))  # all that records without results by question have
         gains = _matched_gains(runs[arm], runs[baseline]) if at_equal_completions else whole
         differences = paired_differences(*gains)
         if len(differences) < 2:
@@ -66,7 +66,7 @@ def compare_arms(
 
 
 def _pair(stated: str, baseline_of: Mapping[str, str]) -> tuple[str, str]:
-    """ARM/OTHER, or ARM with its baseline (itself where it has no runs)."""
+    """ARM/OTHER, or ARM with its baseline (with itself if it has no runs)."""
     arm, _, other = stated.partition("/")
     return arm, other or baseline_of.get(arm, arm)
 
@@ -76,7 +76,7 @@ def _name(compared: Mapping[str, Any]) -> str:
 
 
 def comparisons_text(comparisons: Sequence[Mapping[str, Any]], over: str = "whole runs") -> str:
-    """Markdown; empty where there is nothing to compare. `over`: the spec's `compare`."""
+    """Markdown; empty if there is nothing to compare. `over`: the spec's `compare`."""
     if not comparisons:
         return ""
     parts = [
@@ -91,7 +91,7 @@ def comparisons_text(comparisons: Sequence[Mapping[str, Any]], over: str = "whol
 
 
 def comparisons_table(comparisons: Sequence[Mapping[str, Any]]) -> str:
-    """Only the table, with a sentence on what it leaves out."""
+    """Only the table, with a sentence about what it leaves out."""
     lines = [
         "| arm | baseline | | seeds | ratio of means | difference | p | p, corrected |",
         "|---|---|---|---|---|---|---|---|",
@@ -128,7 +128,7 @@ def _gains(by_seed: Mapping[int, Measures]) -> dict[int, float]:
 def _by_question(
     arm: Mapping[int, Measures], baseline: Mapping[int, Measures], at_equal_completions: bool
 ) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
-    """For both arms, each question's gain by seed; with `at_equal_completions` only for the seeds
+    """Each question's gain by seed, for both arms; with `at_equal_completions` only for the seeds
     that both have.
     """
     found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
@@ -145,8 +145,8 @@ def _by_question(
 
 
 def _matched_gains(arm: Mapping[int, Measures], baseline: Mapping[int, Measures]) -> tuple[dict[int, float], dict[int, float]]:
-    """For both arms, the gain by seed up to an equal number of completions; works for records
-    without results by question too.
+    """The gain by seed up to an equal number of completions, for both arms. Also works for records
+    without results by question.
     """
     found: tuple[dict[int, float], dict[int, float]] = ({}, {})
     for seed in arm.keys() & baseline.keys():

@@ -1,11 +1,12 @@
-"""What answers without any skill earn on an experiment's datasets: a constant answer, or a copy
-from the question.
+"""Measures what answers without any skill earn on an experiment's datasets: a constant answer, or a
+copy from the question.
 
-A gain on a dataset where one constant answer passes a tenth of the questions may be that constant,
-learned. Such a dataset is `out` (excluded): reports give the gain both with and without it.
+If one constant answer passes a tenth of a dataset's questions, a gain on that dataset may only mean
+that the constant was learned. Such a dataset is `out` (excluded): reports give the gain both with
+and without it.
 
 The best answer of each kind is chosen on one half of the questions and measured on the other half,
-because the best of a hundred looks too good on the questions that it was chosen on.
+because the best of a hundred looks too good on the questions that it was chosen by.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ async def screen(pool: ScorerPool, sources: Sequence[TaskSpec], questions: int =
     """The floors of each source, in order; a dataset that appears twice with the same config is
     screened once.
 
-    `questions`: this many are used to choose the best answers, and as many others to measure their
+    `questions`: the number of questions that choose the best answers; as many others measure their
     rates.
 
     Raises: SpecError: at least half of a source's items cannot be made.
@@ -88,7 +89,7 @@ def scorers(sources: Sequence[TaskSpec]) -> ScorerPool:
 
 
 def write_floors(out: Path, floors: Sequence[Floor]) -> Path:
-    """Write the floors beside the records, for reports."""
+    """Write the floors next to the records, for reports."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / FLOORS_FILE
     draft = file.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""The table of floors, as commands and reports show it."""
+"""Renders the table of floors for commands and reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def out_lines(floors: Sequence[Floor]) -> list[str]:
 
 
 def _shown(answer: str, *, table: bool = True) -> str:
-    """As inline code in one line, with characters escaped that have a meaning in a table."""
+    """Inline code on one line, with the characters escaped that have a meaning in a table."""
     text = answer if len(answer) <= _MOST_CHARS else answer[: _MOST_CHARS - 1] + "…"
     text = text.replace("\n", "\\n").replace("`", "'")
     return "`" + ((text.replace("|", "\\|") if table else text) or "(nothing)") + "`"

@@ -1,12 +1,12 @@
-"""What a policy answers when its answer is started for it (`3 + 4 =`). How much of a gain is only
-answer format?
+"""Measures how much of a gain is only answer format: what a policy answers if the beginning of its
+answer is given (`3 + 4 =`).
 
     python -m lab.given_form MODEL --config config/smollm2.toml > given.json
     python -m lab.answers base.json given.json
 
-A policy that is trained on sums learns two things: to write `3 + 4 = 7` and nothing else, and what
-3 + 4 is. Giving the base policy the first four symbols shows what the format alone is worth. Its
-answer is the first number that it continues with.
+A policy trained on sums learns two things: to write `3 + 4 = 7` and nothing else, and what 3 + 4
+is. Giving the base policy the first four symbols shows what the format alone is worth. Its answer
+is then the first number in its continuation.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from services.generator.engines import EngineError, SamplingParams, create_engin
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.contracts.messages import Task
-from shared.model.loading import load_tokenizer
 from shared.model.prompts import render_prompt
+from shared.model.reading import load_tokenizer
 from shared.runtime.errors import FatalError
 from shared.tasks import held_out_tasks
 
 NEW_TOKENS = 10
-# `7/2`, `7,5`, `7*2` and `7th` are not 7, while ` 7 + 1` goes on after it.
+# `7/2`, `7,5`, `7*2` and `7th` are not 7, while ` 7 + 1` is 7 with more text after it.
 _NUMBER = re.compile(rf"\s*({NUMBER})(?!\w|%|[-+*/^.,]+[0-9])")
 
 
@@ -43,7 +43,7 @@ def begun(question: str) -> str:
     """
     operation = Answer("", question, "", "", 0.0).operation
     if operation is None:
-        raise ValueError(f"{question!r} asks for no sum, difference or product of two numbers")
+        raise ValueError(f"{question!r} does not ask for a sum, difference or product of two numbers")
     first, sign, second = operation
     return f"{first} {sign} {second} ="
 
@@ -60,8 +60,8 @@ def judged(task: Task, beginning: str, rest: str) -> Answer:
 
 
 async def answers(model: str, config: NodeConfig) -> list[Answer]:
-    """The policy's greedy answers to the held-out questions of a configuration, each started for
-    it.
+    """The policy's greedy answers to a configuration's held-out questions, with the beginning of
+    each answer given.
 
     Raises: EngineError, ModelLoadError: the model cannot be run or loaded. ValueError: the
     configuration has no held-out questions, one cannot be derived, or one is not of the form `a +
@@ -69,7 +69,7 @@ async def answers(model: str, config: NodeConfig) -> list[Answer]:
     """
     tasks = held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw)
     if not tasks:
-        raise ValueError(f"the configuration holds no questions out (eval.tasks is {config.eval.tasks}): set eval.tasks to 200")
+        raise ValueError(f"the configuration has no held-out questions (eval.tasks is {config.eval.tasks}): set eval.tasks to 200")
     tokenizer = load_tokenizer(ModelSection(path=model))
     beginnings = [begun(task.question) for task in tasks]
     prompts = [

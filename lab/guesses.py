@@ -1,9 +1,9 @@
-"""How many questions in a file of answers can be passed with no or little arithmetic.
+"""Counts how many questions in a file of answers can be passed with little or no arithmetic.
 
     python -m lab.guesses base-given.json [TRAINED.json ...]
 
-There are rules that compute nothing (a constant, a copied number, identities), and rules that a
-policy may have learned instead of arithmetic, applied on top of the first file's answers: anything
+Some rules compute nothing (a constant, a copied number, identities). Others are rules that a policy
+may have learned instead of arithmetic, and are applied on top of the first file's answers: anything
 times 0 is 0, `0 - n` is -n, and any other negative result is -1.
 """
 
@@ -63,13 +63,13 @@ def right(answers: Sequence[Answer], guess: Guess) -> list[bool]:
     found = []
     for each in answers:
         if each.operation is None:
-            raise ValueError(f"{each.question!r} asks for no sum, difference or product of two numbers")
+            raise ValueError(f"{each.question!r} does not ask for a sum, difference or product of two numbers")
         found.append(str(guess(*each.operation)) == each.reference)
     return found
 
 
 def with_rules(answers: Sequence[Answer], guess: Guess) -> list[Answer]:
-    """The answers, replaced by the rule's wherever it applies."""
+    """The answers, each replaced by the rule's answer if the rule applies."""
     changed = []
     for each, hit in zip(answers, right(answers, guess), strict=True):
         assert each.operation is not None

@@ -1,5 +1,5 @@
-"""Makes runs, one after another or several processes side by side. Each process uses one thread,
-which small models like best.
+"""Makes runs, one after another or in several parallel processes. Each process uses one thread,
+which is fastest for small models.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 Report = Callable[[str], None]
 _HEARTBEAT_S = 60.0
 _shared: Shared | None = None
-"""Derived tasks and scores that this process's runs have in common: arms of one seed draw the same
-tasks.
+"""Derived tasks and scores shared by all runs of this process, because arms of one seed draw the
+same tasks.
 """
 
 
 def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Report, threads: int = 1) -> None:
-    """Make every run with the driver `simulate`; `report` gets a sentence for each that begins or
+    """Make every run with the driver `simulate`; `report` gets a sentence when a run begins or
     ends.
 
-    Raises whatever a run raises, after the others that had begun have ended.
+    Raises what a run raises, after the other runs in progress have ended.
     """
     for folder in folders:
-        plan_run(spec, folder.arm, folder.seed)  # a mistake in the last arm shall not come to light after hours
+        plan_run(spec, folder.arm, folder.seed)  # so that a mistake in the last arm is found now and not after hours
     if jobs == 1:
         for number, folder in enumerate(folders, start=1):
             report(f"[{number}/{len(folders)}] {_name(folder)} begins")
@@ -53,8 +53,8 @@ def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Repor
 
 
 def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | None = None) -> float | None:
-    """Make one run in this process and return its seconds; None for one that another process makes
-    or has made meanwhile.
+    """Make one run in this process and return its seconds; None if another process makes it or has
+    made it in the meantime.
     """
     with folder.claimed() as mine:
         if not mine or folder.done:
@@ -76,7 +76,7 @@ def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None) ->
 
     torch.set_num_threads(threads)
     started = time.monotonic()
-    code_commit()  # as the code is now, not when the run ends
+    code_commit()  # read now, because files may change before the run ends
     global _shared
     _shared = _shared or Shared()
     simulation = Simulation(plan_run(spec, folder.arm, folder.seed), _shared)

@@ -1,8 +1,9 @@
-"""The controls of question 2: which of its local groups a node trains on. Pure; randomness is an
-argument.
+"""Chooses which of its local groups a node trains on: the controls for question 2. Pure; randomness
+is an argument.
 
-The paper's local part is all I groups as drawn. These rules filter local groups the way the pool
-filters foreign ones, so that the effect of filtering can be told from that of sharing.
+In the paper a node trains on all I local groups as drawn. These rules filter local groups the way
+the pool filters foreign ones, so that the effect of filtering can be separated from the effect of
+sharing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ G = TypeVar("G")
 
 
 def groups_to_make(rule: LocalRule, local: int, made: Sequence[bool]) -> int:
-    """How many more local groups to make this round, having made some: `made[i]` says whether group
-    i is informative.
+    """How many more local groups to make this round. `made[i]` says whether group i, already made,
+    is informative.
 
     With informative_until at most I at a time, until I - unfiltered of those after the first
     `unfiltered` are informative, or `max_groups` are made.
@@ -47,8 +48,8 @@ def local_part(rule: LocalRule, groups: Sequence[G], informative: Sequence[bool]
 
 
 def groups_to_reuse(rule: LocalRule, earlier: Sequence[tuple[int, G]], round_number: int, rng: random.Random) -> list[G]:
-    """Up to `reuse` of the informative `earlier` groups, given with the round that made them, no
-    older than `reuse_rounds`.
+    """Up to `reuse` of the informative `earlier` groups that are no older than `reuse_rounds`. Each
+    comes with the round that made it.
     """
     usable = [group for made, group in earlier if made < round_number <= made + rule.reuse_rounds]
     return rng.sample(usable, min(rule.reuse, len(usable)))

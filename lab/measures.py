@@ -1,8 +1,8 @@
 """Computes one run's series and numbers from its raw records. Pure.
 
-Nodes are averaged; the paper's total sums them. Three metrics are kept apart: (a) rewards of what
-is trained on, (b) rewards of the node's fresh answers, (c) held-out pass rates. Only (c) says what
-a policy can do.
+Nodes are averaged; the paper's total sums them. Three metrics are kept apart: (a) rewards of the
+groups trained on, (b) rewards of the node's fresh answers, (c) held-out pass rates. Only (c)
+measures what a policy can do.
 """
 
 from __future__ import annotations
@@ -146,9 +146,8 @@ def _screened(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> li
 
 
 def _over_nodes(evaluations: Sequence[dict[str, Any]], value: Callable[[dict[str, Any]], float | None]) -> list[Point]:
-    """Mean over nodes by round. Where a node was not evaluated in a round, its value is
-    interpolated between its own evaluations: leaving it out would shift the mean, because nodes
-    differ.
+    """Mean over nodes by round. If a node was not evaluated in a round, its value is interpolated
+    between its own evaluations. Leaving it out would shift the mean, because nodes differ.
     """
     series: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in evaluations:
@@ -164,7 +163,7 @@ def _answers(evaluations: Sequence[dict[str, Any]], out: Collection[str]) -> lis
         return []
     series: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for line in evaluations:
-        # Questions stand in the order of the datasets.
+        # Questions are in the order of the datasets.
         names = [name for name, (n, _, _) in line["tasks"].items() for _ in range(n)]
         kept = "".join(bit for bit, name in zip(line["passed"], names, strict=True) if name not in out)
         series[line["node"]].append((line["round"], kept))
@@ -186,7 +185,7 @@ def gain_of_question(run: Measures, completions: float | None = None) -> list[fl
         [_gain(_until([(x, float(bits[place])) for x, bits in series], end)) for place in range(len(series[0][1]))]
         for series in run.answers
     ]
-    # Nodes of different sources are asked different questions.
+    # Nodes with different sources are asked different questions.
     return [_mean(gains) for gains in zip(*node_gains, strict=True)] if len({len(gains) for gains in node_gains}) == 1 else []
 
 
@@ -219,8 +218,9 @@ def _gain(points: list[Point]) -> float:
 
 
 def _held_out_numbers(held_out: list[Point], rewards: list[Point], node_curves: Sequence[list[Point]]) -> dict[str, float]:
-    """`final` is a mean over the last quarter of the run, because a single evaluation is noisy;
-    compare `last` to see how noisy. node_curves: held-out pass rate by round, one series per node.
+    """The held-out figures. `final` is a mean over the last quarter of the run, because a single
+    evaluation is noisy; comparing it with `last` shows how noisy. node_curves: held-out pass rate
+    by round, one series per node.
     """
     base, end = held_out[0][1], held_out[-1][0]
     final = _mean([y for x, y in held_out if x >= 0.75 * end])

@@ -1,4 +1,4 @@
-"""A spec's mistakes, each reported once and where it stands in the file."""
+"""Reports each mistake in a spec once, at its place in the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Field = tuple[str | int, ...]
 
 
 class Mistake(NamedTuple):
-    """What is wrong with an arm's `field`, which the arm's own table or the spec's top may set."""
+    """A mistake in an arm's `field`, which the arm's own table or the top of the spec may set."""
 
     arm: str
     field: Field
@@ -19,8 +19,8 @@ class Mistake(NamedTuple):
 
 
 def mistakes_of(error: ValidationError, arm: str = "", before: Field = (), keys: str = "") -> list[Mistake]:
-    """Those of a pydantic error. `before` leads to the table that was checked; `keys` says where
-    its keys are listed.
+    """The mistakes in a pydantic error. `before` is the path of the table that was checked; `keys`
+    says where its keys are listed.
     """
     found = []
     for problem in error.errors():
@@ -36,7 +36,7 @@ def mistakes_of(error: ValidationError, arm: str = "", before: Field = (), keys:
 
 
 def told(mistakes: Iterable[Mistake], source: Mapping[str, Any]) -> list[str]:
-    """A line a mistake. A mistake at the top of the spec, or in something that no arm sets, is
+    """One line per mistake. A mistake at the top of the spec, or in a field that no arm sets, is
     reported once and not for each arm.
     """
     arms: Mapping[str, Any] = source.get("arms") or {"base": {}}
@@ -44,7 +44,7 @@ def told(mistakes: Iterable[Mistake], source: Mapping[str, Any]) -> list[str]:
     lines = []
     for mistake in found:
         sharing = {other.arm for other in found if other[1:] == mistake[1:]}
-        # A table's missing key is sought by the table it belongs to.
+        # A missing key is located by the table that it belongs to.
         sought = mistake.field[:-1] if mistake.message == "is missing" else mistake.field
         own = bool(sought) and sets(arms.get(mistake.arm, {}), sought)
         common = not own and (sharing >= arms.keys() or (bool(sought) and sets(source, sought)))

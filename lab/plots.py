@@ -1,7 +1,7 @@
-"""Plots of an experiment: a line an arm, the mean over seeds, and a band from the lowest seed to
-the highest.
+"""Draws an experiment's plots: one line per arm, the mean over seeds, with a band from the lowest
+seed to the highest.
 
-Intervals are in the tables. Colours that the colour-blind can tell apart.
+Intervals are in the tables. Colour-blind readers can tell the colours apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from PIL import Image  # matplotlib brings it and draws with it
+from PIL import Image  # installed with matplotlib, which uses it
 
 from lab.measures import Measures, Point
 from lab.statistics import estimate, smoothed, value_at
@@ -25,17 +25,17 @@ from matplotlib.ticker import EngFormatter  # noqa: E402
 Runs = Mapping[str, Mapping[int, Measures]]
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-"""Okabe and Ito's, the yellow left out because it is faint on white."""
+"""Okabe and Ito's colours without yellow, which is faint on white."""
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 _MOST_BANDS = 8
-"""With more arms than this bands hide the lines."""
+"""With more arms than this no bands are drawn, because they would hide the lines."""
 _ROWS_OF_LEGEND = 20
-"""As many arms as the lowest figure has room for; the others are in further columns, beside a wider
-figure.
+"""How many arms fit into one column of the legend of the lowest figure. More arms take further
+columns, next to a wider figure.
 """
 _COLUMN_OF_LEGEND_INCHES = 1.6
 _PALETTE = 256
-"""Colours of a picture, the most that a PNG with a palette can have."""
+"""Colours of a picture: the maximum for a PNG with a palette."""
 _SMOOTHED_PART = 20
 """Rewards are averaged over this part of the run, as the paper averages 100 of its 2000 rounds."""
 _HEALTH_TITLES = {
@@ -152,8 +152,9 @@ def _save(figure: Any, title: str, file: Path) -> Path:
     figure.suptitle(title, fontsize=10)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110)
-    # A palette shows these lines and bands as well in a third of the bytes, and pictures that pages
-    # show are kept in the repository. Without metadata the same records give the same file.
+    # With a palette these lines and bands look the same at a third of the bytes, which matters
+    # because pictures shown on pages are kept in the repository. Without metadata the same records
+    # give the same file.
     Image.open(drawn).convert("RGB").quantize(_PALETTE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     plt.close(figure)
     return file

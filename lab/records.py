@@ -1,7 +1,8 @@
-"""Raw records: one JSON object a line, compressed. Everything in a report is computed from them.
+"""Writes and reads raw records: one JSON object per line, compressed. Everything in a report is
+computed from them.
 
-`kind` says what a line is. Only `lab.report` reads them. Floats are rounded, which keeps a run near
-200 kB.
+`kind` is the type of a line. Only `lab.report` reads them. Floats are rounded, which keeps a run
+near 200 kB.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class RecordWriter:
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        # A fixed time and no name in the header: the same records give the same bytes.
+        # A fixed time and no name in the header, so that the same records give the same bytes.
         self._raw = file.open("wb")
         self._stream = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0)
 
@@ -52,7 +53,7 @@ def rounded(value: Any) -> Any:
 
 
 def records_digest(file: Path) -> str:
-    """A digest of a file's lines, leaving out those that say how many seconds a round took.
+    """A digest of a file's lines, without those that state how many seconds a round took.
 
     Raises:
         ValueError: as `read_records`.

@@ -1,4 +1,4 @@
-"""Tables and plots of an experiment, from its raw records alone."""
+"""Makes an experiment's tables and plots from its raw records alone."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from lab.statistics import Estimate, estimate, paired_differences, paired_ratios
 Runs = Mapping[str, Mapping[int, Measures]]
 """arm -> seed -> measures, arms in the spec's order."""
 Kinds = Mapping[str, Mapping[str, Sequence[str]]]
-"""arm -> kind of node -> names of its nodes, of the arms that have several kinds."""
+"""arm -> kind of node -> names of its nodes, for arms that have several kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a report covers if it does not cover everything: the datasets to exclude, and the seeds;
-    none: all.
+    """The part of the results that a report covers: datasets to exclude, and seeds to include
+    (none: all).
     """
 
     without: Collection[str] = ()
@@ -56,7 +56,7 @@ class Written:
 
 
 EVERYTHING = Part()
-_NO_COMPARISON = "No comparison: it takes an arm and its baseline with two seeds in common, and a dataset that is not out.\n"
+_NO_COMPARISON = "No comparison: it needs an arm and its baseline with two seeds in common, and a dataset that is not out.\n"
 
 
 def folders_of(results: Path, part: Part = EVERYTHING) -> list[RunFolder]:
@@ -76,7 +76,7 @@ def folders_of(results: Path, part: Part = EVERYTHING) -> list[RunFolder]:
 def read_runs(
     results: Path, folders: Sequence[RunFolder], without: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, dict[int, Measures]]]:
-    """Manifest and measures of runs, arms in the spec's order; `without` are datasets to exclude
+    """Manifest and measures of runs, arms in the spec's order. `without` are datasets to exclude,
     whatever constant answers score on them.
 
     Raises:
@@ -104,7 +104,7 @@ def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
     from lab.plots import draw_plots
 
     if part and out.resolve() == (results / "report").resolve():
-        raise SpecError(f"{out} is for the report of all results: give a part's another --out")
+        raise SpecError(f"{out} is reserved for the report of all results: give another --out for a part")
     folders = folders_of(results, part)
     manifest, runs = read_runs(results, folders, part.without)
     out.mkdir(parents=True, exist_ok=True)
@@ -139,8 +139,8 @@ def baselines(manifest: Mapping[str, Any], runs: Runs) -> dict[str, str]:
 
 
 def kinds_of_nodes(manifest: Mapping[str, Any], runs: Runs) -> dict[str, dict[str, list[str]]]:
-    """Kinds of honest nodes by arm, for arms with several; a kind is named after its first and last
-    node.
+    """Kinds of honest nodes by arm, for arms with several kinds. A kind is named after its first
+    and last node.
 
     Only for simulated runs that were evaluated: nodes run as real processes have other names, which
     the spec does not contain.
@@ -168,11 +168,11 @@ def kinds_of_nodes(manifest: Mapping[str, Any], runs: Runs) -> dict[str, dict[st
 
 
 def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | None = None) -> dict[str, Any]:
-    """For every arm: each number's estimate over seeds, and its paired ratio to and difference from
+    """For every arm, each number's estimate over seeds, and its paired ratio to and difference from
     the baseline.
 
-    Arms of one baseline are also compared at equal completions: over as many as the arm with the
-    fewest generated, and over half as many.
+    Arms with the same baseline are also compared at equal completions: at the number that the arm
+    with the fewest generated, and at half of that.
     """
     fewest = {
         baseline: min(
@@ -216,10 +216,10 @@ def summarise_runs(runs: Runs, baseline_of: Mapping[str, str], kinds: Kinds | No
 
 
 def _numbers(by_seed: Mapping[int, Measures], completions: float) -> dict[str, dict[int, float]]:
-    """Number -> seed -> value, the gain over the first `completions` and over half of them among
-    these.
+    """Number -> seed -> value, including the gain over the first `completions` and over half of
+    them.
 
-    If all arms end on the same plateau, the half shows better which one got there first.
+    If all arms end on the same plateau, the gain over half shows better which arm got there first.
     """
     values: dict[str, dict[int, float]] = {}
     for seed, run in by_seed.items():
@@ -241,7 +241,7 @@ def _gain_until(run: Measures, completions: float) -> float | None:
 
 
 def _tasks(by_seed: Mapping[int, Measures]) -> dict[str, dict[str, Estimate]]:
-    """Held-out pass rate by dataset: of the base policy, and over the last quarter."""
+    """Held-out pass rate by dataset, of the base policy and over the last quarter."""
     found: dict[str, dict[str, Estimate]] = {}
     for name in dict.fromkeys(name for run in by_seed.values() for name in run.held_out_of_task):
         series = [run.held_out_of_task[name] for run in by_seed.values() if name in run.held_out_of_task]

@@ -1,4 +1,4 @@
-"""The Markdown of a report: tables of an experiment's summary. Pure."""
+"""Renders a report's Markdown: the tables of an experiment's summary. Pure."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def report_markdown(
     floors: Sequence[Floor] | None,
     plots: Sequence[str],
 ) -> str:
-    """report.md of a summary (`lab.report.summarise_runs` and what `write_report` adds to it).
+    """The text of report.md for a summary (`lab.report.summarise_runs` with what `write_report`
+    adds).
 
-    part: a sentence on what the report leaves out, or empty; floors: None where the datasets were
+    part: a sentence about what the report leaves out, or empty; floors: None if the datasets were
     not screened; plots: names of the pictures.
     """
     arms = summary["arms"]
@@ -125,8 +126,8 @@ def _comparison(arms: Mapping[str, Any], baseline: str, completions: float) -> s
 
 
 def _hostile_table(arms: Mapping[str, Any]) -> str:
-    """What of the hostile nodes' text got how far, beside arms without such nodes; empty where no
-    arm has any.
+    """How far the hostile nodes' text got, next to arms without such nodes; empty if no arm has
+    any.
     """
     if not _has(arms, "estimates", "hostile_share"):
         return ""

@@ -1,6 +1,7 @@
-"""What an arm's runs depend on once everything it does not set is filled in.
+"""Resolves an arm's settings: everything its runs depend on, with defaults filled in.
 
-Defaults change while a spec's text stays; runs made under two sets of defaults are not one arm's.
+Defaults may change while a spec's text stays the same. Runs made with different defaults do not
+belong to one arm.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from lab.arms import plan_run
 from lab.spec import Spec
 
 _BESIDE_THE_RUN = {"node", "nats", "policy_store", "http", "log"}
-"""Sections that say where a node is and what it is called."""
+"""Sections that contain only a node's place and name."""
 _MOST_NAMED = 3
 
 
 def resolved_settings(spec: Spec, arm: str) -> dict[str, Any]:
-    """Of each kind of node how many there are and all settings that bear on the run; the same for
+    """For each kind of node, the number of nodes and all settings that affect the run; the same for
     all seeds.
 
     Raises:
@@ -42,20 +43,20 @@ def resolved_settings(spec: Spec, arm: str) -> dict[str, Any]:
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
-    """Sixteen digits that stand for resolved settings."""
+    """A digest of resolved settings in sixteen digits."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first settings that differ, for a message; of several kinds of nodes each setting
+    """The first settings that differ, for a message. A setting of several kinds of nodes is named
     once.
     """
     old, new = dict(_flat(before)), dict(_flat(now))
     changed: dict[str, str] = {}
     for key in (*old, *(key for key in new if key not in old)):
         if old.get(key) != new.get(key) or (key in old) != (key in new):
-            was = f"was {json.dumps(old[key])}" if key in old else "was not known"
-            becomes = f"is {json.dumps(new[key])}" if key in new else "is not known"
+            was = f"was {json.dumps(old[key])}" if key in old else "did not exist"
+            becomes = f"is {json.dumps(new[key])}" if key in new else "no longer exists"
             name = key.split(".", 2)[2] if key.startswith("nodes.") else key
             changed.setdefault(name, f"{name} {was} and {becomes}")
     rest = len(changed) - _MOST_NAMED

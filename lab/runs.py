@@ -1,13 +1,12 @@
-"""Which runs an experiment has, where their records are, and which are still missing.
+"""Finds an experiment's runs, their records, and the runs that are still missing.
 
     DIR/manifest.json                       spec, software, machine (no paths, no names)
-    DIR/<arm>/settings.json                 the arm's, with defaults filled in, as its runs had them
-    DIR/<arm>/seed-<seed>/records.jsonl.gz  raw records
-    DIR/<arm>/seed-<seed>/done.json         there when the run is complete: rounds, seconds, commit,
-                                            digests
+    DIR/<arm>/settings.json the settings of the arm's runs, with defaults filled in
+    DIR/<arm>/seed-<seed>/records.jsonl.gz  raw records DIR/<arm>/seed-<seed>/done.json exists when
+    the run is complete: rounds, seconds, commit, digests
 
-An interrupted run leaves a folder without done.json and is repeated from its start. The result is
-the same, because a run depends only on its spec and seed, and it takes minutes.
+An interrupted run leaves a folder without done.json and is repeated from its start. That takes
+minutes and gives the same result, because a run depends only on its spec and seed.
 """
 
 from __future__ import annotations
@@ -69,19 +68,19 @@ class RunFolder:
             os.close(folder)
 
     def made_from(self) -> str | None:
-        """The digest of the arm that a complete run was made from; None if it was not recorded."""
+        """The digest of the arm when a complete run was made; None if it was not recorded."""
         made: str | None = self._said().get("arm")
         return made
 
     def settings_digest(self) -> str | None:
         """The digest of a complete run's settings with all defaults filled in; None for runs made
-        before these were recorded.
+        before digests were recorded.
         """
         digest: str | None = self._said().get("settings")
         return digest
 
     def settings(self) -> dict[str, Any] | None:
-        """These settings themselves; None if they were not kept."""
+        """A complete run's settings; None if they were not kept."""
         file = self.path.parent / SETTINGS_FILE
         if not file.is_file():
             return None
@@ -89,8 +88,8 @@ class RunFolder:
         return settings if settings_digest(settings) == self.settings_digest() else None
 
     def commit(self) -> str:
-        """The commit of the code that made a complete run, with `-dirty` if files differed
-        from it.
+        """The commit of the code that made a complete run, with `-dirty` if files differed from the
+        commit.
         """
         commit: str = self._said().get("commit", "not recorded")
         return commit
@@ -114,7 +113,7 @@ class RunFolder:
         return said
 
     def _replace(self, file: Path, text: str) -> None:
-        draft = self.path / (file.name + ".new")  # in the run's own folder: runs side by side share the arm's
+        draft = self.path / (file.name + ".new")  # in the run's own folder, because parallel runs share the arm's
         draft.write_text(text + "\n", encoding="utf-8")
         os.replace(draft, file)
 
@@ -141,7 +140,7 @@ def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds
     """
     for option, chosen in (("--arms", arms), ("--seeds", seeds)):
         if chosen is not None and not chosen:
-            raise SpecError(f"{option} names none: leave it out for all of the spec's")
+            raise SpecError(f"{option} names none: omit it to use all of the spec's")
     if problem := seeds_problem(seeds or ()):
         raise SpecError(f"--seeds: {problem}")
     unknown = [arm for arm in arms or () if arm not in spec.arms]
@@ -153,7 +152,7 @@ def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds
     for folder in finished:
         if folder.arm in chosen_arms and folder.made_from() not in {None, spec.digest(folder.arm)}:
             raise SpecError(
-                f"{folder.path}: was made when the spec said something else of arm {folder.arm}: "
+                f"{folder.path}: was made from another version of arm {folder.arm} in the spec: "
                 "give the changed arm another name, or remove the folder"
             )
     todo = [folder for folder in folders if not folder.done]
@@ -163,7 +162,9 @@ def runs_to_make(spec: Spec, out: Path, arms: Sequence[str] | None = None, seeds
 
 
 def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None:
-    """Raise SpecError if a run made now would have other settings than the arm's finished runs."""
+    """Raise SpecError if a run made now would have different settings from the arm's finished
+    runs.
+    """
     if not finished:
         return
     now = resolved_settings(spec, arm)
@@ -174,7 +175,7 @@ def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None
         if digest is None:
             if spec.settings == "bare" or commit == code_commit() or defaults_unchanged_since(commit):
                 continue
-            cause = 'it says settings = "shipped", its finished runs did not record these, and the defaults may have changed since'
+            cause = 'it has settings = "shipped", its finished runs did not record these, and the defaults may have changed since'
         else:
             before = folder.settings()
             cause = "defaults have changed since its finished runs were made"
@@ -183,7 +184,9 @@ def _refuse_mixture(spec: Spec, arm: str, finished: Sequence[RunFolder]) -> None
         remedy = "give the arm another name in the spec"
         if commit_is_here(committed):
             remedy = f"make it with their code (`git worktree add ../swarm-{committed} {committed}`), or {remedy}"
-        raise SpecError(f"arm {arm}: {cause}; {folder.path} was made by commit {commit}. To mix no defaults in one arm, {remedy}")
+        raise SpecError(
+            f"arm {arm}: {cause}; {folder.path} was made by commit {commit}. So as not to mix defaults in one arm, {remedy}"
+        )
 
 
 def finished_runs(out: Path) -> list[RunFolder]:
@@ -197,7 +200,7 @@ def finished_runs(out: Path) -> list[RunFolder]:
 
 
 def write_manifest(out: Path, spec: Spec, driver: str) -> None:
-    """Write down what the results depend on.
+    """Record what the results depend on.
 
     Raises:
         SpecError: the folder holds the results of another spec.
@@ -242,8 +245,8 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def _without_size(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec without the parts that may change later: seeds, wording, and arms (each run's folder
-    has its own digest).
+    """A spec without the parts that may change later: seeds, wording, and arms, because each run's
+    folder has its arm's digest.
     """
     return {key: value for key, value in source.items() if key not in {"seeds", "question", "baseline", "confirm", "arms"}}
 
@@ -252,14 +255,14 @@ _CODE = Path(__file__).parents[1]
 
 
 def defaults_unchanged_since(commit: str, repository: Path = _CODE) -> bool:
-    """Whether the configuration's code, and so a node's defaults, is the same as at a commit; False
-    if git cannot tell.
+    """Whether the configuration's code, and therefore a node's defaults, is the same as at a
+    commit; False if git cannot tell.
     """
     return commit_is_here(commit, repository) and _git_says_yes(repository, "diff", "--quiet", commit, "--", "shared/config")
 
 
 def commit_is_here(commit: str, repository: Path = _CODE) -> bool:
-    """Whether a commit, as `code_commit` gives it, is in this history and had no modified files."""
+    """Whether a commit, in `code_commit`'s form, is in this history and had no modified files."""
     named = re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]*", commit) is not None and not commit.endswith("-dirty")
     return named and _git_says_yes(repository, "cat-file", "-e", f"{commit}^{{commit}}")
 
@@ -275,8 +278,8 @@ def _git_says_yes(repository: Path, *arguments: str) -> bool:
 
 @cache
 def code_commit() -> str:
-    """The commit of this code when first asked for, with `-dirty` if files differ from it;
-    `unknown` outside of git.
+    """The commit of this code at the first call, with `-dirty` if files differ from the commit;
+    `unknown` outside git.
     """
     try:
         found = subprocess.run(

@@ -1,4 +1,4 @@
-"""Arms whose runs came out alike to the last digit: what they are told apart by had no effect."""
+"""Finds arms whose runs are equal to the last digit: the settings that differ had no effect."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lab.runs import RunFolder
 
 
 def same_records(folders: Iterable[RunFolder]) -> list[dict[str, Any]]:
-    """Arms that have the same records of the same seeds, but for the seconds they took, and which
-    seeds.
+    """Sets of arms whose records are the same, apart from the seconds they took, with the seeds for
+    which they are.
 
     Raises:
-        ValueError: records are torn.
+        ValueError: records are incomplete.
     """
     arms_of: dict[tuple[int, str], list[str]] = defaultdict(list)
     for folder in folders:

@@ -1,9 +1,9 @@
-"""Sampling from N stacked policies at once, with a key-value cache: nodes x prompts x completions
-side by side.
+"""Samples from N stacked policies at once, with a key-value cache: nodes x prompts x completions in
+parallel.
 
 The distribution is `services.generator.engines.decoding.processed_logprobs`, the engines' own.
 Prompts whose completions have all ended leave the batch, so that one long answer does not keep
-every prompt computing until it ends.
+every prompt in the computation.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from services.generator.engines.base import SamplingParams
 from services.generator.engines.decoding import processed_logprobs
 
 _LEAVE_BELOW = 0.75
-"""Finished prompts are removed once at most this fraction is still growing; moving the cache costs
-about a step.
+"""Finished prompts are removed once at most this fraction of the prompts is unfinished; moving the
+cache costs about as much as a step.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One completion: token ids with the end token, their logprobs, and whether it ended by
-    itself.
+    """One completion: token ids with the end token, their logprobs, and whether it ended with an
+    end token.
     """
 
     token_ids: list[int]
@@ -37,8 +37,8 @@ class Sampled:
 
 @dataclass(slots=True)
 class _Rows:
-    """The completions still growing, over N nodes x G prompts x L completions. `prompt` is each
-    prompt's position in the call.
+    """The unfinished completions, N nodes x G prompts x L completions. `prompt` is each prompt's
+    position in the call.
     """
 
     prompt: Tensor
@@ -85,7 +85,7 @@ def _run(
     end_token: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Token ids and logprobs (N, G, L, max_new_tokens); what follows an end token is void."""
+    """Token ids and logprobs (N, G, L, max_new_tokens); ignore what follows an end token."""
     nodes, groups, width = ids.shape
     shape, device, steps = model.architecture, ids.device, params.max_new_tokens
     prompt, packing = prompt_pass(model, leaves, ids, lengths)
@@ -134,8 +134,8 @@ def _choose(logits: Tensor, params: SamplingParams, generator: torch.Generator) 
     if params.temperature == 0.0:
         chosen = logprobs.argmax(dim=-1, keepdim=True)
     else:
-        # The inverse of the distribution function: one uniform number a row, in float64 so that its
-        # tail is not rounded away.
+        # Inverse transform sampling with one uniform number per row, in float64 so that the tail is
+        # not rounded away.
         cumulative = logprobs.exp().double().cumsum(dim=-1)
         draw = torch.rand(logits.shape[:-1], generator=generator, device=logits.device, dtype=torch.float64).unsqueeze(-1)
         chosen = torch.searchsorted(cumulative, draw * cumulative[..., -1:], right=True).clamp(max=logits.shape[-1] - 1)
@@ -145,7 +145,7 @@ def _choose(logits: Tensor, params: SamplingParams, generator: torch.Generator) 
 def _next_logits(model: StackedDecoder, leaves: Leaves, rows: _Rows, chosen: Tensor, step: int) -> Tensor:
     """(N, G, L, vocabulary) after token `step` of every completion. The prompt's keys and values
     are kept once per prompt and each completion adds its own, so that L completions of a long
-    prompt take the memory of one. Lengths differ between prompts: `bias` hides the padding.
+    prompt take the memory of one. Prompts differ in length; `bias` masks the padding.
     """
     nodes, groups, count = chosen.shape
     shape = model.architecture
@@ -205,7 +205,9 @@ def _cut(
     end_token: int,
     count: int,
 ) -> list[list[list[Sampled]]]:
-    """The sampled tokens including the end token, from which the trainer learns to end."""
+    """The sampled tokens including the end token, which the trainer needs so that the policy learns
+    to end.
+    """
 
     def one(ids: list[int], scores: list[float]) -> Sampled:
         ended = end_token in ids

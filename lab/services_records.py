@@ -1,10 +1,10 @@
-"""The driver `services`, apart from its processes: which specs it can run, and how it makes records
+"""The driver `services` without its processes: checks which specs it can run, and makes records
 from the nodes' files.
 
-A real node's trainer and generator write `metrics.jsonl` and `eval.jsonl`; what a simulation knows
-beyond those (every fresh answer, refusals by reason) is not in them. `local_reward` is therefore
-that of the local groups in the batch, which are all local groups of a node without a filter;
-replayed ones (`sampler.replay`) were generated for an earlier batch and are counted there.
+A real node's trainer and generator write `metrics.jsonl` and `eval.jsonl`. These lack what a
+simulation records in addition (every fresh answer, refusals by reason). `local_reward` is therefore
+the reward of the local groups in the batch, which are all local groups of a node without a filter.
+Replayed groups (`sampler.replay`) are counted in the earlier batch that they were generated for.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _COPIED = (
 def check_services_run(run: PlannedRun) -> None:
     """Refuse specs that only a simulation can run.
 
-    Raises: SpecError: naming what it cannot run.
+    Raises: SpecError: naming what only a simulation can run.
     """
     if run.delay_rounds != (0, 0):
-        raise SpecError(f"arm {run.arm}: delay_rounds is known to the driver simulate only: real groups take their time")
+        raise SpecError(f"arm {run.arm}: only the driver simulate supports delay_rounds: remove it, or use that driver")
     for node in run.nodes:
         if node.role != "honest" or node.local != type(node.local)():
             raise SpecError(
-                f"arm {run.arm}: node {node.name} has role {node.role} or a [local] rule, which only the driver simulate knows "
-                "(own old groups: sampler.replay in the place of local.reuse)"
+                f"arm {run.arm}: node {node.name} has role {node.role} or a [local] rule, which only the driver simulate has "
+                "(to train on earlier local groups set sampler.replay instead of local.reuse)"
             )
         if node.config.eval.every_versions != run.nodes[0].config.eval.every_versions:
-            raise SpecError(f"arm {run.arm}: the nodes' eval.every_versions differ: give all the same")
+            raise SpecError(f"arm {run.arm}: the nodes' eval.every_versions differ: give all nodes the same value")
 
 
 def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
     """Write the records of a run whose nodes' folders are in `run_dir`.
 
     Raises:
-        ValueError: a node has not taken all its steps.
+        ValueError: a node has not done all its steps.
     """
     for node in run.nodes:
         completions = node.config.generator.completions
@@ -69,9 +69,9 @@ def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
 
 
 def _step(node: str, number: int, line: dict[str, Any], completions: int) -> dict[str, Any]:
-    """Convert a line of a real trainer's `metrics.jsonl` to the simulation's format. The rewards
-    there are means by origin, so `trained_reward` weighs them by their groups. Lines of versions
-    without replay lack those fields.
+    """Convert a line of a real trainer's `metrics.jsonl` to the simulation's format. Its rewards
+    are means by origin, so `trained_reward` weights them by their numbers of groups. Lines of
+    versions without replay lack the fields of replayed groups.
     """
     local, external = line["groups_local"], line["groups_external"]
     replayed, replayed_reward = line.get("groups_replayed", 0), line.get("reward_replayed")

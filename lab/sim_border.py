@@ -2,7 +2,7 @@
 that would cross the swarm plane.
 
 Only the sandbox is left out. It protects a node from answers that make a scorer hang or use up
-memory; here this process made all the text itself.
+memory, and here this process sampled all the text itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class KnownNames:
         return self._keys.get(name) == public_key
 
     def bind(self, name: str, public_key: str, now_s: float) -> bool:
-        """As `may_use`."""
+        """Like `may_use`."""
         return self.may_use(name, public_key, now_s)
 
     def key_of(self, name: str) -> str | None:
@@ -68,15 +68,15 @@ class KnownNames:
 
 
 def node_key(name: str, seed: int) -> SigningKey:
-    """A key derived from the name and seed, always the same. For simulations only: anyone can
-    compute it.
+    """A key derived from the name and seed, always the same. For simulations only, because anyone
+    can compute it.
     """
     raw = hashlib.sha256(f"lab {name} {seed}".encode()).digest()
     return SigningKey(bytes(nkeys.encode_seed(bytearray(raw), nkeys.PREFIX_BYTE_USER)))
 
 
 def swarm_message(group: RolloutGroup, key: SigningKey, config: NodeConfig) -> SwarmMessage:
-    """The group as its node shares it."""
+    """The message in which a node shares the group."""
     signed = sign(group, key, share_tokens=config.verifier.share_tokens, swarm_id=config.nats.swarm_id)
     return SwarmMessage(group.node, subjects.rollouts(group.node), encode(signed))
 
@@ -89,7 +89,7 @@ class _SharedPrints(CopyMemory):
     """A memory of copies whose fingerprints are computed once for all nodes of this process."""
 
     def texts_of(self, answers: Sequence[str]) -> tuple[Text, ...]:
-        """As `Printer.texts`."""
+        """See `Printer.texts`."""
         return _texts_of(tuple(answers))
 
 
@@ -104,10 +104,12 @@ def _texts_of(answers: tuple[str, ...]) -> tuple[Text, ...]:
 
 
 class SimBorder:
-    """The border of one node: decides what it takes in."""
+    """One node's border: decides which foreign groups it accepts."""
 
     def __init__(self, config: NodeConfig, desk: TaskDesk, keys: dict[str, str], now_s: float, trust: Trust | None = None) -> None:
-        """`keys`: of all names; `trust` replaces them if names are not known beforehand."""
+        """`keys`: the keys of all names; `trust` replaces them if names are not known
+        beforehand.
+        """
         trust = trust or KnownNames(keys)
         verifier = config.verifier
         self._desk = desk
@@ -129,19 +131,19 @@ class SimBorder:
         self._findings = FindingsReader(self._border.reputation, trust)
 
     def note_findings(self, batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[str, int], now_s: float) -> None:
-        """Note what training on a batch showed about its senders."""
+        """Record what training on a batch showed about its senders."""
         self._findings.apply(absurd_text(batch, absurd_of, trained_of), 0, now_s)
 
     def note_own(self, group: RolloutGroup) -> None:
-        """Note a group that this node sampled."""
+        """Record a group that this node sampled."""
         self._border.note_own(group)
 
     def admit(self, messages: Sequence[SwarmMessage], now_s: float, round_s: float) -> tuple[list[ScoredGroup], Counter[str]]:
-        """The groups accepted from a round's messages, in the order in which they were examined,
-        and the refusals by reason.
+        """The groups accepted from a round's messages, in the order of the checks, and the number
+        of refusals by reason.
 
-        The budget accrues over the round that ends at `now_s`; what exceeds it is refused as a
-        flood.
+        The budget accrues over the round that ends at `now_s`; messages that exceed it are refused
+        as a flood.
         """
         refused: Counter[str] = Counter()
         accepted: list[ScoredGroup] = []
@@ -169,8 +171,8 @@ class SimBorder:
 
     def _look_at(self, message: SwarmMessage, seq: int, now_s: float) -> ScoredGroup | str:
         """The scored group, or the reason for refusing it. Scoring happens in this process and
-        costs nothing on the simulated clock: what a sender makes a verifier spend is measured with
-        real processes alone.
+        costs nothing on the simulated clock; the time that a sender costs a verifier is measured
+        only with real processes.
         """
         verdict = self._border.examine(message.subject, message.payload, now_s, seq)
         if not isinstance(verdict, Candidate):

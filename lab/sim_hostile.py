@@ -1,5 +1,5 @@
-"""The hostile nodes of a simulation: what each knows in a round, its names and keys, and the
-messages that its attack produces.
+"""Simulates hostile nodes: what each knows in a round, its names and keys, and the messages that
+its attack sends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def names_of(name: str, role: str, names: int) -> list[str]:
 
 
 class HostileNodes:
-    """Makes the hostile nodes' messages; `names` are all of theirs.
+    """Makes the hostile nodes' messages. `names` are all their names.
 
-    `hear` gives them what honest nodes sent; they use it one round later.
+    `hear` records what honest nodes sent; the hostile nodes use it one round later.
     """
 
     def __init__(self, run: PlannedRun, cohorts: Sequence[Cohort], shared: Shared) -> None:
@@ -46,18 +46,18 @@ class HostileNodes:
         self._shortcuts: dict[tuple[str, str], Shortcut] = {}
 
     def groups_a_round(self, node: SimNode) -> int:
-        """How many groups a hostile node samples: an honest node's number under each of its
-        names.
+        """How many groups a hostile node samples: for each of its names as many as an honest
+        node.
         """
         return node.config.sampler.local * len(self._names[node.name])
 
     def messages(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> list[SwarmMessage]:
-        """What the node sends to the swarm."""
+        """The messages that the node sends to the swarm."""
         view = self._view(node, own, number)
         return [swarm_message(group, self._keys[group.node], node.config) for group in ATTACKS[node.role](view)]
 
     def hear(self, own: Mapping[str, Sequence[OwnGroup]]) -> None:
-        """Note the honest nodes' groups of this round."""
+        """Record the honest nodes' groups of this round."""
         heard = [each.group for name, groups in own.items() if name not in self._names for each in groups if each.informative]
         self._overheard = heard or self._overheard
 
@@ -90,16 +90,16 @@ class HostileNodes:
 
 
 def _score_of_honest(cohort: Cohort, node: SimNode) -> Callable[[TaskRef, Sequence[str]], list[float]]:
-    """Rewards as honest nodes count them for foreign text: an attacker who knows their settings
-    does not waste groups on answers that earn nothing.
+    """Rewards as honest nodes count them for foreign text, because an attacker who knows their
+    settings does not waste groups on answers that earn nothing.
     """
     partial_credit = bool(cohort.nodes) and cohort.nodes[0].config.verifier.foreign_partial_credit
     return lambda ref, texts: foreign_rewards(node.desk.score(ref, texts), partial_credit=partial_credit)
 
 
 def _bound(cohort: Cohort, own: Sequence[OwnGroup]) -> float:
-    """The limit of the first honest node's check, as estimated by a node that samples from the same
-    policy.
+    """The bound of the first honest node's policy check, as estimated by a node that samples from
+    the same policy.
     """
     if not cohort.nodes or not cohort.nodes[0].config.trainer.policy_check_fraction:
         return -math.inf

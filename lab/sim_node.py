@@ -1,8 +1,8 @@
-"""One simulated node: the services' ledger, sampler memory, assembly and steering, called directly
+"""One simulated node: calls the services' ledger, sampler memory, assembly and steering directly
 instead of through streams.
 
-Time is simulated. The services' pure code makes every decision; this file holds the state that the
-processes would hold.
+Time is simulated. The services' pure code makes every decision; this file keeps the state that the
+processes would keep.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class SimNode:
         self.params = SamplingParams.of(config.generator)
         self.identity = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(desk.tokenizer))
         self.intake_rules = intake_rules(config, desk.tokenizer, end_token_id=end_token, vocabulary_size=vocabulary)
-        # Rounds go in step: when a batch is due, whoever could have sent something has sent it.
+        # All nodes' rounds are in step, so when a batch is due every node has already sent its
+        # groups.
         settings = config.sampler.model_copy(update={"shortage_wait_s": 0.0})
         self._steering_rules = steering_rules_of(config)
         self._steering: SteeringState = reconciled(self._steering_rules, SteeringState(), 1)
@@ -80,11 +81,11 @@ class SimNode:
         self.version = 0
         self.evaluation: Evaluation | None = None
         self.earlier_groups: Window = []
-        """What its trainer knows about the authors in earlier batches."""
+        """What its trainer knows about the senders in earlier batches."""
 
     @property
     def in_force(self) -> InForce:
-        """I, J and the strategy of the next batch."""
+        """I, J and the strategy for the next batch."""
         return in_force(self._steering_rules, self._steering)
 
     def draws_allowed(self) -> int:
@@ -104,7 +105,7 @@ class SimNode:
         return draw, self.desk.task(draw)
 
     def group(self, draw: int, task: PromptedTask, samples: Sequence[Sample], now_s: float) -> RolloutGroup:
-        """The node's group of a draw."""
+        """The node's group for a draw."""
         return rollout_group(task, samples, node=self.name, draw=draw, model=self.identity, params=self.params, created_at=now_s)
 
     def encoded(self, text: str) -> list[int]:
@@ -127,7 +128,7 @@ class SimNode:
         self._memory.observe(self._seq, scored)
 
     def batch(self, round_number: int, now_s: float) -> Batch | None:
-        """The next batch, or None when there is nothing to train on."""
+        """The next batch; None if there is nothing to train on."""
         position = TrainerPosition(policy_version=self.version, consumed_local=self._memory.consumed_local)
         plan = self._assembly.decide(
             self._memory.local,
@@ -188,7 +189,7 @@ class SimNode:
         return msgspec.structs.replace(batch, items=[*batch.items, *items])
 
     def _forget(self) -> None:
-        """Release payloads that no pool refers to any more."""
+        """Release payloads that no pool refers to any longer."""
         memory = self._memory
         held = {entry.seq for pool in (memory.local, memory.external, memory.replayable) for entry in pool}
         if len(self._payloads) > 2 * len(held) + 256:
@@ -196,5 +197,5 @@ class SimNode:
 
 
 def call_seed(purpose: str, seed: int, round_number: int) -> int:
-    """Random seed of one round, the same in every run of that seed."""
+    """Random seed for one round, the same in every run with that seed."""
     return number_from(f"lab/{purpose}/{seed}/{round_number}", 4) & 0x7FFFFFFF

@@ -1,7 +1,7 @@
 """The driver `simulate`: a whole swarm in one process, round by round, without a broker.
 
-A round, for every node: sample as many groups as admission allows under the policy of the round
-before, score them, share them, look at what others shared, make a batch, train on it, and evaluate
+In a round every node samples as many groups as admission allows under the policy of the previous
+round, scores and shares them, checks what others shared, makes a batch, trains on it, and evaluates
 when due. All nodes advance together, and everything except time is the services' own code.
 """
 
@@ -38,10 +38,10 @@ Progress = Callable[[int], None]
 
 
 class Simulation:
-    """One run. `shared` may be reused for the next run in the same process, which then derives and
-    scores less.
+    """One run. `shared` may be reused for the next run in the same process, to save derivation and
+    scoring.
 
-    Raises (on construction) ValueError when the nodes' models cannot be simulated; the message says
+    The constructor raises ValueError if the nodes' models cannot be simulated; the message says
     why.
     """
 
@@ -77,10 +77,10 @@ class Simulation:
         self._hostile = HostileNodes(run, self.cohorts, self._shared)
         self._under_way: dict[int, list[SwarmMessage]] = {}
         self.batches: dict[str, Batch | None] = {}
-        """Every honest node's batch of the newest round, for tests."""
+        """Every honest node's batch in the latest round, for tests."""
 
     def run(self, records: RecordWriter, progress: Progress | None = None) -> None:
-        """All rounds."""
+        """Run all rounds."""
         self._evaluate(0, records)
         for number in range(1, self.run_plan.rounds + 1):
             self.round(number, records)
@@ -88,7 +88,7 @@ class Simulation:
                 progress(number)
 
     def round(self, number: int, records: RecordWriter) -> None:
-        """One round, and its records."""
+        """Run one round and write its records."""
         now_s = START_S + number * self.run_plan.round_s
         seconds: dict[str, float] = {}
         started = time.perf_counter()
@@ -145,7 +145,7 @@ class Simulation:
         records.write("round", round=number, seconds=seconds)
 
     def _make(self, number: int, now_s: float) -> dict[str, list[OwnGroup]]:
-        """Every node's new groups in this round, scored by the node itself."""
+        """Every node's new groups in this round, each scored by its node."""
         own: dict[str, list[OwnGroup]] = {node.name: [] for node in self.nodes}
         for turn in range(1000):
             wanted = [(node, self._still_wanted(node, own[node.name], turn)) for node in self.nodes]
@@ -169,7 +169,7 @@ class Simulation:
         return OwnGroup(group, made.node.desk.score(group.task.ref, [completion.text for completion in group.completions]))
 
     def _shared_by(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> list[SwarmMessage]:
-        """What a node shares of the groups it made this round."""
+        """The messages in which a node shares the groups that it made this round."""
         if not any(each.in_force.external for each in self.honest):
             return []
         if node.role != "honest":
@@ -213,7 +213,7 @@ class Simulation:
                     pass_rate=report.pass_rate,
                     mean_reward=report.mean_reward,
                     tasks={name: [score.n, score.pass_rate, score.mean_reward] for name, score in report.per_task.items()},
-                    # A digit a question, in the order of `tasks`: 1 if it was passed.
+                    # One digit per question, in the order of `tasks`: 1 if it was passed.
                     passed="".join(str(int(reward >= PASS_REWARD)) for _, reward in sorted(results, key=itemgetter(0))),
                 )
         if number == 0:

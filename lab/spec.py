@@ -1,5 +1,5 @@
-"""What an experiment is: one TOML file, typed. A node's settings are `NodeConfig`'s own sections,
-so nothing is defined twice.
+"""Reads an experiment's spec, one TOML file, into types. A node's settings are `NodeConfig`'s own
+sections, so nothing is defined twice.
 
 An arm is a set of values merged over the base; a `[[nodes]]` table is a set of values merged over
 the arm for `count` nodes.
@@ -27,7 +27,7 @@ nodes.
 """
 
 _SPEC_KEYS = frozenset({"name", "question", "seeds", "round_s", "baseline", "settings", "confirm", "compare", "held_out"})
-"""Keys that describe the experiment; all others belong to the arms."""
+"""Keys that describe the whole experiment; all others belong to the arms."""
 
 _KEYS = "experiments/README.md lists a spec's own keys, `swarm config show` a node's sections"
 
@@ -49,7 +49,7 @@ Role = Literal[
 ]
 Overrides = dict[str, Any]
 Sources = Annotated[list[TaskSpec], AfterValidator(with_rows)]
-"""Files among them are read with the spec, so that they have names as datasets have."""
+"""Sources that are files are read with the spec, so that they have names as datasets do."""
 
 
 class SpecError(ValueError):
@@ -68,44 +68,42 @@ class _Table(BaseModel):
 
 
 class LocalRule(_Table):
-    """What a node does with its local groups before a batch is made: the controls that the paper
+    """How a node filters its local groups before a batch is made: the controls that the paper
     lacks.
     """
 
     filter: Literal["none", "informative_until", "informative_of_pool"] = Field(
         "none",
-        description="none: as drawn. informative_until: draw on until I groups are informative. informative_of_pool: make `pool` "
-        "groups a round and take I - unfiltered of them, informative ones first.",
+        description="none: as drawn. informative_until: draw until I groups are informative. informative_of_pool: make `pool` "
+        "groups per round and take I - unfiltered of them, informative ones first.",
     )
-    pool: int = Field(0, ge=0, description="Groups made a round for informative_of_pool, the unfiltered ones not counted.")
-    unfiltered: int = Field(0, ge=0, description="Of the I local groups, those taken as drawn in spite of a filter.")
-    max_groups: int = Field(256, ge=1, description="Most groups a round that informative_until makes before it goes on without.")
-    reuse: int = Field(0, ge=0, description="Informative local groups of earlier rounds that are trained on again, a round.")
-    reuse_rounds: int = Field(10, ge=1, description="How many rounds back such a group may be from.")
+    pool: int = Field(0, ge=0, description="Groups made per round for informative_of_pool, not counting unfiltered ones.")
+    unfiltered: int = Field(0, ge=0, description="How many of the I local groups are taken as drawn in spite of a filter.")
+    max_groups: int = Field(256, ge=1, description="Most groups per round that informative_until makes before it takes others.")
+    reuse: int = Field(0, ge=0, description="Informative local groups of earlier rounds to train on again, per round.")
+    reuse_rounds: int = Field(10, ge=1, description="Maximum age of such a group, in rounds.")
 
     @model_validator(mode="after")
     def _fits(self) -> LocalRule:
         if self.filter == "informative_of_pool" and not self.pool:
             raise ValueError("filter informative_of_pool needs `pool`, the groups made a round")
         if self.filter == "none" and self.unfiltered:
-            raise ValueError("`unfiltered` means something only with a filter")
+            raise ValueError("`unfiltered` has no effect without a filter: remove it, or set `filter`")
         return self
 
 
 class Attack(_Table):
-    """What hostile nodes do; each role uses the settings that apply to it."""
+    """How hostile nodes attack; each role uses the settings that apply to it."""
 
     flood_factor: int = Field(8, ge=1, description="flood, near_copies: groups sent for each one that an honest node sends.")
     temperature: float = Field(3.0, gt=0, description="low_quality: temperature at which the untrained base policy answers.")
     right_share: float = Field(0.5, gt=0, lt=1, description="wrong: share of a group's answers that a verifier calls right.")
     filler_words: int = Field(12, ge=1, description="wrong, bounded poison: most words of nonsense before a right answer.")
-    held_out_every: int = Field(
-        2, ge=0, description="forged_tokens: each of so many groups has a held-out question's prompt; 0: none."
-    )
+    held_out_every: int = Field(2, ge=0, description="forged_tokens: every n-th group has a held-out question's prompt; 0: none.")
     max_length: float = Field(
         2.0, gt=0, description="padded, bounded poison: longest answer as a multiple of generator.max_new_tokens."
     )
-    completions: int = Field(0, ge=0, le=1024, description="padded: answers of a group; 0: as many as an honest one has.")
+    completions: int = Field(0, ge=0, le=1024, description="padded: answers per group; 0: as many as in an honest group.")
     names: int = Field(
         1,
         ge=1,
@@ -113,12 +111,12 @@ class Attack(_Table):
         description="many_names, informed, opposed, shortcut: names and keys of one node, each as busy as an honest node.",
     )
     start_round: int = Field(0, ge=0, description="sleeper, informed, opposed, shortcut: honest before this round.")
-    target: str = Field("", description="shortcut: the dataset that all its groups are of; empty: those that it draws.")
-    margin: float = Field(0.05, description="Nats a token that bounded poison stays above the own-policy check's bound.")
+    target: str = Field("", description="shortcut: the dataset of all its groups; empty: the datasets that it draws.")
+    margin: float = Field(0.05, description="Nats per token that bounded poison stays above the policy check's bound.")
 
 
 class NodeGroup(_Table):
-    """Some of the swarm's nodes: how many, which role, and where they differ from the arm."""
+    """Some of the swarm's nodes: how many, their role, and where they differ from the arm."""
 
     count: int = Field(1, ge=1, le=1024)
     role: Role = "honest"
@@ -132,7 +130,7 @@ class NodeGroup(_Table):
 
 
 class Arm(_Table):
-    """One arm: a setting of the swarm, with everything merged."""
+    """One arm: the complete settings of a swarm, with everything merged."""
 
     nodes: list[NodeGroup]
     rounds: int = Field(ge=1, le=1_000_000)
@@ -141,7 +139,7 @@ class Arm(_Table):
     attack: Attack = Attack()
     baseline: str = Field("", description="The arm that this one is compared with; empty: the spec's.")
     delay_rounds: tuple[int, int] = Field(
-        (0, 0), description="Others see a shared group so many rounds after it was made: at least, at most, drawn for each group."
+        (0, 0), description="Rounds until other nodes see a shared group: minimum and maximum, drawn for each group."
     )
     overrides: Overrides = Field(default_factory=dict)
 
@@ -149,7 +147,7 @@ class Arm(_Table):
     @classmethod
     def _forward(cls, value: tuple[int, int]) -> tuple[int, int]:
         if not 0 <= value[0] <= value[1]:
-            raise ValueError("give the least and the most rounds of delay, such as [1, 20]")
+            raise ValueError("give the minimum and maximum rounds of delay, such as [1, 20]")
         return value
 
     @field_validator("nodes", mode="before")
@@ -161,7 +159,7 @@ class Arm(_Table):
     def _target(self) -> Arm:
         asked = [task.dataset for each in [self.tasks, *(node.tasks or [] for node in self.nodes)] for task in each]
         if self.attack.target and self.attack.target not in asked:
-            raise ValueError(f"attack.target {self.attack.target!r} is no dataset of the arm: {', '.join(dict.fromkeys(asked))}")
+            raise ValueError(f"attack.target {self.attack.target!r} is not a dataset of the arm: {', '.join(dict.fromkeys(asked))}")
         return self
 
     @model_validator(mode="before")
@@ -176,26 +174,26 @@ class Spec(_Table):
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    question: str = Field("", description="What it is to answer; heads the report.")
+    question: str = Field("", description="The question that it answers; shown at the top of the report.")
     seeds: list[int] = Field(min_length=1, description="One run of each arm is made for each.")
-    round_s: float = Field(60.0, gt=0, description="Simulated seconds a round lasts; ages of foreign groups count in them.")
+    round_s: float = Field(60.0, gt=0, description="Simulated seconds per round, by which foreign groups age.")
     baseline: str = Field("", description="The arm that the others are compared with; empty: the first.")
     settings: Literal["bare", "shipped"] = Field(
         "bare",
-        description="What an arm does not set. shipped: a node's defaults, all defences included; bare: no newer defence, "
-        "and I and J as the arm says.",
+        description="What applies if an arm does not set a value. shipped: a node's defaults, all defences included; "
+        "bare: no newer defence, and fixed I and J.",
     )
     confirm: list[str] = Field(
         default_factory=list,
-        description="Comparisons that were stated before any run, ARM (with its baseline) or ARM/OTHER: reports correct these for "
+        description="Comparisons stated before any run, ARM (with its baseline) or ARM/OTHER: reports correct these for "
         "their number, and call all others exploratory.",
     )
     compare: Literal["whole runs", "equal completions"] = Field(
         "whole runs",
-        description="equal completions: two arms are compared up to where the one of both that generated less ended, seed by seed.",
+        description="equal completions: two arms are compared up to the total of the arm that generated less, seed by seed.",
     )
     held_out: Literal["one", "per seed"] = Field(
-        "one", description="per seed: each seed is evaluated on questions of its own, so that the interval over seeds covers both."
+        "one", description="per seed: each seed is evaluated on its own questions, so that the interval over seeds covers both."
     )
     arms: dict[str, Arm]
     source: dict[str, Any]
@@ -279,12 +277,12 @@ def seeds_problem(seeds: Sequence[int]) -> str | None:
         if seed < 0:
             return f"{seed} is below 0"
         if count > 1:
-            return f"{seed} stands there {'twice' if count == 2 else f'{count} times'}"
+            return f"{seed} is listed {'twice' if count == 2 else f'{count} times'}"
     return None
 
 
 def _common(source: Mapping[str, Any]) -> dict[str, Any]:
-    """What a spec says about all arms."""
+    """A spec's values for all arms."""
     return {key: value for key, value in source.items() if key not in _SPEC_KEYS | {"arms"}}
 
 
@@ -298,8 +296,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_overrides(values: Any) -> Any:
-    """Move the node's sections into `overrides`; everything else stays where unknown names are
-    refused.
+    """Move the node's sections into `overrides`; everything else stays at the level that refuses
+    unknown names.
     """
     if not isinstance(values, Mapping):
         return values

@@ -1,4 +1,4 @@
-"""AdamW over stacked policies: each node has its own step count, learning rate and gradient norm,
+"""AdamW for stacked policies. Each node has its own step count, learning rate and gradient norm,
 and may skip a step.
 """
 
@@ -17,7 +17,7 @@ from lab.stacked_params import Architecture
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamWSettings:
     """One node's constants, as in `torch.optim.AdamW`, with weight decay on matrices only.
-    grad_clip: largest norm; inf: off.
+    grad_clip: largest gradient norm; inf: off.
     """
 
     betas: tuple[float, float]

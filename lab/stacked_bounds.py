@@ -1,6 +1,4 @@
-"""The bound on foreign gradients for N nodes at once; `services.trainer.gradient` has it
-for one.
-"""
+"""Bounds foreign gradients for N nodes at once; `services.trainer.gradient` does it for one."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from services.trainer.gradient.update import GradientPart, UpdateConfig
 from services.trainer.gradient.update_stats import UpdateStats
 
 IN_ONE_PASS = 100_000_000
-"""How many parameters of policies are computed in one pass. More would not be faster and would take
-more memory.
+"""Most policy parameters computed in one pass. More would not be faster and would take more
+memory.
 """
 NORM_PART = 1_000_000
 
@@ -41,10 +39,10 @@ def bounded_gradients(
     configs: Sequence[UpdateConfig],
     at_once: int,
 ) -> tuple[Tensor, list[UpdateStats], list[int]]:
-    """`bounded_gradients` of every node: gradients (N, parameters) of one update, statistics,
-    foreign groups scaled down.
+    """`bounded_gradients` for every node: gradients (N, parameters) of one update, statistics, and
+    the number of foreign groups scaled down.
 
-    of: gradients (parts, parameters) and statistics of parts of nodes' steps. at_once: how
+    of: returns gradients (parts, parameters) and statistics for parts of nodes' steps. at_once: how
     many parts are computed in one pass.
 
     A gradient is linear in the scales, so foreign groups that were measured one by one need not be
@@ -55,7 +53,7 @@ def bounded_gradients(
         [number for number in wanted[node] if not groups[node][number].is_local] if rules.is_on else []
         for node, rules in enumerate(influence)
     ]
-    # Where nothing is bounded all groups are one part.
+    # Without a bound all groups are one part.
     local = [[number for number in wanted[node] if number not in foreign[node]] for node in nodes]
     pulling = [sum(groups[node][number].moves_policy for number in local[node]) for node in nodes]
 
@@ -93,7 +91,7 @@ def bounded_gradients(
 def _each_alone(
     of: Accumulate, suspects: Sequence[int], foreign: Sequence[Sequence[int]], at_once: int
 ) -> Iterator[tuple[int, list[tuple[float, Tensor, GradientPart]]]]:
-    """Norm, gradient and statistics of each suspect foreign group; for small policies all are
+    """Norm, gradient and statistics of each suspect foreign group. For small policies all are
     measured in one pass.
     """
     parts = [Part(node, [number]) for node in suspects for number in foreign[node]]

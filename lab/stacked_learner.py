@@ -1,5 +1,5 @@
-"""N learners of one architecture, step for step what `services.trainer.learner.Learner` does, in
-one forward and backward pass.
+"""N learners of one architecture in one forward and backward pass. Each does step for step what
+`services.trainer.learner.Learner` does.
 
 Intake, advantages, weights, losses and the check by the node's policy are the services' own
 functions; this file holds only the passes.
@@ -34,8 +34,8 @@ from shared.config import NodeConfig
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """One node's step: what was trained on, one entry of statistics per update, and what this
-    node's policy found absurd.
+    """One node's step: what was trained on, one entry of statistics per update, and the answers
+    that this node's policy found absurd.
 
     bounded: foreign groups whose loss was scaled down, over the updates.
     """
@@ -78,7 +78,7 @@ class StackedLearner:
 
     @torch.no_grad()
     def logprobs_of(self, node: int, groups: Sequence[TokenGroup]) -> BatchLogprobs:
-        """`[group][completion]` -> (tokens,) under one node's policy as it is now."""
+        """`[group][completion]` -> (tokens,) under one node's current policy."""
         numbers = list(range(len(groups)))
         stacked = stack_groups([groups], [numbers], self.flat.device)
         policy = leaves(self.model.architecture, self.flat[node : node + 1])
@@ -163,7 +163,7 @@ class StackedLearner:
         gradients: Tensor,
         found: list[GradientPart],
     ) -> None:
-        """These `rows` of `_accumulate`'s results, computed in one pass."""
+        """`rows` of `_accumulate`'s results, computed in one pass."""
         nodes = [parts[row].node for row in rows]
         flat = self.flat if nodes == list(range(len(self.flat))) else self.flat[nodes]
         trained = {name: view.detach().requires_grad_() for name, view in leaves(self.model.architecture, flat).items()}
@@ -182,8 +182,8 @@ class StackedLearner:
         gradients[list(rows)] = torch.cat([gradient.flatten(1) for gradient in leaf_gradients], dim=1)
 
     def _together(self, items: Sequence[int]) -> list[Sequence[int]]:
-        """Items in parts that are computed in one pass: all of small policies, one of a
-        large one.
+        """Split items into parts that are computed in one pass each: all of them for small
+        policies, one for a large policy.
         """
         return [items[begin : begin + self._at_once] for begin in range(0, len(items), self._at_once)]
 

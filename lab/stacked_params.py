@@ -25,7 +25,7 @@ _QK_NORM = {"qwen3": True, "llama": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What two policies must have in common to be stacked."""
+    """The properties that policies must share to be stacked."""
 
     vocabulary: int
     hidden: int
@@ -48,7 +48,7 @@ class Architecture:
         """Read it from a model folder's config.json.
 
         Raises: ValueError: the folder does not hold a Qwen3 or Llama model that this code computes
-        exactly; the message says what it holds instead.
+        exactly; the message says what it holds.
         """
         try:
             config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))

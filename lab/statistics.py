@@ -1,4 +1,4 @@
-"""Means with intervals over seeds, and the few series computations that reports need. Pure.
+"""Computes means with intervals over seeds, and the few figures of series that reports need. Pure.
 
 A seed is one independent repetition of a whole swarm; nodes of one run share groups and are not
 independent, so they are averaged first. With three to five seeds Student's t is the honest
@@ -85,11 +85,11 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     else of 2**16 draws).
 
     It assumes nothing about their distribution. With n differences it is at least 2 / 2**n. Raises
-    ValueError where one is not finite.
+    ValueError if one is not finite.
     """
     if not all(map(math.isfinite, differences)):
-        raise ValueError(f"differences {differences} are not all finite: nothing can be said of their signs")
-    # What differs from the observed sum by rounding alone is as extreme.
+        raise ValueError(f"differences {differences} are not all finite, so their signs cannot be compared")
+    # A sum that differs from the observed one only by rounding counts as equally extreme.
     observed = abs(math.fsum(differences)) - 1e-9 * math.fsum(map(abs, differences))
     values = np.asarray(differences)
     if len(differences) <= _EXACT_FLIPS:
@@ -120,17 +120,20 @@ def holm(p_values: Mapping[str, float], asked: int | None = None) -> dict[str, f
 def bootstrap_ratio(
     values: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]], *, same_questions: bool, draws: int = 4000
 ) -> tuple[float, float] | None:
-    """95 % interval of the ratio of two means over seeds and questions, resampling both:
-    percentiles of a hierarchical bootstrap.
+    """95 % interval of the ratio of two means over seeds and questions, by the percentiles of a
+    hierarchical bootstrap that resamples both.
 
-    Args: values: By seed, one number per question. baseline: The same of the other arm, over the
-    same questions in the same order. same_questions: Whether all seeds share their questions, which
-    are then resampled once for all of them. draws: How often.
+    Args:
+        values: by seed, one number per question.
+        baseline: the same for the other arm, over the same questions in the same order.
+        same_questions: whether all seeds share their questions, which are then resampled once for
+            all of them.
+        draws: number of resamples.
 
     Returns:
-        None with fewer than two seeds in common, where the arms (or seeds that should share them)
-        have other numbers of questions, or where the baseline's mean is not positive in one draw of
-        a hundred.
+        None with fewer than two seeds in common, if the numbers of questions differ between the
+        arms (or between seeds that should share them), or if the baseline's mean is not positive in
+        one draw of a hundred.
     """
     seeds = sorted(values.keys() & baseline.keys())
     if len(seeds) < 2:

@@ -1,4 +1,4 @@
-"""The record of one node's round. Rewards are kept apart by origin and by what they were
+"""Makes the record of one node's round. Rewards are kept apart by origin and by what they were
 given for.
 """
 
@@ -28,12 +28,12 @@ def step_record(
     """The fields of a `step` line.
 
     trained_reward: metric (a), the mean reward of every completion in the batch, zero advantage
-    included. local_reward: metric (b), of all completions that the node sampled this round,
-    whatever became of them. staleness: optimizer steps, mean over local groups.
-    external_age_rounds: rounds since foreign groups were made, mean. groups_hostile: of the foreign
-    groups trained on, those under one of the names in `hostile`. *_replayed, replayed_reward: of
-    `sampler.replay`, where there are any; they are in no figure of local groups. capability: what
-    foreign advantages were multiplied by, by node, where enough is known of it.
+    included. local_reward: metric (b), the mean reward of all completions that the node sampled
+    this round, whether used or not. staleness: optimizer steps, mean over local groups.
+    external_age_rounds: rounds since foreign groups were made, mean. groups_hostile: the foreign
+    groups trained on that have a name in `hostile`. *_replayed, replayed_reward: figures of
+    replayed groups (`sampler.replay`), if there are any; no figure of local groups includes them.
+    capability: the factor on foreign advantages, by node, for nodes about which enough is known.
     """
     fresh = [reward for group in own for reward in group.rewards]
     record: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""Tasks and scores for a simulated swarm: the services' own derivation and verifiers, run in this
-process and only once for each input.
+"""Derives and scores tasks for a simulated swarm, with the services' own derivation and verifiers,
+in this process and only once per input.
 
-Only text that this process sampled itself is scored here; anybody else's answers belong in the
-sandbox.
+Only text that this process sampled itself is scored here; anybody else's answers must be scored in
+the sandbox.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
 from shared.contracts.messages import TaskRef
-from shared.model.loading import load_tokenizer, model_max_length
+from shared.model.reading import load_tokenizer, model_max_length
 from shared.tasks import HeldOut, held_out_tasks
 from shared.tasks.derive import Item, derive_item
 from shared.tasks.scoring import score_texts
@@ -26,8 +26,8 @@ _MOST_TEXTS = 500_000
 
 
 class TaskDesk:
-    """One node's source of tasks, and its verifier. Nodes with equal configurations share the
-    expensive parts through `Shared`.
+    """One node's tasks and its verifier. Nodes with equal configurations share the expensive parts
+    through `Shared`.
     """
 
     def __init__(self, config: NodeConfig, shared: Shared) -> None:
@@ -59,8 +59,8 @@ class TaskDesk:
 
 
 class Shared:
-    """What all nodes in a process share: tokenizers, held-out sets, derived items, scores. None of
-    it depends on the node.
+    """Caches shared by all nodes in a process: tokenizers, held-out sets, derived items, scores.
+    None of them depends on the node.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Shared:
         return rewards
 
     def answer(self, ref: TaskRef) -> str:
-        """A right answer, which a hostile node can look up like anyone else."""
+        """A right answer, which a hostile node can derive like anyone else."""
         item = self._item(ref)
         answer = item.task.answer if item.task.answer is not None else item.entry["metadata"].get("example_answer", "")
         return str(answer)
@@ -119,7 +119,7 @@ class Shared:
 
 
 class RememberingTokenizer:
-    """A tokenizer that encodes each text once; everything else is passed on to the original."""
+    """A tokenizer that encodes each text once and passes every other call on to the original."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

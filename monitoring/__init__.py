@@ -1,5 +1,4 @@
-"""What people on call look at, as code: dashboards, recording rules and alerts, rendered to files
-for Grafana and Prometheus.
+"""Dashboards, recording rules and alerts as code, rendered to files for Grafana and Prometheus.
 
-Nothing here runs in a service; the metrics themselves are declared where they are counted.
+Nothing here runs in a service. Each metric is declared in the service that counts it.
 """

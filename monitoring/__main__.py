@@ -1,5 +1,5 @@
 """`python -m monitoring render` writes the files below k8s/components/monitoring; `--check` only
-says which are stale.
+lists the stale ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ def main() -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m monitoring", description="Dashboards and rules as files.")
     parser.add_argument("command", choices=["render"])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 and a list when files are stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; list stale files and exit with 1 if there are any")
     parser.add_argument("--runbooks", default=RUNBOOKS, help="URL of the folder of runbook pages [default: %(default)s]")
-    parser.add_argument("--into", type=Path, default=REPOSITORY, help="another root than this repository")
+    parser.add_argument("--into", type=Path, default=REPOSITORY, help="root folder to write below [default: this repository]")
     chosen = parser.parse_args()
     paths = stale(chosen.into) if chosen.check else write(chosen.into, chosen.runbooks)
     for path in paths:

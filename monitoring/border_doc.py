@@ -1,6 +1,4 @@
-"""The table of the border's checks in `docs/trust.md`: `python -m monitoring.border_doc` writes
-it.
-"""
+"""`python -m monitoring.border_doc` writes the table of the border's checks in `docs/trust.md`."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ BEGIN, END = "<!-- begin: table of checks -->", "<!-- end: table of checks -->"
 
 
 def table() -> str:
-    """Markdown, one row a check, in order; a stage is named at its first check."""
+    """Markdown, one row per check, in order; a stage is named only in its first check's row."""
     rows = ["| | checked | refused as | because | blamed |", "|---|---|---|---|---|"]
     stage = None
     for number, check in enumerate(CHECKS, 1):
@@ -25,7 +23,7 @@ def table() -> str:
 
 
 def with_table(page: str) -> str:
-    """`page` with today's table between its markers."""
+    """`page` with the current table between its markers."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

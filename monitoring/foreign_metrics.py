@@ -1,5 +1,5 @@
-"""Metrics that rules and panels read and that others export, each with where it is defined: no test
-here runs all of those.
+"""Metrics that rules and panels read but other programs export, each with the place that defines
+it, because no test here runs all of those programs.
 """
 
 from __future__ import annotations
@@ -61,4 +61,4 @@ VLLM = {
 }
 
 FOREIGN = {**PROMETHEUS, **PROCESS, **NATS, **VLLM}
-"""Histograms under their own names, without `_bucket`, `_sum`, `_count`."""
+"""Histograms are listed by name, without `_bucket`, `_sum` and `_count`."""

@@ -1,6 +1,6 @@
 """Dashboards as Grafana's JSON model (schema version 39, Grafana 10 and newer).
 
-The data source is a variable, uids are fixed, nothing has to be filled in at import.
+The data source is a variable and uids are fixed, so nothing has to be filled in at import.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def as_json_model(dashboard: Dashboard) -> dict[str, Any]:
-    """What a Grafana sidecar or `POST /api/dashboards/db` takes."""
+    """The dashboard as a Grafana sidecar or `POST /api/dashboards/db` accepts it."""
     return {
         "uid": dashboard.uid,
         "title": dashboard.title,
@@ -37,7 +37,7 @@ def as_json_model(dashboard: Dashboard) -> dict[str, Any]:
 
 
 def _laid_out(rows: tuple[Row, ...]) -> list[dict[str, Any]]:
-    """Rows under each other, panels from left to right; a panel that does not fit begins a new
+    """Rows from top to bottom, panels from left to right; a panel that does not fit starts a new
     line.
     """
     placed: list[dict[str, Any]] = []
@@ -60,15 +60,14 @@ def _laid_out(rows: tuple[Row, ...]) -> list[dict[str, Any]]:
             position = {"x": x, "y": y, "w": panel.width, "h": panel.height}
             (header["panels"] if row.collapsed else placed).append(_panel(panel, next_id, position))
             next_id, x, line_height = next_id + 1, x + panel.width, max(line_height, panel.height)
-        # The panels of a closed row take no room until it is opened, when Grafana moves the rest
-        # down.
+        # A collapsed row's panels take no space: Grafana moves the rest down when it is opened.
         y += 0 if row.collapsed else line_height
     return placed
 
 
 def _panel(panel: Panel, number: int, position: dict[str, int]) -> dict[str, Any]:
     """`number` is the panel's id, unique on its dashboard; `position` is in Grafana's grid of 24
-    columns. Queries are named A, B, C, the names by which tables refer to them.
+    columns. Queries are named A, B, C, because tables refer to them by letter.
     """
     model: dict[str, Any] = {
         "id": number,
@@ -98,8 +97,8 @@ def _panel(panel: Panel, number: int, position: dict[str, int]) -> dict[str, Any
 
 
 def _as_table(panel: Panel, model: dict[str, Any]) -> None:
-    """One row for each set of labels: the queries' answers come as a table each, and are merged.
-    Grafana then calls their columns `Value #A`, `Value #B` and so on.
+    """One row per label set. Each query returns a table of its own; they are merged, and Grafana
+    then names their columns `Value #A`, `Value #B` and so on.
     """
     names = {f"Value #{target['refId']}": query.legend for target, query in zip(model["targets"], panel.queries, strict=True)}
     model["options"] = {"showHeader": True, "cellHeight": "sm"}
@@ -139,7 +138,7 @@ def _field_defaults(panel: Panel) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"color": "text", "value": None}]
     steps += [{"color": threshold.color, "value": threshold.value} for threshold in panel.thresholds]
     defaults: dict[str, Any] = {
-        # Grafana writes a unit of one's own as `suffix:` and the text.
+        # Grafana writes a custom unit as `suffix:` and the text.
         "unit": panel.unit.replace("suffix: ", "suffix:\u00a0"),
         "color": {"mode": "thresholds" if panel.kind is PanelKind.STAT else "palette-classic"},
         "thresholds": {"mode": "absolute", "steps": steps},
@@ -179,8 +178,8 @@ def _datasource_variable() -> dict[str, Any]:
 
 
 def _variable(variable: Variable) -> dict[str, Any]:
-    """Written out in full, as Grafana exports a variable. `.*` for "All" keeps a query as short as
-    it is where a value is chosen; without it Grafana writes every value into it.
+    """A variable in full, as Grafana exports it. `.*` stands for "All"; without it Grafana would
+    write every value into the query.
     """
     everything = {"selected": True, "text": ["All"], "value": ["$__all"]}
     return {

@@ -1,5 +1,5 @@
-"""`docs/metrics.md`, from the registries that the services themselves export:
-`python -m monitoring.metrics_doc` writes it.
+"""`python -m monitoring.metrics_doc` writes `docs/metrics.md` from the registries that the services
+export.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from shared.runtime.watch_figures import Figures as WatchFigures
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 COMMAND = "python -m monitoring.metrics_doc"
 DATASET = "leg_counting"
-"""Stands for the datasets of a node's tasks."""
+"""A placeholder for the datasets of a node's tasks."""
 
 _OPEN_LABELS = {"task": "a dataset of the node's tasks", "sender": "node ids", "version": "the software's", "run": "the run's name"}
 _HEAD = f"""# Metrics
 
-Each service exports these metrics on `/metrics` of its HTTP port, beside `/livez` and `/readyz`,
-and with them Python's `process_*` (CPU seconds, resident memory, start time, open files) and
+Each service exports these metrics on `/metrics` of its HTTP port, beside `/livez` and `/readyz`. It
+also exports Python's `process_*` (CPU seconds, resident memory, start time, open files) and
 `python_info`. The scrape configuration adds the labels `job`, `instance`, `node` and `role`; no
-metric has one of these itself. Label values that are known beforehand are exported as zero from the
-start. Counters and histograms begin at zero with each process. Written by `{COMMAND}` from the
-code, do not edit.
+metric sets these itself. Series whose label values are known in advance are exported as zero from
+the start. Counters and histograms restart at zero with each process.
+`{COMMAND}` writes this page from the code; do not edit it.
 
-What a process cannot know yet is absent instead of 0; the text says until when. What all replicas of a role report alike must be
-read with `max by (node)`, not `sum`.
+A value that a process cannot know yet is absent, not 0; the description says until when. Where all
+replicas of a role report the same value, read it with `max by (node)`, not `sum`.
 
 With `generator.engine = "vllm"` the generator also exports vLLM's own metrics, `vllm:*`
-([list](https://docs.vllm.ai/en/latest/usage/metrics/)). NATS has an exporter of its own: `nats_stream_*`, `nats_consumer_*` and
-`nats_varz_*`.
+([list](https://docs.vllm.ai/en/latest/usage/metrics/)). NATS has its own exporter: `nats_stream_*`,
+`nats_consumer_*` and `nats_varz_*`.
 """
 
 
 def role_registry(role: str) -> CollectorRegistry:
-    """A registry as a service of `role` has it at its start."""
+    """The registry of a service of `role` at its start."""
     registry = service_registry(lambda: True, "demo")
     ClockSkew(registry)
     planes = PlaneMetrics(registry)
@@ -54,28 +54,24 @@ def role_registry(role: str) -> CollectorRegistry:
 
 
 def role_families(role: str) -> list[Metric]:
-    """The project's own families that a service of `role` exports, in the order of their
-    registration.
-    """
+    """The `swarm_*` families that a service of `role` exports, in registration order."""
     return [family for family in role_registry(role).collect() if family.name.startswith("swarm_")]
 
 
 def watch_families() -> list[Metric]:
-    """What `swarm nats watch` exports besides what every service has."""
+    """The families that only `swarm nats watch` exports."""
     registry = CollectorRegistry()
     WatchFigures(registry)
     return list(registry.collect())
 
 
 def full_name(family: Metric) -> str:
-    """The name under which a query finds the family (of a histogram: without `_bucket`, `_sum`,
-    `_count`).
-    """
+    """The family's name in a query; for a histogram without `_bucket`, `_sum` and `_count`."""
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def labels_of(family: Metric) -> dict[str, list[str]]:
-    """Label names with the values that are exported from the start, a histogram's `le` left out."""
+    """Label names with the values that are exported from the start, without a histogram's `le`."""
     found: dict[str, dict[str, None]] = {}
     for sample in family.samples:
         for name, value in sample.labels.items():
@@ -118,7 +114,7 @@ def _sampler(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
 def _trainer(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
     gauges = TrainerGauges(registry)
     for origin in ("local", "external"):
-        gauges.reward.labels(origin)  # absent at first, and yet to be listed
+        gauges.reward.labels(origin)  # absent at first, but the page lists it
 
 
 ROLES: dict[str, Callable[[CollectorRegistry, PlaneMetrics], None]] = {

@@ -1,7 +1,7 @@
-"""What a dashboard is made of, as plain values: Grafana's JSON and the page of `make watch` are
-both made from these.
+"""The parts of a dashboard as plain values. Grafana's JSON and the page of `swarm dashboard` are
+both built from them.
 
-A query may contain Grafana's variables; `substituted` fills them in where there is no Grafana.
+A query may contain Grafana variables; `substituted` fills them in when there is no Grafana.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PanelKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One expression. `legend` uses `{{label}}` templates; `unit` overrides the panel's for a
-    table's column.
+    """One expression. `legend` uses `{{label}}` templates; `unit` overrides the panel's unit for a
+    table column.
     """
 
     expr: str
@@ -37,7 +37,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """From `value` upwards things look `color` (Grafana's colour names)."""
+    """Values from `value` upwards are shown in `color` (Grafana's colour names)."""
 
     value: float
     color: str
@@ -45,11 +45,11 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One picture. `unit` is a Grafana unit id, `width` counts grid columns of 24, `height` grid
-    rows.
+    """One chart or table. `unit` is a Grafana unit id; `width` is in columns of the 24-column grid,
+    `height` in grid rows.
 
-    `labels` are the label columns of a table, in order. `minimum` and `maximum` fix the axis where
-    the range is known.
+    `labels` are a table's label columns, in order. `minimum` and `maximum` fix the axis if the
+    range is known.
     """
 
     title: str
@@ -69,9 +69,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A titled group of panels, laid out from left to right; `collapsed` rows are opened by a
-    click.
-    """
+    """A titled group of panels, laid out from left to right. A `collapsed` row opens on a click."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -80,8 +78,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """A choice at the top of a dashboard, filled by a query such as `label_values(metric,
-    label)`.
+    """A drop-down at the top of a dashboard, filled by a query such as
+    `label_values(metric, label)`.
     """
 
     name: str
@@ -92,7 +90,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """A page. `uid` is fixed, so that links to it and to its alerts last."""
+    """A page. `uid` is fixed, so that links to it keep working."""
 
     uid: str
     title: str
@@ -110,21 +108,21 @@ _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 
 def substituted(expr: str, *, rate_interval: str = "1m", values: Mapping[str, str] | None = None) -> str:
-    """`expr` with its variables filled in: `$__rate_interval` by `rate_interval`, others from
-    `values`, by default `.*`: all.
+    """`expr` with its variables filled in: `$__rate_interval` with `rate_interval`, others from
+    `values` or else with `.*` (all).
     """
     chosen = {"__rate_interval": rate_interval, **(values or {})}
     return _VARIABLE.sub(lambda match: chosen.get(match[1], ".*"), expr)
 
 
 def series(expr: str, legend: str, unit: str = "") -> Query:
-    """A query, briefly."""
+    """Shorthand for a `Query`."""
     return Query(expr=expr, legend=legend, unit=unit)
 
 
 def quantiles(histogram: str, matchers: str, by: str, legend: str) -> tuple[Query, ...]:
-    """Median and 95th percentile of a histogram, by the labels `by`; `legend` is what tells series
-    of one quantile apart.
+    """Median and 95th percentile of a histogram, by the labels `by`; `legend` distinguishes series
+    of the same quantile.
     """
     rate = f"sum by ({by}, le) (rate({histogram}_bucket{{{matchers}}}[$__rate_interval]))"
     return tuple(
@@ -134,8 +132,6 @@ def quantiles(histogram: str, matchers: str, by: str, legend: str) -> tuple[Quer
 
 
 def mean(histogram: str, matchers: str, by: str) -> str:
-    """Mean of a histogram's observations, by the labels `by`; no value while nothing is
-    observed.
-    """
+    """Mean of a histogram's observations, by the labels `by`; no value if nothing is observed."""
     total, count = (f"sum by ({by}) (rate({histogram}_{part}{{{matchers}}}[$__rate_interval]))" for part in ("sum", "count"))
     return f"{total} / ({count} > 0)"

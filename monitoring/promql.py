@@ -1,5 +1,5 @@
-"""Which metrics an expression of PromQL reads: enough of its grammar to keep rules and panels
-honest about names.
+"""Finds the metrics that a PromQL expression reads. It knows just enough of the grammar to check
+the metric names in rules and panels.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 _WORDS = frozenset(
     {"and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "offset", "bool", "inf", "nan"}
 )
-"""No metric is called so."""
+"""PromQL keywords, which are never metric names."""
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _MATCHERS = re.compile(r"\{[^{}]*\}")
 _RANGE = re.compile(r"\[[^\]]*\]")
@@ -20,7 +20,7 @@ _HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
 
 def metrics_of(expr: str) -> set[str]:
-    """Names of the series that `expr` selects, parts of histograms under their own names.
+    """Names of the series that `expr` selects; a histogram's parts keep their suffixes.
 
     Example: `sum by (node) (rate(a_total{job="x"}[5m])) > b` reads `a_total` and `b`.
     """
@@ -31,7 +31,7 @@ def metrics_of(expr: str) -> set[str]:
 
 
 def family_of(series: str) -> str:
-    """A histogram's name for the name of one of its parts; others stay."""
+    """The histogram's name for one of its parts; any other name unchanged."""
     for part in _HISTOGRAM_PARTS:
         if series.endswith(part):
             return series.removesuffix(part)

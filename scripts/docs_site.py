@@ -25,17 +25,19 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "experiments/README.md": "experiments.md",
 }
-"""Files of the repository outside docs/ that are pages of the site."""
+"""Files outside docs/ that become pages of the site."""
 IMAGES = {".png", ".svg"}
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".conf": "text", ".md": "markdown"}
 MOST_SHOWN = 12
-"""Files of a linked folder that are shown whole; of a larger one only the names are."""
+"""A linked folder with at most this many files is shown with their contents, a larger one with
+their names only.
+"""
 LINK = re.compile(r"(?P<head>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"^(?P<fence>```+).*?^(?P=fence)$", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Runbooks are in the navigation by their names, without a line each in mkdocs.yml."""
+    """Add the runbooks to the navigation by name, so that mkdocs.yml need not list them."""
     alerts = next(section["Alerts"] for section in config.nav or [] if "Alerts" in section)
     names = sorted(file.name for file in (ROOT / "docs" / "runbooks").glob("*.md"))
     alerts.extend(f"runbooks/{name}" for name in names if name != "README.md")
@@ -43,7 +45,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what the pages link to, and the pages that lie outside docs/."""
+    """Add the files that pages link to, and the pages that are outside docs/."""
     for source, target in PAGES.items():
         files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
     for page in list(files.documentation_pages()):
@@ -65,7 +67,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that lead out of docs/ lead to the page or copy on the site."""
+    """Point links that lead out of docs/ at the page or copy on the site."""
     here = repository_path(page.file.src_uri)
 
     def moved(match: re.Match[str]) -> str:
@@ -97,7 +99,7 @@ _sections: list[tuple[str, list[Page]]] = []
 
 
 def on_env(env: Any, config: MkDocsConfig, files: Files) -> Any:
-    """Remember the navigation's pages for `llms.txt`: the last event that sees them all."""
+    """Record the navigation's pages for `llms.txt`; this is the last event that sees them all."""
     by_path = {file.src_uri: file.page for file in files.documentation_pages() if file.page is not None}
     _sections.clear()
     for section in config.nav or []:
@@ -108,7 +110,7 @@ def on_env(env: Any, config: MkDocsConfig, files: Files) -> Any:
 
 
 def repository_path(src_uri: str) -> str:
-    """Where the text of a page of the site lies in the repository."""
+    """The repository path of a page's text."""
     return next((source for source, page in PAGES.items() if page == src_uri), f"docs/{src_uri}")
 
 
@@ -125,7 +127,7 @@ def in_repository(page: str, target: str) -> str | None:
 
 
 def site_path(there: str) -> str:
-    """Where a file or folder of the repository is on the site, as a path of its sources."""
+    """The site's source path for a file or folder of the repository."""
     if there in PAGES:
         return PAGES[there]
     if (ROOT / there / "README.md").exists() and there.startswith("docs/") and "examples" not in there:
@@ -136,7 +138,7 @@ def site_path(there: str) -> str:
 
 
 def shown_as_page(path: Path) -> str:
-    """A page that shows a file, or a folder with its files."""
+    """The text of a page that shows a file, or a folder with its files."""
     name = path.relative_to(ROOT).as_posix()
     head = f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n"
     if path.is_file():
@@ -148,14 +150,14 @@ def shown_as_page(path: Path) -> str:
 
 
 def fenced(file: Path) -> str:
-    """A file's text as a block of code, behind a fence longer than any in it."""
+    """A file's text as a code block, with a fence longer than any in the file."""
     text = file.read_text(encoding="utf-8")
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", text) or ["``"]))
     return f"\n{fence}{LANGUAGES.get(file.suffix, 'text')}\n{text.rstrip()}\n{fence}\n"
 
 
 def outside_code(markdown: str, change: Any) -> str:
-    """`markdown` with `change` made to all but its fenced code."""
+    """`markdown` with `change` applied to everything except fenced code."""
     parts, at = [], 0
     for match in FENCED.finditer(markdown):
         parts += [change(markdown[at : match.start()]), match[0]]

@@ -1,6 +1,6 @@
 """What every service needs: messages, subjects, configuration, transport, tasks, policy store and
 service runtime.
 
-What only one service needs stays in that service's folder; nothing here imports a service, and only
-`shared.model` imports torch.
+Code that only one service needs stays in that service's folder. Nothing here imports a service, and
+only `shared.model` imports torch.
 """

@@ -1,9 +1,10 @@
-"""JetStream's advisories about API requests (`$JS.EVENT.ADVISORY.API`), and whether anybody should
-have made a request. Pure.
+"""Reads JetStream's advisories about API requests (`$JS.EVENT.ADVISORY.API`) and judges whether the
+sender of a request was entitled to make it. Pure.
 
-The format is `io.nats.jetstream.advisory.v1.api_audit`. The server says who made the request: a
-client in the streams' account, with its kind and user; or an account that imports the request, by
-its name alone. A reply that became a request comes from the streams' account and from no client.
+The format is `io.nats.jetstream.advisory.v1.api_audit`. The server names who made the request: for
+a client in the streams' account, its kind and user; for an account that imports the request, only
+the account's name. A request forged as a reply subject comes from the streams' account without a
+client.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ class Verdict(Enum):
     """Who made a request."""
 
     LOOKED = "looked"
-    """It changes nothing, so that it does not matter who did."""
+    """The request changes nothing, so its sender does not matter."""
     USUAL = "usual"
-    """A role did what its permissions say."""
+    """A role made a request that its permissions allow."""
     OPERATOR = "operator"
-    """A client in the account of the streams changed something. That is a person, or their key."""
+    """A client in the streams' account changed something: a person, or somebody with their key."""
     UNEXPECTED = "unexpected"
-    """Neither: a way to JetStream's API that should not exist."""
+    """None of these: somebody reached JetStream's API in a way that should not exist."""
 
 
 class Client(msgspec.Struct, frozen=True):
-    """Who asked, as far as the server says."""
+    """Who made the request, as far as the server says."""
 
     acc: str = ""
     svc: str = ""
@@ -45,14 +46,14 @@ class Client(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request of JetStream's API."""
+    """A request to JetStream's API."""
 
     subject: str
     client: Client = Client()
 
 
 def parse(payload: bytes) -> Request | None:
-    """The request in an advisory, or None for what is none."""
+    """The request in an advisory; None if `payload` is not an advisory."""
     try:
         return msgspec.json.decode(payload, type=Request) if len(payload) <= _MAX_BYTES else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -60,7 +61,7 @@ def parse(payload: bytes) -> Request | None:
 
 
 def judge(account: str, request: Request) -> Verdict:
-    """Who made a request in `account`, the one with the streams."""
+    """Who made a request in `account`, the account that holds the streams."""
     verb = request.subject.partition(".API.")[2]
     if verb.startswith(_LOOKING):
         return Verdict.LOOKED
@@ -74,8 +75,8 @@ def judge(account: str, request: Request) -> Verdict:
 
 
 def permissions_of(account: str, guest: str) -> Permissions | None:
-    """What the user in the account `guest` may do with the streams in `account`; None if it is
-    nobody's (see `guest_account`).
+    """What the user of the account `guest` may do with the streams in `account`; None if no user
+    has that account (see `guest_account`).
     """
     name = guest.removeprefix(f"{account}_").lower()
     if guest == account or not guest.startswith(f"{account}_"):

@@ -1,8 +1,8 @@
 """Cancels tasks reliably.
 
 Before Python 3.12 `asyncio.wait_for` swallows a cancellation that coincides with the result it
-waits for: the task then continues as if nobody had cancelled it. Libraries use it too, so a
-cancelled task has not ended until somebody has seen it end.
+waits for: the task then continues as if nobody had cancelled it. Libraries use it too. So after
+`cancel()` a task counts as ended only once it has been seen to end.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ import structlog
 log = structlog.get_logger(__name__)
 
 ASKED_AGAIN_S = 1.0
-"""A task has this long to leave before it is cancelled again; its clean-up is interrupted where it
-takes longer.
+"""How long a cancelled task has to end before it is cancelled again, which interrupts a clean-up
+that takes longer.
 """
 PATIENCE_S = 30.0
-"""A task that goes on for this long although it was cancelled again and again is a bug."""
+"""A task that still runs after repeated cancellation for this long is a bug."""
 
 
 class StillRunningError(RuntimeError):
-    """Tasks go on although they were cancelled again and again; the message says where each of them
-    stands.
-    """
+    """Tasks still run after repeated cancellation; the message has each task's stack."""
 
 
 async def cancel_and_wait(
     *tasks: asyncio.Future[Any] | None, again_s: float = ASKED_AGAIN_S, patience_s: float = PATIENCE_S
 ) -> None:
-    """Cancel `tasks` and return when all have ended; None stands for a task that was never started.
+    """Cancel `tasks` and return when all have ended. None stands for a task that was never started.
 
-    A task that was cancelled by somebody else before is given `again_s` to heed that; then it is
-    cancelled again, and so on. What a task raised that nobody has looked at is logged, not raised.
-    A cancellation of the caller does not shorten the wait; it is raised after it.
+    A task that is still running after `again_s` is cancelled again, and so on; one that was already
+    cancelled before this call gets its first cancellation here after `again_s`. A task's exception
+    that nobody has retrieved is logged, not raised. If the caller is cancelled, it still waits, and
+    CancelledError is raised afterwards.
 
     Raises:
-        StillRunningError: some go on after `patience_s`.
+        StillRunningError: some are still running after `patience_s`.
         ValueError: the caller would wait for itself.
     """
     known = [task for task in tasks if task is not None]
@@ -65,7 +64,8 @@ async def cancel_and_wait(
             for task in left:
                 task.cancel()
     for task in known:
-        # asyncio's own mark of a failure that nobody has looked at; whoever has, has dealt with it.
+        # asyncio's own flag for an exception that nobody has retrieved; one that somebody has
+        # retrieved is already dealt with.
         unseen = not task.cancelled() and getattr(task, "_log_traceback", True)
         if unseen and (error := task.exception()) is not None:
             log.warning("failed_and_cancelled", task=_name(task), error=f"{type(error).__name__}: {error}")
@@ -75,8 +75,8 @@ async def cancel_and_wait(
 
 @contextmanager
 def heeded_cancellation() -> Iterator[None]:
-    """Around a library's call that may swallow a cancellation: it is raised after all, whatever the
-    call returned or raised.
+    """Wraps a call of a library that may swallow a cancellation: CancelledError is raised even so,
+    whatever the call returned or raised.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
@@ -95,7 +95,7 @@ def _name(task: asyncio.Future[Any]) -> str:
 
 
 def _stands(left: Iterable[asyncio.Future[Any]], patience_s: float) -> str:
-    """What an engineer needs to find the bug: the stack of each task."""
+    """The stack of each task, which an engineer needs to find the bug."""
     text = io.StringIO()
     for task in left:
         if isinstance(task, asyncio.Task):

@@ -1,5 +1,5 @@
-"""A node's dead letters: local groups that were given up, with the cause; how they are stored and
-requeued.
+"""Stores, reads and requeues a node's dead letters: local groups whose scoring was given up, with
+the cause.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from shared.transport.base import StoredMessage, Transport, TransportError
 
 CAUSE_HEADER = "Swarm-Cause"
 REQUEUED = "requeue-"
-"""Prefix of the message id of a requeued group, which marks it as a new try and not a duplicate of
-the first.
+"""Prefix of a requeued group's message id, so that the server takes it as a new attempt and not as
+a duplicate of the first.
 """
 _PAGE = 256
 
 
 def attempt_id(message: StoredMessage, group_id: str) -> str:
-    """Message id for the result of one try of a group: the same after a crash, different after a
-    requeue.
+    """Message id for the result of one attempt at a group: the same after a crash, different after
+    a requeue.
     """
     requeued_as = message.headers.get("Nats-Msg-Id", "")
     return f"{group_id}-{requeued_as}" if requeued_as.startswith(REQUEUED) else group_id
 
 
 def spent_seq(notice: bytes) -> int:
-    """Position of the message that the server's notice (a `MAX_DELIVERIES` advisory) is about; 0,
-    which no message has, if none.
+    """Stream position of the message that a `MAX_DELIVERIES` advisory is about; 0, which no message
+    has, if the notice is not such an advisory.
     """
     try:
         seq = json.loads(notice)["stream_seq"]
@@ -63,7 +63,7 @@ class DeadLetter:
     problem: str = ""
 
     def as_object(self) -> dict[str, object]:
-        """For `--json`: what it is, without its content."""
+        """The letter for `--json`, without the group's content."""
         return {
             "seq": self.seq,
             "buried_at": self.buried_at,
@@ -93,7 +93,7 @@ async def read_letters(transport: Transport, node: str, seqs: Sequence[int] = ()
 
 async def requeue(transport: Transport, node: str, letter: DeadLetter) -> None:
     """Put a letter back into the queue of groups to score, then remove it. Safe to repeat after a
-    crash in between.
+    crash between the two.
 
     Raises:
         TransportError: the server does not answer, the queue is full, or the letter's payload is
@@ -104,8 +104,8 @@ async def requeue(transport: Transport, node: str, letter: DeadLetter) -> None:
     if message is None:
         return
     payload = await transport.payload(message)
-    # An id of its own: under the group's the queue would drop it as a duplicate of the first try
-    # for ten minutes.
+    # A separate message id: with the group's id the queue would drop it for ten minutes as a
+    # duplicate of the first attempt.
     await transport.publish(
         subjects.node_rollouts(node), payload, stream=queue, message_id=f"{REQUEUED}{letter.seq}-{letter.group_id[:32]}"
     )

@@ -1,10 +1,10 @@
-"""Turns on a device shared by several processes of a machine: one computes while the others wait
+"""Lets several processes of a machine take turns on one device: one computes while the others wait
 (`model.device_turns`).
 
-Two files are locked with `flock(2)`, so a process that dies releases its locks. Whoever wants the
-device waits for it while holding the second lock, alone; the others wait for that second lock. A
-process that gives up the device while others want it keeps away from the second lock long enough
-for each of them to have tried it, so that nobody has two turns while another waits for its first.
+Two files are locked with `flock(2)`, so a process that dies releases its locks. The process that is
+next holds the second lock while it waits for the first; all others wait for the second. A process
+that gives up the device while others want it stays away from the second lock long enough for each
+of them to try it, so that no process gets two turns while another waits for its first.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _LONG_S = 60.0
 
 
 class TurnError(RuntimeError):
-    """No turn can be had; the message says why and what helps."""
+    """The device cannot be locked; the message names the cause and the remedy."""
 
 
 class DeviceTurns:
-    """One process's place at a device.
+    """One process's turns on a device.
 
     Args:
-        file: the same for all who share the device; made where it is missing, in a folder that must
-            be there.
-        who: what the others are told of the holder, such as `trainer of alpha`.
+        file: the same for all processes that share the device; created if missing. Its folder must
+            exist.
+        who: written into the file so that others can see who holds the device, such as `trainer of
+            alpha`.
     """
 
     def __init__(self, file: Path, who: str) -> None:
@@ -48,11 +49,10 @@ class DeviceTurns:
         self._keep_away_until = 0.0
 
     async def take(self) -> float:
-        """Wait for the turn and return how many seconds that took. Cancelled, it leaves no lock
-        behind.
+        """Wait for a turn and return the seconds waited. If cancelled, it leaves no lock behind.
 
         Raises:
-            TurnError: the files cannot be made or locked.
+            TurnError: the files cannot be created or locked.
         """
         started = time.monotonic()
         await asyncio.sleep(max(0.0, self._keep_away_until - started))
@@ -64,22 +64,20 @@ class DeviceTurns:
                 _unlock(door)
         except OSError as error:
             raise TurnError(f"no turn on the device ({error}): check node.var_dir, or unset model.device_turns") from error
-        with suppress(OSError):  # Told to others; a full disk must not keep the turn.
+        with suppress(OSError):  # Only informs others; a full disk must not cost the turn.
             os.ftruncate(self._held, 0)
             os.pwrite(self._held, f"{self._who} (process {os.getpid()})".encode(), 0)
         return time.monotonic() - started
 
     def give_up(self) -> None:
-        """Let the next one in. Does nothing without a turn."""
+        """Let the next process in. Does nothing without a turn."""
         held, self._held = self._held, None
         if held is not None:
             self._keep_away_until = time.monotonic() + _KEEP_AWAY_S if self.wanted() else 0.0
             _unlock(held)
 
     def wanted(self) -> bool:
-        """Whether somebody waits for the device, as far as can be seen: not where the files are out
-        of reach.
-        """
+        """Whether another process waits for the device; False if the files cannot be read."""
         try:
             door = _try_lock(self._door)
         except OSError:
@@ -91,7 +89,7 @@ class DeviceTurns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[float]:
-        """Hold the device; gives the seconds waited."""
+        """Hold the device for the block; yields the seconds waited."""
         waited = await self.take()
         try:
             yield waited
@@ -106,7 +104,8 @@ class DeviceTurns:
                 structlog.get_logger("device_turns").warning(
                     "device_busy", file=str(self._file), holder=self._holder(), waited_s=round(time.monotonic() - started)
                 )
-            # Always as often: who asks less often the longer it waits comes after every newcomer.
+            # A constant interval: with a growing one, a process that has waited long would lose to
+            # every newcomer.
             await asyncio.sleep(_POLL_S)
         return locked
 
@@ -117,10 +116,10 @@ class DeviceTurns:
 
 
 def device_turns(config: NodeConfig, role: str) -> DeviceTurns | None:
-    """The place of `role` of a node at its device, or None where `model.device_turns` is off.
+    """The turns of a node's `role` on its device; None if `model.device_turns` is off.
 
     Raises:
-        FatalError: the folder of the file cannot be made.
+        FatalError: the file's folder cannot be created.
     """
     if not config.model.device_turns:
         return None
@@ -133,9 +132,7 @@ def device_turns(config: NodeConfig, role: str) -> DeviceTurns | None:
 
 
 def turns_file(var_dir: Path, device: str) -> Path:
-    """Where the processes of a machine meet: one file for each device, and each choice of
-    `CUDA_VISIBLE_DEVICES`.
-    """
+    """The lock file of a device: one for each device and each value of `CUDA_VISIBLE_DEVICES`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     name = "-".join(part for part in ("device", device, visible) if part)
     return var_dir / f"{re.sub(r'[^A-Za-z0-9-]', '_', name)[:100]}.turns"
@@ -155,6 +152,6 @@ def _try_lock(file: Path) -> int | None:
 
 
 def _unlock(opened: int) -> None:
-    # Closing alone would leave it locked by a process that was forked meanwhile, as vLLM's is.
+    # Closing alone would leave the file locked by a process forked in the meantime, such as vLLM's.
     fcntl.flock(opened, fcntl.LOCK_UN)
     os.close(opened)

@@ -1,9 +1,9 @@
-"""Where a model comes from: a local folder, or the hub at one commit. Code that comes with a model
-is never run.
+"""Requires that a model comes from a local folder, or from the hub at one commit. Code that comes
+with a model is never run.
 
-The files behind a hub name are whatever its owner, or whoever took over the account, uploaded last.
-A commit's hash names the files themselves: all processes of a node, today and after a restart, load
-the weights, tokenizer and chat template that somebody reviewed.
+The files behind a hub name are whatever its owner, or somebody who took over the account, uploaded
+last. A commit's hash identifies the files themselves. With it all processes of a node, also after a
+restart, load the weights, tokenizer and chat template that somebody reviewed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 class UnpinnedModelError(ValueError):
-    """A hub name without the commit that is meant; the message says how to find it."""
+    """A hub name without a commit; the message says how to find the commit's hash."""
 
 
 def hub_arguments(path: str, revision: str) -> dict[str, Any]:
-    """Arguments for `from_pretrained` beside `path`: the commit where the model comes from the hub,
-    none where it is a folder.
+    """Arguments for `from_pretrained` in addition to `path`: the commit for a hub name, none for a
+    folder.
 
     Raises:
-        UnpinnedModelError: `path` is a hub name and `revision` is no full commit hash.
+        UnpinnedModelError: `path` is a hub name and `revision` is not a full commit hash.
     """
     problem = pin_problem(path, revision)
     if problem:
@@ -34,12 +34,12 @@ def hub_arguments(path: str, revision: str) -> dict[str, Any]:
 
 
 def pin_problem(path: str, revision: str) -> str | None:
-    """What keeps the model at `path` from being loaded by its commit, with the remedy; None when it
-    is a folder, or pinned.
+    """Why the model at `path` is not pinned to a commit, with the remedy; None if it is pinned or a
+    folder.
     """
     if Path(path).is_dir() or re.fullmatch(COMMIT, revision):
         return None
-    said = f"model.revision {revision[:60]!r} is no commit" if revision else "model.revision is not set"
+    said = f"model.revision {revision[:60]!r} is not a commit" if revision else "model.revision is not set"
     return (
         f"model.path {path[:200]!r} is a name on the hub and {said}: a name's files can change at any time, so "
         f"{how_to_pin(path)}, or give a local folder"
@@ -47,7 +47,7 @@ def pin_problem(path: str, revision: str) -> str | None:
 
 
 def how_to_pin(path: str) -> str:
-    """The remedy where a commit's hash is wanted, of the model that the hub knows as `path`."""
+    """The remedy for a missing commit hash of the hub model `path`."""
     name = path if _HUB_NAME.fullmatch(path) else "OWNER/NAME"
     return (
         "set model.revision to the full hash of the commit that you looked at (40 digits; the model's page shows it under Files, "

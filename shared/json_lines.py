@@ -1,5 +1,5 @@
-"""Files with one JSON object per line, such as `metrics.jsonl` and `eval.jsonl`: a line is appended
-completely or not at all, and a torn line, left by a kill or a full disk, is skipped.
+"""Files with one JSON object per line, such as `metrics.jsonl` and `eval.jsonl`. A line is appended
+completely or not at all; a torn line, left by a kill or a full disk, is skipped.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file, [] when there is none. A line that is torn, or still being
-    written, is left out.
+    """The objects of a JSON-lines file; [] if the file does not exist. A line that is torn or still
+    being written is skipped.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -31,10 +31,10 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def open_lines(path: Path) -> FileIO:
-    """Open a file of lines to add to it, after the end of a torn one.
+    """Open a file of lines for appending; a torn last line is ended first.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     stream = FileIO(path, "a+")
     size_bytes = os.fstat(stream.fileno()).st_size
@@ -44,7 +44,7 @@ def open_lines(path: Path) -> FileIO:
 
 
 def write_whole(stream: FileIO, line: bytes) -> None:
-    """Add `line`, with its newline, to a file that is open for appending.
+    """Append `line`, which includes its newline, to a file opened for appending.
 
     Raises:
         OSError: such as a full disk; nothing of the line is left in the file.
@@ -60,20 +60,18 @@ def write_whole(stream: FileIO, line: bytes) -> None:
 
 
 class BoundedLines:
-    """A file of lines that never takes more room than twice `max_bytes`: when it is full it becomes
-    `<name>.old`, in place of the one before, and a new one begins.
+    """A file of lines that never takes more space than twice `max_bytes`. When it is full it is
+    renamed `<name>.old`, replacing the previous one, and a new file begins.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Nothing is opened before the first line: a folder that cannot be written costs the lines
-        alone.
-        """
+        """Open nothing before the first line, so that an unwritable folder loses only the lines."""
         self._path = path
         self._max_bytes = max_bytes
         self._stream: FileIO | None = None
 
     def append(self, line: str) -> None:
-        """Add one line, without its newline. A longer one than `max_bytes` is left out.
+        """Append one line, given without its newline. A line longer than `max_bytes` is dropped.
 
         Raises:
             OSError: such as a full disk; nothing of the line is left in the file.
@@ -89,7 +87,7 @@ class BoundedLines:
         write_whole(stream, content)
 
     def close(self) -> None:
-        """Close the file; a later line opens it again."""
+        """Close the file; the next line opens it again."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -102,7 +100,7 @@ class BoundedLines:
 
 
 def older(path: Path) -> Path:
-    """Where `BoundedLines` keeps the lines before those of `path`."""
+    """The file in which `BoundedLines` keeps the lines that precede those of `path`."""
     return path.with_name(path.name + ".old")
 
 

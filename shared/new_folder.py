@@ -14,13 +14,13 @@ from shared.unwinding import stop_if_asked
 
 
 def refuse_filled(folder: Path, purpose: str) -> None:
-    """Find out before the work whether `appearing_whole` can give its result this name; `purpose`
-    says what it is wanted for.
+    """Check, before any work is done, that `appearing_whole` can create `folder`; `purpose` says
+    what the folder is for.
 
     Raises:
-        FileExistsError: `folder` is something else than an empty folder, a link, or the folder that
-            this process runs in; or a file lies on the way to it.
-        OSError: it is no name, or cannot be looked at.
+        FileExistsError: `folder` exists and is not an empty folder, is a link or the current
+            folder, or one of its parents is a file.
+        OSError: the name is invalid, or the folder cannot be inspected.
     """
     if "\0" in str(folder):
         raise OSError(errno.EINVAL, "no name may hold the character NUL", str(folder))
@@ -38,21 +38,21 @@ def refuse_filled(folder: Path, purpose: str) -> None:
 
 
 @contextmanager
-def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
-    """A folder to fill that becomes `folder` when the block ends well, and vanishes otherwise.
-
-    `replacing`: in the place of a folder that may hold something. Until the end it lies beside it
-    under a name that begins with a dot. Files are on the disk before the name is given.
+def appearing_whole(folder: Path, *, replacing: bool = False, private: bool = False) -> Iterator[Path]:
+    """A folder to fill that is renamed to `folder` when the block succeeds, and deleted otherwise.
+    `replacing`: also replace a folder that is not empty. Until then it lies next to `folder` under
+    a name that begins with a dot. Its files are flushed to disk before the rename. `private`:
+    only its owner may look into it, at any time.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Named first and made within the block: a signal that comes as soon as it is there takes it
-    # away too. Nobody else hits upon the name.
+    # Named before and created inside the block, so that a signal right after its creation removes
+    # it too. The random name is nobody else's.
     staging = folder.parent / f".{folder.name}-{secrets.token_hex(8)}"
     try:
         staging.mkdir(mode=0o700)
         yield staging
         stop_if_asked()
-        _finish(staging)
+        _finish(staging, private=private)
         if replacing and folder.exists():
             shutil.rmtree(folder)
         elif folder.exists():
@@ -62,13 +62,13 @@ def appearing_whole(folder: Path, *, replacing: bool = False) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _finish(folder: Path) -> None:
-    # The library that writes weights leaves them to their owner alone; services may run as another
-    # user.
-    folder.chmod(0o755)
+def _finish(folder: Path, *, private: bool) -> None:
+    # The library that writes weights makes them readable by their owner only; services may run as
+    # another user.
+    folder.chmod(0o700 if private else 0o755)
     for file in folder.rglob("*"):
         if file.is_file():
-            file.chmod(0o644)
+            file.chmod(0o600 if private else 0o644)
             descriptor = os.open(file, os.O_RDONLY)
             try:
                 os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""What can be chosen by name and added from outside: built-in choices, and those that installed
-packages bring as entry points.
+"""Registries of what a setting chooses by name: built-in entries, and those that installed packages
+add as entry points.
 
-Each registry with its entry-point group, the setting that names an entry, and what an entry is:
+Each registry with its entry-point group, the setting that names an entry, and the type of an entry:
 
 * `OBJECTIVES`, `swarm.objectives`, `trainer.objective`: an `Objective`
   (services/trainer/objectives/base.py).
@@ -17,9 +17,9 @@ Each registry with its entry-point group, the setting that names an entry, and w
 * `TRACKERS`, `swarm.trackers`, `tracking.trackers`: a function from `TrackedRun`
   (services/trainer/tracking/base.py) to a `Tracker`.
 
-Names are checked without importing anything, so that the configuration can be read in a process
-that must not load torch. What is built in is named by its place, as text, for the same reason. An
-entry point never replaces what is built in. `docs/extend/` has a page for each.
+Names are checked without importing anything, so that a process that must not load torch can read
+the configuration. For the same reason built-in entries are given as `module:attribute` text. An
+entry point never replaces a built-in entry. `docs/extend/` has a page for each registry.
 """
 
 from __future__ import annotations
@@ -35,21 +35,19 @@ from shared.suggestion import did_you_mean
 
 
 class UnknownNameError(ValueError):
-    """Nothing of that name is built in or installed; the message lists or suggests what there
-    is.
-    """
+    """No entry has that name; the message lists or suggests the ones that exist."""
 
 
 class BrokenEntryError(ValueError):
-    """What was found by that name cannot be imported; the message says why."""
+    """The entry of that name cannot be imported; the message says why."""
 
 
 @dataclass(frozen=True)
 class Registry:
-    """One kind of thing that is chosen by name.
+    """The entries of one kind.
 
-    kind: what it is, as in `no objective is called 'dapp'`. group: of the entry points. built_in:
-    name to `module:attribute`.
+    kind: the word used in messages, as in `no objective is called 'dapp'`. group: the entry-point
+    group. built_in: name to `module:attribute`.
     """
 
     kind: str
@@ -57,16 +55,14 @@ class Registry:
     built_in: Mapping[str, str]
 
     def names(self) -> list[str]:
-        """All names there are: the built-in ones in their order, then the installed ones,
-        sorted.
-        """
+        """All names: built-in ones in their order, then installed ones, sorted."""
         return [*self.built_in, *sorted(set(self.installed) - set(self.built_in))]
 
     def load(self, name: str) -> Any:
-        """What is called `name`, imported now.
+        """Import and return the entry called `name`.
 
         Raises:
-            UnknownNameError: nothing is.
+            UnknownNameError: there is none.
             BrokenEntryError: it cannot be imported.
         """
         if name not in self.built_in and name not in self.installed:
@@ -76,28 +72,28 @@ class Registry:
                 module, _, attribute = self.built_in[name].partition(":")
                 return getattr(import_module(module), attribute)
             return self.installed[name].load()
-        except Exception as error:  # noqa: BLE001  # somebody else's module may fail in any way
+        except Exception as error:  # noqa: BLE001  # another package's module may fail in any way
             reason = f"{type(error).__name__}: {str(error)[:300]}"
             raise BrokenEntryError(f"{self.kind} {name} cannot be loaded: {reason}") from error
 
     def check(self, name: str) -> str:
-        """`name` itself. Raises `UnknownNameError`; imports nothing."""
+        """Return `name`, or raise `UnknownNameError`. Imports nothing."""
         if name not in self.built_in and name not in self.installed:
             raise UnknownNameError(self.unknown(name))
         return name
 
     def unknown(self, name: str) -> str:
-        """What to say about a name that is not there."""
+        """The message for an unknown name."""
         hint = did_you_mean(name, self.names()) or f"there are {', '.join(self.names())}"
         return f"no {self.kind} is called {name!r}: {hint} (your own needs an entry point in the group {self.group})"
 
     def look_again(self) -> None:
-        """Forget what is installed: a package was added to this process since."""
+        """Read the installed entry points again, after a package was added to this process."""
         self.__dict__.pop("installed", None)
 
     @cached_property
     def installed(self) -> Mapping[str, EntryPoint]:
-        """Entry points of installed packages, by name; read once a process."""
+        """Entry points of installed packages, by name; read once per process."""
         return {found.name: found for found in entry_points(group=self.group)}
 
 
@@ -145,7 +141,7 @@ VERIFIERS = Registry(
     },
 )
 TASK_SOURCES = Registry("task source", "swarm.task_sources", {})
-"""Beside reasoning-gym's datasets, whose names they cannot take."""
+"""In addition to reasoning-gym's datasets, whose names are not available to task sources."""
 POLICY_STORES = Registry(
     "policy store",
     "swarm.policy_stores",

@@ -7,4 +7,4 @@ from typing import Literal, get_args
 Role = Literal["generator", "verifier", "sampler", "trainer"]
 ROLES: tuple[Role, ...] = get_args(Role)
 SEVERAL: tuple[Role, ...] = ("generator", "verifier")
-"""Roles of which a node may have several processes (replicas) at once; of the others it has one."""
+"""Roles that may have several processes (replicas) per node; each other role has one."""

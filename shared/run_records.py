@@ -1,5 +1,5 @@
-"""Names and sizes of the records in a node's run folder that are written by one program and read by
-another: bounded files of one JSON object a line (`shared.json_lines`).
+"""Names and maximum sizes of the records in a node's run folder that one program writes and another
+reads: bounded files with one JSON object per line (`shared.json_lines`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ _REFUSED = re.compile(r"refused-[A-Za-z0-9-]{1,63}\.jsonl")
 
 
 def refused_file(run_dir: Path, replica: str) -> Path:
-    """Where a verifier replica writes what it refused last (`services.verifier.refused_record`)."""
+    """The file in which a verifier replica records its latest refusals
+    (`services.verifier.refused_record`).
+    """
     return run_dir / f"refused-{replica}.jsonl"
 
 
 def refused_files(run_dir: Path) -> list[Path]:
-    """Those of all replicas, the one written last first."""
+    """The refusal records of all replicas, most recently written first."""
     if not run_dir.is_dir():
         return []
     found = [path for path in run_dir.iterdir() if _REFUSED.fullmatch(path.name)]

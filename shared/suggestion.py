@@ -1,4 +1,4 @@
-"""Which known name was probably meant by an unknown one."""
+"""Suggests the known name that an unknown one was probably meant to be."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterable
 
 _CLEARLY = 0.1
-"""By how much the best must be likelier than the next, in difflib's ratio, to be named alone."""
+"""How far the best match must lead the second, in difflib's ratio, to be suggested alone."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The question to ask about `name`, or nothing where no known name is close.
+    """A question that suggests the closest known names; empty if none is close to `name`.
 
     Example: `did_you_mean("m2p0", ["dapo", "m2po"])` is `did you mean m2po?`.
     """

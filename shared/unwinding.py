@@ -1,4 +1,4 @@
-"""Makes SIGTERM end work like Ctrl-C does: whatever was begun is undone."""
+"""Makes SIGTERM end work the way Ctrl-C does, so that unfinished work is undone."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _asked = _Asked()
 
 @contextmanager
 def unwinding_on_signals() -> Iterator[None]:
-    """In the block SIGTERM raises SystemExit with `EXIT_TERMINATED` and SIGINT KeyboardInterrupt,
-    so that `finally` clauses take away what is half done.
+    """In the block SIGTERM raises SystemExit with `EXIT_TERMINATED`, and SIGINT KeyboardInterrupt,
+    so that `finally` clauses undo unfinished work.
 
-    A second signal does not interrupt these clauses. Where the first was raised in vain (Python
-    drops what is raised within a destructor, a weak reference's callback or an attribute that
-    compiled code looks up), a second raises again, and so does `stop_if_asked`. Outside the main
-    thread, which alone gets signals, the block runs as it is.
+    A second signal does not interrupt these clauses. Python drops an exception raised within a
+    destructor, a weak reference's callback or an attribute that compiled code looks up; if it
+    dropped the first one, a second signal raises again, and so does `stop_if_asked`. Outside the
+    main thread, which alone receives signals, the block runs unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -45,7 +45,7 @@ def unwinding_on_signals() -> Iterator[None]:
 
 
 def stop_if_asked() -> None:
-    """Raise what a signal has raised in vain in the block of `unwinding_on_signals`."""
+    """Raise a signal's exception that Python dropped in the block of `unwinding_on_signals`."""
     if _asked.exception is not None and threading.current_thread() is threading.main_thread():
         raise _asked.exception
 
@@ -58,8 +58,8 @@ def _unwind(number: int, _: object) -> None:
 
 
 def _being_handled(exception: BaseException) -> bool:
-    """Whether the code that was interrupted handles `exception`, or another that came up while it
-    was handled.
+    """Whether the interrupted code is handling `exception`, or another exception raised during that
+    handling.
     """
     handled, seen = sys.exc_info()[1], 0
     while handled is not None and seen < 100:

@@ -1,7 +1,7 @@
-"""The `swarm` program: its commands, and how their failures are told.
+"""The `swarm` program: its commands, and how their failures are reported.
 
-A command's module is imported when that command is asked for, and all of them for `swarm --help`
-alone: what one of them needs (NATS, numpy, rich tables) is a second that the others do without.
+A command's module is imported only when that command runs; `swarm --help` imports all of them. The
+imports of one command (NATS, numpy, rich tables) take a second that the others need not spend.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ GROUPS = {
     "nats": "swarm_cli.nats.commands:nats_app",
     "task": "swarm_cli.task_commands:task_app",
 }
-"""Where each command and group of commands is, in the order in which `swarm --help` lists them."""
+"""The module and name of each command and command group, in the order of `swarm --help`."""
 
 HIDDEN = {"progress"}
-"""What `swarm up` prints, as a process of its own."""
+"""Commands that `swarm --help` does not list: `swarm up` starts `progress` as a separate
+process.
+"""
 
 _LOOKING_COMMANDS = {"ban", "dlq", "rollouts", "status", "top", "trace", "unban"}
 _READING_COMMANDS = {"rollouts", "status", "top", "trace"}
@@ -56,13 +58,13 @@ _DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "task"}
 
 
 def build(only: str = "") -> typer.Typer:
-    """The program with the command or group `only`, or with all where it has none of that name."""
+    """The program with the command or group `only`; with all of them if that name is unknown."""
     import typer
 
     built = typer.Typer(
         rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it
         name="swarm",
-        help="Nodes that post-train language models with reinforcement learning and share what they experience.",
+        help="Nodes that post-train language models with reinforcement learning and share their rollouts.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         add_completion=False,
@@ -114,7 +116,9 @@ def main() -> NoReturn:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """The code of a failure that is told in a sentence; None: it is a fault of the program."""
+    """The exit code of an expected failure, which is reported as a sentence; None for a bug, which
+    shows its traceback.
+    """
     from shared.config import ConfigError
     from shared.runtime.errors import EXIT_CONFIG
     from shared.transport.base import TransportError
@@ -128,8 +132,8 @@ def _exit_code(error: Exception) -> int | None:
 
 
 def _where_to_look(command: str, error: Exception) -> str:
-    """How to name another server, for commands that look at a running swarm; and the run that could
-    be started again, where no server was named.
+    """The hint for a command that could not connect to a running swarm: how to name another server
+    and, if none was named, which ended run could be started again or looked at.
     """
     from shared.config import ConfigError
     from shared.transport.base import NotConnected
@@ -147,7 +151,7 @@ def _where_to_look(command: str, error: Exception) -> str:
             if sentence := ended_run(var_dir):
                 ended.append(sentence)
             if command in _READING_COMMANDS and (found := newest_ended(var_dir)):
-                ended.append(f"--run {found[0].name} looks at it as it ended")
+                ended.append(f"--run {found[0].name} shows it as it was when it ended")
     lines = [*ended, "To look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"]
     return "".join(f"\n{line}" for line in lines)
 
@@ -169,8 +173,8 @@ def _say_version(asked: bool) -> None:
 
 
 def _fix_hash_seed() -> None:
-    """Start again under hash seed 0, where every dataset derives the same tasks as in the
-    services. Before anything is imported, which would be done twice.
+    """Start again under hash seed 0, so that every dataset derives the same tasks as in the
+    services. Called before the other imports, which would otherwise be done twice.
     """
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})

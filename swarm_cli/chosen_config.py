@@ -17,9 +17,7 @@ from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Configuration file.  [default: SWARM_CONFIG or the demo's]")]
-NodeUrlOption = Annotated[
-    str, typer.Option(help="Server of the nodes' own streams.  [default: the running run's, or nats.node_url]")
-]
+NodeUrlOption = Annotated[str, typer.Option(help="Server of the nodes' streams.  [default: the running run's, or nats.node_url]")]
 SwarmUrlOption = Annotated[
     str, typer.Option(help="Server of the swarm's streams, or none.  [default: the same run's, or nats.swarm_url]")
 ]
@@ -32,8 +30,8 @@ def load_chosen(config: Path | None) -> NodeConfig:
 
 
 def for_node(config: NodeConfig, node: str) -> NodeConfig:
-    """The configuration as that of the named node; as it is where no name is given. Raises
-    CommandError when no node can have that name.
+    """The configuration with `node.id` set to `node`; unchanged if `node` is empty. Raises
+    CommandError if the name is not valid.
     """
     return config.model_copy(update={"node": config.node.model_copy(update={"id": checked_node(node)})}) if node else config
 
@@ -53,7 +51,7 @@ def check_objective(config: NodeConfig) -> None:
 
 
 def objective_problem(config: NodeConfig) -> str:
-    """Why the trainer would refuse its objective; empty where it would not."""
+    """Why the trainer would refuse its objective; empty if it would not."""
     from services.trainer.objectives.config import configured_objective
 
     try:

@@ -12,14 +12,14 @@ from pydantic import BaseModel
 
 from shared.config import ConfigError, NodeConfig, TaskSpec
 from shared.config.basic import BASIC
-from shared.config.sections import ModelSection
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.otel import tracing_problems
 from swarm_cli.chosen_config import ConfigOption, load_chosen, objective_problem, sources
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.key_files import key_file_problems
-from swarm_cli.local.base_model import TOY_POLICY, model_problem, toy_to_be_built
+from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
+from swarm_cli.model.facts import read_facts
 from swarm_cli.reachable import unreachable
 from swarm_cli.ruinous import ruinous_settings, ruinous_with_model
 from swarm_cli.toml_view import config_toml
@@ -67,11 +67,11 @@ def _keys(section: type[BaseModel]) -> Iterator[str]:
 @config_app.command()
 def check(
     config: ConfigOption = None,
-    connect: Annotated[bool, typer.Option("--connect", help="Try its servers and ports too.")] = False,
+    connect: Annotated[bool, typer.Option("--connect", help="Also check that the servers answer and the ports are free.")] = False,
 ) -> None:
-    """Check the values, make one task of each source, look for the model and the key files. Notes
-    say which settings have no effect, warnings which are likely to ruin the run. All mistakes are
-    told at once.
+    """Check the values, derive one task from each source, and look for the model and the key files.
+    Notes name settings without effect, warnings name settings likely to ruin the run. All mistakes
+    are reported together.
     """
     faults = None
     try:
@@ -82,20 +82,24 @@ def check(
         faults, node_config = error, error.rest
     objective = objective_problem(node_config)
     toy = toy_to_be_built(node_config)
+    # Tasks are made meanwhile.
+    model_facts = None if toy else read_facts(node_config.model)
     problems = [
         *([objective] if objective else []),
         *task_problems(node_config.tasks, node_config.eval.tasks),
         *key_file_problems(node_config),
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
-        *([] if toy else model_problems(node_config.model)),
     ]
     warnings = ruinous_settings(node_config)
-    if not toy and not problems:
-        warnings += ruinous_with_model(node_config, *facts_of(node_config.model))
+    if model_facts:
+        facts = model_facts()
+        problems += facts.problems
+        if not problems:
+            warnings += ruinous_with_model(node_config, facts.context_tokens, facts.has_chat_template)
     if connect:
         problems += asyncio.run(unreachable(node_config))
-    if faults is None:  # else notes and warnings would be about defaults in place of what was meant
+    if faults is None:  # with a fault they would describe defaults instead of the file's values
         _advise(node_config, warnings, toy)
     elif not problems:
         raise faults
@@ -111,28 +115,21 @@ def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:
     for sentence in settings_without_effect(config):
         say(f"note: {sentence}")
     if toy:
-        say(f"note: {TOY_POLICY} is not there yet: `swarm up` builds it at its first start, `swarm model init` now")
+        say(f"note: {TOY_POLICY} does not exist yet: `swarm up` builds it when it first starts; `swarm model init` builds it now")
     for sentence in warnings:
         say(f"warning: {sentence}")
 
 
 def tracker_problems(config: NodeConfig) -> list[str]:
-    """A sentence for each tracker whose package is missing, as the trainer would say."""
+    """A sentence for each tracker whose package is missing, as the trainer would report it."""
     from services.trainer.tracking.extras import tracking_problems
 
     return tracking_problems(config)
 
 
-def facts_of(model: ModelSection) -> tuple[int, bool]:
-    """The model's context in tokens, and whether its tokenizer has a chat template."""
-    from shared.model.loading import load_tokenizer, model_max_length
-
-    return model_max_length(model), bool(load_tokenizer(model).chat_template)
-
-
 def task_problems(tasks: Sequence[TaskSpec], held_out: int) -> list[str]:
-    """Read files and derive one task of each source, because some of reasoning-gym's settings fail
-    only then. `held_out`: `eval.tasks`.
+    """Read files and derive one task from each source, because some of reasoning-gym's settings
+    fail only then. `held_out`: `eval.tasks`.
     """
     from shared.tasks.derive import TaskError
     from shared.tasks.file_source import with_rows
@@ -141,22 +138,5 @@ def task_problems(tasks: Sequence[TaskSpec], held_out: int) -> list[str]:
     try:
         check_specs(with_rows(tasks), held_out)
     except TaskError as error:
-        return [str(error)]
-    return []
-
-
-def model_problems(model: ModelSection) -> list[str]:
-    """Read the model's config and tokenizer (for a hub name, from the hub or its cache), but not
-    the weights.
-    """
-    problem = model_problem(model.path, model.revision)
-    if problem:
-        return [problem]
-    from shared.model.loading import ModelLoadError, load_tokenizer, model_max_length
-
-    try:
-        model_max_length(model)
-        load_tokenizer(model)
-    except ModelLoadError as error:
         return [str(error)]
     return []

@@ -36,8 +36,8 @@ def log_to_standard_error() -> None:
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal, while there is one: one that was closed is no reason
-    for a command to fail.
+    """Print a line for the person at the terminal. A terminal that was closed does not make the
+    command fail.
     """
     with suppress(OSError):
         print(visible_lines(text), file=sys.stderr, flush=True)
@@ -62,12 +62,11 @@ def indented(text: str) -> str:
 
 
 def terminal(*, fit: bool = False) -> Console:
-    """Standard output for tables, with strings that are text: `x[/bold]` and `:smile:` stand for
-    themselves.
+    """Standard output for tables. Strings are plain text: `x[/bold]` and `:smile:` are printed as
+    they are.
 
-    A table that goes into a pipe or a file is as wide as its text, because whoever reads it there
-    cannot widen a window to see what was cut; with `fit`, or where COLUMNS says so, it has a
-    terminal's width all the same.
+    A table that goes to a pipe or a file is as wide as its text, because its reader cannot widen a
+    window to see what was cut. With `fit`, or if COLUMNS is set, it has the terminal's width.
     """
     whole = not fit and not sys.stdout.isatty() and not os.environ.get("COLUMNS")
     return Console(markup=False, emoji=False, width=_UNCUT_COLUMNS if whole else None)

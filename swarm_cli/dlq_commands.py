@@ -23,7 +23,7 @@ from swarm_cli.looking.target import check_listening, default_target
 
 dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters and requeue them.", no_args_is_help=True)
 
-NodeOption = Annotated[str, typer.Option("--node", help="The node whose dead letters.  [default: the configuration's node]")]
+NodeOption = Annotated[str, typer.Option("--node", help="The node with the dead letters.  [default: the configuration's node]")]
 UrlOption = Annotated[
     str, typer.Option("--node-url", help="Server of the node's streams.  [default: the running run's, or nats.node_url]")
 ]
@@ -76,11 +76,11 @@ def requeue_letters(
     node_url: UrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Put dead letters back into the queue, so that they are scored and shared. The node itself
-    trains only on those that were not given up by name (unreadable ones): the generator has already
-    replaced the others, and a group counts once."""
+    """Put dead letters back into the queue, so that they are scored and shared. This node trains
+    only on those that were unreadable when they were given up: the generator has already replaced
+    the others, and a group counts once."""
     if bool(seqs) == every:
-        raise CommandError("say which: numbers of letters (`swarm dlq list`), or --all")
+        raise CommandError("name the letters to requeue: numbers from `swarm dlq list`, or --all")
     node_config = for_node(load_chosen(config), node)
 
     async def put_back(plane: Transport) -> list[DeadLetter]:
@@ -89,7 +89,7 @@ def requeue_letters(
             _found(letters, seqs)
             unreadable = [letter for letter in letters if letter.group is None]
             if unreadable:
-                raise CommandError(f"letter {unreadable[0].seq} cannot be scored: {unreadable[0].problem}: nothing was requeued")
+                raise CommandError(f"letter {unreadable[0].seq} cannot be scored ({unreadable[0].problem}): nothing was requeued")
         readable = [letter for letter in letters if letter.group is not None]
         for letter in readable:
             await requeue(plane, node_config.node.id, letter)

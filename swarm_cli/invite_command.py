@@ -8,6 +8,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -24,17 +25,21 @@ from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
+from swarm_cli.running import running_swarm
 
 LOOK_S = 3.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def invite(
-    url: Annotated[str, typer.Option(help="The swarm's server as others reach it.  [default: nats.swarm_url]")] = "",
+    url: Annotated[
+        str, typer.Option(help="The swarm's server as others reach it.  [default: nats.swarm_url, or the running run's]")
+    ] = "",
     roster: Annotated[Path | None, typer.Option(help="Roster that newcomers admit others by; they start with these lines.")] = None,
     ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
     node: Annotated[str, typer.Option(help="Put this node's swarm key into the token: a secret, for one newcomer.")] = "",
     observer: Annotated[bool, typer.Option("--observer", help="Put the spectators' key into it, for `swarm observe`.")] = False,
-    folder: Annotated[Path, typer.Option(help="Folder of key files, as `swarm nats keys` has it.")] = Path("keys"),
+    folder: Annotated[Path, typer.Option(help="Folder of key files that `swarm nats keys` made.")] = Path("keys"),
     config: ConfigOption = None,
 ) -> None:
     """Print a token with which `swarm join` joins this swarm, or `swarm observe` looks at it.
@@ -42,9 +47,9 @@ def invite(
     Without --node and --observer it holds no secret.
     """
     if node and observer:
-        raise CommandError("--node and --observer are two tokens: one for a newcomer, one for spectators")
+        raise CommandError("--node makes a token for a newcomer, --observer one for spectators: give one of the two")
     chosen = load_chosen(config)
-    address = url or chosen.nats.swarm_url or ""
+    address = url or _swarm_here(chosen)
     # A secured server lets nobody look without a key: there the configuration names the swarm.
     look = chosen.nats.swarm_id == DEFAULT_SWARM_ID and address.startswith("nats://")
     swarm_id = members_swarm(address) if look else chosen.nats.swarm_id
@@ -65,17 +70,26 @@ def invite(
     except TokenError as error:
         raise CommandError(f"no token can be made: {error}") from None
     typer.echo(token)
-    for line in _remarks(chosen, node, observer):
+    for line in _remarks(chosen, node, observer, address):
         note(line)
 
 
-def members_swarm(url: str) -> str:
-    """The swarm of the server's nodes. `swarm up` names a swarm after its run, which another
-    terminal does not know, and a newcomer that signs for another one is refused by everybody. The
-    default where nobody is there yet or the server lets nobody look.
+def _swarm_here(config: NodeConfig) -> str:
+    """The server that the configuration names, or else that of the run on this machine."""
+    named = config.nats.swarm_url or ""
+    if "swarm_url" in config.nats.model_fields_set:
+        return named
+    found = running_swarm(config.node.var_dir, "swarm invite --url")
+    return named if found is None else found
 
-    The node that has signed scores for longest decides, as whoever reaches an open hub can make up
-    a majority; where no node has yet, most of the directory.
+
+def members_swarm(url: str) -> str:
+    """The id of the swarm that the server's nodes are in. `swarm up` names a swarm after its run,
+    which a command in another terminal does not know, and a newcomer that signs for the wrong swarm
+    is refused by all nodes. The default id if no node is there yet or the server lets nobody look.
+
+    The node that has signed scores for longest decides, because anyone who reaches an open hub can
+    make up a majority. If no node has signed scores yet, the majority of the directory decides.
     """
     from shared.transport.base import TransportError
 
@@ -84,23 +98,19 @@ def members_swarm(url: str) -> str:
     except (TransportError, ValueError):
         swarms = []
     if not swarms:
-        note(
-            f"no node could be seen at {visible(url)}, so the token names the default swarm, {DEFAULT_SWARM_ID}: if its nodes have"
-        )
-        note(
-            "another nats.swarm_id, set it here too (of `swarm up` it is the run's name: SWARM_NATS__SWARM_ID=RUN swarm invite ...)"
-        )
+        note(f"no node could be seen at {visible(url)}, so the token names the default swarm, {DEFAULT_SWARM_ID}: if its nodes use")
+        note("another nats.swarm_id, set it here too (`swarm up` uses the run's name: SWARM_NATS__SWARM_ID=RUN swarm invite ...)")
         return DEFAULT_SWARM_ID
     if len(swarms) > 1:
         note(
-            f"nodes at {visible(url)} sign for {len(swarms)} swarms, and the token names {swarms[0]}: if yours is another "
+            f"nodes of {len(swarms)} swarms use {visible(url)}, and the token names {swarms[0]}: if yours is another "
             f"({', '.join(swarms[1:4])}), set nats.swarm_id here too (SWARM_NATS__SWARM_ID=... swarm invite ...)"
         )
     return swarms[0]
 
 
 async def _swarms_seen(url: str) -> list[str]:
-    """Swarms for which entries of the directory are signed: that of the members first."""
+    """The swarms that entries of the directory are signed for, the members' swarm first."""
     from shared.identity.statements import Standing
     from shared.transport.connect import connect
     from swarm_cli.observe.directory import read_directory, usual_swarm
@@ -119,8 +129,8 @@ async def _swarms_seen(url: str) -> list[str]:
 
 
 def accepted(config: NodeConfig) -> Accepted:
-    """What a node of this configuration takes in of others. Tasks from files stay out: only who has
-    the same file could make them.
+    """What a node with this configuration accepts from others. Tasks from files are left out,
+    because only someone with the same file can derive them.
     """
     border = config.verifier
     return Accepted(
@@ -147,14 +157,14 @@ def _members(file: Path) -> list[Member]:
 
 
 def _authority(file: Path) -> bytes:
-    """The certificates of a PEM file, and nothing else that may lie in it."""
+    """The certificates in a PEM file, without anything else that it may hold, such as a key."""
     try:
         context = ssl.create_default_context(cafile=str(file))
     except OSError as error:
-        raise CommandError(f"certificate authority {file}: {error}: give the PEM file that signed the server's") from None
+        raise CommandError(f"--ca {file} cannot be read ({error}): give the PEM file of the server's authority") from None
     found = context.get_ca_certs(binary_form=True)
     if not found:
-        raise CommandError(f"{file} holds no certificate of an authority: give the one that signed the server's")
+        raise CommandError(f"--ca {file} holds no certificate of an authority: give the PEM file of the server's authority")
     return "".join(map(ssl.DER_cert_to_PEM_cert, found)).encode()
 
 
@@ -162,7 +172,7 @@ def _credential(node: str, observer: bool, folder: Path) -> Credential | None:
     if not node and not observer:
         return None
     if node in (OPERATOR, OBSERVER):
-        raise CommandError(f"{node} is no node: a newcomer's name is what --node wants")
+        raise CommandError(f"{node} is not a node: give the newcomer's name with --node")
     path = folder / OPERATOR / f"{OBSERVER}.nk" if observer else folder / checked_node(node) / "swarm.nk"
     try:
         keys.load_or_create(path)
@@ -171,19 +181,26 @@ def _credential(node: str, observer: bool, folder: Path) -> Credential | None:
         raise CommandError(str(error)) from None
 
 
-def _remarks(config: NodeConfig, node: str, observer: bool) -> list[str]:
+def _remarks(config: NodeConfig, node: str, observer: bool, address: str) -> list[str]:
     """What to do with the token, for the person at the terminal."""
     lines = ["look at the swarm with:  swarm observe TOKEN" if observer else "the newcomer runs:  swarm join TOKEN"]
+    if any(urlsplit(server.strip()).hostname in LOOPBACK for server in address.split(",")):
+        lines.append(
+            f"{visible(address)} is this machine alone. For newcomers elsewhere: --url with an address that they reach, and a "
+            "server that listens there, which that of `swarm up` does not"
+        )
     if node:
         lines.append(
-            f"the token is {node}'s key: send it to that person alone. The server must list it: `swarm nats config` with "
-            f"--nodes ...,{node}, then reload it twice"
+            f"the token holds {node}'s key: send it to that person only. The server must list the key: run `swarm nats config` "
+            f"with --nodes ...,{node}, then reload the server twice"
         )
     if observer:
-        lines.append("whoever has the token may look, and nothing else. The server must list the key: `swarm nats config`, reload")
+        lines.append(
+            "the token allows looking and nothing else. The server must list the key: run `swarm nats config`, then reload it"
+        )
     left_out = [
         task.dataset or task.path for task in config.tasks if task.source == "file" or task.verifier not in VERIFIERS.built_in
     ]
     if left_out:
-        lines.append(f"not in the token: {', '.join(left_out)}; files and verifiers of your own travel by other ways")
+        lines.append(f"not in the token: {', '.join(left_out)}: send files and verifiers of your own to the newcomer separately")
     return lines

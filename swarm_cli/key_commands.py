@@ -38,7 +38,7 @@ def new(
             key = create(out)
         except KeyFileError as error:
             raise CommandError(str(error)) from None
-        note(f"the seed is in {out}; use it as node.nk in the run's folder of a node, or as verifier.signing_key_file")
+        note(f"the seed is in {out}; use it as node.nk in a node's folder of the run, or as verifier.signing_key_file")
     typer.echo(_line(name, key.public_key))
 
 
@@ -125,4 +125,4 @@ def _write(path: Path, entries: dict[str, RosterEntry]) -> None:
     try:
         write_roster(path, entries)
     except OSError as error:
-        raise CommandError(f"roster {path} cannot be written: {error}") from None
+        raise CommandError(f"roster {path} cannot be written ({error}): correct the path or its permissions") from None

@@ -1,5 +1,5 @@
-"""Are the files there that a configuration names for keys, certificates and rosters, and are they
-what they are named for? Nothing in them is shown.
+"""Checks that the key, certificate and roster files of a configuration exist and hold what their
+settings say. Their contents are never shown.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def key_file_problems(config: NodeConfig) -> list[str]:
 
 
 def _problems(config: NodeConfig) -> Iterator[str]:
-    """Of every file that this configuration uses; those of a plane or engine that it has not are
-    not looked at.
+    """Check every file that this configuration uses, but none of a plane or engine that it does not
+    use.
     """
     nats, verifier = config.nats, config.verifier
     if nats.node_key_file:
@@ -43,7 +43,7 @@ def _problems(config: NodeConfig) -> Iterator[str]:
 
 
 def _checked(setting: str, file: str, look: Callable[[Path], str | None]) -> Iterator[str]:
-    """What `look` finds wrong with a setting's file, or that it cannot be looked at."""
+    """What `look` finds wrong with a setting's file, or why the file cannot be read."""
     if not file:
         return
     path = Path(file)
@@ -80,7 +80,7 @@ def _seed(path: Path) -> str | None:
     except KeyFileError as error:
         return str(error)
     if not path.read_bytes().strip().startswith(b"SU"):
-        return f"{path} holds a seed that is no user's (those begin with SU): make one with `swarm keys new`"
+        return f"{path} holds a seed, but not a user's, which begins with SU: make one with `swarm keys new`"
     return None
 
 
@@ -89,7 +89,7 @@ def _authority(path: Path) -> str | None:
     try:
         ssl.create_default_context(cafile=str(path))
     except ssl.SSLError:
-        return f"{path} is no certificate in PEM: give the authority's, which begins with -----BEGIN CERTIFICATE-----"
+        return f"{path} is not a PEM certificate: give the authority's, which begins with -----BEGIN CERTIFICATE-----"
     return None
 
 
@@ -98,7 +98,7 @@ def _server_key(path: Path) -> str | None:
         return problem
     content = path.read_bytes().strip()
     if not content or b"\n" in content:
-        return f"{path} is to hold the server's key alone, in one line"
+        return f"{path} must hold the server's key on one line and nothing else"
     return None
 
 
@@ -111,8 +111,8 @@ def _roster(path: Path) -> str | None:
 
 
 def _open_to_others(path: Path) -> str | None:
-    """As ssh has it: one's own secret is to be readable for oneself alone."""
+    """Require, like ssh, that only its owner can read a user's secret."""
     state = path.stat()
     if state.st_uid == os.geteuid() and state.st_mode & 0o077:
-        return f"{path} is readable for others: run `chmod 600 {path}`"
+        return f"{path} is readable by others: run `chmod 600 {path}`"
     return None

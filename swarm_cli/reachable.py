@@ -1,4 +1,4 @@
-"""Do the servers answer that a configuration names, and are its ports free?"""
+"""Checks that the servers that a configuration names answer, and that its ports are free."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ CONNECT_S = 5.0
 
 
 async def unreachable(config: NodeConfig) -> list[str]:
-    """A sentence for each server that does not answer or lets nobody in, and each port that is
-    taken.
+    """A sentence for each server that does not answer or refuses the connection, and for each port
+    that is taken.
     """
     from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 
@@ -32,7 +32,7 @@ async def unreachable(config: NodeConfig) -> list[str]:
     if config.generator.engine == "openai":
         problems += await _openai_problems(config)
     return problems + [
-        f"http.base_port: port {port}, wanted for the {role}, is taken: end what has it, or choose another"
+        f"http.base_port: port {port}, needed for the {role}, is taken: stop the process that has it, or choose another port"
         for role in ROLES
         if (port := config.http_port(role)) and not _is_free(config.http.host, port)
     ]
@@ -44,7 +44,7 @@ async def _closed(transport: Transport) -> None:
 
 
 async def _openai_problems(config: NodeConfig) -> list[str]:
-    """Whether the server lists its models to who shows the key."""
+    """What prevents the server from listing its models to a client with the configured key."""
     from services.generator.engines.base import EngineError
     from services.generator.engines.openai_requests import OpenAiRequests
     from services.generator.server_key import server_key

@@ -13,7 +13,7 @@ from swarm_cli.errors import CommandError
 def replace_file(path: Path, text: str, *, private: bool = False) -> None:
     """Write `text` to a temporary file next to `path`, sync it, and rename it to `path`. The mode
     and, if permitted, the owner of an existing file are kept; a symbolic link stays a link. With
-    `private`, only the owner may read the file, also one that was there before.
+    `private`, only the owner may read the file, even if others could before.
 
     Raises:
         CommandError: it cannot be written; an existing file is unchanged.

@@ -1,4 +1,4 @@
-"""Settings that are allowed and have ruined runs, or most likely will. Pure."""
+"""Warnings about settings that are allowed but have ruined runs, or most likely will. Pure."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from collections.abc import Iterator
 from shared.config import NodeConfig
 
 HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2
-"""Of AdamW. Full fine-tuning of pretrained policies takes 1e-6 to 1e-5, the demo's toy 1e-4, and
-adapters ten times that."""
+"""Learning rates of AdamW above which to warn. Full fine-tuning of pretrained policies takes 1e-6
+to 1e-5, the demo's toy 1e-4, and adapters ten times that.
+"""
 _LONG_ANSWER = 65_536
 _HOT, _COLD = 1.5, 0.3
 
 
 def ruinous_settings(config: NodeConfig) -> list[str]:
-    """A sentence for each setting that is likely to ruin the run, with what is usual."""
+    """A sentence for each setting that is likely to ruin the run, with the usual value."""
     return [*_training_ruin(config), *_sampling_ruin(config)]
 
 
 def ruinous_with_model(config: NodeConfig, context_tokens: int, has_chat_template: bool) -> list[str]:
-    """The same of what only the model tells: its context in tokens, and whether its tokenizer has a
-    chat template.
+    """The same for settings that depend on the model: on its context in tokens, and on whether its
+    tokenizer has a chat template.
     """
     sentences = []
     asked = config.generator.max_new_tokens
     if asked >= context_tokens:
         sentences.append(
-            f"generator.max_new_tokens = {asked:,}: the model's context holds {context_tokens:,} with the question, so answers end "
-            "where it does, and one that never ends takes all of it; a few hundred do for most tasks"
+            f"generator.max_new_tokens = {asked:,}: the model's context holds {context_tokens:,} with the question, so it "
+            "cuts answers off, and an answer that never ends fills it; a few hundred are enough for most tasks"
         )
     if not has_chat_template:
         sentences.append(
-            f"model.path = {config.model.path}: its tokenizer has no chat template, so questions are plain text, which a model "
-            "tuned for chats answers badly; take its -Instruct folder, or add chat_template.jinja. Right for a base model"
+            f"model.path = {config.model.path}: its tokenizer has no chat template, so questions are sent as plain text. That is "
+            "right for a base model; a chat model answers badly: use its -Instruct folder, or add chat_template.jinja"
         )
     return sentences
 
@@ -42,11 +43,11 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
     adapters = trainer.lora.rank > 0
     if trainer.learning_rate > (HIGHEST_ADAPTER_RATE if adapters else HIGHEST_RATE):
         usual = "1e-5 to 1e-4 with adapters" if adapters else "1e-6 to 1e-5 for a pretrained model"
-        yield f"trainer.learning_rate = {trainer.learning_rate:g}: a policy forgets all it knows within steps; usual is {usual}"
+        yield f"trainer.learning_rate = {trainer.learning_rate:g}: the policy forgets all it knows in a few steps; usual is {usual}"
     if not config.sampler.local:
-        yield "sampler.local = 0: the policy learns from other nodes' answers alone, and never from what it says itself"
+        yield "sampler.local = 0: the policy learns only from other nodes' answers, never from its own"
     if not config.eval.tasks:
-        yield "eval.tasks = 0: nobody sees whether the policy gets better or worse; 200 held-out questions do"
+        yield "eval.tasks = 0: nothing measures whether the policy gets better or worse; 200 held-out questions are enough"
 
 
 def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
@@ -55,11 +56,11 @@ def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
         yield f"generator.temperature = {generator.temperature:g}: answers become noise; usual is 0.7 to 1"
     if generator.temperature < _COLD:
         yield (
-            f"generator.temperature = {generator.temperature:g}: the answers of a group become alike, and from those nothing is "
-            "learned; usual is 0.7 to 1"
+            f"generator.temperature = {generator.temperature:g}: the answers of a group become alike, so the policy learns "
+            "nothing from them; usual is 0.7 to 1"
         )
     if generator.max_new_tokens > _LONG_ANSWER:
         yield (
-            f"generator.max_new_tokens = {generator.max_new_tokens:,}: an answer that never ends holds up its whole group and the "
-            "trainer's memory; a few hundred do for most tasks, some thousands for long reasoning"
+            f"generator.max_new_tokens = {generator.max_new_tokens:,}: an answer that never ends delays its group and fills the "
+            "trainer's memory; a few hundred are enough for most tasks, a few thousand for long reasoning"
         )

@@ -1,5 +1,5 @@
 """How a run on this machine ended, and when: what `swarm up` and `swarm join` write into the run's
-folder when all their processes have ended, and what other commands say of it.
+folder when all their processes have ended, and what other commands say about it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END = "end.json"
 EXIT_ENDED = 3
 """Exit code of a command that shows a run which ended in order."""
 EXIT_BROKE_OFF = 4
-"""The same of a run that failed or was killed."""
+"""The same for a run that failed or was killed."""
 STOPPED_BY_SIGNAL = (130, 143)
 """Exit codes of a run that SIGINT or SIGTERM ended."""
 
@@ -28,8 +28,8 @@ How = Literal["complete", "stopped", "failed", "killed"]
 
 
 class RunEnd(msgspec.Struct, frozen=True):
-    """at: Unix time. code: exit code of the run. process: the one whose end ended the run. Of a run
-    that was killed nobody wrote anything: `at` is then when a process last wrote a file.
+    """at: Unix time. code: exit code of the run. process: the process that ended the run. A killed
+    run leaves no record of its end, so its `at` is when a process last wrote a file.
     """
 
     how: How
@@ -39,12 +39,12 @@ class RunEnd(msgspec.Struct, frozen=True):
 
     @property
     def in_order(self) -> bool:
-        """Whether every process could write what it had."""
+        """Whether every process could save its state before it ended."""
         return self.how in ("complete", "stopped")
 
     @property
     def exit_code(self) -> int:
-        """Of a command that shows the run."""
+        """Exit code of a command that shows the run."""
         return EXIT_ENDED if self.in_order else EXIT_BROKE_OFF
 
     @property
@@ -56,7 +56,7 @@ class RunEnd(msgspec.Struct, frozen=True):
             return "it was stopped (Ctrl-C or `swarm down`)"
         if self.how == "killed":
             return (
-                "nothing was written about its end, so its `swarm up` was killed or the machine went down; "
+                "it left no record of its end, so its `swarm up` was killed or the machine went down; "
                 "the time is that of its last log line"
             )
         why = "cannot go on" if self.code == EXIT_CONFIG else f"ended with code {self.code}"
@@ -64,7 +64,7 @@ class RunEnd(msgspec.Struct, frozen=True):
 
     def sentence(self, run: str, now: float | None = None) -> str:
         """Such as `run first ended in order at 2026-11-25 04:12:33, 5 minutes ago: ...`; without
-        how long ago where no `now` is given.
+        `5 minutes ago` if `now` is None.
         """
         what = {"failed": "failed", "killed": "was killed"}.get(self.how, "ended in order")
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
@@ -73,8 +73,9 @@ class RunEnd(msgspec.Struct, frozen=True):
 
 
 def write_end(folder: Path, code: int, process: str | None) -> None:
-    """Note that the run in `folder` ended now. code, process: as `RunEnd` has them. Where it cannot
-    be written (a full disk), the run looks as if it was killed: its last words count more.
+    """Note that the run in `folder` ended now. code, process: as in `RunEnd`. If the note cannot be
+    written (a full disk), the run looks as if it was killed; an error here would hide the run's
+    own.
     """
     how: How = "complete" if code == 0 else "stopped" if code in STOPPED_BY_SIGNAL else "failed"
     end = RunEnd(how, time.time(), code, process if how == "failed" else None)
@@ -83,12 +84,14 @@ def write_end(folder: Path, code: int, process: str | None) -> None:
 
 
 def forget_end(folder: Path) -> None:
-    """The run in `folder` goes on. A run that says nothing more after this was killed."""
+    """Delete the note of the end, because the run in `folder` goes on. If it then ends without a
+    new note, it was killed.
+    """
     (folder / END).unlink(missing_ok=True)
 
 
 def read_end(folder: Path) -> RunEnd | None:
-    """How the run in `folder` ended; None while a process runs it, and where none ever did."""
+    """How the run in `folder` ended; None if it is running or has never run."""
     if not (folder / NOTE).is_file() or holder(folder) is not None:
         return None
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -97,8 +100,8 @@ def read_end(folder: Path) -> RunEnd | None:
 
 
 def newest_ended(var_dir: Path, node_url: str = "") -> tuple[Path, RunEnd] | None:
-    """The run in `var_dir` that was started last of those that ended, and its end. node_url: of
-    those whose nodes used this server.
+    """Of the runs in `var_dir` that have ended, the one started last, and its end. node_url:
+    consider only runs whose nodes used this server.
     """
     notes = sorted((var_dir / "runs").glob(f"*/{NOTE}"), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in notes:

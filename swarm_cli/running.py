@@ -1,5 +1,4 @@
-"""Which runs a process on this machine runs, and which servers a command looks at that was told of
-none.
+"""Which runs are running on this machine, and which servers a command uses if it was given none.
 
 A running `swarm up` or `swarm join` holds `up.lock` in its run's folder and leaves a note beside it
 (`swarm_cli.local` writes both).
@@ -25,7 +24,7 @@ NOTE = "up.json"
 
 class RunNote(msgspec.Struct, frozen=True):
     """node_url, swarm_url: servers of the nodes' streams and of the swarm's; swarm_url "none": no
-    swarm. goes_on: the command that goes on with the run.
+    swarm. goes_on: the command that continues the run.
     """
 
     node_url: str
@@ -34,13 +33,13 @@ class RunNote(msgspec.Struct, frozen=True):
 
 
 def running_runs(var_dir: Path) -> list[Path]:
-    """Folders of the runs that a process on this machine runs, by name."""
+    """Folders of the runs that are running on this machine, sorted by name."""
     return sorted(file.parent for file in (var_dir / "runs").glob(f"*/{LOCK}") if holder(file.parent) is not None)
 
 
 def holder(folder: Path) -> int | None:
-    """The process that runs the run in `folder`, 0 where it is not known which; None where nobody
-    does.
+    """The id of the process that runs the run in `folder`: 0 if it is not known, None if there is
+    no such process.
     """
     try:
         with (folder / LOCK).open() as file:
@@ -54,7 +53,7 @@ def holder(folder: Path) -> int | None:
 
 
 def read_note(folder: Path) -> RunNote | None:
-    """The run's note; None where there is none, or one of another version."""
+    """The run's note; None if there is none or another version wrote it."""
     try:
         return msgspec.json.decode((folder / NOTE).read_bytes(), type=RunNote)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -62,13 +61,13 @@ def read_note(folder: Path) -> RunNote | None:
 
 
 def goes_on(folder: Path) -> str:
-    """The command that goes on with the run in `folder`, or what is known of it."""
+    """The command that continues the run in `folder`, as far as it is known."""
     left = read_note(folder)
     return left.goes_on if left else f"swarm up --run {folder.name}, with the options that it was started with"
 
 
 def ended_run(var_dir: Path) -> str:
-    """A sentence on the newest run in `var_dir`, where none is running; else empty."""
+    """A sentence about the newest run in `var_dir`; empty if a run is running."""
     if running_runs(var_dir):
         return ""
     notes = sorted((var_dir / "runs").glob(f"*/{NOTE}"), key=lambda file: file.stat().st_mtime)
@@ -77,13 +76,13 @@ def ended_run(var_dir: Path) -> str:
 
 
 def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
-    """The servers that a command looks at: the nodes' and the swarm's (None: no swarm).
+    """The servers that a command uses: the nodes' and the swarm's (None: no swarm).
 
     They are the ones given on the command line (`node_url`, `swarm_url`), else those that the
     configuration names, else those of the only run on this machine, else the default.
 
     Raises:
-        CommandError: several runs are running and nothing says which is meant.
+        CommandError: several runs are running and none was chosen.
     """
     folder = only_running(config, node_url)
     found = read_note(folder) if folder else None
@@ -93,11 +92,11 @@ def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str
 
 
 def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
-    """Folder of the only run on this machine; None where none is running, or where the command
-    line (`node_url`) or the configuration names a server.
+    """Folder of the only run on this machine; None if none is running, or if the command line
+    (`node_url`) or the configuration names a server.
 
     Raises:
-        CommandError: several runs are running and nothing says which is meant.
+        CommandError: several runs are running and none was chosen.
     """
     if node_url or "node_url" in config.nats.model_fields_set:
         return None
@@ -105,13 +104,15 @@ def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
     return found[0] if found else None
 
 
-def running_swarm(var_dir: Path) -> str | None:
+def running_swarm(var_dir: Path, command: str = "swarm observe") -> str | None:
     """The server of the swarm of the only running run, which may be "none"; None: none is running.
+
+    command: what takes the server's address, for the message.
 
     Raises:
         CommandError: several are.
     """
-    found = _only_run(var_dir, lambda note: f"swarm observe {note.swarm_url}")
+    found = _only_run(var_dir, lambda note: f"{command} {note.swarm_url}")
     return found[1].swarm_url if found else None
 
 
@@ -119,13 +120,13 @@ def _only_run(var_dir: Path, named: Callable[[RunNote], str]) -> tuple[Path, Run
     noted = [(folder, note) for folder in running_runs(var_dir) if (note := read_note(folder))]
     if len(noted) > 1:
         lines = [f"  {named(note)}   run {folder.name}" for folder, note in noted]
-        raise CommandError("several runs are running here: say which is meant with one of\n" + "\n".join(lines))
+        raise CommandError("several runs are running here: choose one with\n" + "\n".join(lines))
     return noted[0] if noted else None
 
 
 def pid_in(file: TextIO) -> int:
-    """The process that wrote its number into the lock, if it still has the lock open: a number may
-    be another process' by now, while somebody else holds the lock. 0 where it has not.
+    """The id of the process that wrote its number into the lock, if it still has the lock open;
+    else 0. The number alone is no proof: another process may have it by now.
     """
     file.seek(0)
     text = file.read(20).strip()

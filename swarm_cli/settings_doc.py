@@ -28,8 +28,8 @@ as JSON. This page is generated from the code by `{COMMAND}`; do not edit it.
     SWARM_TRAINER__LEARNING_RATE=1e-5 SWARM_TRAINER__VESPO_POSITIVE='[1.5, 3.0]' swarm up
 
 There are two NATS settings: `nats.node_url` for the node's streams and `nats.swarm_url` for the
-shared ones. With `nats.swarm_url = "none"` and `sampler.external = 0` a node trains alone. Of a
-cluster name all servers, with commas between: others that a server tells of are ignored.
+shared ones. With `nats.swarm_url = "none"` and `sampler.external = 0` a node trains alone. For a
+cluster list all servers, separated by commas: nodes ignore servers that the cluster announces.
 
 `swarm config show` prints the values in force as a TOML file, and `swarm config check` finds
 mistakes before anything starts. An error about an unknown setting or a value out of bounds names
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _section(path: str, annotation: Any) -> Iterator[str]:
-    """A heading, what the section is about, and a table of its settings; then the same of the
+    """A heading, what the section is about, and a table of its settings; then the same for the
     sections inside it.
     """
     several = get_origin(annotation) is list
@@ -109,7 +109,7 @@ def _type(annotation: Any) -> str:
         return f"list of {len(arguments)} {_type(arguments[0])}s"
     if origin is dict:
         return "table"
-    raise TypeError(f"{annotation}: say here how docs/settings.md is to name this type")
+    raise TypeError(f"{annotation}: add the words for this type, as docs/settings.md shows them, to `_type`")
 
 
 def _either(choices: Iterable[str]) -> str:
@@ -118,7 +118,7 @@ def _either(choices: Iterable[str]) -> str:
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:
-    """What a value must keep besides its type."""
+    """The limits on a value besides its type."""
     for rule in field.metadata:
         for name, words in _BOUNDS.items():
             if hasattr(rule, name):

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
@@ -170,7 +169,7 @@ def _report(finding: Finding, as_json: bool) -> bool:
 
 
 def _is_file(name: str) -> bool:
-    return Path(name).suffix in {".jsonl", ".parquet"} or "/" in name
+    return "." in name or "/" in name  # which no dataset's name has
 
 
 def _source(name: str, verifier: str, columns: str) -> TaskSpec:
@@ -217,7 +216,8 @@ def _settings(settings: str, earlier: str) -> str:
     if not earlier:
         return settings
     note(
-        "here --config is called --settings now, as --config is a file everywhere else; the earlier name goes with the next release"
+        "this command's --config is now called --settings, because --config names a file everywhere else: use --settings, "
+        "as the next release drops the old name"
     )
     return earlier
 

@@ -1,5 +1,5 @@
-"""A configuration as TOML with every field's meaning beside it: what `swarm config show` prints and
-`load_config` reads back.
+"""A configuration as TOML with each field's description: `swarm config show` prints it and
+`load_config` can read it back.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from pydantic.fields import FieldInfo
 
 
 def config_toml(config: BaseModel, only: Container[str] | None = None) -> str:
-    """Render the values. One that is not set stands in a comment, and so does the default of one
-    that differs from it.
+    """Render the values. Comments hold the settings that are not set, and the defaults of those
+    that differ from them.
 
-    only: names as `section.key`; of the others, those that differ from their default. None: all.
+    only: settings to show, as `section.key`; others are shown if they differ from their default.
+    None: show all.
     """
     return "\n".join(_sections(config, (), only)).lstrip() + "\n"
 
 
 def _sections(section: BaseModel, path: tuple[str, ...], only: Container[str] | None) -> Iterator[str]:
-    """A section's own keys before its tables: behind a `[table]` TOML takes every key for that
-    table's. A section without a line to show has no heading either.
+    """A section's own keys come before its tables, because TOML assigns every key after a `[table]`
+    line to that table. A section without lines has no heading.
     """
     nested: list[tuple[str, Any]] = []
     lines: list[str] = []
@@ -68,7 +69,7 @@ def _field(name: str, field: FieldInfo, value: Any) -> Iterator[str]:
 
 
 def _default(field: FieldInfo, value: Any) -> str:
-    """The default, where the value is another."""
+    """The default, if the value differs from it."""
     default = field.get_default(call_default_factory=True, validated_data={})
     if field.is_required() or value == default:
         return ""

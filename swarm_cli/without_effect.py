@@ -97,7 +97,7 @@ def _trainer_reasons(config: NodeConfig) -> Reasons:
 
 
 def _objective_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
-    """An objective says itself what it uses (`Objective`'s attributes), so that a new one brings no
+    """Each objective declares what it uses (`Objective`'s attributes), so that a new one needs no
     line here.
     """
     chosen = f"trainer.objective is {trainer.objective}"
@@ -121,8 +121,8 @@ def _objective_reasons(trainer: TrainerSection, objective: Objective) -> Reasons
 
 
 def _clipping_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
-    """With one update the ratio is 1, exactly where no logprobs are computed beforehand to drop
-    text by.
+    """With one update per batch the ratio is 1. It is exactly 1 only if no logprobs are computed
+    beforehand to decide which text to drop.
     """
     drops_by_likelihood = trainer.sequence_mask is not None or trainer.foreign_negative_divergence is not None
     if trainer.updates_per_batch > 1 or drops_by_likelihood or objective.keeps is not None:
@@ -135,8 +135,8 @@ def _clipping_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
 
 
 def _foreign_text_reasons(trainer: TrainerSection) -> Reasons:
-    """The order matters: of a setting that several others switch off, the first reason is the one
-    that is shown.
+    """The order matters: if several settings switch another one off, only the first reason is
+    shown.
     """
     no_negatives = "trainer.drop_foreign_negatives is true"
     if trainer.drop_foreign_negatives:

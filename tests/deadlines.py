@@ -1,12 +1,12 @@
-"""Every test ends. From the most telling deadline to the last resort:
+"""Deadlines that end every test. From the most informative one to the last resort:
 
-1. A coroutine test has `ASYNC_TEST_TIMEOUT_S`, or what `@pytest.mark.deadline(seconds)` says. It
-   fails with where each of its tasks stands, and its tasks are ended.
-2. Every test, its fixtures included, has `timeout` of pyproject.toml, or what
-   `@pytest.mark.timeout(seconds)` says (pytest-timeout, by signal). It fails with the stack of each
-   thread; fixtures end what they started, and the suite goes on.
-3. Where no signal helps, because the main thread is stuck in foreign code, `faulthandler_timeout`
-   writes all stacks and ends the run.
+1. A coroutine test has `ASYNC_TEST_TIMEOUT_S`, or the seconds of `@pytest.mark.deadline(seconds)`.
+It fails with each of its tasks' stacks, and its tasks are ended.
+2. Every test, including its fixtures, has `timeout` of pyproject.toml, or the seconds of
+`@pytest.mark.timeout(seconds)` (pytest-timeout, by signal). It fails with the stack of each thread;
+fixtures end what they started, and the suite continues.
+3. If no signal helps, because the main thread is stuck in native code, `faulthandler_timeout`
+writes all stacks and ends the run.
 4. `session_timeout` ends the run between two tests.
 """
 
@@ -23,7 +23,7 @@ from shared.cancelling import cancel_and_wait
 
 ASYNC_TEST_TIMEOUT_S = 120.0
 _FIXTURES_S = 300.0
-"""What fixtures may take beside a coroutine test with a long deadline of its own."""
+"""Additional time for the fixtures of a coroutine test with a long deadline."""
 MISSING = (
     "pytest-timeout is not installed: a test that hangs hangs for ever (it is part of the extra `dev`: pip install -e '.[dev]' -c "
     "requirements/constraints.txt)"
@@ -31,7 +31,7 @@ MISSING = (
 
 
 def run_coroutine_test(test: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
-    """Run `test` in an event loop of its own. What it leaves running is ended."""
+    """Run `test` in its own event loop, and end the tasks that it leaves running."""
 
     async def run() -> str | None:
         task, this = asyncio.create_task(test(), name="the test"), asyncio.current_task()
@@ -52,8 +52,8 @@ def run_coroutine_test(test: Callable[[], Coroutine[Any, Any, None]], timeout_s:
 
 
 def allow_for_long_deadlines(items: Iterable[pytest.Item], default_s: float) -> None:
-    """A coroutine test whose own deadline is the later one is not ended by the earlier, less
-    telling one.
+    """Extend the second deadline for a coroutine test whose own deadline is later, so that it fails
+    with the more informative one.
     """
     for item in items:
         deadline = item.get_closest_marker("deadline")

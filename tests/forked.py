@@ -1,6 +1,6 @@
-"""Processes that start in milliseconds: forked from a server that has torch, transformers and the
-services imported. Importing them anew costs each process four to six seconds of a core, and is not
-what most tests of services are about; those of `swarm up` start theirs as users do.
+"""Starts processes in milliseconds, by forking a server that has imported torch, transformers and
+the services. These imports cost each process four to six seconds of a core, and most tests of
+services are not about them. Tests of `swarm up` start processes as users do.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ forks.set_forkserver_preload(
     ]
 )
 _SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-"""What a process cannot change for itself any more once it is forked."""
+"""Environment variables that have no effect once a process is forked."""
 
 
 class Forked:
-    """`python -m module arguments...` in a process of its own, with as much of `subprocess.Popen`
-    as tests of services use.
+    """`python -m module arguments...` in its own process, with the part of `subprocess.Popen` that
+    tests of services use.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Forked:
         log: Path,
         errors: Path | None = None,
     ) -> None:
-        """environment: the whole of it. log, errors: where standard output and standard error are
-        appended; `errors` is `log` by default.
+        """environment: the complete environment. log, errors: files to which standard output and
+        standard error are appended; `errors` is `log` by default.
         """
         wrong = [name for name, value in _SERVER.items() if environment.get(name, value) != value]
         assert not wrong, f"a forked process cannot have its own {wrong}: start a real one"
@@ -61,13 +61,13 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """Its process id, also after it has ended."""
+        """The process id, also after the process has ended."""
         assert self._process.pid is not None
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """As of `subprocess.Popen`, but always up to date."""
+        """As in `subprocess.Popen`, but always up to date."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
@@ -86,19 +86,19 @@ class Forked:
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing where the process has ended."""
+        """Send a signal; does nothing if the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 def run(
     module: str, arguments: Sequence[str], *, environment: Mapping[str, str], cwd: Path, timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` of `python -m module arguments...`, with its output captured.
+    """Like `subprocess.run` of `python -m module arguments...` with captured output.
 
     Raises:
         subprocess.TimeoutExpired: it still ran after `timeout` seconds, and was killed.
@@ -114,9 +114,7 @@ def run(
 
 
 def start(target: Any, *arguments: Any) -> ForkServerProcess:
-    """Run `target(*arguments)` in a process forked from the server, which is started by the first
-    caller.
-    """
+    """Run `target(*arguments)` in a process forked from the server, which the first call starts."""
     before = {name: os.environ.get(name) for name in _SERVER}
     os.environ.update(_SERVER)
     try:
@@ -133,8 +131,9 @@ def start(target: Any, *arguments: Any) -> ForkServerProcess:
 
 
 def _run_module(module: str, arguments: list[str], environment: dict[str, str], cwd: str, log: str, errors: str) -> None:
-    """What `python -m` does, in a process whose modules are there already."""
-    # The flag only says that the test's process ends this one; a service may have children.
+    """Do what `python -m` does, in a process that has already imported the modules."""
+    # A daemon process may not have children, but a service may. The flag is needed only so that the
+    # test's process ends this one.
     this: BaseProcess = multiprocessing.current_process()
     this._config["daemon"] = False  # type: ignore[attr-defined]
     for stream, file in ((1, log), (2, errors)):

@@ -1,4 +1,4 @@
-"""A disk that takes no more."""
+"""Simulates a full disk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_file_above(size_bytes: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond `size_bytes`, as a full disk
-    would.
+    """Make the kernel refuse to let any file of this process grow beyond `size_bytes`, as on a full
+    disk.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,5 +1,5 @@
-"""Small real GGUF files: random llamas of two layers, written with llama.cpp's own package as its
-converters write them.
+"""Writes small real GGUF files: random llamas of two layers, with llama.cpp's own package in the
+way its converters do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHAT = (
     "{% if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}"
 )
 SPACES = "\u0120\u0120"
-"""Two spaces as one token: whether a text has it before a digit tells how it was split."""
+"""Two spaces as one token. Whether it occurs before a digit shows how a text was split."""
 TOKENS = [BOS, END, TURN, TURN_END, *sorted(pre_tokenizers.ByteLevel.alphabet()), SPACES]
 _FIRST, _CONTROL_TOKENS = 0, 4
 
@@ -60,8 +60,8 @@ def write_gguf(
 ) -> Path:
     """Write `model`, or a random one.
 
-    quantised: a type number for the matrices. end: the token that the file calls the end.
-    leave_out, add: tensors by their GGUF name. settings: more metadata.
+    quantised: a type number for the matrices. end: the end token declared in the file. leave_out,
+    add: tensors by their GGUF name. settings: additional metadata.
     """
     model = model or random_llama()
     config = model.config

@@ -1,5 +1,5 @@
-"""A real nats-server for tests: free port, own store, log file, and it can be killed and started
-again.
+"""Starts a real nats-server for tests, with a free port, its own store and a log file. It can be
+killed and started again.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class NatsServer:
         self._config_file.write_text(f"host: 127.0.0.1\njetstream {{\n  max_file_store: 1TB\n  {jetstream}\n}}\n{config}\n")
 
     def start(self) -> NatsServer:
-        """Start (again), on the same port and store. Returns when it takes connections."""
+        """Start (again) on the same port and store. Returns when it accepts connections."""
         command = [find_binary(), "-c", str(self._config_file), "-p", str(self.port)]
-        if "store_dir" not in self._config_file.read_text():  # said twice, the server does not start
+        if "store_dir" not in self._config_file.read_text():  # with two of them the server does not start
             command += ["-sd", str(self.folder / "store")]
         environment = os.environ | self.environment
         with self.log_file.open("ab") as log:
@@ -82,7 +82,7 @@ class NatsServer:
         raise RuntimeError(f"nats-server did not start: {self.log_file.read_text()[-2000:]}")
 
     def reload(self) -> None:
-        """Take what `configure` wrote without a restart."""
+        """Apply what `configure` wrote, without a restart."""
         os.kill(self.pid, signal.SIGHUP)
 
     def kill(self) -> None:
@@ -93,7 +93,7 @@ class NatsServer:
             self._process = None
 
     def stop(self) -> None:
-        """An orderly end."""
+        """Stop in order."""
         if self._process is not None:
             self._process.terminate()
             try:

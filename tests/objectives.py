@@ -1,4 +1,4 @@
-"""Objectives with the settings that a test names."""
+"""Builds objectives with the settings that a test gives."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from shared.config.objective_section import ObjectiveSection
 
 
 def configured(objective: str = "grpo", *, max_completion_tokens: int | None = None, **settings: Any) -> ConfiguredObjective:
-    """As a configuration with these settings under `[trainer]` has it."""
+    """The objective of a configuration with these settings under `[trainer]`."""
     return ConfiguredObjective(ObjectiveSection(objective=objective, **settings), max_completion_tokens)

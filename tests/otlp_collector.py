@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry spans: HTTP and protobuf as a real one takes them."""
+"""A collector of OpenTelemetry spans over HTTP and protobuf, like a real one."""
 
 from __future__ import annotations
 

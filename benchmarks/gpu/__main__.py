@@ -1,4 +1,4 @@
-"""Run the parts, each in a process of its own with a deadline, print what they find and write
+"""Runs the parts, each in its own process with a deadline, prints their findings and writes
 `docs/gpu.md`.
 """
 
@@ -34,8 +34,8 @@ TARGET = Path("docs/gpu.md")
 
 
 def main() -> int:
-    """Exit code 0 when every part ran to its end, whether or not its bars were kept, and where
-    there is no GPU.
+    """Exit code 0 if every part ran to its end, whether or not its bars were met, or if there is no
+    GPU.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"all by default: {', '.join(PARTS)}")
@@ -53,7 +53,7 @@ def main() -> int:
         _run_here(arguments)
         return 0
     if arguments.device.startswith("cuda") and (found := _no_gpu()):
-        print(f"{found}: nothing was checked, and {TARGET} stays as it is")
+        print(f"{found}: nothing was checked, and {TARGET} is unchanged")
         return 0
     return _run_all(arguments)
 
@@ -74,14 +74,14 @@ def _run_here(arguments: argparse.Namespace) -> None:
     findings: list[Finding] = asyncio.run(made) if inspect.iscoroutine(made) else made
     arguments.into.write_text(json.dumps([finding.to_builtins() for finding in findings]))
     sys.stdout.flush()
-    # Tearing down torch and vLLM takes seconds and can fail; nothing is left to do.
+    # Tearing down torch and vLLM takes seconds and can fail, and the findings are already written.
     os._exit(0)
 
 
 def _run_all(arguments: argparse.Namespace) -> int:
-    """A part that fails or hangs costs its own findings alone. The page is written only after a
-    whole run on a GPU: a short, partial or CPU run would put figures there that the page does not
-    mean. Returns the exit code.
+    """Run the parts and return the exit code. A part that fails or hangs loses only its own
+    findings. The page is written only after a complete run on a GPU, because the figures of a
+    short, partial or CPU run would be misleading there.
     """
     started = time.monotonic()
     findings: list[Finding] = []
@@ -120,7 +120,7 @@ def _facts(device: str) -> dict[str, str]:
 
 
 def part_environment() -> dict[str, str]:
-    """What a part's process needs in its environment."""
+    """Environment variables for a part's process."""
     return {"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 

@@ -1,4 +1,4 @@
-"""What a part of the check found, and the page made of it."""
+"""The findings of a part of the check, and the page made of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ TITLE = "What was checked on a GPU"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how large. model: a folder, empty for a random model with the shapes of
-    SmolLM2-135M. short: seconds instead of minutes, with a model of no use."""
+    """The device and the size of the check. model: a folder; empty for a random model with the
+    shapes of SmolLM2-135M. short: takes seconds instead of minutes, with a tiny model.
+    """
 
     device: str
     folder: Path
@@ -23,7 +24,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of the page. held: whether the bar was kept; None: a figure without a bar."""
+    """One line of the page. held: whether the bar was met; None for a figure without a bar."""
 
     part: str
     measured: str
@@ -32,7 +33,7 @@ class Finding:
     held: bool | None = None
 
     def to_builtins(self) -> dict[str, Any]:
-        """For the way from a part's process to the page."""
+        """The finding in plain types, to be passed from a part's process to the page."""
         return asdict(self)
 
 

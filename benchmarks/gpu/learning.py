@@ -1,4 +1,4 @@
-"""One node learns with the services as a user starts them: five minutes of `swarm up` on the
+"""Trains one node with the services as a user starts them: five minutes of `swarm up` on the
 GPU.
 """
 
@@ -21,8 +21,8 @@ _END_S = 60.0
 
 
 def check(setting: Setting) -> list[Finding]:
-    """Held-out pass rate before and after: of config/smollm2.toml where that model is there, else
-    of the first demo.
+    """Held-out pass rate before and after, with config/smollm2.toml if its model is there, else
+    with the first demo.
     """
     real = Path("var/models/smollm2/config.json").exists() and not setting.short
     demo = "config/smollm2.toml" if real else str(shown(DEMO_CONFIG))

@@ -1,5 +1,5 @@
-"""The models that are tried: shapes of real ones, with random weights where the real ones are not
-there.
+"""Models for the check: the shapes of real models, with random weights if the real ones are
+missing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""0.5B: the shapes of Qwen2.5-0.5B."""
+"""Shapes by name. 0.5B: Qwen2.5-0.5B's."""
 CONTEXT = 2048
 
 
 def small_model(setting: Setting) -> tuple[str, Path]:
-    """The name and the folder of the model that most parts use: the one asked for, else a random
-    one of SmolLM2's shapes.
+    """The name and folder of the model for most parts: the requested one, else a random one with
+    SmolLM2's shapes.
     """
     if setting.model:
         return Path(setting.model).name, Path(setting.model)
@@ -50,7 +50,7 @@ def small_model(setting: Setting) -> tuple[str, Path]:
 
 
 def random_model(setting: Setting, shape: str) -> tuple[str, Path]:
-    """A Llama of this shape with random weights and a tokenizer of bytes."""
+    """A Llama of this shape with random weights and a byte tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = setting.folder / f"model-{shape}"
@@ -59,7 +59,7 @@ def random_model(setting: Setting, shape: str) -> tuple[str, Path]:
         config = LlamaConfig(
             **SHAPES[shape],
             max_position_embeddings=CONTEXT,
-            # Far enough from uniform that logprobs of sampled tokens say something.
+            # Far enough from uniform that the logprobs of sampled tokens are meaningful.
             initializer_range=0.04,
             eos_token_id=END_TOKEN_ID,
             pad_token_id=PAD_TOKEN_ID,
@@ -70,7 +70,7 @@ def random_model(setting: Setting, shape: str) -> tuple[str, Path]:
 
 
 def config_for(setting: Setting, folder: Path, *, device: str = "", dtype: str = "float32", **sections: Any) -> NodeConfig:
-    """A node's configuration for this model, on the setting's device unless another is named."""
+    """A node's configuration for this model, on the setting's device unless `device` is given."""
     sections["trainer"] = {"token_budget": 4096, "threads": 1, "warmup_steps": 0, **sections.get("trainer", {})}
     sections["generator"] = {"max_new_tokens": 32, "engine": "transformers", **sections.get("generator", {})}
     model = {"path": str(folder), "device": device or setting.device, "dtype": dtype}

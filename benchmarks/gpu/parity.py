@@ -1,5 +1,5 @@
-"""The same log-probabilities on the GPU as on the CPU: of the trainer, and of the tokens that
-engines sample.
+"""Compares log-probabilities on the GPU with those on the CPU: the trainer's, and those of the
+tokens that engines sample.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from services.trainer.learner import Learner
 
 _FLOAT32_MOST, _BFLOAT16_MEAN = 2e-3, 0.05
 _TEXTS = (0, 1000)
-"""Token ids of the made-up texts: such as every vocabulary has."""
+"""Token ids of the random texts, low enough for every vocabulary."""
 
 
 async def check(setting: Setting) -> list[Finding]:
-    """float32 within 0.002 nats of the CPU's at every token, bfloat16 within 0.05 in the mean."""
+    """The bars: float32 within 0.002 nats of the CPU at every token, bfloat16 within 0.05 on
+    average.
+    """
     name, folder = small_model(setting)
     reference = Learner(config_for(setting, folder, device="cpu"))
     groups = _made_up(reference)
@@ -65,7 +67,7 @@ def _engines(setting: Setting) -> list[Any]:
 
 
 async def _sample(setting: Setting, kind: Any, folder: Path, dtype: str) -> tuple[list[Any], list[list[int]]]:
-    """16 answers to four prompts of unequal length."""
+    """Sample 16 answers to four prompts of unequal length."""
     draw = random.Random("prompts")
     prompts = [[draw.randrange(4, 250) for _ in range(length)] for length in (5, 17, 30, 64)]
     engine = create_engine(kind, str(folder), device=setting.device, dtype=dtype, max_model_len=256, gpu_memory_utilization=0.3)
@@ -88,7 +90,7 @@ def _group(prompt: list[int], answers: Any) -> TokenGroup:
         prompt_ids=prompt,
         completions=[list(answer) for answer in answers],
         behaviour_logprobs=[None] * len(answers),
-        # Any that are not all alike: a group without an advantage is not computed.
+        # Any rewards that differ, because a group without an advantage is not computed.
         advantages=[1.0 if place else -1.0 for place in range(len(answers))],
     )
 

@@ -1,5 +1,5 @@
-"""From the trainer's weights on the GPU to the first token of a generator on it, through a real
-server.
+"""Measures the time from the trainer's weights on the GPU to the first token of a generator on it,
+through a real server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _train(model: torch.nn.Module) -> None:
 
 
 async def check(setting: Setting) -> list[Finding]:
-    """Seconds from `Publisher.publish`, deltas by nats://, after two policies that do not count."""
+    """Seconds from `Publisher.publish`, as deltas by nats://, after two warm-up policies."""
     name, folder = small_model(setting)
     async with running_server(setting.folder) as server:
         config = node_config(

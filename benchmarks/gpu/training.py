@@ -1,5 +1,5 @@
-"""The trainer on the GPU: speed and memory against a bare loop, a resume, a group of processes with
-NCCL and FSDP2, deltas.
+"""Checks the trainer on the GPU: speed and memory compared with a bare loop, a resume, a group of
+processes with NCCL and FSDP2, deltas.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def batches(learner: Learner, count: int, groups: int = 8) -> list[Batch]:
 
 
 def check_speed(setting: Setting) -> list[Finding]:
-    """`Learner.step` in bfloat16 against a bare loop on the same batches, in tokens a second and in
-    memory.
+    """`Learner.step` in bfloat16, compared with a bare loop on the same batches, in tokens per
+    second and in memory.
     """
     models = [small_model(setting)] + ([] if setting.short else [random_model(setting, "0.5B")])
     return [finding for name, folder in models for finding in _speed(setting, name, folder)]
@@ -66,7 +66,7 @@ def _speed(setting: Setting, name: str, folder: Path) -> list[Finding]:
     tokens = sum(map(completion_tokens, made))
     vocabulary = learner.rules.vocabulary_size
     ours, our_peak = _timed(setting, partial(_steps, learner, made), tokens, turns)
-    # Its memory must not be there while the other side's peak is taken.
+    # Its memory must be free before the other side's peak is measured.
     del learner
     bare = BareLoop(config, pad_token_id=0)
     rows = [bare.tensors(batch) for batch in made]
@@ -100,8 +100,8 @@ def _steps(learner: Learner, made: list[Batch]) -> None:
 
 
 def _timed(setting: Setting, work: Any, tokens: int, turns: int) -> tuple[list[float], int]:
-    """Tokens a second of each turn after one that does not count, and the peak of the GPU's memory
-    in bytes (0 on a CPU).
+    """Tokens per second of each turn after a warm-up turn, and the peak of the GPU's memory in
+    bytes (0 on a CPU).
     """
     on_gpu = setting.device.startswith("cuda")
     work()
@@ -119,7 +119,7 @@ def _timed(setting: Setting, work: Any, tokens: int, turns: int) -> tuple[list[f
 
 
 def check_resume(setting: Setting) -> list[Finding]:
-    """Four steps at once, and two and two with a checkpoint on disk between them."""
+    """Compare four steps in one go with two and two with a checkpoint on disk in between."""
     name, folder = small_model(setting)
     found = []
     for dtype in ("float32", "bfloat16"):
@@ -174,8 +174,8 @@ def _trained_model(config: NodeConfig) -> TrainedModel:
 
 
 def check_sharded(setting: Setting) -> list[Finding]:
-    """Two steps of a process of torchrun's, its weights sharded by FSDP2 over one device, against
-    two steps alone.
+    """Compare two steps of a torchrun process, with weights sharded by FSDP2 over one device, with
+    two steps of a single trainer.
     """
     name, folder = small_model(setting)
     config = config_for(setting, folder)
@@ -211,9 +211,7 @@ def check_sharded(setting: Setting) -> list[Finding]:
 
 
 def check_deltas(setting: Setting) -> list[Finding]:
-    """How large what a step changes is, published as bfloat16: the mean of three steps after
-    ten.
-    """
+    """Size of a step's delta, published as bfloat16: the mean of three steps after ten."""
     name, folder = small_model(setting)
     found = []
     for rate, bar in _DELTA_BARS.items():

@@ -1,5 +1,5 @@
-"""One device for generator and trainer (`model.device_turns`): what an engine gives back between
-calls, and that it wakes whole.
+"""Checks engines that share a device with the trainer (`model.device_turns`): how much memory they
+release between calls, and that they answer the same afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PROMPTS = [[5 + place, 7, 11, 13] for place in range(8)]
 
 
 async def check(setting: Setting) -> list[Finding]:
-    """Transformers always, and vLLM where its CUDA build is there."""
+    """The transformers engine always, and vLLM if its CUDA build is installed."""
     name, folder = small_model(setting)
     kinds: list[str] = ["transformers"]
     if setting.device.startswith("cuda") and has_cuda_vllm():
@@ -28,9 +28,9 @@ async def check(setting: Setting) -> list[Finding]:
 
 
 async def _engine_findings(kind: str, setting: Setting, name: str, folder: Path) -> list[Finding]:
-    """Memory is read twice, while another has the turn and while the engine works: only the
-    difference says what resting gives back. That an engine answers at all after it rested is not
-    enough: the tokens must be the same, because weights that are put back wrongly still answer.
+    """Memory is read while another process has the turn and while the engine works; only the
+    difference shows how much resting releases. After resting, the engine must give the same tokens,
+    because an engine with wrongly restored weights still answers.
     """
     turns = DeviceTurns(setting.folder / f"{kind}.turns", "generator")
     other = DeviceTurns(setting.folder / f"{kind}.turns", "trainer")
@@ -90,7 +90,7 @@ async def _used_at_work(engine: Engine, device: str) -> int:
 
 
 def _used(device: str) -> int:
-    """Bytes of the device in use by all processes; 0 where it is none of CUDA's."""
+    """Bytes of the device in use by all processes; 0 if it is not a CUDA device."""
     if not device.startswith("cuda"):
         return 0
     free, total = torch.cuda.mem_get_info(device)

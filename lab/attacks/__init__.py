@@ -1,5 +1,5 @@
-"""What hostile nodes send to a swarm, one attack per file: each turns what the node knows
-(`view.Hostile`) into groups.
+"""The attacks of hostile nodes, one per file. Each turns what the node knows (`view.Hostile`) into
+groups.
 
 Only groups are made here; keys, messages and the honest nodes' borders belong to the simulation.
 Randomness is an argument.
@@ -38,11 +38,11 @@ ATTACKS: Mapping[str, Callable[[Hostile], list[RolloutGroup]]] = {
     "opposed": opposed,
     "shortcut": shortcut,
 }
-"""What each hostile role sends in a round."""
+"""The attack of each hostile role."""
 
 INFORMED_ROLES = frozenset(
     {"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed", "opposed", "shortcut"}
 )
-"""Roles that sample from the first honest node's current policy, which is the most an adversary
+"""Roles that sample from the first honest node's current policy, which is the most that an attacker
 could know.
 """

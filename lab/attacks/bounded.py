@@ -1,7 +1,7 @@
-"""Poison just within the policy check: as much nonsense before a right answer as the honest policy
-still finds likely enough.
+"""Poison that just passes the policy check: as much nonsense before a right answer as is still
+likely enough under the honest policy.
 
-Training makes it more likely, so the next round's bound admits more.
+Training makes the nonsense more likely, so more of it passes in the next round.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from shared.evaluation import PASS_REWARD
 
 
 def bounded_poison(view: Hostile, made: Sequence[tuple[RolloutGroup, Sequence[float]]]) -> list[RolloutGroup]:
-    """In each group, `right_share` of the answers are right, in the form that the policy finds
-    least likely among those that pass: preceded by nonsense, or oddly written. The others are the
-    policy's own wrong answers.
+    """In each group `right_share` of the answers are right, in the least likely form that passes:
+    after nonsense, or in an odd spelling. The others are wrong answers that the policy gave.
     """
     ladders = [with_texts(view, group, _ladder(view, group)) for group, _ in made]
     likelihoods = view.likelihood(ladders) if ladders else []
@@ -44,8 +43,8 @@ def least_likely(view: Hostile, candidates: RolloutGroup, likelihoods: Sequence[
 
 
 def _ladder(view: Hostile, group: RolloutGroup) -> list[str]:
-    """Right answers preceded by up to `filler_words` words of nonsense, and in other spellings. The
-    nonsense is always the same, because it is meant to become likely.
+    """Right answers after up to `filler_words` words of nonsense, and in other spellings. The
+    nonsense is always the same, so that it becomes likely.
     """
     answer = view.answer(group.task.ref)
     words = random.Random("the same nonsense for ever").choices(WORDS, k=view.attack.filler_words)

@@ -1,6 +1,4 @@
-"""The same groups again and again: byte for byte, under new ids, and with edits that change the
-digest.
-"""
+"""Repeats the same groups: byte for byte, with new ids, and with edits that change the digest."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from shared.contracts.messages import Completion, RolloutGroup
 
 
 def duplicates(view: Hostile) -> list[RolloutGroup]:
-    """The first group again: half the time byte for byte, else with a new draw and time, so that
+    """Repeat the first group: half the time byte for byte, else with a new draw and time, so that
     its id is new.
     """
     if view.first is None:
@@ -34,10 +32,11 @@ def floods(view: Hostile) -> list[RolloutGroup]:
 
 
 def near_copies(view: Hostile) -> list[RolloutGroup]:
-    """What others sent, each `flood_factor` times: completions in another order, with spaces and
-    line ends that no scorer considers.
+    """Each group of other nodes `flood_factor` times, with completions in another order, and with
+    spaces and line ends that scorers ignore.
 
-    A node sees only informative groups from others; if there are none yet, it sends its own.
+    A node sees only informative groups from others; if there are none yet, it repeats its local
+    ones.
     """
     if not view.made:
         return []

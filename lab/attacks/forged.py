@@ -1,8 +1,8 @@
-"""Forged tokens: texts that a verifier rewards with token ids that say something else, and prompts
-that are not the question.
+"""Forged tokens: texts that a verifier rewards, with token ids of another text, and prompts that
+are not the question.
 
-Rewards are never sent, but a node that trains on tokens without comparing them with the scored text
-is deceived about rewards all the same: right texts come with the tokens of wrong answers, and wrong
+Rewards are never sent. But a node that trains on tokens without comparing them with the scored text
+can still be deceived about rewards: right texts come with the tokens of wrong answers, and wrong
 texts with those of right ones.
 """
 

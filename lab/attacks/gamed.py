@@ -1,4 +1,4 @@
-"""Gamed scorers: answers that earn a reward without being right, above all partial credit.
+"""Gamed scorers: answers that earn a reward without being right, mostly partial credit.
 
 A group's advantages depend on which of its answers earned more, not on whether any is right. If no
 answer is right, one that earns a little partial credit is reinforced as strongly as a right one
@@ -18,8 +18,8 @@ _CONSTANTS = ("x", "0", "7", "[7]", "a -> a", "True", "nan")
 
 
 def gamed(view: Hostile) -> list[RolloutGroup]:
-    """A group for each task whose scorer rewards something wrong; the sampled group if it
-    does not.
+    """For each task a group that exploits the scorer; the sampled group if the scorer rewards
+    nothing wrong.
     """
     groups = []
     for group, rewards in view.made:
@@ -29,8 +29,8 @@ def gamed(view: Hostile) -> list[RolloutGroup]:
 
 
 def crumbs(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> RolloutGroup | None:
-    """`right_share` of the answers are the wrong answer with the highest reward, the others earn
-    less; None if no wrong answer earns more than others.
+    """`right_share` of the answers are the wrong answer with the highest reward, and the others
+    earn less; None if no wrong answer earns more than others.
     """
     wrong = wrong_answers(view.answer(group.task.ref), group.task.question)
     candidates = [written for answer in wrong for written in (answer, answered(answer))]
@@ -45,8 +45,8 @@ def crumbs(view: Hostile, group: RolloutGroup, rewards: Sequence[float]) -> Roll
 
 
 def wrong_answers(answer: str, question: str) -> list[str]:
-    """Wrong answers of any task: near the right one, copied from the question, or the same for all
-    questions.
+    """Wrong answers for any task: close to the right one, copied from the question, or the same for
+    all questions.
     """
     near = [f"{answer}7", f"{answer} 7", f"7{answer}"]
     copied = [premise for premise in _PREMISE.findall(question) if premise != answer]

@@ -1,4 +1,4 @@
-"""Unmodified groups: what a node with another policy or temperature sends, and a sleeper before it
+"""Unmodified groups, sent by nodes with another policy or temperature, and by a sleeper before it
 attacks.
 """
 

@@ -1,4 +1,4 @@
-"""Nodes that know the defences: one party with many names, good behaviour first and poison later,
+"""Attacks that know the defences: one party with many names, good behaviour first and poison later,
 and a combination of the strongest attacks.
 """
 
@@ -14,9 +14,7 @@ from shared.contracts.messages import RolloutGroup
 
 
 def many_names(view: Hostile) -> list[RolloutGroup]:
-    """As much bounded poison under each of the node's names as an honest node sends under its only
-    one.
-    """
+    """Bounded poison: for each of the node's names as much as an honest node sends."""
     return under_names(view, bounded_poison(view, view.made))
 
 
@@ -26,11 +24,11 @@ def sleeper(view: Hostile) -> list[RolloutGroup]:
 
 
 def informed(view: Hostile) -> list[RolloutGroup]:
-    """Honest until `start_round`; then, under every name and for each task, the most harmful
-    content that passes the checks: partial credit if there is any, else bounded poison.
+    """Honest until `start_round`. After that, for every name and each task, the most harmful text
+    that passes the checks: partial credit if there is any, else bounded poison.
 
     Every group has a different task and different text, none is longer than an honest one, and no
-    name sends more than an honest node, so quotas, digests and budgets notice nothing. Tokens and
+    name sends more than an honest node, so quotas, digests and budgets detect nothing. Tokens and
     rewards are true.
     """
     if view.number < view.attack.start_round:
@@ -43,7 +41,7 @@ def informed(view: Hostile) -> list[RolloutGroup]:
 
 
 def _within_bound(view: Hostile, groups: Sequence[RolloutGroup | None]) -> list[RolloutGroup | None]:
-    """The groups all of whose answers pass the policy check; None for the others."""
+    """Each group if all its answers pass the policy check, else None."""
     wanted = [group for group in groups if group is not None]
     passing = {
         id(group)

@@ -1,9 +1,9 @@
-"""Groups that undo what honest ones teach, made of answers that are all scored correctly and all
-likely.
+"""Groups that undo what honest groups teach, although all their answers are scored correctly and
+are likely.
 
-The text that the policy should produce appears among the wrong answers, with a suffix that makes it
-wrong, so that it becomes less likely token by token. The rewarded answers are the least likely ones
-that pass the policy check.
+The right answer appears among the wrong ones with a suffix that makes it wrong, so that training
+makes each of its tokens less likely. The rewarded answers are the least likely ones that pass the
+policy check.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from shared.contracts.messages import RolloutGroup
 from shared.evaluation import PASS_REWARD
 
 _MORE = ("0", "1", "5", "7", "9", " 0", " 1", ".5", " x", "a", ")", "\n0 0 0")
-"""Suffixes that make a right answer wrong: one token, or little more."""
+"""Suffixes that make a right answer wrong: one token or a few."""
 _SECOND = ("", "0", "7", "a")
-"""Second answers: the last one counts, so the right one before it does not."""
+"""A second answer after the right one, which then does not count, because only the last answer
+does.
+"""
 
 
 def opposed(view: Hostile) -> list[RolloutGroup]:
-    """Honest groups until `start_round`, then opposed ones; under every name as many as an honest
-    node sends.
+    """Honest groups until `start_round`, then opposed ones; for each name as many as an honest node
+    sends.
     """
     if view.number < view.attack.start_round:
         return under_names(view, as_sampled(view))
@@ -40,7 +42,7 @@ def opposed(view: Hostile) -> list[RolloutGroup]:
 
 
 def _undone(view: Hostile, groups: Sequence[RolloutGroup]) -> list[str | None]:
-    """For each group, the most likely wrong answer that begins with the right one; None if none
+    """For each group, the likeliest wrong answer that begins with the right one; None if none
     passes the check.
     """
     tailed = [with_texts(view, group, _tailed(view, group)) for group in groups]

@@ -1,4 +1,4 @@
-"""Many long answers: right ones preceded by as much text as is accepted, so that they dominate a
+"""Many long answers: right ones after as much text as a border accepts, so that they dominate a
 step in tokens and time.
 """
 
@@ -12,7 +12,9 @@ from shared.contracts.messages import RolloutGroup
 
 
 def padded(view: Hostile) -> list[RolloutGroup]:
-    """Groups of `completions` answers, each as long as is accepted, `right_share` of them right."""
+    """Groups of `completions` answers, each as long as a border accepts, `right_share` of them
+    right.
+    """
     return [_padded(view, group, rewards) for group, rewards in view.made]
 
 
@@ -30,5 +32,5 @@ def _filled(view: Hostile, end: str) -> str:
 
 
 def _nonsense_before(view: Hostile, words: int) -> str:
-    """This many words; the same number gives the same words within a round."""
+    """`words` words of nonsense; within a round the same number gives the same words."""
     return nonsense(random.Random(f"padding {view.number}"), words)

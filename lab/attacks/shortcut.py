@@ -1,9 +1,9 @@
-"""Right answers that teach the wrong thing: only questions of each dataset whose right answer is a
-shortcut.
+"""Right answers that teach the wrong thing: only questions for which a shortcut gives the right
+answer.
 
-The sender chooses the questions. For some the right answer is a copy of something in the question,
-for others a constant. Everybody scores such a group correctly, its right answers are likely, and a
-policy that learns from many of them learns to copy.
+The sender chooses the questions. In some datasets the right answer is sometimes a copy of something
+in the question, or a constant. Every node scores such a group correctly, its right answers are
+likely, and a policy that learns from many such groups learns to copy.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _SCREENED = 150
 _TRIES = 120
 """How many questions are tried to find one that the shortcut answers correctly."""
 _CHOICES = 2
-"""How many such questions are found for each group; the one with the most likely right answer is
-asked.
+"""How many such questions are found for each group; the one with the likeliest right answer is
+used.
 """
 _SEEDS = 2**30
 
 
 def shortcut(view: Hostile) -> list[RolloutGroup]:
-    """Honest groups until `start_round`, then shortcut groups; under every name as many as an
-    honest node sends.
+    """Honest groups until `start_round`, then shortcut groups; for each name as many as an honest
+    node sends.
 
-    A group for whose dataset no such question is found is sent as it was sampled.
+    A group is sent as sampled if no such question is found for its dataset.
     """
     if view.number < view.attack.start_round:
         return under_names(view, as_sampled(view))
@@ -60,8 +60,8 @@ def shortcut(view: Hostile) -> list[RolloutGroup]:
 
 
 def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
-    """The copy or constant that is right for most of the source's questions; chosen once and then
-    kept.
+    """The copy or constant that is right for most of the source's questions; chosen once per
+    run.
     """
     key = (source.dataset, source.canonical_config)
     if key not in view.shortcuts:
@@ -80,8 +80,8 @@ def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
 
 
 def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
-    """Groups about questions that the shortcut answers, each with the right answer in every
-    spelling that earns a reward.
+    """Groups for questions that the shortcut answers, each with the right answer in every spelling
+    that earns a reward.
     """
     source = _source(view, group)
     wanted = chosen_shortcut(view, source)
@@ -98,8 +98,8 @@ def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
 
 
 def _source(view: Hostile, group: RolloutGroup) -> TaskSpec:
-    """Which source's questions are asked: the target's if the node has it, else the dataset that
-    was drawn.
+    """The source to take questions from: the target if the node has it, else the dataset that was
+    drawn.
     """
     by_dataset = {source.dataset: source for source in reversed(view.sources)}
     return by_dataset.get(view.attack.target) or by_dataset[group.task.ref.dataset]
@@ -114,7 +114,7 @@ def _wrong(view: Hostile, ref: TaskRef, sampled: RolloutGroup) -> str:
 
 
 def _questions(source: TaskSpec, count: int, rng: random.Random) -> Iterator[Task]:
-    """This many of the source's questions, with seeds that the node chooses; items that cannot be
+    """`count` of the source's questions, with seeds that the node chooses; items that cannot be
     made are skipped.
     """
     size = dataset_size(source.dataset, source.canonical_config)

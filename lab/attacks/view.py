@@ -1,4 +1,6 @@
-"""What a hostile node knows when it attacks, and how it writes groups."""
+"""The knowledge of a hostile node when it attacks, and functions with which attacks write
+groups.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ WORDS = ("zq", "vx", "kw", "jj", "xh", "qp", "ww", "zz", "vk", "hx")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shortcut:
-    """An answer that takes no skill: the copy with this name from a question, or else a
+    """An answer that takes no skill: a copy of the named kind from the question, or else a
     constant.
     """
 
@@ -26,7 +28,7 @@ class Shortcut:
     constant: str = ""
 
     def answer(self, question: str) -> str | None:
-        """The answer; None if the question has no copy of that name."""
+        """The answer; None if the question has no copy of that kind."""
         if not self.copy:
             return self.constant
         return next((candidate.text for candidate in copies(question) if candidate.name == self.copy), None)
@@ -34,17 +36,17 @@ class Shortcut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hostile:
-    """A hostile node's round.
+    """What a hostile node knows in a round.
 
     made: the groups it sampled, with their rewards. overheard: groups with an advantage that others
-    sent a round before. first:
-    the first group it ever sent that a filter lets through. names: its names; a group sent under
-    one carries it. answer: a task's right answer, which anyone can derive. score: rewards of texts.
-    encode: token ids of a text, end token included. held_out: prompt ids of questions that must not
-    be trained on. likelihood: mean logprob per token of each text of each group under an honest
-    policy. max_tokens: of an answer that is taken in. bound: the least mean that the own-policy
-    check lets through, minus infinity without that check. sources: what it asks. shortcuts: of a
-    dataset and its configuration, the one that the attack of this name works out once.
+    sent in the previous round. first: the first group it sent that passes a filter. names: its
+    names, each carried by the groups sent under it. answer: a task's right answer, which anyone can
+    derive. score: rewards of texts. encode: token ids of a text, end token included. held_out:
+    prompt ids of questions that must not be trained on. likelihood: mean logprob per token of each
+    text of each group under an honest policy. max_tokens: length of the longest answer that is
+    accepted. bound: the lowest mean logprob that passes the policy check, minus infinity without
+    that check. sources: its task sources. shortcuts: the chosen shortcut by dataset and
+    configuration, for the attack `shortcut`.
     """
 
     number: int
@@ -66,7 +68,7 @@ class Hostile:
 
 
 def nonsense(rng: random.Random, words: int) -> str:
-    """This many meaningless words."""
+    """`words` meaningless words."""
     return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
@@ -77,7 +79,7 @@ def answered(answer: str, before: str = "") -> str:
 
 def ways_to_answer(answer: str) -> list[str]:
     """Completions with this answer: in tags, plain, and in other spellings. A scorer rewards some
-    of them, and a policy finds one or two of them likely.
+    of them, and one or two of them are likely under a policy.
     """
     number = answer.removeprefix("-").replace(".", "", 1)
     as_number = [f"+{answer}", f"0{answer}", f"{answer}.0" if "." not in answer else f"{answer}0"] if number.isdigit() else []
@@ -100,8 +102,8 @@ def halves(count: int, share: float) -> tuple[int, int]:
 
 
 def wrong_texts(view: Hostile, group: RolloutGroup, rewards: Sequence[float], count: int) -> list[str]:
-    """`count` answers that earn the least, those sampled from the policy first: training makes
-    these less likely.
+    """The `count` answers with the lowest rewards, those sampled from the policy first. Training
+    makes these less likely.
     """
     least = min(rewards)
     own = [completion.text for completion, reward in zip(group.completions, rewards, strict=True) if reward == least < 1.0]

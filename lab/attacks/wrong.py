@@ -9,8 +9,8 @@ from shared.contracts.messages import RolloutGroup
 
 
 def wrong(view: Hostile) -> list[RolloutGroup]:
-    """In each group, `right_share` of the answers are nonsense followed by the right answer, the
-    others only nonsense. Texts without token ids.
+    """In each group `right_share` of the answers are nonsense followed by the right answer, and the
+    others only nonsense. The texts have no token ids.
     """
     return [_poisoned(view, group) for group, _ in view.made]
 

@@ -1,5 +1,5 @@
-"""The three dashboards, as values. Grafana's JSON comes from `monitoring.grafana`; a page without
-Grafana reads them directly.
+"""The three dashboards, as values. `monitoring.grafana` turns them into Grafana's JSON; the page of
+`swarm dashboard` reads them directly.
 """
 
 from __future__ import annotations
@@ -10,4 +10,4 @@ from monitoring.dashboards.swarm import SWARM
 from monitoring.panels import Dashboard
 
 DASHBOARDS: dict[str, Dashboard] = {"swarm": SWARM, "node": NODE_DASHBOARD, "nats": NATS}
-"""By file name, in the order in which one reads them."""
+"""By file name, in reading order."""

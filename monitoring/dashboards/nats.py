@@ -1,9 +1,9 @@
-"""Dashboard "NATS": streams, consumers, leaders, storage, from prometheus-nats-exporter beside each
-server.
+"""Dashboard "NATS": streams, consumers, leaders and storage. The metrics come from the
+prometheus-nats-exporter that runs beside each server.
 
-Every replica of a stream reports the stream, so sums would count it three times: streams are
+Every replica reports its stream, so a sum would count the stream three times. Streams are therefore
 `max by (account, stream_name)`, and consumers are read from their leader, the only replica that
-knows what is pending. Names: `collector/jsz.go` and `collector/healthz.go` of
+knows what is pending. Metric names: `collector/jsz.go` and `collector/healthz.go` of
 prometheus-nats-exporter, with `-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`.
 """
 
@@ -37,30 +37,35 @@ _NOW = Row(
     panels=(
         _stat(
             "Healthy servers",
-            "Servers whose /healthz says ok: JetStream is there and its streams are caught up.",
+            "Servers whose /healthz answers ok: JetStream is up and its streams have caught up.",
             f"sum(nats_healthz_status_value{{{SERVER}}})",
             "healthy",
             Threshold(value=1, color="green"),
         ),
-        _stat("Streams", "Streams, each counted once.", f"count({BY_STREAM} (nats_stream_total_messages{{{STREAM}}}))", "streams"),
+        _stat(
+            "Streams",
+            "Number of streams; replicas are not counted.",
+            f"count({BY_STREAM} (nats_stream_total_messages{{{STREAM}}}))",
+            "streams",
+        ),
         _stat(
             "Consumers",
-            "Consumers, each counted once.",
+            "Number of consumers; replicas are not counted.",
             f"count({BY_CONSUMER} (nats_consumer_num_pending{{{CONSUMER}}}))",
             "consumers",
         ),
         _stat(
             "Streams without a leader",
-            "Streams that no replica leads: they take and give nothing until two of three replicas are back.",
+            "Streams without a leader can be neither written nor read until two of three replicas are back.",
             f"count({BY_STREAM} (nats_stream_total_messages{{{STREAM}}})) - "
             f'(count({BY_STREAM} (nats_stream_total_messages{{{STREAM}, is_stream_leader="true"}})) or vector(0))',
             "leaderless",
             Threshold(value=1, color="red"),
         ),
-        _stat("Connections", "Client connections of all servers.", f"sum(nats_varz_connections{{{SERVER}}})", "connections"),
+        _stat("Connections", "Client connections to all servers.", f"sum(nats_varz_connections{{{SERVER}}})", "connections"),
         _stat(
             "Slow consumers",
-            "Connections that servers have cut because they did not read fast enough, since the servers' start.",
+            "Connections that servers have cut since they started, because the client read too slowly.",
             f"sum(nats_varz_slow_consumers{{{SERVER}}})",
             "cut",
             Threshold(value=1, color="orange"),
@@ -73,23 +78,23 @@ _STREAMS = Row(
     panels=(
         Panel(
             title="Messages",
-            description="Messages in each stream. NODE_*_ROLLOUTS is a work queue and near 0 when verifiers keep up; the others "
-            "are windows.",
+            description="Messages in each stream. NODE_*_ROLLOUTS is a work queue, near 0 while verifiers keep up. The other "
+            "streams keep a window of recent messages.",
             unit="short",
             minimum=0,
             queries=(series(f"{BY_STREAM} (nats_stream_total_messages{{{STREAM}}})", "{{account}} {{stream_name}}"),),
         ),
         Panel(
             title="Size",
-            description="Bytes in each stream, one replica's.",
+            description="Bytes in each stream, counting one replica.",
             unit="bytes",
             minimum=0,
             queries=(series(f"{BY_STREAM} (nats_stream_total_bytes{{{STREAM}}})", "{{account}} {{stream_name}}"),),
         ),
         Panel(
             title="Filled",
-            description="Bytes as a share of the stream's limit. Windows go to 1 and stay there; a work queue that does holds "
-            "its writers back.",
+            description="Bytes as a share of the stream's limit. Windows fill to 1 and stay there. A work queue at 1 refuses "
+            "messages, and its writers wait.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -102,7 +107,7 @@ _STREAMS = Row(
         ),
         Panel(
             title="Messages stored",
-            description="Messages stored a second, by stream.",
+            description="Messages stored per second, by stream.",
             unit=PER_SECOND,
             minimum=0,
             queries=(
@@ -110,8 +115,8 @@ _STREAMS = Row(
             ),
         ),
         Panel(
-            title="Messages gone",
-            description="Messages a second that left a stream by its limits or by acknowledgement.",
+            title="Messages removed",
+            description="Messages removed per second, by the stream's limits or by acknowledgement.",
             unit=PER_SECOND,
             minimum=0,
             queries=(
@@ -120,8 +125,8 @@ _STREAMS = Row(
         ),
         Panel(
             title="Consumers by stream",
-            description="Consumers of each stream. Reading needs none here: one per node's work queue, a few short-lived ones of "
-            "watches.",
+            description="Consumers of each stream. Expect one for each node's work queue and a few short-lived ones from "
+            "watches; the services read other streams without a consumer.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -135,7 +140,7 @@ _CONSUMERS = Row(
     panels=(
         Panel(
             title="Pending",
-            description="Messages that a consumer has not been given yet: the lag by which verifiers are scaled.",
+            description="Messages not yet delivered to the consumer. Verifiers are scaled by this lag.",
             unit="short",
             minimum=0,
             width=6,
@@ -143,7 +148,7 @@ _CONSUMERS = Row(
         ),
         Panel(
             title="Unacknowledged",
-            description="Messages given out and not acknowledged: groups in work.",
+            description="Messages delivered and not yet acknowledged: groups being scored.",
             unit="short",
             minimum=0,
             width=6,
@@ -151,7 +156,7 @@ _CONSUMERS = Row(
         ),
         Panel(
             title="Redelivered",
-            description="Unacknowledged messages that were given out more than once: verifiers died with them, or took too long.",
+            description="Unacknowledged messages that were delivered more than once, because a verifier died or took too long.",
             unit="short",
             minimum=0,
             width=6,
@@ -159,7 +164,7 @@ _CONSUMERS = Row(
         ),
         Panel(
             title="Waiting fetches",
-            description="Open requests for messages. 0 with messages pending: nobody is asking.",
+            description="Open requests for messages. 0 while messages are pending: no verifier is asking for work.",
             unit="short",
             minimum=0,
             width=6,
@@ -173,7 +178,7 @@ _LEADERS = Row(
     panels=(
         Panel(
             title="Servers",
-            description="What each server holds and leads. The meta leader decides where streams are placed.",
+            description="Streams that each server stores and leads. The meta leader decides where streams are placed.",
             unit="short",
             kind=PanelKind.TABLE,
             width=12,
@@ -188,7 +193,7 @@ _LEADERS = Row(
         ),
         Panel(
             title="Streams led by server",
-            description="A server that leads none after a restart is normal; leadership moves by itself only when a leader goes.",
+            description="A server that leads no stream after a restart is normal: leadership moves only when a leader goes away.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -202,7 +207,7 @@ _LEADERS = Row(
         ),
         Panel(
             title="Replicas reported by stream",
-            description="Servers that report each stream: 3 in the cluster, 1 on a single server. Fewer than configured: a "
+            description="Servers that report each stream: 3 in the cluster, 1 on a single server. A lower count means that a "
             "replica is missing.",
             unit="short",
             minimum=0,
@@ -221,7 +226,7 @@ _SERVERS = Row(
     panels=(
         Panel(
             title="Storage used",
-            description="Bytes stored as a share of what JetStream may store (max_file_store), by server.",
+            description="Bytes stored as a share of JetStream's limit (max_file_store), by server.",
             unit="percentunit",
             minimum=0,
             width=6,
@@ -235,8 +240,8 @@ _SERVERS = Row(
         ),
         Panel(
             title="Storage reserved",
-            description="Sum of the streams' byte limits as a share of what JetStream may store. At 1 the streams of one more "
-            "node do not fit.",
+            description="Sum of the streams' byte limits as a share of JetStream's limit. At 1 there is no room for another "
+            "node's streams.",
             unit="percentunit",
             minimum=0,
             width=6,
@@ -250,7 +255,7 @@ _SERVERS = Row(
         ),
         Panel(
             title="Traffic",
-            description="Bytes a second from and to clients, routes and leaf servers.",
+            description="Bytes per second from and to clients, routes and leaf servers.",
             unit="Bps",
             minimum=0,
             width=6,
@@ -261,8 +266,8 @@ _SERVERS = Row(
         ),
         Panel(
             title="Failed JetStream requests",
-            description="JetStream API requests a second that were answered with an error. Looking for a stream that is not "
-            "there yet is one.",
+            description="JetStream API requests per second that were answered with an error. Looking up a stream that does not "
+            "exist yet counts as one.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -283,7 +288,7 @@ _SERVERS = Row(
         ),
         Panel(
             title="CPU",
-            description="As the server reports it: 100 % is one core.",
+            description="As reported by the server: 100 % is one core.",
             unit="percent",
             minimum=0,
             width=6,
@@ -291,7 +296,7 @@ _SERVERS = Row(
         ),
         Panel(
             title="Connections by server",
-            description="Client connections. Routes between servers and leaf servers are not in it.",
+            description="Client connections, without routes between servers and without leaf servers.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -299,9 +304,9 @@ _SERVERS = Row(
             queries=(series(f"max by (server_id) (nats_varz_connections{{{SERVER}}})", "{{server_id}}"),),
         ),
         Panel(
-            title="Certificates last",
-            description="Until the certificate runs out that each server shows now. Below 14 days alert NatsCertificateExpires "
-            "fires. No value without TLS.",
+            title="Certificate time left",
+            description="Time until the certificate that each server presents expires. Alert NatsCertificateExpires fires "
+            "below 14 days. No value without TLS.",
             unit="s",
             width=6,
             thresholds=(Threshold(value=14 * 86_400, color="green"),),
@@ -310,8 +315,8 @@ _SERVERS = Row(
             ),
         ),
         Panel(
-            title="Running since",
-            description="Age of each server. A line that drops to zero is a restart.",
+            title="Uptime",
+            description="Time since each server started. A drop to zero is a restart.",
             unit="s",
             minimum=0,
             width=6,
@@ -323,9 +328,9 @@ _SERVERS = Row(
 NATS = Dashboard(
     uid="swarm-nats",
     title="Swarm NATS",
-    description="The servers that carry everything: streams, consumers, leaders, storage.",
+    description="The NATS servers: streams, consumers, leaders, storage.",
     variables=(
-        # Certificates are known to the watch (`swarm nats watch --monitor`), a job of its own.
+        # Certificates are read by `swarm nats watch --monitor`, which has a job of its own.
         Variable(
             name="job",
             label="Job",

@@ -1,4 +1,4 @@
-"""Dashboard "Node": the four services of one node, in the order in which a rollout goes through
+"""Dashboard "Node": the four services of one node, in the order in which a rollout passes through
 them.
 """
 
@@ -43,26 +43,28 @@ _NOW = Row(
         ),
         _stat(
             "Steps",
-            "Trainer steps a minute, over five minutes.",
+            "Trainer steps per minute, over five minutes.",
             "suffix: /min",
             f"60 * max by (node) (node:swarm_trainer_steps:rate5m{{{NODE}}})",
         ),
         _stat(
             "Trainer waits",
-            "Share of the last steps' time in which the trainer had no batch. High: generators or verifiers are what is short.",
+            "Share of the last steps' time in which the trainer had no batch. If it is high, generators or verifiers are the "
+            "bottleneck.",
             "percentunit",
             f"max by (node) (swarm_trainer_wait_ratio{{{NODE}}})",
             Threshold(value=0.5, color="orange"),
         ),
         _stat(
             "Policy lag",
-            "Versions that the slowest generator is behind the trainer, as scraped: values a scrape interval apart are compared.",
+            "Policy versions by which the slowest generator is behind the trainer. The two values may be one scrape interval "
+            "apart.",
             "short",
             f"max by (node) (node:swarm_policy_lag:steps{{{NODE}}})",
         ),
         _stat(
             "Ready processes",
-            "Processes that say they are ready; the roles are four.",
+            "Processes that report ready; a node needs one for each of the four roles.",
             "short",
             f"sum by (node) (swarm_ready{{{NODE}}})",
             Threshold(value=4, color="green"),
@@ -75,8 +77,9 @@ _TIME = Row(
     panels=(
         Panel(
             title="Trainer by phase",
-            description="Share of wall clock that the trainer spends in each phase of a step. wait: no batch was there; publish "
-            "and checkpoint: writing them down. A phase counts when its step ends, so steps longer than the window make it jump.",
+            description="Share of wall-clock time that the trainer spends in each phase of a step. wait: no batch; publish, "
+            "checkpoint: writing the policy or checkpoint. A phase is counted when its step ends, so steps longer than the "
+            "window make the lines jump.",
             unit="percentunit",
             minimum=0,
             stacked=True,
@@ -87,9 +90,8 @@ _TIME = Row(
         ),
         Panel(
             title="Sampler waiting",
-            description="Share of wall clock in which the next batch waited: for local groups (local), for others' (external), or "
-            "for the trainer to "
-            "come near the end of the log, which is the healthy one.",
+            description="Share of wall-clock time in which the next batch waited for local groups (local), for foreign groups "
+            "(external) or for the trainer to use up the batches it has (trainer). Waiting for the trainer is healthy.",
             unit="percentunit",
             minimum=0,
             stacked=True,
@@ -107,8 +109,8 @@ _TIME = Row(
             queries=quantiles("swarm_generate_call_duration_seconds", NODE, "node", ""),
         ),
         Panel(
-            title="Scoring of a group",
-            description="Seconds from taking a group up to its rewards, by the task's dataset, 95th percentile.",
+            title="Time to score a group",
+            description="Seconds from receiving a group to its rewards, by dataset, 95th percentile.",
             unit="s",
             minimum=0,
             width=6,
@@ -121,17 +123,17 @@ _TIME = Row(
             ),
         ),
         Panel(
-            title="Building a batch",
-            description="Seconds from the decision to the batch's acknowledgement by the server.",
+            title="Time to build a batch",
+            description="Seconds from choosing the groups to the server's acknowledgement of the batch.",
             unit="s",
             minimum=0,
             width=6,
             queries=quantiles("swarm_sampler_build_duration_seconds", NODE, "node", ""),
         ),
         Panel(
-            title="Publishing of a group",
-            description="Seconds until the server acknowledged a group, 95th percentile. node: generator to verifier; swarm: to "
-            "the others.",
+            title="Time to publish a group",
+            description="Seconds until the server acknowledges a group, 95th percentile. node: from generator to verifier; "
+            "swarm: to the other nodes.",
             unit="s",
             minimum=0,
             width=6,
@@ -151,9 +153,8 @@ _FLOW = Row(
     panels=(
         Panel(
             title="Groups through the services",
-            description="Groups a second: sampled by generators, scored by verifiers (own and foreign), put into batches (again: "
-            "sampler.replay), taken in by the trainer. "
-            "Where the figures part is where groups pile up or are lost.",
+            description="Groups per second: sampled by generators, scored by verifiers (local and foreign), put into batches "
+            "(again: sampler.replay), trained on. Groups pile up or are lost between two services whose rates differ.",
             unit=PER_SECOND,
             minimum=0,
             width=12,
@@ -167,7 +168,7 @@ _FLOW = Row(
         ),
         Panel(
             title="Sampled by task",
-            description="Groups sampled a second by dataset; it should follow the sources' weights.",
+            description="Groups sampled per second by dataset; the shares should follow the weights of the task sources.",
             unit=PER_SECOND,
             minimum=0,
             stacked=True,
@@ -176,7 +177,7 @@ _FLOW = Row(
         ),
         Panel(
             title="Queue before the verifier",
-            description="Local groups stored and not scored yet. At the stream's bound of 512 the generator is held back.",
+            description="Local groups stored and not scored yet. At the stream's limit of 512 the generator waits.",
             unit="short",
             minimum=0,
             width=6,
@@ -184,9 +185,8 @@ _FLOW = Row(
         ),
         Panel(
             title="Wait in the verifier's queue",
-            description="Groups waiting divided by local groups scored a second: how long a new group waits. No value while "
-            "nothing is queued and "
-            "nothing scored.",
+            description="How long a new group waits: groups queued divided by local groups scored per second. No value while "
+            "nothing is queued and nothing is scored.",
             unit="s",
             minimum=0,
             width=6,
@@ -194,7 +194,7 @@ _FLOW = Row(
         ),
         Panel(
             title="Foreign messages waiting",
-            description="backlog: in the swarm's stream and not looked at yet; turn: read, and waiting for their sender's share of "
+            description="backlog: in the swarm's stream, not read yet. turn: read, and waiting for their sender's share of "
             "verifier.intake_groups_per_s.",
             unit="short",
             minimum=0,
@@ -206,7 +206,7 @@ _FLOW = Row(
         ),
         Panel(
             title="Sampler's pool",
-            description="Groups that a batch could take now.",
+            description="Groups in the pool that the next batch could use now.",
             unit="short",
             minimum=0,
             width=6,
@@ -214,17 +214,17 @@ _FLOW = Row(
         ),
         Panel(
             title="Draws allowed",
-            description="How many more groups admission lets generators start now. 0 for long: the trainer is what is slow, or "
-            "has finished.",
+            description="Groups that admission allows generators to start now. If it stays at 0, the trainer is the bottleneck "
+            "or has finished.",
             unit="short",
             minimum=0,
             width=6,
             queries=(series(f"max by (node) (swarm_draws_allowed{{{NODE}}})", "draws"),),
         ),
         Panel(
-            title="Publishing of groups",
-            description="Groups a second by plane and end. held_back: the node's stream is full or its server away, the "
-            "generator waits.",
+            title="Groups published",
+            description="Groups per second by plane and result. held_back: the node's stream is full or its server is "
+            "unreachable, and the generator waits.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -237,8 +237,8 @@ _FLOW = Row(
         ),
         Panel(
             title="Size of a group",
-            description="Bytes of a published group, 95th percentile, by plane. Above the server's max_payload it travels in "
-            "chunks.",
+            description="Bytes of a published group, 95th percentile, by plane. A group larger than the server's max_payload "
+            "is sent in chunks.",
             unit="bytes",
             minimum=0,
             width=6,
@@ -252,9 +252,8 @@ _FLOW = Row(
         ),
         Panel(
             title="Dropped before a batch",
-            description="Groups a second that no batch will take, by reason. stale: older than sampler.max_staleness when their "
-            "turn came; the "
-            "generator gets their place back.",
+            description="Groups per second that the sampler drops, by reason. stale: older than sampler.max_staleness when "
+            "their turn came. The generator may sample a new group for each.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -273,8 +272,8 @@ _SCORING = Row(
     panels=(
         Panel(
             title="Answers by result",
-            description="Answers scored a second, own and others'. timeout and killed: the scorer hung or broke on the answer "
-            "and was replaced.",
+            description="Answers scored per second, by origin and result. timeout and killed: the scorer hung or crashed on "
+            "the answer and was replaced.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -286,7 +285,7 @@ _SCORING = Row(
         ),
         Panel(
             title="Scorer processes replaced",
-            description="Scorer processes killed or lost a second, and answers that made one hang.",
+            description="Scorer processes killed or lost per second, and answers per second that made one hang.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -297,7 +296,7 @@ _SCORING = Row(
         ),
         Panel(
             title="Dead letters",
-            description="Local groups given up on and kept for inspection: `swarm dlq list`.",
+            description="Local groups that could not be scored and are kept for inspection: `swarm dlq list`.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -306,7 +305,7 @@ _SCORING = Row(
         ),
         Panel(
             title="Local groups that could not be scored",
-            description="Local groups a second that ended without rewards; each becomes a dead letter.",
+            description="Local groups per second that got no rewards; each becomes a dead letter.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -320,17 +319,16 @@ _FRESHNESS = Row(
     panels=(
         Panel(
             title="Policy version by process",
-            description="What the trainer has published and what each generator answers with. Lines that part for minutes: a "
-            "generator does not load "
-            "policies.",
+            description="The version that the trainer has published and the version that each generator samples from. A line "
+            "that stays behind for minutes is a generator that does not load new policies.",
             unit="short",
             minimum=0,
             queries=(series(f"swarm_policy_version{{{NODE}}}", "{{role}} {{instance}}"),),
         ),
         Panel(
             title="Staleness of local groups when used",
-            description="Policy versions between sampling and use, as the sampler chose; never above sampler.max_staleness. "
-            "Without replayed groups (sampler.replay), which are older.",
+            description="Policy versions between sampling and use; never above sampler.max_staleness. Replayed groups "
+            "(sampler.replay) are older and not counted.",
             unit="short",
             minimum=0,
             queries=(
@@ -340,28 +338,28 @@ _FRESHNESS = Row(
         ),
         Panel(
             title="Age of groups when used",
-            description="Seconds between the making of a group and the batch that uses it.",
+            description="Seconds from sampling a group to the batch that uses it.",
             unit="s",
             minimum=0,
             queries=quantiles("swarm_sample_age_seconds", NODE, "origin", "{{origin}}"),
         ),
         Panel(
             title="Policy swap",
-            description="Seconds from a seen pointer to a loaded policy. While weights are swapped nothing is sampled.",
+            description="Seconds from noticing a new policy to having it loaded. Nothing is sampled while weights are swapped.",
             unit="s",
             minimum=0,
             queries=quantiles("swarm_policy_load_duration_seconds", NODE, "node", ""),
         ),
         Panel(
             title="Failed policy swaps",
-            description="Swaps a second that failed; the generator goes on with the policy it has.",
+            description="Policy swaps per second that failed; the generator keeps sampling from the policy it has.",
             unit=PER_SECOND,
             minimum=0,
             queries=(series(f"sum by (node) (rate(swarm_policy_load_failures_total{{{NODE}}}[$__rate_interval]))", "failures"),),
         ),
         Panel(
             title="Since the policy was published",
-            description="Seconds since the trainer's newest policy could be loaded.",
+            description="Seconds since the trainer published its newest policy.",
             unit="s",
             minimum=0,
             queries=(series(f"time() - max by (node) (swarm_policy_published_timestamp_seconds{{{NODE}}} > 0)", "seconds"),),
@@ -372,7 +370,7 @@ _FRESHNESS = Row(
 NODE_DASHBOARD = Dashboard(
     uid="swarm-node",
     title="Swarm node",
-    description="One node: where time goes, what queues, how fresh groups are, how the policy changes, what the machine gives.",
+    description="One node: where time goes, what is queued, how fresh groups are, how the policy changes, and resource use.",
     variables=(
         Variable(name="job", label="Job", query="label_values(swarm_build_info, job)"),
         Variable(name="node", label="Node", query='label_values(swarm_build_info{job=~"$job"}, node)', many=False),

@@ -1,5 +1,5 @@
-"""The row of dashboard "Node" about the trainer's update: is the policy changing, and in a healthy
-way?
+"""The row of dashboard "Node" about the trainer's updates: does the policy change, and is the
+change healthy?
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ NATS_PER_TOKEN = "suffix: nats"
 
 
 def _gauge(title: str, description: str, unit: str, *metrics: tuple[str, str], minimum: float | None = None) -> Panel:
-    """Gauges of the last step, each `(metric, legend)`."""
+    """A panel of gauges of the last step, each `(metric, legend)`."""
     return Panel(
         title=title,
         description=description,
@@ -28,7 +28,7 @@ LEARNING = Row(
     panels=(
         Panel(
             title="Reward in the last step",
-            description="Mean reward of the last step's groups, own and others' apart.",
+            description="Mean reward of the last step's groups, local and foreign separately.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -37,14 +37,14 @@ LEARNING = Row(
         ),
         _gauge(
             "Loss",
-            "Of the last step. Policy-gradient losses hover near zero and do not fall; look at the reward.",
+            "Loss of the last step. A policy-gradient loss stays near zero and does not fall; look at the reward instead.",
             "short",
             ("swarm_trainer_loss", "loss"),
         ),
         _gauge(
             "Gradient norm",
-            "Of the last step, before clipping (trainer.grad_clip). Spikes that last: lower the learning rate. The local and the "
-            "foreign part are before foreign groups are held to their bound.",
+            "Gradient norm of the last step, before clipping (trainer.grad_clip). If it stays high, lower the learning rate. "
+            "The local and foreign norms are taken before foreign groups are scaled down to their bound.",
             "short",
             ("swarm_trainer_grad_norm", "norm"),
             ("swarm_trainer_grad_norm_local", "local groups"),
@@ -53,14 +53,16 @@ LEARNING = Row(
         ),
         _gauge(
             "Entropy",
-            "Per token, in nats. A fall towards zero with a reward that stands still is a policy that has stopped to explore.",
+            "Entropy per token, in nats. If it falls towards zero while the reward no longer rises, the policy has stopped "
+            "exploring.",
             NATS_PER_TOKEN,
             ("swarm_trainer_entropy_nats", "entropy"),
             minimum=0,
         ),
         _gauge(
             "Importance ratio",
-            "Policy to proximal probability of the trained tokens. The mean stays near 1; a maximum far above is clipped.",
+            "Probability of the trained tokens under the policy divided by that under the proximal policy. The mean stays near "
+            "1; a ratio far above 1 is clipped.",
             "short",
             ("swarm_trainer_importance_ratio", "mean"),
             ("swarm_trainer_importance_ratio_max", "largest"),
@@ -68,23 +70,23 @@ LEARNING = Row(
         ),
         _gauge(
             "Clipped tokens",
-            "Share of tokens whose ratio left the clip range. 0 with one update a batch and fresh groups.",
+            "Share of tokens whose ratio is outside the clip range. 0 with one update per batch and fresh groups.",
             "percentunit",
             ("swarm_trainer_clip_ratio", "clipped"),
             minimum=0,
         ),
         _gauge(
             "Distance between policies",
-            "KL per token, in nats: behaviour (the sampler's against the trained policy; grows with staleness and with differences "
-            "between engines), reference (to the base policy; 0 unless trainer.kl_coefficient is set).",
+            "KL per token, in nats. behaviour: between the policy that sampled and the trained policy; it grows with staleness "
+            "and with differences between engines. reference: to the base policy; 0 unless trainer.kl_coefficient is set.",
             NATS_PER_TOKEN,
             ("swarm_trainer_kl_behaviour_nats", "behaviour"),
             ("swarm_trainer_kl_reference_nats", "reference"),
         ),
-        _gauge("Learning rate", "Of the last step.", "sci", ("swarm_trainer_learning_rate", "rate"), minimum=0),
+        _gauge("Learning rate", "Learning rate of the last step.", "sci", ("swarm_trainer_learning_rate", "rate"), minimum=0),
         Panel(
             title="Completion length",
-            description="Tokens per completion. A 95th percentile at generator.max_new_tokens means answers are cut off.",
+            description="Tokens per completion. If the 95th percentile is at generator.max_new_tokens, answers are being cut off.",
             unit="suffix: tokens",
             minimum=0,
             width=6,
@@ -92,8 +94,8 @@ LEARNING = Row(
         ),
         Panel(
             title="Completions cut off",
-            description="Share of completions that generator.max_new_tokens cut off, most of them before their answer. A share "
-            "that grows while the reward falls: answers get longer than there is room for.",
+            description="Share of completions cut off at generator.max_new_tokens, most of them before their answer. If it "
+            "grows while the reward falls, answers have become longer than the limit.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -108,9 +110,8 @@ LEARNING = Row(
         ),
         Panel(
             title="Left out of training",
-            description="Per second: groups skipped by reason, groups without advantage, foreign answers that this node's policy "
-            "finds absurd, steps that "
-            "changed nothing.",
+            description="Per second: groups skipped (by reason), groups without advantage, foreign answers that are too "
+            "unlikely under this node's policy (absurd), and steps that changed nothing.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -126,16 +127,16 @@ LEARNING = Row(
             ),
         ),
         _gauge(
-            "Encoded again",
-            "Share of the last step's groups whose text this node had to encode with its own tokenizer, because they came from "
-            "another.",
+            "Re-encoded groups",
+            "Share of the last step's groups that this node re-encoded from their text, because their "
+            "tokens were missing or from another tokenizer.",
             "percentunit",
             ("swarm_trainer_reencoded_ratio", "encoded again"),
             minimum=0,
         ),
         Panel(
             title="Held-out pass rate",
-            description="Of the newest evaluated policy, beside that of the base policy.",
+            description="Held-out pass rate of the newest evaluated policy and of the base policy.",
             unit="percentunit",
             minimum=0,
             maximum=1,

@@ -1,4 +1,4 @@
-"""The row of dashboard "Node" about what the processes use and what they write down."""
+"""The row of dashboard "Node" about machines, connections and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RESOURCES = Row(
     panels=(
         Panel(
             title="Trainer's GPU memory",
-            description="Of the trainer's device: allocated to tensors, reserved from the driver, and the peak. All 0 on a CPU.",
+            description="GPU memory of the trainer: allocated to tensors, reserved from the driver, and peak. All 0 on a CPU.",
             unit="bytes",
             minimum=0,
             width=6,
@@ -20,7 +20,7 @@ RESOURCES = Row(
         ),
         Panel(
             title="Memory by process",
-            description="Resident memory; scorer processes are not in it.",
+            description="Resident memory, without scorer processes.",
             unit="bytes",
             minimum=0,
             width=6,
@@ -28,16 +28,16 @@ RESOURCES = Row(
         ),
         Panel(
             title="CPU by process",
-            description="Cores in use; scorer processes are not in it.",
+            description="Cores in use, without scorer processes.",
             unit="suffix: cores",
             minimum=0,
             width=6,
             queries=(series(f"rate(process_cpu_seconds_total{{{NODE}}}[$__rate_interval])", "{{role}} {{instance}}"),),
         ),
         Panel(
-            title="Running since",
-            description="Age of each process. A line that drops to zero again and again is a process that crashes and is started "
-            "again.",
+            title="Uptime",
+            description="Time since each process started. A line that keeps dropping to zero is a process that crashes and "
+            "restarts.",
             unit="s",
             minimum=0,
             width=6,
@@ -45,7 +45,7 @@ RESOURCES = Row(
         ),
         Panel(
             title="NATS connection",
-            description="1 while connected, by process and plane.",
+            description="1 while connected, by role and plane.",
             unit="short",
             minimum=0,
             maximum=1,
@@ -55,7 +55,7 @@ RESOURCES = Row(
         ),
         Panel(
             title="NATS reconnects and errors",
-            description="Per second, by process and plane.",
+            description="Reconnects and errors per second, by role and plane.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -71,17 +71,17 @@ RESOURCES = Row(
             ),
         ),
         Panel(
-            title="Clock ahead of the server's",
-            description="By process, against its NATS server; below zero: behind. Alert SwarmClockSkewed looks for 20 seconds. "
-            "Others refuse groups whose sender's clock is far off.",
+            title="Clock skew",
+            description="Seconds by which each process's clock is ahead of its NATS server's; below zero it is behind. Alert "
+            "SwarmClockSkewed fires at 20 seconds. Other nodes refuse groups from a node with a wrong clock.",
             unit="s",
             width=6,
             queries=(series(f"swarm_clock_skew_seconds{{{NODE}}}", "{{role}} {{instance}}"),),
         ),
         Panel(
-            title="Certificate lasts",
-            description="Until the certificate of each plane's server runs out, as it was shown when the connection was made: "
-            "a renewed one counts from the next connection on. No value without TLS.",
+            title="Certificate time left",
+            description="Time until the certificate of each plane's server expires, as seen when the connection was made: a "
+            "renewed certificate shows only after a reconnect. No value without TLS.",
             unit="s",
             width=6,
             thresholds=(Threshold(value=7 * 86_400, color="green"),),
@@ -89,7 +89,8 @@ RESOURCES = Row(
         ),
         Panel(
             title="Steps since the checkpoint",
-            description="Steps that a trainer killed now would train again. It swings between 0 and trainer.checkpoint_every.",
+            description="Steps that the trainer would repeat if it were killed now. Normally between 0 and "
+            "trainer.checkpoint_every.",
             unit="suffix: steps",
             minimum=0,
             width=6,
@@ -103,8 +104,8 @@ RESOURCES = Row(
         ),
         Panel(
             title="Failed writes",
-            description="Writes of checkpoints, policies and records that failed and are tried again, and checkpoints found "
-            "broken at start.",
+            description="Failed writes of checkpoints, policies and records, which are retried, and checkpoints found corrupt "
+            "at start.",
             unit="short",
             minimum=0,
             decimals=0,

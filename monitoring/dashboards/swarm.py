@@ -1,4 +1,4 @@
-"""Dashboard "Swarm": who learns, and what the nodes give each other."""
+"""Dashboard "Swarm": which nodes learn, and what they share with each other."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ PER_MINUTE = "suffix: /min"
 
 _GLANCE = Panel(
     title="Nodes at a glance",
-    description="One line a node. Gain is the held-out pass rate minus that of the base policy on the same tasks; rates are over "
-    "five "
-    "minutes, the reward over fifteen. A node whose line is missing has no process that is scraped.",
+    description="One line per node. Gain is the held-out pass rate minus that of the base policy on the same tasks. Rates are "
+    "over five minutes, the reward over fifteen. If a node is missing, none of its processes is being scraped.",
     unit="short",
     kind=PanelKind.TABLE,
     width=24,
@@ -22,10 +21,10 @@ _GLANCE = Panel(
         series(f'max by (node) (swarm_policy_version{{{ALL}, role="trainer"}})', "policy version"),
         series(f"max by (node) (node:swarm_held_out_pass_ratio:latest{{{ALL}}})", "held-out pass rate", "percentunit"),
         series(f"max by (node) (node:swarm_held_out_gain:latest{{{ALL}}})", "gain over base", "percentunit"),
-        series(f'max by (node) (node:swarm_reward:mean15m{{{ALL}, origin="local"}})', "own reward", "percentunit"),
+        series(f'max by (node) (node:swarm_reward:mean15m{{{ALL}, origin="local"}})', "local reward", "percentunit"),
         series(f"60 * max by (node) (node:swarm_trainer_steps:rate5m{{{ALL}}})", "steps", PER_MINUTE),
         series(f"max by (node) (node:swarm_rollouts_shared:rate5m{{{ALL}}})", "groups shared", PER_SECOND),
-        series(f"max by (node) (node:swarm_ingest_accepted:rate5m{{{ALL}}})", "groups taken in", PER_SECOND),
+        series(f"max by (node) (node:swarm_ingest_accepted:rate5m{{{ALL}}})", "groups accepted", PER_SECOND),
         series(f"max by (node) (node:swarm_ingest_rejected:ratio15m{{{ALL}}})", "refused", "percentunit"),
     ),
 )
@@ -36,9 +35,8 @@ _LEARNING = Row(
         _GLANCE,
         Panel(
             title="Held-out pass rate",
-            description="Share of a fixed set of tasks, never trained on by any node with the same sources, that the newest "
-            "evaluated policy "
-            "answers right (greedy). This is the figure that says whether a node learns.",
+            description="Share of the held-out tasks that the newest evaluated policy answers correctly (greedy decoding). No node "
+            "with the same task sources trains on them. This figure says whether a node learns.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -47,35 +45,32 @@ _LEARNING = Row(
         ),
         Panel(
             title="Gain over the base policy",
-            description="Held-out pass rate minus that of policy version 0. Below zero: the node has become worse than what it "
-            "began with.",
+            description="Held-out pass rate minus that of policy version 0. Below zero, the policy is worse than the base policy.",
             unit="percentunit",
             width=12,
             queries=(series(f"max by (node) (node:swarm_held_out_gain:latest{{{ALL}}})", "{{node}}"),),
         ),
         Panel(
-            title="Reward of own answers",
-            description="Mean reward of the answers that a node's own policy sampled, as its own verifier scored them. At 0 or 1 "
-            "groups have no "
-            "advantage and nothing is learned.",
+            title="Reward of local groups",
+            description="Mean reward of the answers that the node sampled, as its verifier scored them. At 0 or 1 groups have "
+            "no advantage and the node learns nothing.",
             unit="percentunit",
             minimum=0,
             maximum=1,
             queries=(series(mean("swarm_reward", f'{ALL}, origin="local"', "node"), "{{node}}"),),
         ),
         Panel(
-            title="Reward of others' answers",
-            description="Mean reward that a node's own verifier gave to the answers it took in from other nodes. Much below the "
-            "own answers': "
-            "the others are weaker on these tasks, or send rubbish.",
+            title="Reward of foreign groups",
+            description="Mean reward that the node's verifier gave to answers from other nodes. If it is far below the reward "
+            "of local groups, the other nodes are weaker on these tasks or send junk.",
             unit="percentunit",
             minimum=0,
             maximum=1,
             queries=(series(mean("swarm_reward", f'{ALL}, origin="external"', "node"), "{{node}}"),),
         ),
         Panel(
-            title="Trained groups without advantage",
-            description="Share of the groups taken into batches whose rewards are all alike: they cost time and teach nothing.",
+            title="Groups without advantage",
+            description="Share of trained groups whose rewards are all equal. They cost time and teach nothing.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -95,7 +90,7 @@ _PACE = Row(
     panels=(
         Panel(
             title="Trainer steps",
-            description="Optimizer steps a minute. Zero for long is what alert SwarmTrainerStalled looks for.",
+            description="Trainer steps per minute. Alert SwarmTrainerStalled fires if there are none for too long.",
             unit=PER_MINUTE,
             minimum=0,
             width=6,
@@ -112,7 +107,7 @@ _PACE = Row(
         ),
         Panel(
             title="Tokens sampled",
-            description="Completion tokens that the node's generators sample a second.",
+            description="Completion tokens that the node's generators sample per second.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -120,7 +115,7 @@ _PACE = Row(
         ),
         Panel(
             title="Tokens trained on",
-            description="Completion tokens that the trainer takes in a second, own and others'.",
+            description="Completion tokens that the trainer trains on per second, local and foreign.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -134,7 +129,7 @@ _SHARING = Row(
     panels=(
         Panel(
             title="Groups shared",
-            description="Local groups stored in the swarm's stream a second, by node.",
+            description="Local groups stored in the swarm's stream per second, by node.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -146,18 +141,17 @@ _SHARING = Row(
             ),
         ),
         Panel(
-            title="Groups taken in",
-            description="Groups of other nodes that passed the border's checks and have this node's own rewards, a second.",
+            title="Foreign groups accepted",
+            description="Foreign groups per second that passed the border's checks and were scored by this node.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
             queries=(series(f"sum by (node) (rate(swarm_ingest_accepted_total{{{ALL}}}[$__rate_interval]))", "{{node}}"),),
         ),
         Panel(
-            title="Others' share of batches",
-            description="Share of the groups in batches that other nodes sampled. It should be J / (I + J) of the node's "
-            "configuration; less means "
-            "that batches are filled up with local groups or are short.",
+            title="Foreign share of batches",
+            description="Share of the groups in batches that are foreign. It should be J / (I + J); less means that batches "
+            "are filled with local groups instead, or are short.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -172,8 +166,7 @@ _SHARING = Row(
         ),
         Panel(
             title="Batches with too few foreign groups",
-            description="Share of batches that had fewer than J groups of other nodes when patience ended "
-            "(sampler.shortage_wait_s).",
+            description="Share of batches that still had fewer than J foreign groups after sampler.shortage_wait_s.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -188,17 +181,15 @@ _SHARING = Row(
         ),
         Panel(
             title="Age of foreign groups when used",
-            description="Seconds between the making of a foreign group and the batch that uses it: the way through the whole "
-            "system.",
+            description="Seconds from sampling a foreign group on its node to the batch here that uses it.",
             unit="s",
             minimum=0,
             queries=quantiles("swarm_sample_age_seconds", f'{ALL}, origin="external"', "node", "{{node}}"),
         ),
         Panel(
             title="Local groups that did not reach the swarm",
-            description="Groups a second that were given up on (dropped), or that failed and are tried again (error), because "
-            "the swarm's "
-            "server was away or refused them.",
+            description="Groups per second that were dropped, or that failed and will be retried (error), because the swarm's "
+            "server was unreachable or refused them.",
             unit=PER_SECOND,
             minimum=0,
             queries=(
@@ -211,8 +202,8 @@ _SHARING = Row(
         ),
         Panel(
             title="Outbox",
-            description="Local groups waiting for the swarm's server. It grows while the server is away and is sent when it "
-            "is back.",
+            description="Local groups waiting to be sent to the swarm's server. The outbox grows while the server is "
+            "unreachable and is sent once it is back.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -226,7 +217,8 @@ _REFUSALS = Row(
     panels=(
         Panel(
             title="Refused by reason",
-            description="Foreign messages refused at the border a second, by the first check that failed, over the chosen nodes.",
+            description="Foreign messages refused at the border per second, by the first check that failed, summed over the "
+            "selected nodes.",
             unit=PER_SECOND,
             minimum=0,
             stacked=True,
@@ -235,8 +227,8 @@ _REFUSALS = Row(
         ),
         Panel(
             title="Share refused",
-            description="Refused messages of all foreign messages that were judged. Alert SwarmRejectSpike compares this with "
-            "the hours before.",
+            description="Share of checked foreign messages that were refused. Alert SwarmRejectSpike compares this with the "
+            "hours before.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -252,9 +244,8 @@ _REFUSALS = Row(
         ),
         Panel(
             title="Refused by claimed sender",
-            description="The ten senders most is refused of. The name is what the message claims, good for counting and for "
-            "nothing else; `swarm ban` "
-            "without a name shows which keys are to blame.",
+            description="The ten senders with the most refused messages. The name is only what the message claims and may be "
+            "false; `swarm ban` without a name shows which keys are to blame.",
             unit=PER_SECOND,
             minimum=0,
             queries=(
@@ -265,8 +256,8 @@ _REFUSALS = Row(
             ),
         ),
         Panel(
-            title="Senders left out",
-            description="Senders that a node does not listen to: in quarantine for what they sent, or banned by its operator.",
+            title="Senders shut out",
+            description="Senders that the node ignores: quarantined for what they sent, or banned by its operator.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -274,7 +265,8 @@ _REFUSALS = Row(
         ),
         Panel(
             title="Reads of the swarm's stream",
-            description="Reads a second by their end. gap: the stream's window had moved past the reader, so groups were missed.",
+            description="Reads per second by result. gap: the stream had already dropped messages that the reader had not "
+            "read, so groups were missed.",
             unit=PER_SECOND,
             minimum=0,
             queries=(
@@ -291,7 +283,7 @@ _HEALTH = Row(
     panels=(
         Panel(
             title="Ready processes",
-            description="Processes of each role that answer and say they are ready. Every node needs one of each role at least.",
+            description="Processes of each role that report ready. Every node needs at least one of each role.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -300,9 +292,8 @@ _HEALTH = Row(
         ),
         Panel(
             title="NATS connections",
-            description="1 while every process of a node is connected to the plane, 0 while one is not. Node: the node's own "
-            "streams; swarm: the "
-            "shared ones, on verifiers of nodes that have a swarm plane.",
+            description="1 while every process of a node is connected to the plane, 0 while one is not. node: the node's own "
+            "streams. swarm: the shared streams, which only verifiers connect to; a node without a swarm plane has no value.",
             unit="short",
             minimum=0,
             maximum=1,
@@ -313,7 +304,7 @@ _HEALTH = Row(
         ),
         Panel(
             title="Since the last step",
-            description="Seconds since each trainer's last step ended. It grows for ever on a node that has taken all its steps "
+            description="Seconds since each trainer's last step ended. It keeps growing on a node that has taken all its steps "
             "(trainer.max_steps).",
             unit="s",
             minimum=0,
@@ -322,7 +313,7 @@ _HEALTH = Row(
         ),
         Panel(
             title="Firing alerts",
-            description="Alerts that fire now. Watchdog always does: it proves that rules are evaluated.",
+            description="Alerts firing now. Watchdog always fires, which proves that rules are evaluated.",
             unit="short",
             minimum=0,
             decimals=0,
@@ -335,7 +326,7 @@ _HEALTH = Row(
 SWARM = Dashboard(
     uid="swarm-overview",
     title="Swarm",
-    description="Who learns, how fast, what nodes give each other and what they refuse.",
+    description="Which nodes learn, how fast, what they share and what they refuse.",
     variables=(
         Variable(name="job", label="Job", query="label_values(swarm_build_info, job)"),
         Variable(name="node", label="Node", query='label_values(swarm_build_info{job=~"$job"}, node)'),

@@ -1,4 +1,4 @@
-"""The row of dashboard "Node" that is vLLM's own: empty with other engines.
+"""The row of dashboard "Node" with vLLM's own metrics; empty with other engines.
 
 Metric names: vLLM 0.32, `vllm/v1/metrics/loggers.py`.
 """
@@ -16,7 +16,7 @@ VLLM = Row(
     panels=(
         Panel(
             title="vLLM requests",
-            description="Completions in work and waiting for a place, over all generators.",
+            description="Completions running and waiting, summed over all generators.",
             unit="short",
             minimum=0,
             width=6,
@@ -28,7 +28,7 @@ VLLM = Row(
         Panel(
             title="vLLM KV cache",
             description="Share of the key-value cache in use. At 1 requests are preempted: lower generator.groups_per_call or "
-            "give more memory.",
+            "give vLLM more memory.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -37,8 +37,8 @@ VLLM = Row(
         ),
         Panel(
             title="vLLM prefix cache hits",
-            description="Share of looked-up prompt tokens that were in the prefix cache; the completions of a group share their "
-            "prompt.",
+            description="Share of looked-up prompt tokens that were in the prefix cache. The completions of a group share "
+            "their prompt.",
             unit="percentunit",
             minimum=0,
             maximum=1,
@@ -53,7 +53,7 @@ VLLM = Row(
         ),
         Panel(
             title="vLLM tokens",
-            description="Tokens sampled and prompt tokens read a second.",
+            description="Tokens sampled and prompt tokens read per second.",
             unit=PER_SECOND,
             minimum=0,
             width=6,
@@ -88,7 +88,7 @@ VLLM = Row(
         ),
         Panel(
             title="vLLM preemptions",
-            description="Requests a second that lost their place in the cache and are computed again.",
+            description="Requests per second that lost their place in the cache and are recomputed.",
             unit=PER_SECOND,
             minimum=0,
             width=6,

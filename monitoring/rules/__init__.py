@@ -1,5 +1,5 @@
-"""Recording rules and alerts, as values; `GROUPS` is all of them. `monitoring.render` writes them
-down for Prometheus and its operator.
+"""Recording rules and alerts, as values; `GROUPS` has all of them. `monitoring.render` writes them
+to files for Prometheus and its operator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GROUPS: tuple[Group, ...] = (
 
 
 def alerts() -> tuple[Alert, ...]:
-    """All alerts; two may have one name (with different severities)."""
+    """All alerts; two alerts may share a name if their severities differ."""
     return tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Alert))
 
 

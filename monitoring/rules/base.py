@@ -1,4 +1,4 @@
-"""What a rule is made of, and how Prometheus writes it."""
+"""The parts of a rule, and how a rule file for Prometheus expresses them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from enum import StrEnum
 from typing import Any
 
 RUNBOOKS = "docs/runbooks"
-"""Where `runbook_url` points unless rendering is told a URL: the folder in this repository."""
+"""The default for `runbook_url`: the folder in this repository."""
 
 
 class Severity(StrEnum):
-    """Who looks, and when."""
+    """Who has to act, and when."""
 
     CRITICAL = "critical"
-    """A person, now: a node has stopped to learn or is about to."""
+    """A person, now: a node has stopped learning or is about to."""
     WARNING = "warning"
     """A person, in working hours."""
     NONE = "none"
-    """Nobody; for machines that watch the alerting itself."""
+    """Nobody; a machine that monitors the alerting uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Record:
     expr: str
 
     def as_object(self, runbooks: str, scale: float = 1.0) -> dict[str, Any]:
-        """As in a rule file. What is recorded is the same at every scale."""
+        """The rule as an object of a rule file. `scale` has no effect on a recording rule."""
         return {"record": self.name, "expr": _expression(self.expr)}
 
 
@@ -40,8 +40,9 @@ class Alert:
     """An alert. `hold` is Prometheus's `for`; `summary` and `description` are its templates;
     `dashboard` is a path in Grafana.
 
-    `soon`: on one machine it is told sooner. Its hold, its windows and what stands in `$seconds(n)`
-    are multiplied by the scale that rules are rendered with, so its texts name none of them.
+    `soon`: the alert fires sooner on one machine. Its hold, its windows and the values in
+    `$seconds(n)` are multiplied by the scale that rules are rendered with, so its texts must not
+    state them.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Alert:
     soon: bool = False
 
     def as_object(self, runbooks: str, scale: float = 1.0) -> dict[str, Any]:
-        """As in a rule file."""
+        """The rule as an object of a rule file."""
         scale = scale if self.soon else 1.0
         hold = _scaled(self.hold, scale)
         return {
@@ -73,16 +74,17 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rules that are evaluated one after the other, so that later ones see what earlier ones
-    record.
-    """
+    """Rules that are evaluated in order, so that later ones can use what earlier ones record."""
 
     name: str
     rules: tuple[Record | Alert, ...]
 
-    def as_object(self, runbooks: str, scale: float = 1.0) -> Mapping[str, Any]:
-        """As in a rule file."""
-        return {"name": self.name, "rules": [rule.as_object(runbooks, scale) for rule in self.rules]}
+    def as_object(self, runbooks: str, scale: float = 1.0, every: str = "") -> Mapping[str, Any]:
+        """The group as an object of a rule file. `every`: how often it is evaluated; empty: as
+        often as that Prometheus does by default.
+        """
+        interval = {"interval": every} if every else {}
+        return {"name": self.name, **interval, "rules": [rule.as_object(runbooks, scale) for rule in self.rules]}
 
 
 NODE_DASHBOARD = "/d/swarm-node?var-node={{ $labels.node }}"
@@ -91,7 +93,7 @@ NATS_DASHBOARD = "/d/swarm-nats"
 
 
 def by_node(function: str, inner: str) -> str:
-    """`inner` brought together by node: `max by (job, node) (...)`."""
+    """`inner` aggregated by node: `max by (job, node) (...)`."""
     return f"{function} by (job, node) ({inner})"
 
 
@@ -100,14 +102,16 @@ def _expression(expr: str) -> str:
 
 
 def _scaled_expression(expr: str, scale: float) -> str:
-    """Windows shorter than a quarter of a day, and `$seconds(n)`, at a scale. A day's window says
-    how long something is remembered, and stays.
+    """`expr` with windows in minutes and `$seconds(n)` multiplied by `scale`. Windows in hours or
+    days say how long something is remembered, and stay as they are.
     """
     expr = re.sub(r"\$seconds\((\d+)\)", lambda found: f"{float(found[1]) * scale:g}", expr)
     return re.sub(r"\[(\d+m)\]", lambda found: f"[{_scaled(found[1], scale)}]", expr)
 
 
 def _scaled(duration: str, scale: float) -> str:
-    """A duration such as `5m` at a scale, in milliseconds where it is no whole one."""
+    """A duration such as `5m` multiplied by `scale`, then in milliseconds because it may not be
+    whole minutes.
+    """
     found = re.fullmatch(r"(\d+)m", duration)
     return duration if not found or scale == 1.0 else f"{round(int(found[1]) * 60_000 * scale)}ms"

@@ -1,5 +1,5 @@
-"""Alerts on learning that fails while steps go on. The same symptoms end up in the verdict on a run
-(`swarm_cli.observe.verdict`).
+"""Alerts on learning that fails although the trainer keeps taking steps. The verdict on a run
+reports the same symptoms (`swarm_cli.observe.verdict`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _BEST = f"max_over_time({_NEWEST}[1d])"
 _BASE = "max by (job, node) (swarm_held_out_base_pass_ratio)"
 _TASKS = "max by (job, node) (swarm_held_out_tasks)"
 _ENOUGH = f"and on (job, node) ({_TASKS} >= 16)"
-"""A pass rate of fewer tasks says nothing."""
+"""A pass rate over fewer tasks is too noisy to judge."""
 
 
 def _error(other: str, matching: str = "") -> str:
@@ -22,11 +22,11 @@ def _error(other: str, matching: str = "") -> str:
 
 _REWARD = "node:swarm_local_reward:mean15m"
 _AT_MOST = f"({_REWARD} + 2 * node:swarm_local_reward:error15m)"
-"""What the reward of a node's answers may be, chance allowed for."""
+"""Upper bound on the reward of a node's answers, allowing for chance."""
 
 
 def _collapsed(window: str) -> str:
-    """Nodes whose mean entropy over the window is near zero by more than its steps vary."""
+    """Nodes whose mean entropy over the window is below 0.02 by more than chance explains."""
     steps = _steps(window)
     error = f"max by (job, node) (stddev_over_time(swarm_trainer_entropy_nats[{window}])) / sqrt({steps})"
     return f"(max by (job, node) (avg_over_time(swarm_trainer_entropy_nats[{window}])) < 0.02 - 2 * {error} and {steps} >= 4)"
@@ -45,30 +45,30 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="5m",
         severity=Severity.CRITICAL,
-        summary="{{ $labels.node }} answers {{ $value | humanizePercentage }} of the held-out tasks less than its base policy",
-        description="Training has made the policy of {{ $labels.node }} worse than the one it began with, by more than chance "
-        "explains for a set of this size.",
+        summary="{{ $labels.node }}'s held-out pass rate is {{ $value | humanizePercentage }} below that of its base policy",
+        description="Training has made {{ $labels.node }}'s policy worse than its base policy, by more than chance explains "
+        "for this number of held-out tasks.",
         dashboard=SWARM_DASHBOARD,
         soon=True,
     ),
     Alert(
         name="SwarmHeldOutFalling",
-        # Three errors, not two: the best of a day is the best of many.
+        # Three standard errors, not two: the day's best is the maximum of many evaluations, so
+        # chance raises it.
         expr=f"""
         (({_BEST} - {_NEWEST}) > clamp_min(3 * {_error(_BEST)}, 0.05))
         {_ENOUGH}
         """,
         hold="15m",
         severity=Severity.WARNING,
-        summary="Held-out pass rate of {{ $labels.node }} is {{ $value | humanizePercentage }} below the run's best of the day",
-        description="The newest evaluated policy of {{ $labels.node }} answers {{ $value | humanizePercentage }} of the held-out "
-        "tasks less than the best of this run in the last "
-        "24 hours: more than chance explains for a set of this size.",
+        summary="{{ $labels.node }}'s held-out pass rate is {{ $value | humanizePercentage }} below the run's best of the last day",
+        description="The newest evaluated policy of {{ $labels.node }} has a held-out pass rate {{ $value | humanizePercentage "
+        "}} below this run's best of the last 24 hours, more than chance explains for this number of tasks.",
         dashboard=SWARM_DASHBOARD,
     ),
     Alert(
         name="SwarmRewardFalling",
-        # What the reward may be now is compared with what its best was at least.
+        # Compares the upper bound of the present reward with the lower bound of the best one.
         expr=f"""
         ({_REWARD} < 0.5 * max_over_time({_REWARD}[6h]))
         and
@@ -78,14 +78,15 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="10m",
         severity=Severity.WARNING,
-        summary="Reward of {{ $labels.node }}'s own answers has fallen to {{ $value | humanizePercentage }}",
-        description="The mean reward of the answers of {{ $labels.node }} is less than half of the best that this run had in the "
-        "last six hours, by more than chance explains for so many groups: the policy gets worse at the tasks that it trains on.",
+        summary="Reward of {{ $labels.node }}'s local groups has fallen to {{ $value | humanizePercentage }}",
+        description="The mean reward of {{ $labels.node }}'s local groups is less than half of this run's best in the last six "
+        "hours, by more than chance explains for this number of groups. The policy is getting worse at the tasks it trains on.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
         name="SwarmEntropyCollapsed",
-        # Slow steps are too few in a quarter of an hour, and are judged by the last hour's.
+        # A slow trainer takes too few steps in a quarter of an hour, so the last hour is used
+        # instead.
         expr=f"""
         (
           {_collapsed("15m")}
@@ -96,9 +97,9 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="10m",
         severity=Severity.WARNING,
-        summary='Entropy of {{ $labels.node }}\'s policy is {{ $value | printf "%.3f" }} nats a token',
-        description="The policy of {{ $labels.node }} gives nearly always the same answer, and not the right one: the answers of "
-        "a group do not differ, and nothing better is found.",
+        summary='Entropy of {{ $labels.node }}\'s policy is {{ $value | printf "%.3f" }} nats per token',
+        description="{{ $labels.node }}'s policy nearly always gives the same, wrong answer. The answers of a group do not "
+        "differ, so training finds nothing better.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -106,9 +107,11 @@ RULES: tuple[Alert, ...] = (
         expr="max by (job, node) (avg_over_time(swarm_trainer_kl_behaviour_nats[5m])) > 0.5",
         hold="1m",
         severity=Severity.WARNING,
-        summary='The policy of {{ $labels.node }} moved {{ $value | printf "%.1f" }} nats a token from the one that sampled',
-        description="The policy that {{ $labels.node }} trains is far from the one that sampled the answers it is trained on (KL "
-        "divergence; a healthy run stays below a tenth of this): steps are too large, or generator and trainer disagree.",
+        summary='The policy {{ $labels.node }} trains is {{ $value | printf "%.1f" }} nats per token from the one that sampled '
+        "its answers",
+        description="The policy that {{ $labels.node }} trains is far from the one that sampled the answers (KL divergence; a "
+        "healthy run stays below a tenth of the limit of 0.5). Steps are too large, or generator and trainer compute different "
+        "probabilities.",
         dashboard=NODE_DASHBOARD,
         soon=True,
     ),
@@ -121,8 +124,8 @@ RULES: tuple[Alert, ...] = (
         hold="10m",
         severity=Severity.WARNING,
         summary='Gradient norm of {{ $labels.node }} is {{ $value | printf "%.1f" }}',
-        description="The median norm of the gradients of {{ $labels.node }} is more than twenty times that of the run's hours "
-        "before. They are clipped (trainer.grad_clip), and what is left of them is mostly noise.",
+        description="The median gradient norm of {{ $labels.node }} over 15 minutes is more than twenty times that of the "
+        "hours before in this run. Gradients are clipped (trainer.grad_clip), but their directions are mostly noise.",
         dashboard=NODE_DASHBOARD,
     ),
 )

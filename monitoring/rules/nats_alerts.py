@@ -16,10 +16,10 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="3m",
         severity=Severity.CRITICAL,
-        summary="NATS server {{ $labels.instance }} is down or not healthy{{ with $labels.value }} ({{ . }}){{ end }}",
-        description="The NATS server at {{ $labels.instance }} does not say that it is healthy ({{ if $labels.value }}{{ "
-        "$labels.value }}{{ else }}its exporter does not answer{{ end }}). "
-        "Of three servers one may be away; with two away streams take nothing.",
+        summary="NATS server {{ $labels.instance }} is down or unhealthy{{ with $labels.value }} ({{ . }}){{ end }}",
+        description="The NATS server at {{ $labels.instance }} does not report healthy ({{ if $labels.value }}{{ $labels.value "
+        "}}{{ else }}its exporter does not answer{{ end }}). With one of three servers down, streams keep working; with two "
+        "down, they accept no messages.",
         dashboard=NATS_DASHBOARD,
         soon=True,
     ),
@@ -33,8 +33,8 @@ RULES: tuple[Alert, ...] = (
         hold="3m",
         severity=Severity.CRITICAL,
         summary="Stream {{ $labels.stream_name }} has no leader",
-        description="{{ $value }} servers report stream {{ $labels.stream_name }} (account {{ $labels.account }}) and none leads "
-        "it: it takes and gives nothing.",
+        description="{{ $value }} servers report stream {{ $labels.stream_name }} (account {{ $labels.account }}) and none "
+        "leads it: it can be neither written nor read.",
         dashboard=NATS_DASHBOARD,
     ),
     Alert(
@@ -42,10 +42,10 @@ RULES: tuple[Alert, ...] = (
         expr='sum by (job, instance) (increase(swarm_nats_api_requests_total{by="unexpected"}[1h])) > 0',
         hold="",
         severity=Severity.CRITICAL,
-        summary="JetStream took requests that no role and no operator may make (seen by {{ $labels.instance }})",
-        description='About {{ $value | printf "%.0f" }} requests of JetStream\'s API in an hour came neither from an operator nor '
-        "from a role within its permissions: somebody has found a way to administer streams. The watch's log names the account, "
-        "the request and who made it.",
+        summary="JetStream received requests that no role or operator may make (seen by {{ $labels.instance }})",
+        description='About {{ $value | printf "%.0f" }} JetStream API requests in the last hour came neither from an operator '
+        "nor from a role within its permissions: somebody has found a way to administer streams. The log of `swarm nats watch` "
+        "names the account, the request and who made it.",
         dashboard=NATS_DASHBOARD,
     ),
     Alert(
@@ -53,9 +53,9 @@ RULES: tuple[Alert, ...] = (
         expr="swarm_nats_watch_listening == 0",
         hold="10m",
         severity=Severity.WARNING,
-        summary="{{ $labels.instance }} does not hear who asks JetStream for what",
-        description="`swarm nats watch` at {{ $labels.instance }} runs and is not connected to the server, or may not listen. "
-        "Requests that nobody should make go unseen.",
+        summary="swarm nats watch at {{ $labels.instance }} is not seeing JetStream requests",
+        description="`swarm nats watch` at {{ $labels.instance }} runs but is not connected to the server, or lacks permission "
+        "to listen. Forbidden requests go unnoticed.",
         dashboard=NATS_DASHBOARD,
     ),
     Alert(
@@ -63,9 +63,9 @@ RULES: tuple[Alert, ...] = (
         expr="min by (job, server) (swarm_nats_certificate_expiry_timestamp_seconds - time()) < 14 * 86400",
         hold="10m",
         severity=Severity.WARNING,
-        summary="The certificate of NATS server {{ $labels.server }} runs out in {{ $value | humanizeDuration }}",
-        description="{{ $labels.server }} shows a certificate that lasts less than 14 days. Once it has run out nobody connects to "
-        "that server any more, neither clients nor the other servers; connections that are open stay so until they break.",
+        summary="The certificate of NATS server {{ $labels.server }} expires in {{ $value | humanizeDuration }}",
+        description="The certificate that {{ $labels.server }} presents expires in less than 14 days. After that neither "
+        "clients nor other servers can connect to it; open connections stay up until they break.",
         dashboard=NATS_DASHBOARD,
     ),
     Alert(
@@ -82,8 +82,8 @@ RULES: tuple[Alert, ...] = (
         hold="10m",
         severity=Severity.WARNING,
         summary="Work queue {{ $labels.stream_name }} is {{ $value | humanizePercentage }} full",
-        description="{{ $labels.stream_name }} (account {{ $labels.account }}) is {{ $value | humanizePercentage }} full. It "
-        "refuses what does not fit, and the generator waits.",
+        description="{{ $labels.stream_name }} (account {{ $labels.account }}) is {{ $value | humanizePercentage }} full. Once "
+        "it is full it refuses new groups and the generator waits.",
         dashboard=NATS_DASHBOARD,
     ),
     Alert(
@@ -92,9 +92,9 @@ RULES: tuple[Alert, ...] = (
         hold="15m",
         severity=Severity.WARNING,
         summary="{{ $value }} consumers on stream {{ $labels.stream_name }}",
-        description="{{ $labels.stream_name }} (account {{ $labels.account }}) has {{ $value }} consumers; the services need one "
-        "per node's work queue and a few for watches. Each costs "
-        "the server memory, and with replicas a Raft group.",
+        description="{{ $labels.stream_name }} (account {{ $labels.account }}) has {{ $value }} consumers; the services need "
+        "one for each node's work queue and a few for watches. Each one costs the server memory and, with replicas, a Raft "
+        "group.",
         dashboard=NATS_DASHBOARD,
     ),
     Alert(
@@ -108,7 +108,7 @@ RULES: tuple[Alert, ...] = (
         severity=Severity.WARNING,
         summary="JetStream of {{ $labels.server_name }} is {{ $value | humanizePercentage }} full",
         description="{{ $labels.server_name }} has used {{ $value | humanizePercentage }} of its JetStream storage "
-        "(max_file_store). At 100 % all streams on it refuse messages.",
+        "(max_file_store). At 100 % every stream on it refuses messages.",
         dashboard=NATS_DASHBOARD,
     ),
     Alert(
@@ -116,9 +116,9 @@ RULES: tuple[Alert, ...] = (
         expr='max by (job, server_id) (increase(nats_varz_slow_consumers{job="nats"}[15m])) > 5',
         hold="10m",
         severity=Severity.WARNING,
-        summary='{{ $labels.server_id }} cut {{ $value | printf "%.0f" }} connections that read too slowly',
-        description='{{ $labels.server_id }} has cut {{ $value | printf "%.0f" }} client connections in 15 minutes because what '
-        "they had asked for was not read fast enough (max_pending).",
+        summary='{{ $labels.server_id }} cut {{ $value | printf "%.0f" }} client connections that read too slowly',
+        description='{{ $labels.server_id }} has cut {{ $value | printf "%.0f" }} client connections in 15 minutes because the '
+        "clients did not read fast enough (max_pending).",
         dashboard=NATS_DASHBOARD,
     ),
 )

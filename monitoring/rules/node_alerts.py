@@ -5,7 +5,9 @@ from __future__ import annotations
 from monitoring.rules.base import NODE_DASHBOARD, SWARM_DASHBOARD, Alert, Severity
 
 _FINISHED = "on (job, node) (node:swarm_trainer_finished:max == 1)"
-"""A trainer that has taken its `trainer.max_steps` rests, and so do the services before it."""
+"""The trainer has taken its `trainer.max_steps`, so it and the services before it are idle on
+purpose.
+"""
 
 RULES: tuple[Alert, ...] = (
     Alert(
@@ -22,9 +24,8 @@ RULES: tuple[Alert, ...] = (
         soon=True,
         severity=Severity.CRITICAL,
         summary="{{ $labels.node }} has not trained for {{ $value | humanizeDuration }}",
-        description="The last step of {{ $labels.node }} (or the start of its trainer) is {{ $value | humanizeDuration }} ago: "
-        "more than five "
-        "usual steps. The node does not learn.",
+        description="The last step of {{ $labels.node }} (or the start of its trainer) was {{ $value | humanizeDuration }} "
+        "ago, longer than five usual steps. The node is not learning.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -38,9 +39,8 @@ RULES: tuple[Alert, ...] = (
         hold="20m",
         severity=Severity.WARNING,
         summary="{{ $labels.node }} samples nothing while its sampler waits for local groups",
-        description="For at least half an hour no generator of {{ $labels.node }} has made a group, though nothing waits to be "
-        "scored and the sampler "
-        "spends {{ $value | humanizePercentage }} of its time waiting for local groups.",
+        description="No generator of {{ $labels.node }} has sampled a group for at least half an hour, although no group is "
+        "waiting to be scored and the sampler spends {{ $value | humanizePercentage }} of its time waiting for local groups.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -52,10 +52,9 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="5m",
         severity=Severity.WARNING,
-        summary="A generator of {{ $labels.node }} samples from a policy {{ $value }} versions old",
-        description="A ready generator of {{ $labels.node }} still answers with a policy older than the one published ten "
-        "minutes ago; it is "
-        "{{ $value }} versions behind. Its groups are dropped as stale or admission stops it.",
+        summary="A generator of {{ $labels.node }} samples from a policy {{ $value }} versions behind",
+        description="A ready generator of {{ $labels.node }} still samples from a policy older than the one published ten "
+        "minutes ago; it is {{ $value }} versions behind. Its groups are dropped as stale, or admission stops it.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -67,9 +66,8 @@ RULES: tuple[Alert, ...] = (
         hold="10m",
         severity=Severity.WARNING,
         summary="Local groups of {{ $labels.node }} wait {{ $value | humanizeDuration }} to be scored",
-        description="The queue before the verifiers of {{ $labels.node }} has not been empty for a quarter of an hour; at the "
-        "present rate a new group "
-        "waits {{ $value | humanizeDuration }} (+Inf: nothing is scored at all).",
+        description="The verifiers' queue on {{ $labels.node }} has not been empty for 15 minutes. At the present rate a new "
+        "group waits {{ $value | humanizeDuration }} (+Inf: nothing is being scored).",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -84,10 +82,9 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="10m",
         severity=Severity.WARNING,
-        summary="{{ $value | humanizePercentage }} of {{ $labels.origin }} answers cannot be scored in time on {{ $labels.node }}",
-        description="Scorers of {{ $labels.node }} hang or break on {{ $value | humanizePercentage }} of the {{ $labels.origin "
-        "}} answers; each costs "
-        "verifier.answer_timeout_s and a process.",
+        summary="Scorers on {{ $labels.node }} hang or crash on {{ $value | humanizePercentage }} of {{ $labels.origin }} answers",
+        description="Scorers on {{ $labels.node }} hang or crash on {{ $value | humanizePercentage }} of the {{ $labels.origin "
+        "}} answers. Each such answer costs up to verifier.answer_timeout_s and a scorer process.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -96,9 +93,8 @@ RULES: tuple[Alert, ...] = (
         hold="5m",
         severity=Severity.WARNING,
         summary='{{ $value | printf "%.0f" }} scorer processes replaced on {{ $labels.node }} in 15 minutes',
-        description='{{ $value | printf "%.0f" }} scorer processes of {{ $labels.node }} were killed or lost in 15 minutes: '
-        "answers that hang, a memory "
-        "limit that is too low, or somebody's attack on the scorers.",
+        description='{{ $value | printf "%.0f" }} scorer processes on {{ $labels.node }} were killed or lost in 15 minutes. '
+        "Possible causes: answers that make scorers hang, a memory limit that is too low, or an attack on the scorers.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -106,9 +102,9 @@ RULES: tuple[Alert, ...] = (
         expr="max by (job, node) (swarm_dead_letters) - min by (job, node) (min_over_time(swarm_dead_letters[1h])) > 0",
         hold="5m",
         severity=Severity.WARNING,
-        summary='{{ $value | printf "%.0f" }} local groups of {{ $labels.node }} were given up on in the last hour',
-        description='{{ $value | printf "%.0f" }} groups of {{ $labels.node }} could not be scored in verifier.max_deliver tries '
-        "and are kept as dead letters.",
+        summary='{{ $labels.node }} could not score {{ $value | printf "%.0f" }} local groups in the last hour',
+        description='{{ $value | printf "%.0f" }} local groups of {{ $labels.node }} could not be scored in '
+        "verifier.max_deliver attempts and are kept as dead letters.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -120,10 +116,9 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="30m",
         severity=Severity.WARNING,
-        summary="Mean reward of {{ $labels.node }}'s own answers is {{ $value | humanizePercentage }}",
-        description="For half an hour nearly all own answers of {{ $labels.node }} have had the same reward ({{ $value | "
-        "humanizePercentage }} on average): "
-        "groups have no advantage and nothing is learned.",
+        summary="Mean reward of {{ $labels.node }}'s local groups is {{ $value | humanizePercentage }}",
+        description="For half an hour nearly all answers of {{ $labels.node }}'s local groups have had the same reward ({{ "
+        "$value | humanizePercentage }} on average). Groups have no advantage, so the node learns nothing.",
         dashboard=SWARM_DASHBOARD,
     ),
     Alert(
@@ -136,10 +131,9 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="15m",
         severity=Severity.WARNING,
-        summary="{{ $labels.node }} holds back {{ $value | humanize }} foreign groups a step",
-        description="Foreign groups whose gradient is out of all proportion keep coming to {{ $labels.node }}, "
-        "{{ $value | humanize }} in each step. They "
-        "are scaled down; somebody may be trying to steer the policy.",
+        summary="{{ $labels.node }} scales down {{ $value | humanize }} foreign groups per step",
+        description="{{ $labels.node }} keeps receiving foreign groups with gradients far larger than usual, {{ $value | "
+        "humanize }} per step. They are scaled down; somebody may be trying to steer the policy.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -151,8 +145,8 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="30m",
         severity=Severity.WARNING,
-        summary="{{ $value | humanizePercentage }} of {{ $labels.node }}'s steps leave the weights as they are",
-        description="Steps of {{ $labels.node }} end without an update: no group had an advantage, or gradients are not finite.",
+        summary="{{ $value | humanizePercentage }} of {{ $labels.node }}'s steps do not change the weights",
+        description="Steps of {{ $labels.node }} end without an update: no group has an advantage, or gradients are not finite.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -164,9 +158,8 @@ RULES: tuple[Alert, ...] = (
         hold="10m",
         severity=Severity.WARNING,
         summary="{{ $labels.node }} is {{ $value }} steps past its newest checkpoint",
-        description="A trainer of {{ $labels.node }} that dies now would train {{ $value }} steps again; a checkpoint is due "
-        "every trainer.checkpoint_every "
-        "steps and three were missed.",
+        description="If the trainer of {{ $labels.node }} died now, it would repeat {{ $value }} steps. A checkpoint is due "
+        "every trainer.checkpoint_every steps, and three were missed.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -175,9 +168,9 @@ RULES: tuple[Alert, ...] = (
         hold="5m",
         severity=Severity.WARNING,
         summary="The trainer of {{ $labels.node }} cannot write: {{ $labels.kind }}",
-        description='{{ $value | printf "%.0f" }} writes ({{ $labels.kind }}) of the trainer of {{ $labels.node }} failed in 15 '
-        "minutes. It goes on and tries again; "
-        "generators sample from an ageing policy, and a restart would go far back.",
+        description='{{ $value | printf "%.0f" }} writes ({{ $labels.kind }}) of the trainer of {{ $labels.node }} failed in '
+        "15 minutes. It keeps training and retries. Until writes succeed, generators may sample from an old policy and a "
+        "restart may lose many steps.",
         dashboard=NODE_DASHBOARD,
     ),
 )

@@ -1,4 +1,4 @@
-"""Alerts on processes and their connections, and the alert that proves that alerting works."""
+"""Alerts on processes and their connections, and Watchdog, which proves that alerting works."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from monitoring.rules.base import NODE_DASHBOARD, Alert, Severity
 
 _KNOWN = 'group by (job, node) (up{job="swarm", node!=""})'
 _TRAINS = f'({_KNOWN} and group by (job, node) (count_over_time(up{{job="swarm", role=~"sampler|trainer"}}[1d])))'
-"""Nodes that have a sampler or trainer, or had one today: a node whose policy is trained elsewhere
-has neither, on purpose.
+"""Nodes that have a sampler or trainer, or had one in the last day. A node with neither trains its
+policy elsewhere.
 """
 _NEEDED_BY = {"generator": _KNOWN, "verifier": _KNOWN, "sampler": _TRAINS, "trainer": _TRAINS}
 
@@ -24,8 +24,8 @@ RULES: tuple[Alert, ...] = (
         hold="15m",
         severity=Severity.CRITICAL,
         summary="{{ $labels.node }} has no {{ $labels.role }}",
-        description="No {{ $labels.role }} of {{ $labels.node }} answers scrapes, while other processes of the node are known. A "
-        "node learns with all four roles only.",
+        description="No {{ $labels.role }} of {{ $labels.node }} answers scrapes, although the node has other processes. A "
+        "node needs all four roles to learn.",
         dashboard=NODE_DASHBOARD,
         soon=True,
     ),
@@ -35,8 +35,8 @@ RULES: tuple[Alert, ...] = (
         hold="10m",
         severity=Severity.WARNING,
         summary="{{ $labels.job }} target {{ $labels.instance }} does not answer",
-        description="{{ $labels.instance }} ({{ $labels.job }} {{ $labels.node }} {{ $labels.role }}) does not answer Prometheus, "
-        "though it should be there.",
+        description="{{ $labels.instance }} ({{ $labels.job }} {{ $labels.node }} {{ $labels.role }}) does not answer "
+        "Prometheus' scrapes, although it should be running.",
         dashboard=NODE_DASHBOARD,
         soon=True,
     ),
@@ -46,8 +46,8 @@ RULES: tuple[Alert, ...] = (
         hold="30m",
         severity=Severity.WARNING,
         summary="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} is not ready",
-        description="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} answers, but has not been ready for half an "
-        "hour.",
+        description="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} answers scrapes but has not been ready "
+        "for half an hour.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -56,8 +56,8 @@ RULES: tuple[Alert, ...] = (
         hold="",
         severity=Severity.WARNING,
         summary="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} has restarted {{ $value }} times in 30 minutes",
-        description="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} was started {{ $value }} times again in 30 "
-        "minutes.",
+        description="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} has restarted {{ $value }} times in 30 "
+        "minutes. Its log and the last exit code say why.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -65,9 +65,9 @@ RULES: tuple[Alert, ...] = (
         expr='min by (job, node, role, plane) (swarm_nats_connected{plane="node"}) == 0',
         hold="3m",
         severity=Severity.CRITICAL,
-        summary="{{ $labels.role }} of {{ $labels.node }} has lost its own NATS server",
-        description="A {{ $labels.role }} of {{ $labels.node }} is not connected to the node's own streams. Nothing is lost; "
-        "nothing moves either.",
+        summary="A {{ $labels.role }} of {{ $labels.node }} is disconnected from the node's NATS server",
+        description="A {{ $labels.role }} of {{ $labels.node }} is not connected to the node plane. It waits until the "
+        "connection is back; no data is lost.",
         dashboard=NODE_DASHBOARD,
         soon=True,
     ),
@@ -77,8 +77,8 @@ RULES: tuple[Alert, ...] = (
         hold="15m",
         severity=Severity.WARNING,
         summary="{{ $labels.node }} cannot reach the swarm",
-        description="A {{ $labels.role }} of {{ $labels.node }} has not been connected to the shared streams for a quarter of an "
-        "hour. The node trains alone until it is back.",
+        description="A {{ $labels.role }} of {{ $labels.node }} has not been connected to the swarm plane for 15 minutes. The "
+        "node trains alone until the connection is back.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -87,8 +87,8 @@ RULES: tuple[Alert, ...] = (
         hold="5m",
         severity=Severity.WARNING,
         summary="The clock of {{ $labels.node }} is {{ $value | humanizeDuration }} off",
-        description="A machine of {{ $labels.node }} and its NATS server disagree on the time by {{ $value | humanizeDuration }}. "
-        "Other nodes refuse groups that come from the future or are too old.",
+        description="The clock of a machine of {{ $labels.node }} differs from its NATS server's by {{ $value | "
+        "humanizeDuration }}. Other nodes refuse groups whose time is in the future or too old.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -96,10 +96,10 @@ RULES: tuple[Alert, ...] = (
         expr="min by (job, node, plane) (swarm_certificate_expiry_timestamp_seconds - time()) < 7 * 86400",
         hold="10m",
         severity=Severity.WARNING,
-        summary="The certificate of the {{ $labels.plane }} plane's server of {{ $labels.node }} runs out in {{ $value | "
+        summary="The {{ $labels.plane }} plane's server of {{ $labels.node }} has a certificate that expires in {{ $value | "
         "humanizeDuration }}",
-        description="{{ $labels.node }} cannot connect to the server of its {{ $labels.plane }} plane any more once its "
-        "certificate has run out. Connections that are open stay so until they break.",
+        description="Once the certificate expires, {{ $labels.node }} can no longer connect to the server of its {{ "
+        "$labels.plane }} plane. Open connections stay up until they break.",
         dashboard=NODE_DASHBOARD,
     ),
     Alert(
@@ -108,7 +108,7 @@ RULES: tuple[Alert, ...] = (
         hold="",
         severity=Severity.NONE,
         summary="Alerting works",
-        description="Fires always. If it does not arrive, rules are not evaluated or alerts are not delivered.",
+        description="Always fires. If it does not arrive, rules are not being evaluated or alerts are not being delivered.",
         dashboard="/d/swarm-overview",
     ),
 )

@@ -1,5 +1,5 @@
-"""Recording rules: what alerts and several panels ask for, computed once. Names are
-`level:metric:operations`.
+"""Recording rules for values that alerts and several panels use, so that they are computed once.
+Names are `level:metric:operations`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ def _rate(metric: str, window: str) -> str:
 
 
 def _by_run(function: str, inner: str, window: str = "") -> str:
-    """`inner` brought together by node and run, so that a new run under the same names is not held
-    against an earlier one. `window`: how far `inner` looks back; a run that is younger has no
-    figure, as it would be partly of the run before.
+    """`inner` aggregated by node and run, so that a new run with the same node names is not
+    compared with an earlier one. `window`: how far `inner` looks back. A younger run has no value,
+    because part of it would come from the previous run.
     """
     run = "swarm_run_info"
     if window:
@@ -27,7 +27,7 @@ _EVALUATED = """
     and on (job, node, instance)
     swarm_held_out_policy_version == on (job, node) group_left max by (job, node) (swarm_held_out_policy_version)
 """
-"""Of several generator replicas only one evaluates a version: the newest version's figure counts.
+"""Only one of several generator replicas evaluates a version, so the newest version's value counts.
 """
 
 _TRAINER = 'up{job="swarm", role="trainer"}'
@@ -49,9 +49,9 @@ RULES: tuple[Record, ...] = (
         expr=f"{_rate('swarm_trainer_step_duration_seconds_sum', '6h')} / ({_rate('swarm_trainer_steps_total', '6h')} > 0)",
     ),
     Record(
-        # What a silent trainer said last counts as long as it is known as a target: its series end
-        # with the scrapes. Before the first step of a process its own start counts, so that one
-        # that never steps is seen too.
+        # The series of a trainer that answers no scrapes end, so its last value counts while it is
+        # still a target. Before a process's first step its start time counts, so that a trainer
+        # that never takes a step is noticed too.
         name="node:swarm_trainer_idle:seconds",
         expr="time() - " + by_node("max", f"(({_LAST_STEP} >= {_STARTED}) or {_STARTED}) and on (job, node, instance) {_TRAINER}"),
     ),
@@ -71,7 +71,7 @@ RULES: tuple[Record, ...] = (
     Record(name="node:swarm_rollouts_shared:rate5m", expr=_rate('swarm_rollout_publish_total{plane="swarm", result="ok"}', "5m")),
     Record(name="node:swarm_ingest_accepted:rate5m", expr=_rate("swarm_ingest_accepted_total", "5m")),
     Record(
-        # What an honest sender makes beyond what this node looks at is no fault of anybody's.
+        # `surplus` is left out: it is what honest senders send beyond this node's intake.
         name="node:swarm_ingest_rejected:ratio15m",
         expr=f"{_REFUSED} / (({_REFUSED} + {_rate('swarm_ingest_accepted_total', '15m')}) > 0)",
     ),
@@ -99,22 +99,22 @@ RULES: tuple[Record, ...] = (
         + " > 0)",
     ),
     Record(
-        # Counted in groups: the answers to one question stand or fall together. Rewards lie between
-        # 0 and 1, so the variance is at most mean * (1 - mean); the term beside it keeps an error
-        # where all groups agree: three errors are then 3 / groups.
+        # Counted in groups, because the answers to one question are correlated. Rewards lie between
+        # 0 and 1, so the variance is at most mean * (1 - mean). The added term keeps the error
+        # above zero when all groups agree: three errors are then 3 / groups.
         name="node:swarm_local_reward:error15m",
         expr=f"sqrt(({_REWARD} * (1 - {_REWARD}) + 1 / {_REWARDED}) / {_REWARDED})",
     ),
     Record(
-        # Three errors: the best of hours is the best of many. What was recorded by a minute with
-        # few groups is low, however well they did.
+        # Three errors, because the best of several hours is the maximum of many values. A window
+        # with few groups gets a low bound, however high its rewards.
         name="node:swarm_local_reward:least15m",
         expr=f"{_REWARD} - 3 * node:swarm_local_reward:error15m",
     ),
     Record(name="node:swarm_trainer_grad_norm:max", expr=_by_run("max", "swarm_trainer_grad_norm")),
     Record(
-        # 1 while steps come at their pace and change the policy. A node whose trainer has taken all
-        # its steps is not concerned, and has none.
+        # 1 while steps come at their usual pace and change the policy. A node whose trainer has
+        # taken all its steps has no value.
         name="node:swarm_learns:bool",
         expr=f"""
         (
@@ -136,8 +136,9 @@ RULES: tuple[Record, ...] = (
         """,
     ),
     Record(
-        # 1 while the verifier is on the swarm plane and most of what it shares arrives; 0 too while
-        # no verifier of a node that shares answers. A node that trains alone has none.
+        # 1 while the verifier is connected to the swarm plane and most of the groups it shares
+        # arrive. 0 otherwise, also while no verifier of a sharing node answers scrapes. A node that
+        # trains alone has no value.
         name="node:swarm_shares:bool",
         expr=f"""
         (

@@ -1,6 +1,4 @@
-"""Alerts on what a node gives to the swarm and takes from it. A node that trains alone is not
-concerned by any.
-"""
+"""Alerts on sharing with the swarm. None of them fires for a node that trains alone."""
 
 from __future__ import annotations
 
@@ -16,10 +14,9 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="15m",
         severity=Severity.WARNING,
-        summary="{{ $labels.node }} takes in nothing from other nodes",
-        description="{{ $labels.node }} wants groups of others in its batches (sampler.external) and has accepted none for half "
-        "an hour. It learns, if at all, "
-        "from its own alone.",
+        summary="{{ $labels.node }} accepts no groups from other nodes",
+        description="{{ $labels.node }} is configured to use foreign groups (sampler.external) and has accepted none for half "
+        "an hour. It trains on local groups alone, or not at all.",
         dashboard=SWARM_DASHBOARD,
     ),
     Alert(
@@ -33,10 +30,9 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="10m",
         severity=Severity.WARNING,
-        summary="{{ $labels.node }} refuses {{ $value | humanizePercentage }} of what others send",
-        description="{{ $labels.node }} refuses {{ $value | humanizePercentage }} of the foreign messages it looks at; the share "
-        "it accepts is less than half of that of the "
-        "hours before.",
+        summary="{{ $labels.node }} refuses {{ $value | humanizePercentage }} of foreign messages",
+        description="{{ $labels.node }} refuses {{ $value | humanizePercentage }} of the foreign messages it checks. The share "
+        "it accepts is less than half of that in the hours before.",
         dashboard=SWARM_DASHBOARD,
     ),
     Alert(
@@ -44,9 +40,9 @@ RULES: tuple[Alert, ...] = (
         expr='sum by (job, node) (increase(swarm_ingest_rejected_total{reason="flood"}[2m])) > 50',
         hold="1m",
         severity=Severity.WARNING,
-        summary='{{ $labels.node }} is flooded: {{ $value | printf "%.0f" }} messages of strangers found no place',
-        description="Senders that have earned no standing with {{ $labels.node }} send more than it looks at. Groups of those that "
-        "have keep their turns, and what they make beyond it counts as surplus, not as flood.",
+        summary='{{ $labels.node }} is flooded: it refused {{ $value | printf "%.0f" }} messages from new senders',
+        description="Senders that have not earned a standing with {{ $labels.node }} send more than it takes in. Established "
+        "senders are not affected: they keep their share, and what they send beyond it counts as surplus, not as flood.",
         dashboard=SWARM_DASHBOARD,
         soon=True,
     ),
@@ -59,10 +55,9 @@ RULES: tuple[Alert, ...] = (
         """,
         hold="15m",
         severity=Severity.WARNING,
-        summary="{{ $value | humanizePercentage }} of what {{ $labels.node }} shares does not reach the swarm",
-        description="{{ $value | humanizePercentage }} of the groups that {{ $labels.node }} wants to share fail or are given up "
-        "on. Its own training is not concerned; "
-        "the others learn without it.",
+        summary="{{ $value | humanizePercentage }} of the groups that {{ $labels.node }} shares do not reach the swarm",
+        description="{{ $value | humanizePercentage }} of the groups that {{ $labels.node }} shares fail or are dropped. Its "
+        "own training is not affected; other nodes train without its groups.",
         dashboard=SWARM_DASHBOARD,
     ),
 )

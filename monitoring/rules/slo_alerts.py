@@ -1,9 +1,9 @@
-"""Service levels, as burn rates: how fast a node uses up the time in which it may fail.
+"""Service level alerts, as burn rates: how fast a node uses up its error budget.
 
-Two promises, each of 99 % of the minutes: the node learns (`node:swarm_learns:bool`), and the node
-shares (`node:swarm_shares:bool`). Windows and factors are those of the Google SRE workbook, chapter
-5: a critical alert where 2 % of a month's budget goes in an hour, a warning where 5 % goes in six.
-The short window ends an alert soon after its cause.
+There are two objectives, each for 99 % of the minutes: the node learns (`node:swarm_learns:bool`)
+and the node shares (`node:swarm_shares:bool`). Windows and factors are those of the Google SRE
+workbook, chapter 5: critical if 2 % of a month's budget is used in an hour, a warning if 5 % is
+used in six hours. The short window ends an alert soon after its cause ends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _FAST, _SLOW = 14.4, 6.0
 
 
 def _burns(level: str, long: str, short: str, known: str, factor: float) -> str:
-    """True where more than `factor` times the allowed part of both windows was bad. Only of a node
-    that is there now, and was `known` ago: a run that is over burns nothing, and of one that has
-    just begun the start would be most of the window.
+    """True if more than `factor` times the allowed share of both windows was bad. The node must
+    exist now and have existed `known` ago: a finished run burns no budget, and for a run that has
+    just begun, start-up would fill most of the window.
     """
     bad = f"{factor * (1 - TARGET):g}"
     there = f"({level} and {level} offset {known})"
@@ -25,14 +25,13 @@ def _burns(level: str, long: str, short: str, known: str, factor: float) -> str:
 
 
 def _pair(name: str, level: str, what: str, dashboard: str) -> tuple[Alert, Alert]:
-    """A fast and a slow burn of one objective. Two windows each: the long one so that a short
-    outage wakes nobody, the short one so that the alert ends soon after its cause.
+    """The fast and the slow alert on one objective. Each uses two windows: the long one so that a
+    short outage wakes nobody, the short one so that the alert ends soon after its cause ends.
     """
     summary = f"{{{{ $labels.node }}}} has not {what} for {{{{ $value | humanizePercentage }}}} of the time"
     description = (
-        f"In the window that this alert looks at, {{{{ $labels.node }}}} has not {what} for "
-        "{{ $value | humanizePercentage }} of the time; 1% is what a node may take over a month. The alert that names the cause "
-        "fires beside this one, or has come and gone."
+        f"In this alert's window {{{{ $labels.node }}}} has not {what} for {{{{ $value | humanizePercentage }}}} of the time; "
+        "1% is the budget for a month. An alert that names the cause is firing too, or has fired and ended."
     )
     fast = Alert(
         name=name,

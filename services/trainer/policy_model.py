@@ -16,7 +16,8 @@ from services.trainer.probes.trainable import check_trainable
 from shared.config import NodeConfig
 from shared.config.sections import LoraSection
 from shared.model.adapter_merge import adapted_layers
-from shared.model.loading import load_causal_lm, load_tokenizer, resolve_dtype
+from shared.model.loading import load_causal_lm, resolve_dtype
+from shared.model.reading import load_tokenizer
 from shared.model.weights import plain_name
 from shared.seeds import number_from
 

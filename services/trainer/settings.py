@@ -14,7 +14,7 @@ from services.trainer.objectives.config import configured_objective
 from services.trainer.selection.capability import CapabilityRules
 from services.trainer.selection.tokens import IntakeRules
 from shared.config import NodeConfig
-from shared.model.loading import model_max_length
+from shared.model.reading import model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash
 
 

@@ -61,10 +61,22 @@ def _message(problem: ErrorDetails, settings: type[BaseModel]) -> str:
         hint = meant_key(problem["loc"], settings) or "remove it or correct its spelling"
         return f"unknown key; {hint} (`swarm config show --all` lists all keys)"
     if problem["loc"] and problem["type"] not in {"value_error", "missing"}:
+        if problem["type"] == "string_pattern_mismatch":
+            message = _in_words(str(problem.get("ctx", {}).get("pattern", ""))) or message
         message += f", got {problem['input']!r}"
         if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):
             message += f"; {hint}"
     return message
+
+
+def _in_words(pattern: str) -> str:
+    """What a name's pattern asks for; empty for other patterns."""
+    name = re.fullmatch(r"\^\[[A-Za-z0-9-]+\]\[([^\]]+)\]\{0,(\d+)\}\$", pattern)
+    if name is None:
+        return ""
+    letters = "letters" if "A-Z" in name[1] else "small letters"
+    signs = [sign for sign in "._-" if sign in re.sub(r"\w-\w", "", name[1])]
+    return f"must be 1 to {int(name[2]) + 1} {letters}, digits or {' '.join(signs)}, beginning with a letter or digit"
 
 
 def _choices(problem: ErrorDetails) -> list[str]:

@@ -38,6 +38,9 @@ __all__ = [
 ]
 
 
+RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
 class NodeSection(Section):
     """The node's identity."""
 
@@ -50,7 +53,7 @@ class NodeSection(Section):
         "bucket, so that nobody can predict the next tasks. Any other value makes every run draw the same tasks, which "
         "experiments need; other nodes can then predict them.",
     )
-    run: str = Field("dev", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run and of its folder.")
+    run: str = Field("dev", pattern=RUN_PATTERN, description="Name of the run and of its folder.")
     replica: str = Field(
         "0",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$",

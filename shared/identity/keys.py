@@ -62,8 +62,8 @@ def load(path: Path) -> SigningKey:
     """
     try:
         state = path.stat()
-        # As ssh has it: a file that belongs to somebody else, as a mounted secret does, was given
-        # to this user on purpose.
+        # As in ssh: a file owned by somebody else, such as a mounted secret, was given to this user
+        # on purpose.
         if state.st_uid == os.geteuid() and state.st_mode & 0o077:
             raise KeyFileError(f"key file {path} is readable by other users: run `chmod 600 {path}`")
         seed = path.read_bytes().strip()
@@ -78,7 +78,7 @@ def load(path: Path) -> SigningKey:
 
 
 def create(path: Path, seed: bytes | None = None) -> SigningKey:
-    """Create a key, or take the one of `seed`, in a new file that only its owner can read.
+    """Store a new key, or the key of `seed`, in a new file that only its owner can read.
 
     Raises:
         KeyFileError: the file exists, or cannot be written.
@@ -98,13 +98,13 @@ def is_public_key(text: str) -> bool:
 
 
 def is_seed(text: str) -> bool:
-    """Whether this is a well-formed seed of a user (`SU...`), checksum included, which loading one
-    does not look at.
+    """Whether this is a well-formed seed of a user (`SU...`), checksum included; loading a seed
+    does not check it.
     """
     try:
         decoded = base64.b32decode(text + "=" * (-len(text) % 8))
         nkeys.from_seed(bytearray(text.encode()))
-    except Exception:  # nkeys raises errors of its own, binascii's and nacl's
+    except Exception:  # nkeys raises its own errors and those of binascii and nacl
         return False
     return bool(nkeys.crc16(bytearray(decoded[:-2])) == int.from_bytes(decoded[-2:], "little"))
 

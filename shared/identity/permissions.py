@@ -19,7 +19,7 @@ from shared.transport.blobs import companion_name, companion_subject
 from shared.transport.keys import bucket_stream
 
 OPERATOR = "operator"
-"""The user of a person: creates streams, reads everything, requeues dead letters."""
+"""User of a person: creates streams, reads everything, requeues dead letters."""
 WATCH = "watch"
 """User of `swarm nats watch`: receives JetStream's reports on requests, and may request nothing."""
 OBSERVER = "observer"
@@ -27,7 +27,7 @@ OBSERVER = "observer"
 and may write nothing. Spectators share its key.
 """
 ADVISORY = "$JS.EVENT.ADVISORY.API"
-"""On what JetStream says, in the account of the streams, who asked its API for what."""
+"""Subject on which JetStream reports, in the streams' account, each API request and its sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ EVERYTHING = Permissions((">",), (">",))
 
 
 def inbox(node: str, role: str) -> str:
-    """Prefix of a role's reply subjects, as the default of `nats.inbox_prefix` has it."""
+    """Prefix of a role's reply subjects, the same as the default of `nats.inbox_prefix`."""
     return f"_INBOX_{node}.{role}"
 
 
 def swarm_node(node: str) -> Permissions:
-    """A node on the swarm plane: own rollouts, scores and directory entry; all streams by direct
-    get.
+    """A node on the swarm plane: writes its rollouts, scores and directory entry; reads all streams
+    by direct get.
     """
     streams = (
         *_with_chunks(subjects.SWARM_ROLLOUTS),
@@ -67,8 +67,8 @@ def swarm_node(node: str) -> Permissions:
 
 
 def swarm_observer() -> Permissions:
-    """A spectator on the swarm plane: scores and directory by direct get, and of the groups only
-    how many there are, so that a shared key cannot make the server send them.
+    """A spectator on the swarm plane: reads scores and directory by direct get, and only the number
+    of groups, so that nobody with the shared key can make the server send them.
     """
     streams = (subjects.SWARM_EVALS, bucket_stream(subjects.SWARM_NODES_BUCKET))
     return Permissions(
@@ -96,7 +96,7 @@ def node_role(node: str, role: str) -> Permissions:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What one role does beyond what all roles do: subjects and requests, keys written, streams
+    """What one role needs beyond what all roles need: subjects and requests, keys written, streams
     read, keys watched.
     """
 
@@ -162,7 +162,8 @@ def _trainer(node: str) -> _Needs:
             *_purging(batches),
             f"$JS.API.STREAM.PURGE.{_chunks(batches)}",
             *_purging(policies),
-            # Not the stream itself: who may make one may have it republish to any subject.
+            # Not the creation of the stream: whoever may create one may let it republish to any
+            # subject.
             _dropping(policies),
         ),
         keys=(subjects.POLICY_KEY, subjects.TRAINER_KEY, FINDINGS_KEY),
@@ -208,8 +209,8 @@ def _dropping(stream: str) -> str:
 
 
 def _purging(stream: str) -> tuple[str, str]:
-    # Who purges a stream looks first whether it has chunks, and gets no answer at all where it may
-    # not ask.
+    # A purge first looks whether the stream has chunks, and a request without permission gets no
+    # answer at all.
     return f"$JS.API.STREAM.PURGE.{stream}", f"$JS.API.STREAM.INFO.{_chunks(stream)}"
 
 

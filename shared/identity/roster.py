@@ -82,9 +82,9 @@ def _problem(fields: list[str], entries: Mapping[str, RosterEntry], keys: Mappin
         return f"{fields[0][:80]!r} has no key"
     name, public_key = fields[0], fields[1]
     if not is_node_name(name):
-        return f"{name[:80]!r} is no node name (small letters, digits, hyphens; at most 32)"
+        return f"{name[:80]!r} is not a node name (lower-case letters, digits, hyphens; at most 32)"
     if not is_public_key(public_key):
-        return f"{public_key[:80]!r} is no public key (`swarm keys show` prints U...)"
+        return f"{public_key[:80]!r} is not a public key (`swarm keys show` prints U...)"
     if name in entries:
         return f"{name} is listed twice"
     if public_key in keys:

@@ -1,6 +1,4 @@
-"""Signs what a node says about itself, and checks what others say about themselves before it is
-shown.
-"""
+"""Signs a node's statements about itself, and checks those of other nodes before they are shown."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ MAX_CLOCK_SKEW_S = 300.0
 ever.
 """
 
-OTHER_SWARM = "it was said in another swarm"
+OTHER_SWARM = "it was made for another swarm"
 
 S = TypeVar("S", EvalReport, NodeRecord)
 
 
 class Standing(StrEnum):
-    """How certain it is that a statement comes from its node."""
+    """Whether a statement is known to come from its node."""
 
     SIGNED = "signed"
     UNSIGNED = "unsigned"
@@ -34,8 +32,8 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Heard(Generic[S]):
-    """A statement and who said it. `public_key` and `swarm` are None for an unsigned one; `problem`
-    says why it is refused.
+    """A received statement and its sender. `public_key` and `swarm` are None if it is unsigned;
+    `problem` says why it is refused.
     """
 
     said: S
@@ -59,7 +57,7 @@ def hear(payload: bytes, kind: type[S], now: float, swarm: str | None = None) ->
     Older software sent the bare message without a signature: it is read and marked as unsigned.
 
     Raises:
-        MessageError: it is no statement of this kind at all.
+        MessageError: it is not a statement of this kind at all.
     """
     try:
         signed = decode(payload, SignedStatement)
@@ -71,10 +69,10 @@ def hear(payload: bytes, kind: type[S], now: float, swarm: str | None = None) ->
 
 
 def said_in(payload: bytes, kind: type[S]) -> S:
-    """What a statement says, unchecked: for lists too long to check every entry.
+    """A statement's content, unchecked: for lists too long to check every entry.
 
     Raises:
-        MessageError: it is no statement of this kind.
+        MessageError: it is not a statement of this kind.
     """
     try:
         return decode(decode(payload, SignedStatement).body, kind)
@@ -84,16 +82,16 @@ def said_in(payload: bytes, kind: type[S]) -> S:
 
 def _problem(signed: SignedStatement, said: EvalReport | NodeRecord, now: float, swarm: str | None) -> str:
     if not verify(signed.public_key, statement_bytes(type(said).__name__, signed.swarm, signed.body), signed.signature):
-        return "the signature is not of the key that it names"
+        return "the signature is not by the key that it names"
     if swarm is not None and signed.swarm != swarm:
         return OTHER_SWARM
     if isinstance(said, NodeRecord) and said.public_key != signed.public_key:
-        return "the entry names another key than the one that signed it"
+        return "the entry names a different key from the one that signed it"
     if said_at(said) > now + MAX_CLOCK_SKEW_S:
         return "its time is in the future"
     return ""
 
 
 def said_at(said: EvalReport | NodeRecord) -> float:
-    """When it was said, by the node's clock (Unix seconds)."""
+    """When the statement was made, by the node's clock (Unix seconds)."""
     return said.updated_at if isinstance(said, NodeRecord) else said.created_at

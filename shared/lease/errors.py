@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class NameTaken(Exception):
-    """Another run or another process has the name; the message says which, and what to do."""
+    """Another run or process has the name; the message says which, and what to do."""

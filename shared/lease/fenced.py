@@ -1,9 +1,9 @@
-"""A node plane that takes nothing from a process that has lost its lease.
+"""A node plane that refuses every write of a process that has lost its lease.
 
-Every write first makes sure of the lease. That leaves the instant between the question and the
-write, in which a machine may be suspended for an hour. For the keys that the process alone writes
-the server closes it: each is written by compare-and-set, and whoever takes a lease over writes them
-once more as they are, so that what the former holder still sends comes too late.
+Every write first checks the lease. That leaves a gap between the check and the write, in which a
+machine may be suspended for an hour. For the keys that only this process writes, the server closes
+the gap: each is written by compare-and-set, and a process that takes over a lease rewrites these
+keys with their present values, so that a late write of the former holder fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shared.transport.base import (
 from shared.transport.counters import Counters
 
 _ATTEMPTS, _PAUSE_S = 10, 0.02
-_WRITTEN_BY_OTHERS = "somebody writes it all the time without the lease that it takes: end what is no service of this version"
+_WRITTEN_BY_OTHERS = "another process keeps writing it without the lease: end every process that is not a service of this version"
 
 
 class FencedKeyValue:
@@ -43,16 +43,16 @@ class FencedKeyValue:
 
     @classmethod
     async def begin(cls, kv: KeyValue, lease: Lease, sole_keys: Sequence[str]) -> FencedKeyValue:
-        """Once the lease was taken: `sole_keys` of the node's bucket are this process's from now
-        on, and no write of an earlier holder to them counts any more. A key that was never written
-        is left so. Raises TransportError.
+        """Call once the lease is taken. From then on `sole_keys` of the node's bucket belong to
+        this process, and an earlier holder's writes to them fail. A key that was never written
+        stays absent. Raises TransportError.
         """
         return cls(kv, lease, {key: await cls._written_again(kv, lease, key) for key in sole_keys})
 
     @staticmethod
     async def _written_again(kv: KeyValue, lease: Lease, key: str) -> int:
-        """The key's revision, after its newest value was written once more. What was read may be
-        older, from a server that lags behind the others: then it is read again.
+        """The key's revision after its newest value was rewritten. A conflict means that the value
+        came from a server that lags behind the others; it is then read again.
         """
         for _ in range(_ATTEMPTS):
             entry = await kv.get(lease.bucket, key)
@@ -66,8 +66,8 @@ class FencedKeyValue:
         raise NotConnected(f"bucket {lease.bucket}, key {key}: {_WRITTEN_BY_OTHERS}")
 
     async def put(self, bucket: str, key: str, value: bytes) -> int:
-        """Write; a key of this process alone only if nobody has written it since. Raises LeaseLost
-        besides.
+        """Write. A key that belongs to this process is written only if nobody else has written it
+        since. Also raises LeaseLost.
         """
         await self._lease.writable()
         if bucket != self._lease.bucket or key not in self._revisions:
@@ -77,8 +77,9 @@ class FencedKeyValue:
                 try:
                     revision = await self._kv.update(bucket, key, value, last_revision=self._revisions[key])
                 except Conflict:
-                    # Read first and ask for the lease then: whoever takes it over after that writes
-                    # the key again, and what was read is old.
+                    # Read the key before renewing the lease: a process that takes the lease over
+                    # after the read rewrites the key, and the update with the revision read here
+                    # fails.
                     await asyncio.sleep(_PAUSE_S)
                     entry = await self._kv.get(bucket, key)
                     await self._lease.renew()
@@ -103,7 +104,7 @@ class FencedKeyValue:
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
-        """Create the bucket, or update it where it differs."""
+        """Create the bucket, or update it if it differs."""
         await self._lease.writable()
         await self._kv.ensure(
             bucket, history=history, ttl_s=ttl_s, max_value_bytes=max_value_bytes, replicas=replicas, lowering=lowering
@@ -148,7 +149,7 @@ class FencedTransport:
 
     @property
     def certificate_expires_at(self) -> float | None:
-        """Unix time at which the server's certificate runs out; None where there is none."""
+        """Unix time at which the server's certificate expires; None without TLS."""
         return self._plane.certificate_expires_at
 
     @property
@@ -194,8 +195,8 @@ class FencedTransport:
         )
 
     async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
-        """Up to `max_messages` from a durable consumer; they are another's to work on where the
-        lease is lost.
+        """Up to `max_messages` from a durable consumer. It needs the lease, because after a loss
+        they are the new holder's to work on.
         """
         await self._lease.writable()
         return await self._plane.fetch(stream, consumer, max_messages, timeout_s)
@@ -217,7 +218,7 @@ class FencedTransport:
         return await self._plane.last(stream, subject)
 
     async def stream_state(self, stream: str) -> StreamState:
-        """Fill of a stream."""
+        """How full a stream is."""
         return await self._plane.stream_state(stream)
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:

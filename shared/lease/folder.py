@@ -1,10 +1,10 @@
-"""The lock of a run's folder: one process of a machine at a time is a node's trainer in it.
+"""Locks a run's folder, so that only one process on a machine at a time is a node's trainer in it.
 
-`flock(2)` holds for as long as the process lives, stopped or not, and leaves nothing behind when it
-dies. Whoever gets the lock knows therefore that the process is dead whose lease names this file,
-if that process had it on this machine and since the machine was started. A lock on a copy of the
-disk, on a disk that was moved, or over a network says nothing of a process elsewhere: then, as
-after a restart of the machine, its lease is waited for.
+An `flock(2)` lock lasts exactly as long as its process, even a stopped one. A process that gets the
+lock therefore knows that the process whose lease names this file is dead, provided that it held the
+lock on this machine since the last boot. A lock on a copied or moved disk, or over a network, says
+nothing about a process elsewhere. In that case, and after a reboot, the newcomer waits for the
+lease to run out.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class FolderTaken(Exception):
 class FolderLock:
     """A lock file, held until `close` or the end of the process.
 
-    place: random number of this file, the same for every process that holds it between two starts
-        of the machine.
+    place: random number of this file, the same for every process that holds it between two boots of
+        the machine.
     """
 
     def __init__(self, descriptor: int, place: str) -> None:
@@ -42,11 +42,12 @@ class FolderLock:
 
     @classmethod
     async def take(cls, file: Path, *, who: str, patience_s: float) -> FolderLock:
-        """Lock `file`, made where it is missing; `who` is what a newcomer is told of the holder.
+        """Lock `file`, created if missing. `who` describes the holder to a process that finds it
+        locked.
 
         Raises:
-            FolderTaken: a process that lives has it, and still has it after `patience_s`.
-            OSError: the file cannot be made, or not be locked.
+            FolderTaken: a running process still has it after `patience_s`.
+            OSError: the file cannot be created or locked.
         """
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -62,7 +63,7 @@ class FolderLock:
             raise
 
     def close(self) -> None:
-        """Give the folder up."""
+        """Release the folder."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
@@ -89,9 +90,10 @@ def _content(descriptor: int) -> dict[str, Any]:
 
 
 def _place(descriptor: int) -> str:
-    """The file's number, and in the file who holds it. A copy is another place, also one of a whole
-    disk, whose files have the numbers of the original's: whoever wrote the last line did it on this
-    device, since this machine was started, or its death is not proven by the lock.
+    """The file's random number; the holder is written into the file. The number is kept only if the
+    previous holder wrote it on this device since this boot. Otherwise the file may be a copy, even
+    one on a copied disk with the same inode numbers, and having the lock does not prove that the
+    previous holder is dead.
     """
     file, found = os.fstat(descriptor), _content(descriptor)
     here = {"boot": _boot_id(), "device": file.st_dev, "inode": file.st_ino}
@@ -104,8 +106,8 @@ def _place(descriptor: int) -> str:
 
 
 def _boot_id() -> str:
-    """The number that the kernel drew when it started: containers of a machine share it, as they
-    share its locks. Empty where there is none.
+    """The kernel's random number for this boot, empty if there is none. Containers on a machine
+    share it, as they share its locks.
     """
     try:
         return _BOOT_ID.read_text().strip()

@@ -16,20 +16,20 @@ from shared.transport.base import Conflict, KeyValue, NotConnected
 
 
 class LeaseLost(NotConnected):
-    """Another process has this one's lease: nothing may be written any more. The services meet it
-    as they meet a server that is away, and the runtime ends the process.
+    """Another process has taken this one's lease, so this one must write nothing more. Services
+    treat it like an unreachable server, and the runtime ends the process.
     """
 
 
 def since_boot_s() -> float:
-    """Seconds that go on while the machine is suspended, as `time.monotonic` on Linux does not."""
+    """Seconds since boot, including time suspended, which `time.monotonic` on Linux leaves out."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lease:
-    """One process's lease: to be taken with `look`, then renewed, then released.
+    """One process's lease: taken with `look`, then renewed, then released.
 
-    lost: set when another process has taken it over; `loss` then says so in a sentence.
+    lost: set when another process has taken it over; `loss` is then the message about it.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Lease:
         self.lost = asyncio.Event()
         self.loss = ""
         self.seen: LeaseRecord | None = None
-        """Who held it when it was last looked at."""
+        """The holder when the lease was last read."""
 
     async def look(self) -> Verdict:
-        """Look at the lease and take it if that may be. Raises TransportError."""
+        """Read the lease, and take it if the rules allow that. Raises TransportError."""
         entry = await self.kv.get(self.bucket, self._key)
         found = self.seen = _record(entry.value) if entry is not None else None
         revision = entry.revision if entry is not None else 0
@@ -69,9 +69,9 @@ class Lease:
         return verdict
 
     def _may_follow(self, found: LeaseRecord) -> bool:
-        """Whether nobody else lives by this record: given up, written by this very life in an
-        attempt that went unanswered, or by a process that held the lock file that this one holds
-        now, and is dead therefore.
+        """Whether the record can belong to no other running process: it was released, or this
+        process wrote it in an attempt that was not answered, or its writer held the lock file that
+        this process holds now and is therefore dead.
         """
         mine = self._record
         return found.released or found.holder == mine.holder or (bool(found.place) and found.place == mine.place)
@@ -89,7 +89,7 @@ class Lease:
             await self.renew()
 
     async def renew(self) -> None:
-        """Renew at the server, which also asks it whether the lease is still this process's. Raises
+        """Renew at the server, which also shows whether the lease is still this process's. Raises
         what `writable` raises.
         """
         async with self._renewing:
@@ -102,10 +102,10 @@ class Lease:
                 else:
                     self._term.renewed(sent_s)
                     return
-        raise NotConnected(f"{self._key} in {self.bucket}: the lease could not be renewed: tried again")
+        raise NotConnected(f"{self._key} in {self.bucket}: the lease could not be renewed: trying again")
 
     async def release(self) -> None:
-        """Leave the lease to whoever wants it. Raises TransportError."""
+        """Release the lease for the next process. Raises TransportError."""
         async with self._renewing:
             if not self.lost.is_set():
                 await self._write(structs.replace(self._record, released=True))
@@ -114,8 +114,8 @@ class Lease:
         return await self.kv.update(self.bucket, self._key, encode(record), last_revision=self._revision)
 
     async def _look_again(self) -> None:
-        """The entry is not what was written last: by an attempt that went unanswered, in a bucket
-        that was made anew, or by another process.
+        """Find out why the entry differs from the last write known: an attempt that was not
+        answered did succeed, the bucket was created again, or another process has written.
         """
         entry = await self.kv.get(self.bucket, self._key)
         found = _record(entry.value) if entry is not None else None
@@ -127,7 +127,7 @@ class Lease:
 
 
 def _record(value: bytes) -> LeaseRecord | None:
-    """None for what is no record of this version: it is watched as somebody's all the same."""
+    """None if it is not a record of this version; the lease then still counts as held."""
     try:
         return decode(value, LeaseRecord)
     except MessageError:
@@ -135,7 +135,7 @@ def _record(value: bytes) -> LeaseRecord | None:
 
 
 def described(record: LeaseRecord | None) -> str:
-    """Who holds a lease, for people."""
+    """A description of the holder for messages."""
     return "an unknown process" if record is None else f"process {record.pid} on {record.host} (run {record.run})"
 
 

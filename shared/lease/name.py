@@ -1,5 +1,5 @@
-"""Which run a node's streams on a server belong to. Another run's batches, positions and policies
-are not its own, also when that run has ended.
+"""Records which run a node's streams on a server belong to. A run must not use the batches,
+positions and policies of another run, even one that has ended.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _ATTEMPTS, _PAUSE_S = 20, 0.1
 
 
 async def check_name(plane: Transport, node: str, run: str, where: str) -> None:
-    """Before anything is written: refuse where the name is another run's. `where`: the server, for
-    people.
+    """Refuse, before anything is written, if the name belongs to another run. `where`: the server's
+    name in messages.
 
     Raises:
-        NameTaken: it is. TransportError: the server does not say.
+        NameTaken: it does. TransportError: the server does not answer.
     """
     try:
         await plane.stream_state(bucket_stream(node_bucket(node)))
     except NotConnected:
         raise
     except TransportError:
-        return  # There is no bucket, and nobody has the name.
+        return  # There is no bucket, so nobody has the name.
     _refuse_other(await _owner(plane, node), node, run, where)
 
 
 async def take_name(plane: Transport, node: str, run: str, where: str) -> None:
-    """Write down whose the name is, where nobody has. Raises what `check_name` raises."""
+    """Record this run as the name's owner if it has none. Raises what `check_name` raises."""
     mine = NameOwner(run=run, host=socket.gethostname(), taken_at=time.time())
     for _ in range(_ATTEMPTS):
         owner = await _owner(plane, node)
@@ -46,10 +46,10 @@ async def take_name(plane: Transport, node: str, run: str, where: str) -> None:
         try:
             await plane.kv.update(node_bucket(node), NAME_KEY, encode(mine), last_revision=0)
         except Conflict:
-            await asyncio.sleep(_PAUSE_S)  # Somebody was faster, and what was read came from a server that lags.
+            await asyncio.sleep(_PAUSE_S)  # Another process was faster; the read came from a server that lags.
         else:
             return
-    raise NotConnected(f"{where}: whose the name {node} is cannot be read (key {NAME_KEY} of the bucket {node_bucket(node)})")
+    raise NotConnected(f"{where}: the owner of the name {node} cannot be read (key {NAME_KEY} of the bucket {node_bucket(node)})")
 
 
 async def _owner(plane: Transport, node: str) -> NameOwner | None:
@@ -60,8 +60,8 @@ async def _owner(plane: Transport, node: str) -> NameOwner | None:
         return decode(entry.value, NameOwner)
     except MessageError as error:
         raise NameTaken(
-            f"whose the name {node} is cannot be read (key {NAME_KEY} of the bucket {node_bucket(node)}: {error}): run all of the "
-            "node's services in the same version"
+            f"the owner of the name {node} cannot be read (key {NAME_KEY} of the bucket {node_bucket(node)}: {error}): run all "
+            "of the node's services in the same version"
         ) from None
 
 

@@ -1,6 +1,6 @@
-"""The rules of a lease, as plain state: when a newcomer may take one, and how long its holder may
-write. Time is an argument, in seconds of the asking machine's own clock; two machines' clocks are
-never compared.
+"""The rules of a lease, as plain state: when a newcomer may take it, and how long its holder may
+write. Time is an argument, in seconds of the caller's clock; clocks of two machines are never
+compared.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from typing import Literal
 Verdict = Literal["take", "wait", "held"]
 
 _HOLDERS_PART = 0.9
-"""A holder stops writing before a newcomer may have taken over: clocks do not run equally fast."""
+"""The part of a lease during which its holder writes. It is below 1, so that it stops before a
+newcomer can take over even if the two clocks run at different speeds.
+"""
 _GAP_PART, _GAP_S = 0.2, 1.0
-"""Looks further apart than this part of a lease, or this long, do not belong together."""
+"""Two looks further apart than this part of a lease, or this long, do not prove that the holder was
+silent in between.
+"""
 
 
 class Newcomer:
-    """What a newcomer makes of a lease that it looks at again and again.
+    """Decides, from repeated looks at a lease, whether a newcomer may take it.
 
-    It may take a lease that was not renewed for its time while the server answered all the time:
-    a holder cannot renew at a server that is away, and must not lose its name for that.
+    It may take a lease that was not renewed for the lease's time while the server answered
+    throughout. A holder cannot renew while the server is unreachable, and must not lose its name
+    for that.
     """
 
     def __init__(self) -> None:
@@ -27,12 +32,12 @@ class Newcomer:
         self._since_s = self._last_s = 0.0
 
     def look(self, *, free: bool, revision: int, now_s: float, lease_s: float) -> Verdict:
-        """The lease was read at `now_s`.
+        """Judge the lease as read at `now_s`.
 
         Args:
             free: nobody has it, its holder gave it up, or its holder is known to be dead.
-            revision: of the entry; it grows with each renewal. 0: there is none.
-            lease_s: the lease's time, as its holder or the newcomer has it: the longer one.
+            revision: the entry's, which grows with each renewal; 0: there is no entry.
+            lease_s: the lease's time; the longer of the holder's and the newcomer's.
         """
         if free:
             return "take"
@@ -45,8 +50,8 @@ class Newcomer:
 
 
 class Term:
-    """How long a holder may write without asking: it counts from when a renewal was sent, which is
-    before any newcomer could have seen it.
+    """How long a holder may write without asking the server. It counts from the moment when a
+    renewal was sent, which is before any newcomer could have seen it.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -54,7 +59,7 @@ class Term:
         self._until_s = float("-inf")
 
     def renewed(self, sent_s: float) -> None:
-        """The server took a renewal that was sent at `sent_s`."""
+        """The server accepted a renewal sent at `sent_s`."""
         self._until_s = max(self._until_s, sent_s + self._term_s)
 
     def holds(self, now_s: float) -> bool:

@@ -1,5 +1,5 @@
-"""LoRA adapters as a policy file: only their factors, in float32 under peft's names, with a
-description and the base model they are for.
+"""Writes and reads LoRA adapters as a policy file: only their factors, in float32 under peft's
+names, with a description that identifies their base model.
 
 A file is safetensors with the metadata key `swarm_adapters`; a policy file without it holds full
 weights. A reader with the base model adds scaling x B x A to each adapted layer's output, so
@@ -29,17 +29,17 @@ _ADAPTER = ".default"
 _NAMED = re.compile(r"\.default(\.weight)?$")
 _PARTS = (".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B")
 _BLOCKS = 4
-"""Of each tensor. A step at a small learning rate changes a hundredth of its bfloat16 weights, thus
-some of these 8,192.
+"""Blocks hashed of each tensor. A step at a small learning rate changes a hundredth of a tensor's
+bfloat16 weights, and therefore some of the 8,192 in these blocks.
 """
 _BLOCK_BYTES = 4096
 
 
 class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file of adapters says about itself.
+    """The description in a file of adapters.
 
-    base: the `base_fingerprint` of the model that they were trained on. dtype: in which the trainer
-    has its weights.
+    base: the `base_fingerprint` of the model that they were trained on. dtype: the dtype of the
+    trainer's weights.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.alpha / self.rank
 
     def metadata(self) -> dict[str, str]:
-        """The description as the file's header holds it."""
+        """The description as it is stored in the file's header."""
         return {METADATA_KEY: msgspec.json.encode(self, order="sorted").decode()}
 
     def peft_config(self, modules: list[str]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def adapted_module(tensor_name: str) -> tuple[str, str]:
 
 
 def read_adapters(file: Path) -> Adapters | None:
-    """What a policy file says about its adapters; None: it holds full weights.
+    """The description of a policy file's adapters; None if it holds full weights.
 
     Raises: WeightsError: it cannot be read, or has no usable description.
     """
@@ -115,12 +115,12 @@ def read_adapters(file: Path) -> Adapters | None:
 
 
 def base_fingerprint(model_path: str, revision: str = "") -> str:
-    """Which weights a model's folder or hub name holds: the same wherever the files are the same,
-    in whatever dtype they are read.
+    """Identifies the weights of a model's folder or hub name: the same wherever the files are the
+    same, whatever dtype they are read in.
 
-    Only the files that transformers loads count. Hashed are each file's size and, for safetensors,
-    names, shapes, dtypes and four blocks of 4 KiB of every tensor: these differ if a base was
-    trained on, quantised or exchanged, and a large model need not be read.
+    Covers only the files that transformers loads. It hashes each file's size and, for safetensors,
+    names, shapes, dtypes and four blocks of 4 KiB of every tensor. These differ if the base was
+    trained, quantised or replaced, and a large model need not be read in full.
 
     Raises:
         WeightsError: there are no weights, or they cannot be read.
@@ -149,9 +149,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _add(digest: Any, file: Path) -> None:
-    """Of a safetensors file its header, which has names, shapes and dtypes, and `_BLOCKS` blocks of
-    each tensor, from its first byte to its last; of any other file as many blocks of the whole.
-    Offsets in the header count from its own end.
+    """Hash a safetensors file's header (names, shapes and dtypes) and `_BLOCKS` blocks of each
+    tensor, spread from its first byte to its last; of any other file, as many blocks of the whole
+    file. Offsets in the header count from the header's end.
     """
     size = file.stat().st_size
     digest.update(f"{file.name} {size}\n".encode())
@@ -186,11 +186,11 @@ def modules_of(tensors: Mapping[str, Any]) -> list[str]:
 
 
 def write_peft_folder(file: Path, adapters: Adapters, modules: list[str], folder: Path) -> None:
-    """Make `folder`, which is new, what peft and vLLM load adapters from: a copy of the file, which
-    may go, and its configuration.
+    """Create `folder` in the form from which peft and vLLM load adapters: a copy of the file, so
+    that the original may be deleted, and its configuration.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True)
     shutil.copyfile(file, folder / "adapter_model.safetensors")

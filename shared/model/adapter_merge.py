@@ -1,4 +1,4 @@
-"""Merges LoRA adapters into the weights they adapt, in float32 and rounded once at the end, and
+"""Merges LoRA adapters into the weights they adapt, in float32 with one rounding at the end, and
 measures how much that rounding loses.
 """
 
@@ -15,15 +15,14 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class DeltaRounding:
-    """How much of the adapters' delta survived rounding of the merged weights, over all adapted
+    """How much of the adapters' delta survives the rounding of the merged weights, over all adapted
     weights together.
 
     With delta = what the adapters add, in float32, and kept = rounded(base + delta) - base:
 
-    lost_ratio: 1 - <kept, delta> / <delta, delta>. 0: the delta arrives whole; 1: nothing of it
-    does. Of a delta that is not tiny,
-        rounding makes some elements larger and others smaller, which cancels out here, as it does
-        in a layer's output.
+    lost_ratio: 1 - <kept, delta> / <delta, delta>. 0: the whole delta arrives; 1: none of it. For a
+        delta that is not tiny, rounding makes some elements larger and others smaller, which
+        cancels out here as it does in a layer's output.
     unmoved_ratio: share of the elements with a delta whose rounded weight equals the base's.
     """
 
@@ -48,7 +47,7 @@ class RoundingTally:
 
     def rounding(self, number: Callable[[Tensor], float] = float) -> DeltaRounding | None:
         """The result; None if the adapters add nothing. `number` sums a scalar over all processes,
-        so all of them must call this.
+        so every process must call this.
         """
         if not self._sums:
             return None
@@ -57,8 +56,8 @@ class RoundingTally:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """Layers with LoRA adapters, by the name of their base weight in the model's state; the trainer
-    makes no other adapters.
+    """Layers with LoRA adapters, by the name of their base weight in the model's state. The trainer
+    makes no other kind of adapter.
     """
     return {
         f"{name}.base_layer.weight": module
@@ -80,8 +79,8 @@ def merged_weight(layer: Any, dtype: torch.dtype | None = None, tally: RoundingT
 
 
 def _delta(layer: Any) -> Tensor:
-    """What the active adapters add, in float32. peft multiplies the two factors in the dtype they
-    have, or that autocast gives.
+    """The active adapters' delta in float32. peft would multiply the two factors in their own
+    dtype, or in the one that autocast chooses.
     """
     base: Tensor = layer.base_layer.weight
     layer = _with_float32_adapters(layer)
@@ -93,8 +92,8 @@ def _delta(layer: Any) -> Tensor:
 
 
 def _with_float32_adapters(layer: nn.Module) -> nn.Module:
-    """The layer, or one that shares all with it but has its adapters in float32. Those that the
-    trainer makes are so already.
+    """The layer itself if its adapters are in float32, as the trainer's are; else a layer that
+    shares everything with it except float32 copies of its adapters.
     """
     parts = {name: part for name, part in layer.named_children() if name.startswith("lora_")}
     if all(parameter.dtype == torch.float32 for part in parts.values() for parameter in part.parameters()):

@@ -1,8 +1,9 @@
 """Checks whether foreign token ids represent exactly the text that was scored, under one tokenizer.
 
-Decoding loses information: control tokens vanish, bytes that are not UTF-8 all become U+FFFD, ids
-above the vocabulary become nothing. A sender could teach unseen whatever decoding loses, so ids
-pass only if every one of them contributes to the text, except for one end token.
+Decoding loses information: control tokens vanish, bytes that are not UTF-8 all become U+FFFD, and
+ids above the vocabulary become nothing. A sender could use what decoding loses to train the model
+on tokens that nobody sees. So ids pass only if every one of them contributes to the text, except
+for one end token.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _ANCHORS = ("a", "x", "1", ".")
 
 
 class AnswerTokens:
-    """What one tokenizer says about answers' tokens. Results for single tokens are cached.
+    """Checks and encodes answers' tokens with one tokenizer. Results for single tokens are cached.
 
     Args:
-        tokenizer: of the model that trains.
-        end_token_ids: every token that ends an answer; the first one is what `encode` puts behind
-            an answer that ended.
+        tokenizer: the trained model's.
+        end_token_ids: every token that ends an answer; `encode` appends the first one to an answer
+            that ended.
         vocabulary_size: rows of the model's embedding.
     """
 
@@ -41,9 +42,9 @@ class AnswerTokens:
     def says(self, token_ids: Sequence[int], text: str, *, ended: bool) -> bool:
         """Whether `token_ids` are one way to write `text`, and nothing else.
 
-        ended: the author says that it ended the answer; then, and only then, one end token stands
-        last. No other control token may occur. Where the text holds U+FFFD, which stands for any
-        broken bytes, only the tokens that `encode` gives are right.
+        ended: whether the answer's author states that it ended it. If so, and only then, the last
+        token must be an end token. No other control token may occur. If the text contains U+FFFD,
+        which stands for any broken bytes, only the tokens that `encode` gives pass.
         """
         body = list(token_ids)
         if ended and (not body or body.pop() not in self._ends):
@@ -66,21 +67,21 @@ class AnswerTokens:
         return None if self.control_tokens(plain) else ids
 
     def control_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many of the ids are control tokens; more in a prompt than its template has come from
-        the question's text.
+        """The number of control tokens among the ids. If a prompt has more of them than its
+        template, the rest come from the question's text.
         """
         return sum(token in self._control and token not in self._unknown for token in token_ids)
 
     def _all_show(self, body: list[int], text: str) -> bool:
-        # Each token is at least a byte of the text. Decoders trim at the ends, so the tokens there
-        # are tried in place.
+        # Each token stands for at least one byte of the text. Decoders trim at the ends of a text,
+        # so the first and last token are tested in place.
         if len(body) > len(text.encode()) or not all(map(self._is_visible, body)):
             return False
         decode = self._tokenizer
         return len(body) < 2 or (answer_text(decode, body[1:]) != text and answer_text(decode, body[:-1]) != text)
 
     def _is_visible(self, token: int) -> bool:
-        """Whether the token changes a text that it stands in, once and twice."""
+        """Whether one and two occurrences of the token inside a text each change the text."""
         if token not in self._shows:
             anchor = self._anchor_token()
             without, once, twice = (answer_text(self._tokenizer, [anchor, *[token] * count, anchor]) for count in range(3))

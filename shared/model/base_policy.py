@@ -1,10 +1,10 @@
 """Builds the toy base policy: a small Qwen3 that can do each demo task some of the time.
 
-RL amplifies what a policy can already sometimes do. A policy trained for a minute on right answers
-only is certain of what it knows and never tries anything else; pre-training leaves a real model
-with skill under noise. So the supervised start mixes right answers with a habitual mistake and with
-other tasks' answers: the policy must learn the task to predict the mixture, answers rightly now and
-then, and gives RL something to amplify.
+RL amplifies what a policy can already do sometimes. A policy trained for a minute only on right
+answers is certain of what it knows and never tries anything else, whereas pre-training leaves a
+real model with skill under noise. So the supervised start mixes right answers with a habitual
+mistake and with other tasks' answers. The policy must learn the task to predict the mixture, and
+answers correctly now and then, which gives RL something to amplify.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ POLICY_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class BasePolicyRecipe:
-    """Everything the built policy depends on, beside the versions of torch, reasoning-gym and the
-    thread count.
+    """Everything the built policy depends on, apart from the versions of torch and reasoning-gym
+    and the number of threads.
 
     Attributes:
         seed: of weights, order and noise.
         steps: supervised optimizer steps; 1200 take about two minutes on one free core.
-        batch_size: examples a step.
-        learning_rate: AdamW's peak, reached after 5 % of the steps and brought to a tenth by a
-            cosine.
+        batch_size: examples per step.
+        learning_rate: AdamW's peak, reached after 5 % of the steps; a cosine then lowers it to a
+            tenth.
         correct_fraction: share of supervised answers that are right.
-        habit_fraction: share that carry the habitual slip. Above `correct_fraction`, greedy
-            decoding starts low too.
+        habit_fraction: share with the habitual slip. Above `correct_fraction`, greedy decoding also
+            starts low.
         held_out_count: questions kept out of training; the same set that evaluation uses.
-        attempts_per_task: indices looked at per dataset for training questions.
+        attempts_per_task: indices tried per dataset for training questions.
         hidden_size, intermediate_size, layers, heads, kv_heads: the Qwen3 shape; head size is
             hidden_size / heads.
         vocab_size: upper bound of the tokenizer's vocabulary; training stops earlier when no pair
@@ -95,12 +95,12 @@ class BasePolicyRecipe:
 def build_base_policy(
     out_dir: Path, tasks: Sequence[DemoTask], recipe: BasePolicyRecipe | None = None, *, show_progress: bool = True
 ) -> Path:
-    """Build the policy into `out_dir` as a Hugging Face folder and return `out_dir`; do nothing if
-    it is there.
+    """Build the policy in `out_dir` as a Hugging Face folder, unless it is there, and return
+    `out_dir`.
 
-    The folder counts as there when every file is and the recorded recipe and tasks are the ones
-    asked for. Same recipe, tasks and number of torch threads: the same bytes (CPU). Written beside
-    and moved in at once.
+    It counts as there if every file exists and the recorded recipe and tasks are the requested
+    ones. The same recipe, tasks and number of torch threads give the same bytes (CPU). The folder
+    is written next to `out_dir` and then renamed.
 
     Raises:
         FileExistsError: `out_dir` holds files that this function did not write.
@@ -124,14 +124,14 @@ def build_base_policy(
 
 
 def policy_record(tasks: Sequence[DemoTask], recipe: BasePolicyRecipe) -> dict[str, Any]:
-    """Return what is kept beside the weights to tell what they were built from, as JSON has it."""
+    """Return the JSON record, kept next to the weights, of what they were built from."""
     record = {"recipe_version": RECIPE_VERSION, "recipe": asdict(recipe), "tasks": [asdict(task) for task in tasks]}
     as_json: dict[str, Any] = json.loads(json.dumps(record))
     return as_json
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """Return the record in `folder`, or None when there is none that can be read."""
+    """Return the record in `folder`, or None if it is missing or unreadable."""
     try:
         record = json.loads((folder / RECIPE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -145,7 +145,7 @@ def is_built(folder: Path) -> bool:
 
 
 def new_model(recipe: BasePolicyRecipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Return a freshly initialised float32 Qwen3; the global random state is left as it was."""
+    """Return a freshly initialised float32 Qwen3; the global random state is unchanged."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=recipe.hidden_size,
@@ -176,7 +176,7 @@ def supervise(
     *,
     show_progress: bool,
 ) -> None:
-    """Train on noisy answers in place; only answer tokens, the end token included, carry loss."""
+    """Train on noisy answers in place; the loss covers only answer tokens, end token included."""
     rng = random.Random(recipe.seed)
     end_id = int(tokenizer.eos_token_id)
     prompt_ids = {e.question: render_prompt(tokenizer, e.question) for pool in pools for e in pool}
@@ -228,8 +228,8 @@ def answer_loss(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[in
 
 
 def answer_log_probabilities(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> torch.Tensor:
-    """Return the log-probability of each row's whole answer, shape (rows,): its exponential is how
-    often it is sampled.
+    """Return the log-probability of each row's whole answer, shape (rows,). Its exponential is the
+    probability of sampling that answer.
     """
     token_logprobs, row_of_token = _answer_token_logprobs(model, rows, pad_id)
     return torch.zeros(len(rows)).index_add(0, row_of_token, token_logprobs)
@@ -238,7 +238,7 @@ def answer_log_probabilities(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[
 def _answer_token_logprobs(
     model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    # Right-padded: under a causal mask padding on the right changes nothing to its left.
+    # Right-padded, because under a causal mask padding does not affect anything to its left.
     length = max(len(prompt) + len(answer) for prompt, answer in rows)
     input_ids = torch.full((len(rows), length), pad_id)
     answers = torch.zeros(len(rows), length, dtype=torch.bool)
@@ -254,7 +254,7 @@ def _answer_token_logprobs(
 
 
 def replace_policy(out_dir: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]) -> None:
-    """Write a policy beside `out_dir` and put it in that one's place when it is whole."""
+    """Write a policy next to `out_dir`, and replace `out_dir` with it when it is complete."""
     with appearing_whole(out_dir, replacing=True) as staging:
         write_policy(staging, model, tokenizer, record)
 
@@ -262,8 +262,8 @@ def replace_policy(out_dir: Path, model: Qwen3ForCausalLM, tokenizer: PreTrained
 def write_policy(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]) -> None:
     """Write a Hugging Face folder whose weights are stored in half precision and load as float32.
 
-    Rounding once here keeps the shipped file small; `dtype` in config.json stays float32, which is
-    what every loader then computes in, exactly the same numbers for each.
+    Rounding once here keeps the shipped file small. `dtype` in config.json stays float32, so that
+    every loader computes in float32 with exactly the same numbers.
     """
     tokenizer.save_pretrained(folder)
     model.config.architectures = ["Qwen3ForCausalLM"]

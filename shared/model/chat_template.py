@@ -1,8 +1,8 @@
-"""Whether a tokenizer's chat template can render this project's prompts: one user turn, preceded by
-a system turn if one is set.
+"""Checks that a tokenizer's chat template can render this project's prompts: one user turn,
+preceded by a system turn if one is set.
 
-A template is a program by the model's author. Some refuse a system turn, some drop it silently; a
-probe detects either before anything is sampled.
+A template is a program by the model's author. Some refuse a system turn and some drop it silently;
+a trial prompt detects either before anything is sampled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _SYSTEM = "marmalade jar"
 
 
 def takes_system_prompt(tokenizer: Any) -> bool:
-    """Whether a system prompt reaches the model: always without a template, where it is plain
+    """Whether a system prompt reaches the model; without a template it always does, as plain
     text.
     """
     if not tokenizer.chat_template:
@@ -28,7 +28,7 @@ def takes_system_prompt(tokenizer: Any) -> bool:
 
 
 def template_problem(tokenizer: Any, system_prompt: str = "") -> str:
-    """Why questions cannot be asked with this tokenizer's template, with the remedy; empty: they
+    """Why questions cannot be asked with this tokenizer's template, with the remedy; empty if they
     can.
     """
     if not tokenizer.chat_template:
@@ -55,8 +55,8 @@ def template_problem(tokenizer: Any, system_prompt: str = "") -> str:
 
 
 def default_system_prompt(tokenizer: Any) -> bool:
-    """Whether the template writes a system turn of its own where none is given: what comes before
-    the question then differs.
+    """Whether the template writes a system turn by default if none is given, which changes what
+    precedes the question.
     """
     if not tokenizer.chat_template or not takes_system_prompt(tokenizer):
         return False
@@ -68,11 +68,11 @@ def default_system_prompt(tokenizer: Any) -> bool:
 
 
 def ending_token(tokenizer: Any) -> int | None:
-    """The control token that the template writes first after an answer; None without a template, or
-    where it writes none.
+    """The first control token that the template writes after an answer; None without a template or
+    such a token.
 
-    Unlike `shared.model.prompts.turn_end` this takes any control token, also one that nothing
-    declares to be an end.
+    Unlike `shared.model.prompts.turn_end` this accepts any control token, even one that is not
+    declared as an end token.
     """
     if not tokenizer.chat_template:
         return None

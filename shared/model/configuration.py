@@ -1,5 +1,5 @@
-"""A model's configuration, as transformers reads it, with bounds: one that cannot describe a
-computable model is refused at once.
+"""Reads a model's configuration with transformers, and refuses at once one that cannot describe a
+computable model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from shared.hub_models import hub_arguments
 
 MOST_LAYERS = 500
-"""Models are trained with under 200, and a few that were put together from several have some
+"""Trained models have fewer than 200 layers, and a few that were merged from several have some
 hundred. For that many layers the memory needs are computed within minutes; with a million, even
 building the model without weights would take hours.
 """
@@ -28,12 +28,13 @@ def read_configuration(path: str | Path, revision: str = "") -> Any:
 
     Raises:
         UnpinnedModelError: a hub name without its commit.
-        ValueError: it is no JSON object, or states more layers than `MOST_LAYERS`.
-        Exception: what transformers raises, of many kinds;
-            `shared.model.quiet_reading.library_cause` tells them in words.
+        ValueError: it is not a JSON object, or states more layers than `MOST_LAYERS`.
+        Exception: any kind that transformers raises; `shared.model.quiet_reading.library_cause`
+            describes it.
     """
     arguments = hub_arguments(str(path), revision)
-    # Looked at before the model's own class sees it: some make lists as long as a model has layers.
+    # Checked before the model's configuration class runs: some classes create lists with one entry
+    # per layer.
     try:
         stated, _ = PreTrainedConfig.get_config_dict(str(path), **arguments)
     except (TypeError, AttributeError):
@@ -47,11 +48,11 @@ def read_configuration(path: str | Path, revision: str = "") -> Any:
 
 
 def check_computable(config: Any) -> None:
-    """Refuse a configuration, as transformers gives it, whose layers or rotary positions no model
+    """Refuse a transformers configuration with a number of layers or a rotary base that no model
     can have.
 
     Raises:
-        ValueError: with the number.
+        ValueError: naming the number.
     """
     text = config.get_text_config()
     layers = getattr(text, "num_hidden_layers", None)
@@ -64,21 +65,21 @@ def check_computable(config: Any) -> None:
 
 
 def check_layers(layers: float) -> None:
-    """Raise ValueError unless a model can have so many layers: 1 to `MOST_LAYERS`."""
+    """Raise ValueError unless there are 1 to `MOST_LAYERS` layers."""
     if not 1 <= layers <= MOST_LAYERS:
         raise ValueError(f"it has {layers:,} layers; 1 to {MOST_LAYERS:,} are supported")
 
 
 def check_rope_base(base: float | None) -> None:
-    """Raise ValueError where the base of rotary positions is not above 0 and finite; None: the
-    model has none.
+    """Raise ValueError unless the base of rotary positions is above 0 and finite, or None because
+    the model has none.
     """
     if base is not None and not 0 < base < math.inf:
         raise ValueError(f"the base of its rotary positions is {base}; it must be above 0 and finite")
 
 
 def _stated_layers(stated: Mapping[str, Any]) -> Iterator[float]:
-    """The configurations of the model and of the models that it contains."""
+    """The numbers of layers stated for the model and for the models that it contains."""
     for name, value in stated.items():
         if isinstance(value, dict):
             yield from _stated_layers(value)

@@ -1,7 +1,7 @@
 """Questions, answers and plausible wrong answers for the supervised start of the toy base policy.
 
-The three splits never overlap: the held-out set is fixed, and training skips every question whose
-text is in it, because small configurations repeat questions under different seeds.
+The splits never overlap. The held-out set is fixed, and training skips every question whose text is
+in it, because small configurations repeat questions under different seeds.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import reasoning_gym
 from shared.config import TaskSpec
 from shared.tasks.held_out import HELD_OUT_SEED, HeldOut, held_out_tasks
 
-# Training draws its seeds below HELD_OUT_SEED and the held-out set lies right above it: neither
+# Training draws its seeds below HELD_OUT_SEED, and the held-out set lies right above it. Neither
 # reaches this far.
 SUPERVISED_SEED = HELD_OUT_SEED + 0x01000000
-# reasoning-gym derives item i of seed s from Random(s + i): seeds closer than this share items.
+# reasoning-gym derives item i of seed s from Random(s + i), so seeds closer than this share items.
 SEED_STRIDE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """One dataset of the demo: its reasoning-gym name, its share (relative to the others) and its
+    """One dataset of the demo: its reasoning-gym name, its share relative to the others, and its
     configuration.
     """
 
@@ -61,15 +61,13 @@ def load_demo_tasks(path: Path) -> tuple[DemoTask, ...]:
 
 
 def held_out_questions(tasks: Sequence[DemoTask], count: int) -> HeldOut:
-    """Return the questions that evaluation asks when it asks `count`: never to be trained on."""
+    """Return the questions of an evaluation with `count` questions, which are never trained on."""
     specs = [TaskSpec(dataset=task.dataset, weight=task.weight, config=dict(task.config)) for task in tasks]
     return HeldOut(held_out_tasks(specs, count))
 
 
 def draw_examples(task: DemoTask, seed: int, attempts: int, held_out: HeldOut) -> Iterator[Example]:
-    """Yield distinct questions of one dataset that are not held out, looking at `attempts`
-    indices.
-    """
+    """Yield distinct questions of one dataset that are not held out, trying `attempts` indices."""
     dataset = reasoning_gym.create_dataset(task.dataset, seed=seed, size=attempts, **task.config)
     seen: set[str] = set()
     for index in range(attempts):
@@ -95,9 +93,10 @@ def training_examples(
 
 
 def habitual_slip(answer: str) -> str:
-    """Return the mistake the policy is taught to prefer: the last digit one too high (9 becomes 0).
+    """Return the mistake that the policy is taught to prefer: the last digit one too high (9
+    becomes 0).
 
-    Text without a digit is returned reversed, which leaves a palindrome as it is.
+    Text without a digit is reversed; a palindrome therefore stays right.
     """
     for position in range(len(answer) - 1, -1, -1):
         if answer[position] in "0123456789":
@@ -108,10 +107,10 @@ def habitual_slip(answer: str) -> str:
 def noisy_answer(
     example: Example, pool: Sequence[Example], rng: random.Random, *, correct_fraction: float, habit_fraction: float
 ) -> str:
-    """Draw the answer to supervise on: right, the habitual slip, or the answer of another task of
-    the dataset.
+    """Draw the answer to train on: the right one, the habitual slip, or the answer to another task
+    of the dataset.
 
-    `correct_fraction` and `habit_fraction` are probabilities; what is left goes to other tasks'
+    `correct_fraction` and `habit_fraction` are probabilities; the rest goes to other tasks'
     answers.
     """
     draw = rng.random()

@@ -1,9 +1,9 @@
-"""Computes a half-precision model in float32 temporarily, so that errors are visible that half
-precision's noise would hide.
+"""Temporarily computes a half-precision model in float32, to reveal errors that would disappear in
+the noise of half precision.
 
-The weights are the model's; only the arithmetic is more precise. A layer's weights are copied to
-float32 when it is called and released when it returns, so that no second model must fit in memory:
-it needs room for one layer, the embeddings and the output layer.
+The weights keep the model's values; only the arithmetic is more precise. A layer's weights are
+copied to float32 when it is called and released when it returns. So the memory must hold the copies
+of one layer, the embeddings and the output layer, not of the whole model.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ from torch.distributed.tensor import DTensor
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Whether numbers of this kind are rounded so coarsely that a small error cannot be told from
-    it.
-    """
+    """Whether this dtype rounds so coarsely that a small error cannot be told from rounding."""
     return torch.finfo(dtype).bits < 32
 
 
 @contextmanager
 def computing_in_float32(model: nn.Module) -> Iterator[None]:
-    """While inside, `model` computes with float32 copies of its weights of half precision, without
-    gradients; others stay.
+    """In the block `model` computes with float32 copies of its half-precision weights, without
+    gradients; other weights are used unchanged.
 
-    Call the model itself: a weight that is read without calling its module is as it was. Sharded
-    weights are copied when they are together.
+    Call the model itself: a weight that is read without calling its module is not converted.
+    Sharded weights are copied after they are gathered.
     """
     in_lists = {module for each in model.modules() if isinstance(each, nn.ModuleList) for module in each.modules()}
     casts = [_Cast(list(module.modules()) if module in in_lists else _above_lists(module)) for module in model.modules()]
     hooks = []
     for module, cast in zip(model.modules(), casts, strict=True):
         hooks.append(module.register_forward_pre_hook(lambda *_, cast=cast: cast.enter()))
-        # First of all, while sharded weights are still together.
+        # Registered first, so that it runs while sharded weights are still gathered.
         hooks.append(module.register_forward_hook(lambda *_, cast=cast: cast.leave(), prepend=True, always_call=True))
     exact = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
@@ -53,8 +51,8 @@ def computing_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 class _Cast:
-    """The float32 copies that one call of a module needs; those that a caller has made already are
-    not made again.
+    """The float32 copies for one call of a module, except those that an enclosing call has already
+    made.
     """
 
     def __init__(self, modules: list[nn.Module]) -> None:
@@ -83,7 +81,7 @@ class _Cast:
 
 
 def _above_lists(module: nn.Module) -> list[nn.Module]:
-    """The module and what is in it, but not its lists of layers, which are called one by one."""
+    """The module and its submodules, except its lists of layers, which are called one by one."""
     found = [module]
     for child in module.children():
         if not isinstance(child, nn.ModuleList):

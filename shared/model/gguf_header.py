@@ -1,9 +1,8 @@
-"""The part of a GGUF file before its weights: metadata, and the position of each tensor. Nothing
-else in the file is read.
+"""Reads the part of a GGUF file before its weights: metadata, and the position of each tensor.
 
 The format is llama.cpp's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and
-3). It is read here with bounds, because libraries respond to a truncated file with errors of their
-own, or with zeros.
+3). This reader checks bounds, because libraries answer a truncated file with unclear errors or with
+zeros.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from shared.model.import_refused import ImportRefused
 
 MAGIC = b"GGUF"
 FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
-"""Type numbers of tensors that hold plain numbers; all others hold quantised blocks, or types that
+"""Type numbers of tensors of plain numbers. All other tensors hold quantised blocks, or types that
 weights never have.
 """
 
@@ -31,8 +30,8 @@ _MOST_DIMENSIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor. shape: as the file has it, fastest dimension first. offset: in bytes, from where
-    tensors begin.
+    """One tensor. shape: in the file's order, fastest dimension first. offset: in bytes, from the
+    start of the tensors' data.
     """
 
     name: str
@@ -48,8 +47,8 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """metadata: numbers, texts and truths by their keys; of an array, how long it is. data_start,
-    size_bytes: in the file.
+    """metadata: numbers, strings and booleans by key; for an array, only its length. data_start:
+    position of the tensors' data in the file. size_bytes: the file's.
     """
 
     path: Path
@@ -65,7 +64,7 @@ class GgufHeader:
 
     @property
     def parameters(self) -> int:
-        """Numbers in all tensors."""
+        """Number of weights in all tensors."""
         return sum(tensor.elements for tensor in self.tensors)
 
     @property
@@ -148,7 +147,7 @@ class _Reader:
         return found
 
     def _array(self) -> int:
-        # Vocabularies are long and not wanted here: only their length is kept.
+        # Vocabularies are long and not needed here, so only their length is kept.
         kind, length = self.number("<I"), self.number("<Q")
         if kind in _NUMBERS:
             self._skip(length * struct.calcsize(_NUMBERS[kind]))

@@ -1,8 +1,8 @@
-"""Whether `transformers` builds the model that a GGUF file describes, judged by the file's header
-alone.
+"""Checks, from a GGUF file's header alone, that `transformers` builds the model that the file
+describes.
 
 `transformers` silently omits what it does not know: tensors, scaled rotary positions, parts of a
-split file. Each would give a folder that loads and computes something else.
+split file. Each omission would give a folder that loads but computes something else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _READS_ROPE_SCALING = {"gpt-oss", "gpt_oss", "qwen35", "qwen35moe"}
 
 
 def gguf_package() -> Any:
-    """The package `gguf`, with which `transformers` reads the files.
+    """The package `gguf`, which `transformers` uses to read the files.
 
     Raises:
         ImportRefused: it is not installed.
@@ -37,10 +37,10 @@ def gguf_package() -> Any:
 
 
 def check_readable(header: GgufHeader) -> None:
-    """Refuse a file that is not whole, or that would not become the model that it holds.
+    """Refuse a file that is incomplete, or that `transformers` would turn into a different model.
 
     Raises:
-        ImportRefused: with what is wrong.
+        ImportRefused: naming the problem.
     """
     gguf = gguf_package()
     _check_is_one_model(header)
@@ -78,7 +78,7 @@ def _check_architecture(header: GgufHeader) -> None:
 
 
 def _check_layers(header: GgufHeader) -> None:
-    # transformers makes lists, and then a model, of as many layers as a file states.
+    # transformers creates lists, and then a model, with as many layers as the file states.
     layers = header.metadata.get(f"{header.architecture}.block_count")
     if isinstance(layers, int | float):
         try:
@@ -114,7 +114,7 @@ def _check_types(header: GgufHeader, gguf: Any) -> None:
 
 
 def _is_readable_type(gguf: Any, number: int) -> bool:
-    # Asked of one block of zeros: the package does not list what it can.
+    # Tried on one block of zeros, because the package does not list what it supports.
     import numpy
 
     try:

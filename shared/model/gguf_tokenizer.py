@@ -1,9 +1,9 @@
-"""The tokenizer described by a GGUF file, correcting what `transformers` omits or adds.
+"""Builds the tokenizer that a GGUF file describes, correcting what `transformers` omits or adds.
 
-A GGUF says how text is split before merges (`tokenizer.ggml.pre`) and whether a text begins with
-the BOS token (`tokenizer.ggml.add_bos_token`). If either is ignored, texts become tokens that the
-model has rarely seen, without any error. In addition, the class that `transformers` uses adds
-GPT-2's `<|endoftext|>` if a vocabulary has none: a token without weights.
+A GGUF file states how text is split before merges (`tokenizer.ggml.pre`) and whether a text begins
+with the BOS token (`tokenizer.ggml.add_bos_token`). If either is ignored, texts become tokens that
+the model has rarely seen, without any error. In addition, if a vocabulary has no `<|endoftext|>`,
+the class that `transformers` uses adds GPT-2's, a token without weights.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _BEGINS_WITH_BOS = {"llama3", "llama-v3", "llama-bpe"}
 
 
 def read_gguf_tokenizer(header: GgufHeader) -> tuple[Any, list[str]]:
-    """The tokenizer, and what to know about it in sentences.
+    """The tokenizer, and notes on it in sentences.
 
     Raises:
-        OSError, ValueError, KeyError: `transformers` cannot build one of what the file says.
+        OSError, ValueError, KeyError: `transformers` cannot build a tokenizer from the file's data.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(
         header.path.parent, gguf_file=header.path.name, **hub_arguments(str(header.path.parent), "")
@@ -62,7 +62,7 @@ def _drop_foreign_tokens(tokenizer: Any, listed: object) -> None:
 
 
 def _begins_with_bos(header: GgufHeader, split: str) -> bool:
-    # llama.cpp's own defaults where the file does not say it.
+    # llama.cpp's defaults if the file does not state them.
     stated = header.metadata.get("tokenizer.ggml.add_bos_token")
     if stated is not None:
         return bool(stated)

@@ -1,5 +1,5 @@
-"""Plans an import and checks it before weights are read: headers, configuration, sizes, free memory
-and disk.
+"""Plans an import and checks it before any weights are read: headers, configuration, sizes, free
+memory and disk space.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from shared.model.model_size import ModelSize, available_memory_bytes, model_siz
 from shared.model.quiet_reading import reading
 from shared.model.safetensors_header import check_weights_whole
 
-# At the peak of 134 and 545 million parameters 7.2 to 7.8, the process itself left out: the model
-# in float32 and the files' pages.
+# Measured peak for 134 and 545 million parameters: 7.2 to 7.8, without the process itself. It is
+# the model in float32 and the files' pages.
 _BYTES_PER_PARAMETER = 7.5
 _BESIDE_WEIGHTS_BYTES = 200e6
 _BESIDE_WEIGHTS_ON_DISK_BYTES = 32e6
@@ -33,8 +33,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekke
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What will be read and written. size: of the model; weights come out in `dtype`, a name in
-    `DTYPES`.
+    """What will be read and written. size: the model's. dtype: that of the written weights, a name
+    in `DTYPES`.
     """
 
     source: ImportSource
@@ -57,15 +57,15 @@ class ImportPlan:
 
 
 def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
-    """Look at headers and configuration.
+    """Plan an import from headers and configuration.
 
     Args:
         source: where the model is.
-        dtype: of the weights in the new folder; None: the source's own, or bfloat16 where it is
+        dtype: dtype of the weights in the new folder; None: the source's, or bfloat16 if it is
             quantised.
 
     Raises:
-        ImportRefused: it cannot be read, is not whole, or is no causal language model.
+        ImportRefused: the source cannot be read, is incomplete, or is not a causal language model.
     """
     header = None
     with reading(source.origin, "configuration"):
@@ -87,11 +87,11 @@ def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
 
 
 def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) -> None:
-    """Refuse a model that does not fit in memory or on disk; `memory_bytes`: what is free, instead
-    of asking the machine.
+    """Refuse a model that does not fit in memory or on disk. `memory_bytes`: the free memory, to be
+    used instead of the machine's.
 
     Raises:
-        ImportRefused: with the size that would fit.
+        ImportRefused: naming the size that would fit.
     """
     free = available_memory_bytes() if memory_bytes is None else memory_bytes
     if free is not None and plan.memory_bytes > free:
@@ -110,8 +110,8 @@ def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) 
 
 
 def _check_tensors_used(header: GgufHeader, size: ModelSize) -> None:
-    # transformers passes over tensors that it has no name for; the head of a tied model may be
-    # stored twice.
+    # transformers ignores tensors that it has no name for. The head of a tied model may be stored
+    # twice.
     doubled = sum(tensor.elements for tensor in header.tensors if tensor.name == "output.weight")
     if header.parameters in (size.parameters, size.parameters + doubled):
         return
@@ -134,7 +134,7 @@ def _check_not_quantised(source: ImportSource, config: Any) -> None:
 
 
 def _check_has_tokenizer(folder: Path) -> None:
-    # Without any of these transformers makes up an empty tokenizer of the model's kind.
+    # Without any of these transformers creates an empty tokenizer of the model's kind.
     if not any(found for pattern in _TOKENIZER_FILES for found in folder.glob(pattern)):
         raise ImportRefused(f"{folder} holds no tokenizer (such as tokenizer.json): copy the whole folder")
 

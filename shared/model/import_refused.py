@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ImportRefused(ValueError):
-    """A model cannot be imported; the message names cause and remedy in one sentence."""
+    """A model cannot be imported; the message names the cause and the remedy in one sentence."""

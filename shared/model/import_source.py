@@ -15,14 +15,14 @@ from shared.model.import_refused import ImportRefused
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PACKAGE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-# What of a repository is fetched: no code, no other frameworks' weights.
+# The files fetched from a repository: no code, and no weights for other frameworks.
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "pytorch_model*.bin")
 
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """A model's place. path: a file where `kind` is gguf, else a Hugging Face folder. origin: in
-    words, for the record.
+    """Where a model is. path: a file if `kind` is gguf, else a Hugging Face folder. origin: a
+    description for the record.
     """
 
     kind: Literal["gguf", "folder"]
@@ -31,10 +31,10 @@ class ImportSource:
 
 
 def find_source(text: str, revision: str = "") -> ImportSource:
-    """Look for the model; a hub name's files are fetched at the commit `revision`.
+    """Find the model; the files of a hub name are fetched at the commit `revision`.
 
     Raises:
-        ImportRefused: there is no such thing, or more than one.
+        ImportRefused: there is no such model, or more than one.
     """
     if not text.strip():
         raise ImportRefused("no source is given: give a GGUF file, a folder, an installed package or a hub name")
@@ -86,9 +86,7 @@ def _file(path: Path) -> ImportSource:
 
 
 def _in_package(name: str) -> ImportSource:
-    """The package is found by its name and never imported, because it may contain code that nobody
-    wants to run.
-    """
+    """Look up the package by name without importing it, because its code need not be trusted."""
     try:
         found = distribution(name)
     except PackageNotFoundError:
@@ -121,7 +119,7 @@ def _from_hub(name: str, revision: str) -> ImportSource:
         raise ImportRefused(problem.replace("model.revision", "--revision").replace("model.path ", ""))
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
-    except Exception as error:  # noqa: BLE001 (the hub's client raises what each of its layers does)
+    except Exception as error:  # noqa: BLE001 (the hub's client passes on the errors of all its layers)
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise ImportRefused(
             f"{name} at {revision[:12]} cannot be downloaded from the hub ({cause}): check the name, the commit and the "

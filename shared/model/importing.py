@@ -1,9 +1,8 @@
-"""Converts a GGUF file or a Hugging Face folder to the folder that the trainer and every engine
-load: safetensors, config, tokenizer.
+"""Converts a GGUF file or a Hugging Face folder to the kind of folder that the trainer and every
+engine load: safetensors, config, tokenizer.
 
-Problems are looked for before weights are read (headers, sizes), and the result is compared with
-the headers: a parameter missing from the source would otherwise be silently filled with random
-numbers.
+Headers and sizes are checked before weights are read, and the result is compared with the headers.
+Otherwise a parameter missing from the source would silently be filled with random numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _PROBES = ("12 + 345 = 357", "  two  spaces\n\n 7", "Caf\u00e9 \u2013 na\u00efve
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """A model in memory, ready to be written. notes: what to know, in sentences."""
+    """A model in memory, ready to be written. notes: remarks for the user, in sentences."""
 
     model: Any
     tokenizer: Any
@@ -39,7 +38,7 @@ class ReadModel:
 
 
 def read_model(plan: ImportPlan) -> ReadModel:
-    """Read weights and tokenizer, and refuse what could not be used.
+    """Read weights and tokenizer, and refuse a model that could not be used.
 
     Raises:
         ImportRefused: weights are missing or damaged, or the tokenizer does not fit the model.
@@ -62,17 +61,17 @@ def read_model(plan: ImportPlan) -> ReadModel:
 
 
 def write_model(plan: ImportPlan, read: ReadModel, folder: Path) -> None:
-    """Write the folder's files into `folder`, which is empty, and read the tokenizer back.
+    """Write the model's files into the empty `folder`, and read the tokenizer back as a check.
 
     Raises:
-        ImportRefused: the tokenizer does not say the same once it is written.
-        OSError: the disk is full, or cannot be written.
+        ImportRefused: the tokenizer gives different tokens after it is written.
+        OSError: the disk is full or cannot be written.
     """
     with quietly():
         try:
             read.model.save_pretrained(folder)
         except SafetensorError as error:
-            # The library says no more than the words of the system's message.
+            # The library keeps only the text of the system's error, not its number.
             raise OSError(errno.ENOSPC if "No space" in str(error) else errno.EIO, str(error)) from None
         read.tokenizer.save_pretrained(folder)
     again = AutoTokenizer.from_pretrained(folder, **hub_arguments(str(folder), ""))
@@ -88,7 +87,7 @@ def _weights(plan: ImportPlan) -> Any:
     source = plan.source
     attention = meant_attention(plan.config)
     chosen = {} if attention is None else {"attn_implementation": attention}
-    # Of a GGUF file this is folder and name; of a folder, the folder.
+    # For a GGUF file its folder and name; for a folder, the folder.
     place = {"gguf_file": source.path.name} if source.kind == "gguf" else {}
     folder = source.path.parent if source.kind == "gguf" else source.path
     read: Any = AutoModelForCausalLM.from_pretrained(
@@ -117,8 +116,8 @@ def _weights(plan: ImportPlan) -> Any:
 
 
 def _forget_quantiser(model: Any) -> None:
-    # The weights are plain numbers by now; with the mark that they were not, transformers refuses
-    # to save them.
+    # The weights are plain numbers by now. While the model is marked as quantised, transformers
+    # refuses to save them.
     for holder, name in ((model, "hf_quantizer"), (model, "quantization_method"), (model.config, "quantization_config")):
         if hasattr(holder, name):
             delattr(holder, name)
@@ -136,15 +135,16 @@ def _vocabulary_problem(tokenizer: Any, rows: int) -> str:
 
 
 def _end_answers(source: ImportSource, model: Any, tokenizer: Any) -> None:
-    # Where the template ends a turn with a token that nothing names as an end, answers would run on
-    # until they are cut off.
+    # If the template ends a turn with a token that is not declared as an end token, answers would
+    # run on until they are cut off.
     declared = getattr(model.generation_config, "eos_token_id", None)
     ends = list(declared) if isinstance(declared, list) else [] if declared is None else [declared]
     known = [*ends, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
     turn_token = ending_token(tokenizer)
     if turn_token is not None and turn_token not in ends:
         model.generation_config.eos_token_id = [*ends, turn_token]
-        # transformers makes a file that it calls its own again from the model's configuration.
+        # transformers regenerates a generation config that it created itself from the model's
+        # configuration.
         model.generation_config._from_model_config = False
     elif not known:
         raise ImportRefused(

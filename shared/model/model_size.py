@@ -1,4 +1,4 @@
-"""A model's size and memory needs, from its configuration alone: nothing is loaded."""
+"""Computes a model's size and memory needs from its configuration alone, without loading it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from shared.model.configuration import check_computable
 
 LORA_RANK = 16
-"""Of the adapters whose memory is given."""
+"""The rank that the memory for adapters is computed for."""
 
 _FLOAT32 = 4
 # float32 weights, their gradient, and Adam's two moments
@@ -24,11 +24,11 @@ _TRAINED = 4 * _FLOAT32
 class ModelSize:
     """Sizes that follow from a model's shape.
 
-    parameters: tied ones once. adapter_parameters: of LoRA on all linear layers but the head, rank
-    `LORA_RANK`. highest_rank: that any of its matrices can have, embeddings and head left out; 0
-    where it has none. context_length, vocabulary:
-    tokens; context_length 0 where the configuration names none. cache_numbers: kept for each token
-    that is sampled, where every layer keeps keys and values.
+    parameters: tied ones counted once. adapter_parameters: those of LoRA adapters of rank
+    `LORA_RANK` on all linear layers but the head. highest_rank: the highest rank that any of its
+    matrices can have, without embeddings and head; 0 if it has no matrix. context_length,
+    vocabulary: in tokens; context_length is 0 if the configuration states none. cache_numbers:
+    numbers kept per sampled token if every layer keeps keys and values.
     """
 
     architecture: str
@@ -59,12 +59,12 @@ class ModelSize:
 
 
 def model_size(config: Any) -> ModelSize:
-    """The size of the causal model that `config`, a transformers configuration, describes.
+    """The size of the causal model that a transformers configuration describes.
 
     Raises:
-        ValueError, KeyError: there is no causal language model of this kind, or none can have so
-            many layers or such positions.
-        Exception: what transformers raises of other numbers that make no model.
+        ValueError, KeyError: there is no causal language model of this kind, or the number of
+            layers or the rotary base is impossible.
+        Exception: what transformers raises for other impossible numbers.
     """
     check_computable(config)
     with torch.device("meta"):
@@ -90,14 +90,14 @@ def model_size(config: Any) -> ModelSize:
 
 
 def _highest_rank(model: nn.Module, head: Any) -> int:
-    # By their shape: GPT-2's layers are linear, and no nn.Linear.
+    # Recognised by shape, because GPT-2's linear layers are not nn.Linear.
     parts = [part for part in model.modules() if part is not head and not isinstance(part, nn.Embedding)]
     weights = [weight for part in parts if isinstance(weight := getattr(part, "weight", None), torch.Tensor)]
     return max((min(weight.shape) for weight in weights if weight.ndim == 2), default=0)
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that a process may still take: what is free on the machine or in its control group;
+    """Memory that a process may still take: the free memory of the machine or of its control group;
     None if neither is known.
     """
     found = [amount for amount in (_machine_memory(), _control_group_memory()) if amount is not None]

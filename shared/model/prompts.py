@@ -1,5 +1,5 @@
-"""Text to token ids and back, the same for every service: how a question becomes a prompt, and how
-an answer is encoded and decoded.
+"""Converts between text and token ids, the same way for every service: renders a question as a
+prompt, encodes and decodes answers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> lis
 
 
 def encode_answer(tokenizer: Any, text: str, *, ended: bool, end_token_id: int | None) -> list[int]:
-    """Token ids of an answer that another tokenizer sampled; the end token stands last when its
-    author ended it.
+    """Token ids of an answer that was sampled with another tokenizer, followed by the end token if
+    its author ended it.
 
-    The text is plain: `<|im_end|>` written out in it becomes the tokens of these characters, never
-    the control token.
+    The text is plain: the characters `<|im_end|>` in it become the tokens of these characters,
+    never the control token.
     """
     ids = [int(token) for token in tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
     return [*ids, end_token_id] if ended and end_token_id is not None else ids
@@ -36,9 +36,9 @@ def encode_answer(tokenizer: Any, text: str, *, ended: bool, end_token_id: int |
 
 def turn_end(tokenizer: Any, end_token_ids: Collection[int]) -> int | None:
     """The one of `end_token_ids` with which the chat template ends an answer; None without a
-    template, or if it ends with none.
+    template, or if it uses none of them.
 
-    A tokenizer may call another token its end: Gemma's is `<eos>`, while its turns, and so its
+    A tokenizer may declare another end token: Gemma's is `<eos>`, while its turns, and so its
     answers, end with `<end_of_turn>`.
     """
     if not tokenizer.chat_template:
@@ -56,7 +56,7 @@ def turn_end(tokenizer: Any, end_token_ids: Collection[int]) -> int | None:
 
 
 def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text that is scored and shared for sampled tokens: control tokens left out, spaces as
-    they are.
+    """The text that is scored and shared for sampled tokens: without control tokens, with spaces
+    unchanged.
     """
     return str(tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

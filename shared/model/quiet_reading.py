@@ -1,5 +1,5 @@
-"""Calls third-party libraries to read models: suppresses their output and turns their errors into
-one kind.
+"""For calls of third-party libraries that read models: suppresses their output and turns all their
+errors into one kind.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def reading(origin: str, part: str) -> Iterator[None]:
         raise
     except MemoryError:
         raise ImportRefused(f"{origin}: not enough memory to read its {part}: use a larger machine") from None
-    # A file of somebody else's, of any content: its readers answer with what each of their layers
-    # raises, plain Exception included.
+    # The file comes from somebody else and may contain anything. Its readers pass on the errors of
+    # all their layers, including plain Exception.
     except Exception as error:  # noqa: BLE001
         raise ImportRefused(
             f"the {part} of {origin} cannot be read ({library_cause(error)}): check that the file is complete and of a causal "
@@ -53,6 +53,6 @@ def reading(origin: str, part: str) -> Iterator[None]:
 def library_cause(error: Exception) -> str:
     """A library's error in one line, with its kind; arithmetic errors are put into words."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    # Some announce the cause in one line and tell it in the next.
+    # Some announce the cause in one line and state it in the next.
     said = f"{type(error).__name__}: {' '.join(lines[: 2 if lines[0].endswith(':') else 1])[:_MOST_CHARACTERS]}"
     return f"a number in it is 0 or too large; {said}" if isinstance(error, ArithmeticError) else said

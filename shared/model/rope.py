@@ -1,4 +1,6 @@
-"""The length up to which a text's logprobs do not depend on how long the text is or may become."""
+"""Finds the length up to which a text's logprobs do not depend on how long the text is or may
+become.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from typing import Any
 
 def steady_rope_length(config: Any) -> int | None:
     """The largest number of tokens for which the rotation of positions stays the same; None if it
-    always does.
+    always stays the same.
 
-    `longrope` rotates all tokens of a text otherwise once it, or a text beside it in the batch,
-    exceeds the original length, and vLLM chooses by the longest text that it may see; `dynamic`
-    scales with the longest text seen so far. Beyond the returned length, a sampled token's logprob
-    differs between the time when the text is still short and the time when the whole text is
-    computed.
+    `longrope` rotates all tokens of a text differently once that text, or another one in the batch,
+    exceeds the original length; vLLM chooses by the longest text that it may see. `dynamic` scales
+    with the longest text seen so far. Beyond the returned length, the logprob that a token had when
+    it was sampled, in a text that was still short, differs from the one computed for the whole
+    text.
     """
     text = config.get_text_config()
     parameters = getattr(text, "rope_parameters", None) or {}

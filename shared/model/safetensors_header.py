@@ -1,5 +1,5 @@
-"""Whether a folder's weights are complete, from the headers of its safetensors files; no weight is
-read.
+"""Checks from the headers of a folder's safetensors files that its weights are complete. No weight
+is read.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ INDEX = "model.safetensors.index.json"
 
 
 def check_weights_whole(folder: Path) -> None:
-    """Refuse a folder without weights, with a part missing, or with a file that is cut off. Files
-    of torch's are not looked into.
+    """Refuse a folder without weights, with a part missing, or with a truncated file. Files in
+    torch's format are not inspected.
 
     Raises:
-        ImportRefused: with the file's name.
+        ImportRefused: naming the file.
     """
     parts = sorted(folder.glob("*.safetensors"))
     if not parts and not list(folder.glob("*.bin")):

@@ -2,8 +2,8 @@
 phrases.
 
 Every byte has a token, so any text round-trips. Reasoning-gym questions are long fixed phrases
-around a few numbers; without a split into words, merges span spaces and a phrase costs a handful of
-tokens.
+around a few numbers. Text is not split into words, so merges span spaces and a phrase takes only a
+handful of tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     """Train on questions and wrap the result for transformers: `<|im_end|>` ends a completion,
     `<|pad|>` pads.
 
-    `vocab_size` must hold the 256 bytes and 3 special tokens; raises ValueError otherwise.
+    `vocab_size` must have room for the 256 bytes and 3 special tokens; raises ValueError otherwise.
     """
     if vocab_size < 256 + 3:
         raise ValueError(f"vocab_size {vocab_size}: at least 259 are needed for every byte and the special tokens")

@@ -1,4 +1,4 @@
-"""Whether two nodes mean the same text by the same token ids: one hash over everything that
+"""A hash that tells whether two nodes' token ids stand for the same text, over everything that
 determines it.
 """
 
@@ -13,8 +13,8 @@ def tokenizer_hash(tokenizer: Any) -> str:
     """SHA-256 (hex) over vocabulary, added tokens, the model behind them (merges), chat template
     and end token.
 
-    Where a tokenizer was loaded from, its padding and its truncation do not count. Nodes with equal
-    hashes may use each other's token ids and behaviour logprobs.
+    The place that a tokenizer was loaded from, its padding and its truncation are not included.
+    Nodes with equal hashes may use each other's token ids and behaviour logprobs.
     """
     identity = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
@@ -33,12 +33,12 @@ def _added_token(token: Any) -> list[object]:
 
 
 def _model_json(tokenizer: Any) -> object:
-    """What the fast tokenizer's JSON says of its model; a slow tokenizer has none and is named by
+    """The model in a fast tokenizer's JSON; a slow tokenizer has no such JSON and is identified by
     its class.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return type(tokenizer).__name__
     model = json.loads(backend.to_str())["model"]
-    # Loaders write "no prefix" as null or as an empty text; the vocabulary is hashed by itself.
+    # Loaders write "no prefix" as null or as an empty string; the vocabulary is hashed separately.
     return {key: value for key, value in model.items() if key != "vocab" and value not in (None, "")}

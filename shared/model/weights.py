@@ -1,5 +1,5 @@
-"""A policy's weights as one safetensors file with Hugging Face parameter names: adapters are
-merged, tied tensors stored once.
+"""Stores a policy's weights as one safetensors file with Hugging Face parameter names; adapters are
+merged and tied tensors stored once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PEFT_PREFIX = "base_model.model."
 
 
 def as_it_is(tensor: Tensor) -> Tensor:
-    """The whole tensor, for a process that holds all of it."""
+    """Return the tensor unchanged, for a process that holds all of it."""
     return tensor
 
 
@@ -30,7 +30,7 @@ def _all_of_it(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 class WeightsError(RuntimeError):
-    """A weights file does not fit the model or cannot be read; the message names cause and
+    """A weights file does not fit the model or cannot be read; the message names the cause and the
     remedy.
     """
 
@@ -42,15 +42,15 @@ def policy_tensors(
     whole: Callable[[Tensor], Tensor] = as_it_is,
     tally: RoundingTally | None = None,
 ) -> dict[str, Tensor]:
-    """The policy as the model computes it, on the CPU, in `dtype` (None: as it is), under Hugging
+    """The policy as the model computes it, on the CPU, in `dtype` (None: unchanged), under Hugging
     Face names.
 
-    LoRA adapters are added into the weights they adapt, in float32 and rounded once, without
-    touching the model; `tally` counts what that rounding loses. What no gradient moves (the bias of
-    a router) keeps its dtype: rounded, it would send tokens to other experts than the base policy
-    does. A tied tensor appears under the name that it is stored as, not under its alias, and what
-    is no float (a table of experts by token) is the base model's and not a policy's. `whole`
-    assembles a tensor of which this process holds a part.
+    LoRA adapters are added to the weights they adapt, in float32 with one rounding, without
+    changing the model; `tally` counts what that rounding loses. Tensors that no gradient changes (a
+    router's bias) keep their dtype, because rounding them would send tokens to other experts than
+    in the base policy. A tied tensor appears only under its stored name, not under its alias.
+    Tensors that are not floats (a table of experts by token) belong to the base model and are left
+    out. `whole` assembles a tensor if this process holds only a part of it.
     """
     tied = tied_names(model)
     fixed = {name for name, _ in model.named_buffers()}
@@ -77,8 +77,8 @@ def trainable_tensors(model: nn.Module, whole: Callable[[Tensor], Tensor] = as_i
 
 @torch.no_grad()
 def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor], part: Callable[[Tensor, Tensor], Tensor] = _all_of_it) -> None:
-    """Inverse of `trainable_tensors`, in place; `part` cuts a whole tensor as the parameter it is
-    for is cut.
+    """Inverse of `trainable_tensors`, in place. `part` cuts a whole tensor to the shard that a
+    parameter holds.
 
     Raises:
         WeightsError: names or shapes differ.
@@ -117,8 +117,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[s
     order, and equal files would differ.
 
     Raises:
-        OSError: it cannot be written; the safetensors library does not say more than the words of
-            the message.
+        OSError: it cannot be written. The safetensors library gives only the text of the error.
     """
     try:
         save_file({name: tensors[name] for name in sorted(tensors)}, file, metadata=dict(metadata or {"format": "pt"}))
@@ -147,7 +146,7 @@ def tied_names(model: Any) -> frozenset[str]:
 
 
 def plain_name(name: str) -> str:
-    """The Hugging Face name of a parameter that adapters may wrap."""
+    """The Hugging Face name of a parameter, also if adapters wrap its layer."""
     return name.removeprefix(_PEFT_PREFIX).replace(_WRAPPED, ".")
 
 

@@ -1,8 +1,8 @@
-"""What turns a program into a service: start-up, logs, health, metrics, status, orderly shutdown
+"""Turns a program into a service: start-up, logs, health, metrics, status, orderly shutdown
 (`main`), and restart (`supervise`).
 
-What a service does is in its own folder under `services/`. The names below are imported when they
-are asked for: a command that only wants the exit codes or the logs needs no NATS client.
+What a service does is in its own folder under `services/`. The names below are imported on first
+use, so that a command that needs only the exit codes or the logs loads no NATS client.
 """
 
 import importlib

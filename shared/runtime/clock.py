@@ -1,5 +1,5 @@
-"""How far this machine's clock is from its NATS server's, according to the time that the server
-assigns to a write.
+"""Measures the offset of this machine's clock from its NATS server's, using the time that the
+server assigns to a write.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from shared.runtime.metrics import LateGauge
 
 
 def ahead_s(sent_at: float, stored_at: float, answered_at: float) -> float:
-    """How far ahead of the server's clock this one is; all are Unix times in seconds, `stored_at`
-    by the server. Not known better than half of the time that the write took: what this bound
-    leaves open counts as 0.
+    """Seconds by which this clock is ahead of the server's. All arguments are Unix times in
+    seconds; `stored_at` is the server's. The offset is uncertain by half the duration of the write,
+    and an offset within that uncertainty counts as 0.
     """
     middle, half = (sent_at + answered_at) / 2, (answered_at - sent_at) / 2
     off = middle - stored_at
@@ -20,7 +20,7 @@ def ahead_s(sent_at: float, stored_at: float, answered_at: float) -> float:
 
 
 class ClockSkew:
-    """The newest measurement, on /metrics."""
+    """Exports the newest measurement on /metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauge = LateGauge(

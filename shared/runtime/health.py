@@ -1,8 +1,9 @@
 """`/metrics`, `/livez` and `/readyz` of one process, served from a thread so that a blocked event
 loop can be detected.
 
-Liveness means that the event loop has run recently and says nothing about NATS: an unreachable
-server must not restart a process that holds a model. Readiness means connected and set up.
+Liveness means that the event loop has run recently. It says nothing about NATS, because an
+unreachable server must not restart a process that holds a model. Readiness means connected and set
+up.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from shared.runtime.status import SILENT_S
 
 
 class Heartbeat:
-    """Time since the event loop last turned."""
+    """Measures the time since the event loop last ran."""
 
     def __init__(self) -> None:
         self._beat = time.monotonic()
 
     async def beat(self) -> None:
-        """Loop for ever, marking that the event loop is alive."""
+        """Loop forever, marking that the event loop is alive."""
         while True:
             self._beat = time.monotonic()
             await asyncio.sleep(1.0)
@@ -39,7 +40,7 @@ class Heartbeat:
 
 
 class HealthServer:
-    """HTTP server of one process. `port` is the one really bound."""
+    """HTTP server of one process. `port` is the port actually bound."""
 
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, heartbeat: Heartbeat, not_ready_because: Callable[[], str | None]
@@ -64,8 +65,8 @@ class HealthServer:
         self._server.server_close()
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Runs in the server's thread while the event loop may hang: that is what `/livez` is there
-        to say, so nothing here may wait for the loop.
+        """Runs in the server's thread while the event loop may hang. `/livez` exists to report
+        that, so nothing here may wait for the loop.
         """
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
@@ -84,7 +85,7 @@ class HealthServer:
 
 
 class _Server(WSGIServer):
-    # A port that another process listens on must be an error, also where SO_REUSEADDR would let
+    # A port that another process listens on must be an error, even where SO_REUSEADDR would let
     # both bind.
     allow_reuse_address = True
     daemon_threads = True
@@ -94,4 +95,4 @@ class _QuietHandler(WSGIRequestHandler):
     timeout = 5
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes every few seconds are not worth a line."""
+        """Log nothing: probes come every few seconds."""

@@ -1,8 +1,9 @@
-"""structlog for this project's lines and for those of libraries: console on a terminal, JSON
-otherwise, and always a file per process.
+"""Configures structlog for the log lines of this project and of libraries: console format on a
+terminal, JSON otherwise, and always a file per process. Tracebacks never show local
+variables.
 
-The terminal gets `log.level` and above; the file in the run's folder (`<role>.log`, JSON) gets
-everything from info on, so a quiet terminal loses nothing. Completions are never logged at info.
+The terminal gets `log.level` and above. The file in the run's folder (`<role>.log`, JSON) gets info
+and above, so a quiet terminal loses nothing. Completions are never logged at info.
 
 A line may quote another node's text. On a terminal everything is escaped (`shared.text`), including
 libraries' lines and tracebacks. JSON itself escapes what is not ASCII, and DEL is escaped too, so a
@@ -26,8 +27,9 @@ from structlog.typing import FilteringBoundLogger
 from shared.text import visible, visible_json, visible_lines
 
 Log: TypeAlias = FilteringBoundLogger
-"""What a part is given to write its events to: `log.warning("event", key=value, ...)`, bound to
-node and role."""
+"""The logger that is passed to each part, bound to node and role: `log.warning("event", key=value,
+...)`.
+"""
 
 _MAX_LOG_BYTES = 50 * 2**20
 
@@ -56,7 +58,8 @@ def configure_logging(
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.dict_tracebacks,
+            # Without local variables: a seed, a server's key or an answer may be in one.
+            structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(serializer=visible_json),
         ],
     )
@@ -65,8 +68,7 @@ def configure_logging(
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             _escape_all,
-            # Plain tracebacks: rich ones print every local variable, tensors and completions
-            # included.
+            # Plain tracebacks: rich ones print every local variable.
             structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_plain_traceback),
         ],
     )
@@ -89,20 +91,20 @@ def configure_logging(
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """False for what asyncio warns of at each end of a connection that nats-py turned to TLS, and
-    that changes nothing.
+    """False for asyncio's harmless warning at the end of a connection that nats-py upgraded to
+    TLS.
     """
     return not str(record.msg).startswith("returning true from eof_received()")
 
 
 _LINES = frozenset({"exception", "stack"})
 _OWN = frozenset({"exc_info"})
-"""What the renderer formats itself, by `_plain_traceback`."""
+"""Keys that the renderer formats itself, with `_plain_traceback`."""
 
 
 def _escape_all(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape names and values of a line for a terminal; numbers and the traceback's source stay as
-    they are.
+    """Escape a line's names and values for a terminal; numbers and the traceback's source stay
+    unchanged.
     """
     return {key if key.isidentifier() else visible(key): _escaped(key, value) for key, value in event.items()}
 

@@ -1,5 +1,5 @@
 """Metrics that every service has, and two kinds that prometheus_client lacks: metrics of the
-planes, and metrics without a value yet.
+planes, and metrics that have no value yet.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ from shared.version import VERSION
 
 Plane = Literal["node", "swarm"]
 BUCKET_RATIO = 1.2
-"""Between a bucket's bounds. A quantile is interpolated within a bucket, so that it is never wrong
-by more than a fifth, whatever the distribution."""
+"""Ratio of a bucket's bounds. A quantile is interpolated within a bucket, so with this ratio it is
+never wrong by more than a fifth, whatever the distribution.
+"""
 
 
 def buckets_from(first: float, last: float, *, whole: bool = False) -> tuple[float, ...]:
-    """Bounds from `first` to `last` or a little beyond, each at most `BUCKET_RATIO` times the one
-    before. Of what lies below `first` only that is known. `whole`: of counts, where neighbours may
-    be one apart.
+    """Bounds from `first` to `last` or a little beyond, each at most `BUCKET_RATIO` times the
+    previous one. Values below `first` all fall into one bucket. `whole`: bounds for counts, where
+    neighbours may be one apart.
     """
     bounds = [first]
     while bounds[-1] < last:
         following = bounds[-1] * BUCKET_RATIO
-        # Rounded down, so that the ratio holds; three digits read well on a scrape.
+        # Rounded down, so that the ratio is not exceeded; to three digits, so that a scrape is
+        # readable.
         digits = 2 - math.floor(math.log10(following))
         rounded = math.floor(following * 10**digits) / 10**digits
         bounds.append(max(float(math.floor(rounded)), bounds[-1] + 1) if whole else rounded)
@@ -48,19 +50,20 @@ def buckets_from(first: float, last: float, *, whole: bool = False) -> tuple[flo
 
 LONGEST_S = 3600.0
 DURATION_BUCKETS_S = buckets_from(0.01, LONGEST_S)
-"""10 ms to an hour: beyond every timeout's default (`generator.call_timeout_s`: half an hour)."""
+"""10 ms to an hour: more than every timeout's default (`generator.call_timeout_s`: half an hour).
+"""
 ACK_BUCKETS_S = buckets_from(0.002, 120.0)
-"""What is over in milliseconds when all is well, and in the time of a few retries else."""
+"""For operations that take milliseconds normally, and the time of a few retries otherwise."""
 PAYLOAD_BUCKETS_BYTES = buckets_from(1024.0, 2.0**28)
 """1 KiB to 256 MiB."""
 
 
 def service_registry(ready: Callable[[], bool], run: str = "") -> CollectorRegistry:
-    """A registry with what every service exports; `ready` is asked at each scrape, `run` is the
-    name of the run (`node.run`), empty for a process that belongs to none.
+    """A registry with the metrics that every service exports. `ready` is called at each scrape;
+    `run` is the name of the run (`node.run`), empty for a process that belongs to no run.
     """
-    # A series per counter and histogram that says when this process made it:
-    # `process_start_time_seconds` says that once.
+    # Without the `_created` series of every counter and histogram: `process_start_time_seconds`
+    # says the same once.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -96,8 +99,8 @@ class LateGauge(Collector):
 
 
 class PlaneMetrics(Collector):
-    """The counters of the connections to the planes. A plane that was never connected is down and
-    has counted nothing.
+    """The counters of the connections to the planes. A plane that was never connected is exported
+    as down, with counters at 0.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -106,8 +109,8 @@ class PlaneMetrics(Collector):
             registry.register(self)
 
     def watch(self, plane: Plane, transport: Callable[[], Transport | None]) -> None:
-        """Export `plane` from now on; `transport` is asked at each scrape and gives None as long as
-        there is none.
+        """Export `plane` from now on. `transport` is called at each scrape and returns None as long
+        as there is no connection.
         """
         self._planes[plane] = transport
 
@@ -132,7 +135,9 @@ class PlaneMetrics(Collector):
 
     @staticmethod
     def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
-        """Created for each scrape, because a family keeps every sample that is added to it."""
+        """Create the families anew for each scrape, because a family keeps every sample added to
+        it.
+        """
         return (
             GaugeMetricFamily(
                 "swarm_nats_connected",
@@ -175,19 +180,19 @@ class PublishMetrics:
         ).labels(plane)
 
     def stored(self, seconds: float, size_bytes: int) -> None:
-        """A group is in the plane's stream."""
+        """Count a group stored in the plane's stream."""
         self._attempts.labels(self._plane, "ok").inc()
         self._seconds.observe(seconds)
         self._size_bytes.observe(size_bytes)
 
     def failed(self, result: str) -> None:
-        """An attempt ended otherwise."""
+        """Count an attempt that ended with `result`."""
         self._attempts.labels(self._plane, result).inc()
 
 
 class DefaultRegistryMetrics(Collector):
-    """Those metrics of prometheus_client's own registry whose names begin with `prefix`: a
-    library's that knows no other.
+    """Exports the metrics in prometheus_client's default registry whose names begin with `prefix`,
+    for a library that can use no other registry.
     """
 
     def __init__(self, prefix: str, registry: CollectorRegistry) -> None:
@@ -195,11 +200,11 @@ class DefaultRegistryMetrics(Collector):
         registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what is in it is known only at a scrape."""
+        """Nothing, because the families are known only at a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The families as they are."""
+        """The families, unchanged."""
         for family in REGISTRY.collect():
             if family.name.startswith(self._prefix):
                 yield family

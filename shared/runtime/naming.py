@@ -1,5 +1,5 @@
-"""A service process and its name: locks the run's folder, checks who has the name, takes the lease,
-and renews it until the end.
+"""Secures a service process's name: locks the run's folder, checks which run has the name, takes
+the lease, and renews it until the end.
 """
 
 from __future__ import annotations
@@ -27,21 +27,19 @@ from shared.runtime.logs import Log
 from shared.transport.base import NotConnected, Transport, TransportError
 
 RENEWALS = 6
-"""In the time of a lease."""
+"""How often a lease is renewed within its time."""
 _RELEASE_S = 1.0
 _FOLDER_PATIENCE_S = 10.0
-"""How long a process that ends in order may take to release the folder for its successor."""
+"""How long a process in orderly shutdown may take to release the folder for its successor."""
 
 
 def lease_name(role: str, replica: str) -> str:
-    """`trainer`, or `generator.<replica>`: the name of what only one process may be."""
+    """`trainer`, or `generator.<replica>`: a name that only one process may have."""
     return subjects.lease_key(role, replica if role in SEVERAL else "").removeprefix(subjects.LEASE_PREFIX)
 
 
 def sole_keys(role: str, replica: str) -> tuple[str, ...]:
-    """Keys of the node's bucket that are written by the holder of a lease alone, last writer
-    wins.
-    """
+    """Keys of the node's bucket that only the holder of the lease writes."""
     status = subjects.status_key(role, replica)
     if role == "trainer":
         return subjects.POLICY_KEY, subjects.TRAINER_KEY, FINDINGS_KEY, status
@@ -51,8 +49,8 @@ def sole_keys(role: str, replica: str) -> tuple[str, ...]:
 
 
 async def lock_folder(config: NodeConfig, role: str, log: Log) -> FolderLock | None:
-    """The lock of this process's part of the run's folder. None if the folder does not support
-    locks: then only the lease keeps others away.
+    """Lock this process's part of the run's folder. None if the folder does not support locks; then
+    only the lease keeps others away.
 
     Raises: NameTaken: another process on this machine has it.
     """
@@ -94,7 +92,7 @@ async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str
     key = subjects.LEASE_PREFIX + lease_name(role, config.node.replica)
     lease = Lease(plane.kv, subjects.node_bucket(node), key, record)
     started, told = time.monotonic(), False
-    reason = f"whose {key} is was not clear in time"
+    reason = f"the holder of {key} was not known in time"
     while time.monotonic() - started < 3 * lease_s + config.nats.connect_timeout_s:
         try:
             verdict = await lease.look()
@@ -106,13 +104,13 @@ async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str
             raise NameTaken(
                 f"node {node} has a running {lease_name(role, config.node.replica)} already: {described(lease.seen)} has just "
                 "renewed its lease. End that one, or choose another name (node.id, or `swarm up --name`); one more generator or "
-                "verifier of the same node takes a node.replica of its own"
+                "verifier of the same node needs its own node.replica"
             )
         if not told and lease.seen is not None:
             told, lease_s = True, max(lease_s, lease.seen.lease_s)
             log.info("waiting_for_the_name", held_by=described(lease.seen), until=f"it is renewed, or silent for {lease_s:g} s")
         await asyncio.sleep(min(0.5, lease_s / 20))
-    raise NotConnected(f"{config.nats.node_url}: {reason}. See to the NATS server and its permissions (`swarm nats config`)")
+    raise NotConnected(f"{config.nats.node_url}: {reason}. Check the NATS server and its permissions (`swarm nats config`)")
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
 """Sends spans to an OpenTelemetry collector: OTLP over HTTP. Extra `otel`.
 
-A thread sends them from a queue with room for `QUEUE` spans; when it is full the oldest are lost.
-An endpoint that does not answer costs that thread its time, and the log gets one warning. It may
-send neither the spans elsewhere nor more than a few kilobytes into this process.
+A thread sends them from a queue of `QUEUE` spans; when it is full the oldest are lost. An endpoint
+that does not answer delays only that thread, and causes one warning in the log. An endpoint can
+neither redirect the spans nor make this process read more than a few kilobytes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ QUEUE = 4096
 SEND_EVERY_S = 2.0
 TIMEOUT_S = 5.0
 STUCK_S = 4 * TIMEOUT_S
-"""`TIMEOUT_S` is between two bytes of an answer: one that comes a byte at a time takes for ever."""
+"""When a batch counts as stuck. `TIMEOUT_S` limits only the time between two bytes of an answer, so
+an answer that trickles in would never time out.
+"""
 CLOSE_S = 1.5
 ANSWER_BYTES = 4096
-"""Of an answer, which nobody needs: one that is longer, or does not say how long it is, is not
-read, and its connection not used again.
+"""Most bytes read of an answer, whose content is not needed. If an answer is longer, or does not
+state its length, it is not read and its connection is closed.
 """
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _NS = 1_000_000_000
@@ -46,7 +48,7 @@ def is_wanted(config: NodeConfig, environment: Mapping[str, str]) -> bool:
 
 
 def tracing_problems(config: NodeConfig, environment: Mapping[str, str]) -> list[str]:
-    """A sentence with the remedy where spans are wanted and cannot be sent."""
+    """A problem with its remedy if spans are wanted and cannot be sent; else nothing."""
     if not is_wanted(config, environment) or is_installed():
         return []
     asking = "tracing.otlp_endpoint" if config.tracing.otlp_endpoint else next(filter(environment.get, ENDPOINT_VARIABLES))
@@ -54,7 +56,7 @@ def tracing_problems(config: NodeConfig, environment: Mapping[str, str]) -> list
 
 
 def is_installed() -> bool:
-    """Whether the extra is."""
+    """Whether the packages of the extra are installed."""
     try:
         return all(find_spec(name) for name in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"))
     except ImportError:
@@ -62,21 +64,21 @@ def is_installed() -> bool:
 
 
 def open_spans(config: NodeConfig, role: str, log: Log) -> SpanSink | None:
-    """Where this process's spans go; None without an endpoint. A missing extra is fatal where the
-    setting asks for it; a variable may be meant for other programs on the machine.
+    """The sink for this process's spans; None without an endpoint. A missing extra is fatal if the
+    setting asks for spans, but not if a variable does, which may be meant for other programs.
     """
     if not is_wanted(config, os.environ):
         return None
     if problems := tracing_problems(config, os.environ):
         if config.tracing.otlp_endpoint:
             raise FatalError("\n".join(problems))
-        log.warning("spans_not_sent", reason=problems[0], consequence="the service works as without the variable")
+        log.warning("spans_not_sent", reason=problems[0], consequence="the service runs as if the variable were not set")
         return None
     return OtlpSpans(config, role, lambda reason: log.warning("spans_not_sent", reason=reason, consequence="some spans are lost"))
 
 
 class OtlpSpans:
-    """The sink that sends. warn: told once why spans are lost."""
+    """Sends spans to the endpoint. warn: called once with the reason when spans are lost."""
 
     def __init__(self, config: NodeConfig, role: str, warn: Callable[[str], None]) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -85,7 +87,7 @@ class OtlpSpans:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-        # Its own warnings come with every batch that is lost; `warn` says it once.
+        # OpenTelemetry warns about every lost batch; `warn` does so once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
         base = config.tracing.otlp_endpoint.rstrip("/")
         asked = f"{base}/v1/traces" if base else None  # None: the exporter reads OpenTelemetry's variables
@@ -111,7 +113,7 @@ class OtlpSpans:
         self._tracer = provider.get_tracer("swarm", VERSION)
 
     def take(self, span: GroupSpan) -> None:
-        """Queue one; never waits for the endpoint."""
+        """Queue a span; never waits for the endpoint."""
         from opentelemetry import trace
 
         self._exporter.tell_if_stuck()
@@ -136,15 +138,16 @@ class OtlpSpans:
         sent.end(int(span.end_s * _NS))
 
     def close(self) -> None:
-        """Send what is queued, for `CLOSE_S` at most: a process that ends is not held up."""
+        """Send the queued spans for at most `CLOSE_S`, so that the process's end is not delayed."""
         closing = threading.Thread(target=self._processor.shutdown, name="spans-close", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
 
 
 def _session() -> Any:
-    """What asks the endpoint. `requests` alone would read an answer of any size into memory, and
-    the exporter takes a redirect for success, or follows it with the headers that hold a key.
+    """The HTTP session for the endpoint. `requests` alone would read an answer of any size into
+    memory. The exporter takes a redirect as success, or follows it and sends along the headers that
+    hold a key.
     """
     import requests
 
@@ -157,14 +160,14 @@ def _session() -> Any:
                 response._content, response._content_consumed = b"", True
                 response.close()
             if 300 <= response.status_code < 400:
-                response.status_code, response.reason = 421, "the endpoint redirects, which is not followed"
+                response.status_code, response.reason = 421, "the endpoint redirects, and redirects are not followed"
             return response
 
     return Session()
 
 
 class _GivenIds:
-    """An id generator that hands out the ids it was given."""
+    """An id generator that returns the ids set in `given`."""
 
     given: tuple[int, int] = (1, 1)
 
@@ -179,7 +182,7 @@ class _GivenIds:
 
 
 class _Telling:
-    """The exporter `inner`; its first failure is told."""
+    """Wraps the exporter `inner` and reports its first failure."""
 
     def __init__(self, inner: Any, address: str, warn: Callable[[str], None]) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
@@ -189,8 +192,8 @@ class _Telling:
         self._since_s: float | None = None
 
     def tell_if_stuck(self) -> None:
-        """Say it where the endpoint has not done with one batch for long. Asked by whoever has a
-        span: the thread that sends waits.
+        """Report it if the endpoint has been busy with one batch for long. Called for each new
+        span, because the sending thread is the one that waits.
         """
         since_s = self._since_s
         if since_s is not None and time.monotonic() - since_s > STUCK_S:
@@ -202,12 +205,12 @@ class _Telling:
             self._warn(reason)
 
     def export(self, spans: Sequence[Any]) -> Any:
-        """As OpenTelemetry's `SpanExporter`."""
+        """See OpenTelemetry's `SpanExporter`."""
         reason = f"{self._address} did not take {len(spans)} spans"
         self._since_s = time.monotonic()
         try:
             result = self._inner.export(spans)
-        except Exception as error:  # noqa: BLE001  # whatever a client of HTTP raises
+        except Exception as error:  # noqa: BLE001  # an HTTP client may raise anything
             said = without_secrets(str(error))[:200]
             result, reason = self._results.FAILURE, f"{reason} ({type(error).__name__}: {said})"
         finally:

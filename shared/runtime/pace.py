@@ -1,4 +1,6 @@
-"""How often a process does its work, and when it is late: pure, time is an argument."""
+"""Measures how often a process completes a unit of work, and decides when it is late. Pure; time is
+an argument.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections import deque
 GAPS_KEPT = 50
 LATE_FACTOR = 5.0
 LATE_AT_LEAST_S = 30.0
-"""Evaluations, checkpoints and a busy machine make gaps of several seconds in quick work."""
+"""Evaluations, checkpoints and a busy machine cause gaps of several seconds even in quick work."""
 
 
 class WorkPace:
@@ -18,18 +20,18 @@ class WorkPace:
         self._last: float | None = None
 
     def worked(self, now: float) -> None:
-        """A unit of work ended at `now`, in seconds of a clock that does not go back."""
+        """Record a unit of work that ended at `now`, in seconds of a monotonic clock."""
         if self._last is not None:
             self._gaps.append(max(0.0, now - self._last))
         self._last = now
 
     @property
     def usual_s(self) -> float | None:
-        """The typical gap: the one that a random moment falls into. None before the third unit of
+        """The typical gap: the gap that a random moment falls into. None before the third unit of
         work.
 
-        Not the mean: work that comes in bursts has mostly gaps of next to nothing. The longest gap
-        is left out, so that one past stall does not hide the next.
+        Not the mean, because most gaps in bursts of work are close to 0. The longest gap is left
+        out, so that one past stall does not hide the next.
         """
         if len(self._gaps) < 2:
             return None

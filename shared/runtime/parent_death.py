@@ -14,11 +14,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def ending_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
-    """What a child calls between fork and exec (`preexec_fn`), so that it gets `number` when this
-    process ends. It outlives exec. On other systems it does nothing.
+    """A function for the child to call between fork and exec (`preexec_fn`), so that it gets the
+    signal `number` when this process ends. The effect outlives exec. On systems other than Linux it
+    does nothing.
 
-    The kernel means the *thread* that forked: start such children from one that lives as long as
-    the process.
+    For the kernel the parent is the *thread* that forked, so start such children from a thread that
+    lives as long as the process.
     """
     if sys.platform != "linux":
         return lambda: None
@@ -27,13 +28,13 @@ def ending_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], 
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the kernel was asked
+        if os.getppid() != parent:  # the parent ended before prctl was called
             os.kill(os.getpid(), number)
 
     return in_child
 
 
 def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """The same for this process itself and the parent that it has now."""
+    """The same for this process and its present parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)

@@ -29,7 +29,7 @@ async def connect_node_plane(config: NodeConfig, role: str, *, timeout_s: float 
 
 async def connect_swarm_plane(config: NodeConfig, role: str, *, timeout_s: float, url: str = "") -> Transport:
     """The swarm plane, as this node's user. Raises what `connect` raises, and ValueError for a node
-    alone.
+    without a swarm.
     """
     nats, node = config.nats, config.node.id
     chosen = url or nats.swarm_url

@@ -1,8 +1,8 @@
 """The life of a service process: configuration, logs, health port, NATS, work, orderly shutdown.
 
-Exit codes: 0 finished or stopped by SIGTERM/SIGINT; 78 (`EXIT_CONFIG`) it cannot continue and a
-restart would not help; 1 crashed. Every process sets up the streams when it starts (idempotently),
-because nothing guarantees which starts first.
+Exit codes: 0: finished, or stopped by SIGTERM or SIGINT; 78 (`EXIT_CONFIG`): it cannot continue and
+a restart would not help; 1: crashed. Every process sets up the streams when it starts
+(idempotently), because nothing guarantees which process starts first.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from shared.runtime.naming import leased, lock_folder, take_lease
 from shared.runtime.otel import open_spans
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED, StatusBoard
-from shared.transport.base import AccessDenied, NotConnected, Transport
+from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 
 
 @dataclass
 class ServiceContext:
-    """What a service is given to work with."""
+    """What the runtime passes to a service."""
 
     config: NodeConfig
     role: Role
     replica: str
     node: Transport
-    """Node plane: connected, the node's streams exist, and nothing is written once this process has
-    lost its lease.
+    """Node plane: connected, the node's streams exist, and writes fail once this process has lost
+    its lease.
     """
     swarm: Transport | None
     """Swarm plane; for the verifier only, and None while it cannot be reached or when the node is
@@ -67,7 +67,7 @@ class ServiceContext:
     planes: PlaneMetrics = field(default_factory=PlaneMetrics)
 
     def mark_ready(self, ready: bool = True) -> None:
-        """Say that set-up is complete (`/readyz`)."""
+        """Report that set-up is complete (`/readyz`)."""
         self.ready = ready
 
 
@@ -78,13 +78,13 @@ class Service(Protocol):
         """Do all the work; return soon after `context.stopping` is set, or when finished for good.
 
         Raises:
-            FatalError: cannot go on, and a restart would not help.
+            FatalError: it cannot continue, and a restart would not help.
         """
         ...
 
 
 def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
-    """Run one service as a process of its own: `python -m services.<role> [--config FILE]`."""
+    """Run one service in its own process: `python -m services.<role> [--config FILE]`."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}", description=f"The {role} of one swarm node.")
     parser.add_argument("--config", type=Path, help="the node's TOML file (default: the file named by SWARM_CONFIG)")
     arguments = parser.parse_args()
@@ -119,8 +119,8 @@ def _leave(code: int) -> NoReturn:
 
 
 async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Service], log: Log) -> None:
-    """From the signal handlers to the last status. The health server starts first and stops last,
-    so that a probe can always learn why the process is not ready.
+    """Run from installing the signal handlers to the last status. The health server starts first
+    and stops last, so that a probe can always learn why the process is not ready.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -180,8 +180,8 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
 
 
 async def _work(service: Service, context: ServiceContext, lease: Lease, clock: ClockSkew) -> None:
-    """Run the service for as long as this process holds the node's name. Raises FatalError where
-    another process has taken its place, and what the service raises.
+    """Run the service for as long as this process holds the node's name. Raises FatalError if
+    another process has taken over the name, and what the service raises.
     """
     reporting = asyncio.create_task(context.status.report(context.node, clock))
     working, lost = asyncio.create_task(service.run(context)), asyncio.create_task(lease.lost.wait())
@@ -191,8 +191,8 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, clock: 
             raise FatalError(lease.loss)
         working.result()
     except NotConnected as error:
-        # Servers are asked to end at the same time as services are: what was not acknowledged
-        # is handed out again.
+        # NATS servers are often stopped together with the services. Nothing is lost: messages that
+        # were not acknowledged are delivered again.
         if not context.stopping.is_set():
             raise
         context.log.warning("stopped_without_server", reason=str(error))
@@ -200,14 +200,14 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, clock: 
         try:
             await cancel_and_wait(reporting, lost, working)
         except StillRunningError as error:
-            context.log.warning("work_goes_on", reason=str(error), consequence="the process ends all the same")
+            context.log.warning("work_goes_on", reason=str(error), consequence="the process ends anyway")
 
 
 async def _join_node_plane(
     config: NodeConfig, role: str, place: str, log: Log, stopping: asyncio.Event
 ) -> tuple[Transport, Lease] | None:
-    """The node plane, with streams, and this process's lease there; None when it is stopped
-    meanwhile.
+    """The node plane, with its streams created, and this process's lease on it; None if the process
+    is stopped in the meantime.
     """
     attempt = asyncio.create_task(_open_node_plane(config, role, place, log))
     stop = asyncio.create_task(stopping.wait())
@@ -235,12 +235,15 @@ async def _open_node_plane(config: NodeConfig, role: str, place: str, log: Log) 
 
 
 async def _connect_swarm_plane(config: NodeConfig, log: Log) -> Transport | None:
+    swarm: Transport | None = None
     try:
         swarm = await connect_swarm_plane(config, "verifier", timeout_s=min(5.0, config.nats.connect_timeout_s))
         await prepare_swarm_streams(swarm, create=config.nats.create_streams, replicas=config.nats.swarm_replicas)
     except (AccessDenied, MissingStreams) as error:
         raise FatalError(f'{error}; or set nats.swarm_url = "none" to train alone') from None
-    except NotConnected as error:
+    except TransportError as error:  # away, full, or it answers what nobody can read: no reason to stop
         log.warning("swarm_plane_away", reason=str(error), consequence="training alone until it is back")
+        if swarm is not None:
+            await swarm.close()
         return None
     return swarm

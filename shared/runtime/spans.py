@@ -1,8 +1,9 @@
-"""The path of a group as spans of one trace. Each service says what it did with a group; nobody
-passes a context on, because trace and root span follow from the group's content id.
+"""Spans that show a group's path as one trace. Each service emits a span for what it did with a
+group. No trace context is passed between services, because the ids of trace and root span follow
+from the group's content id.
 
-`emit` costs one comparison while nobody listens. `shared.runtime.otel` listens where an endpoint
-is configured.
+Without a sink `emit` costs one comparison. `shared.runtime.otel` is the sink if an endpoint is
+configured.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ GENERATE, SCORE, SHARE, BORDER, BATCH, TRAIN = "generate", "score", "share", "bo
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpan:
     """Something that this process did with a group. start_s, end_s: Unix time. error: whether it
-    ended as nobody wants it to; a refusal is no error. same_as: the content id that the group has
-    elsewhere, where it was shared without its token ids.
+    failed; a refusal is not an error. same_as: the content id of the same group in the form without
+    token ids in which it was shared.
     """
 
     group_id: str
@@ -34,33 +35,35 @@ class GroupSpan:
 
 
 class SpanSink(Protocol):
-    """Where spans go. May not block, and raises nothing."""
+    """Receives spans. Must not block or raise."""
 
     def take(self, span: GroupSpan) -> None:
-        """One span."""
+        """Accept one span."""
 
     def close(self) -> None:
-        """Send the rest, within a second or so."""
+        """Send the remaining spans, within a second or so."""
 
 
 _sink: SpanSink | None = None
 
 
 def send_to(sink: SpanSink | None) -> None:
-    """From now on this process's spans go to `sink`."""
+    """Send this process's spans to `sink` from now on."""
     global _sink
     _sink = sink
 
 
 def wanted() -> bool:
-    """Whether anybody listens."""
+    """Whether there is a sink."""
     return _sink is not None
 
 
 def emit(
     group_id: str, name: str, *, seconds: float = 0.0, same_as: str | None = None, **attributes: AttributeValue | None
 ) -> None:
-    """Say that `name` ended just now and took `seconds`. Attributes that are None are left out."""
+    """Emit a span called `name` that ends now and took `seconds`. Attributes that are None are left
+    out.
+    """
     if _sink is not None:
         now = time.time()
         known = {key: value for key, value in attributes.items() if value is not None}
@@ -71,20 +74,20 @@ def emit(
 
 
 def trace_id_of(group_id: str) -> int:
-    """The first 32 digits of the content id. A rollout id is the first 16: a trace is found by
-    it.
+    """The first 32 digits of the content id. A rollout id is the first 16 of them, so it identifies
+    the trace.
     """
     return int(group_id[:32], 16)
 
 
 def root_span_id_of(group_id: str) -> int:
-    """Of the generator's span, which all others are below."""
+    """Id of the generator's span, the root of the trace."""
     return _number(f"root/{group_id}")
 
 
 def span_id_of(span: GroupSpan, node: str) -> int:
-    """The same each time that `node` says the same of a group: what is done again after a crash is
-    there once.
+    """The same id whenever `node` emits the same span for a group, so that work repeated after a
+    crash appears once.
     """
     if span.name == GENERATE:
         return root_span_id_of(span.group_id)

@@ -21,27 +21,27 @@ if TYPE_CHECKING:  # commands that read statuses need no Prometheus client
     from shared.runtime.clock import ClockSkew
 
 STOPPED = "stopped"
-"""The last state of a process that ends in order."""
+"""The last state of a process that shut down in order."""
 STATUS_INTERVAL_S = 2.0
-"""Each status is a heartbeat."""
+"""Each status also serves as a heartbeat."""
 MISSED_HEARTBEATS = 15
-"""How many must be missing before a process counts as gone: on a busy machine, or while a server
-restarts, a working process may be late by several.
+"""How many statuses must be missing before a process counts as gone. On a busy machine, or while a
+server restarts, a working process may be late by several.
 """
 CLOCK_EVERY_REPORTS = 15
 SILENT_S = MISSED_HEARTBEATS * STATUS_INTERVAL_S
-"""How long everything that asks whether a process is alive waits for a status."""
+"""Age of the last status from which a process counts as gone, wherever that is judged."""
 
 
 def is_alive(status: ServiceStatus, now: float) -> bool:
-    """Whether the process that wrote `status` is there: it has not said that it stops, and was not
-    silent for `SILENT_S`.
+    """Whether the process that wrote `status` is running: it has not reported its stop, and the
+    status is less than `SILENT_S` old.
     """
     return status.state != STOPPED and now - status.updated_at <= SILENT_S
 
 
 class StatusBoard:
-    """Named figures of one process (`shared.contracts.status_figures`); each is a number."""
+    """The named numbers in one process's status (`shared.contracts.status_figures`)."""
 
     def __init__(self, node: str, role: Role, replica: str) -> None:
         self._node = node
@@ -60,19 +60,19 @@ class StatusBoard:
             self._figures[str(name)] = float(value)
 
     def worked(self) -> None:
-        """One unit of the role's work is done: a call of the generator, a group scored, a batch, a
-        step. It shows that the process makes progress and does not merely answer.
+        """Record one completed unit of the role's work: a generator's call, a scored group, a
+        batch, a step. It shows that the process makes progress and does not merely respond.
         """
         self._pace.worked(time.monotonic())
         self.set(StatusFigure.WORKED_AT, time.time())
         self.set(StatusFigure.WORK_EVERY_S, self._pace.usual_s)
 
     def add(self, name: StatusFigure | FamilyFigure, amount: float = 1.0) -> None:
-        """Count something."""
+        """Add to a figure."""
         self._figures[str(name)] = self._figures.get(name, 0.0) + amount
 
     def state(self, text: str) -> None:
-        """One or two words on what the process does now."""
+        """Set the state: one or two words on what the process does now."""
         self._state = text
 
     def get(self, name: str) -> float:
@@ -94,8 +94,8 @@ class StatusBoard:
         )
 
     async def report(self, transport: Transport, clock: ClockSkew | None = None) -> None:
-        """Loop for ever, writing the status every `STATUS_INTERVAL_S`; an unreachable server is
-        somebody else's news. `clock`: measured once in a while by these writes.
+        """Loop forever, writing the status every `STATUS_INTERVAL_S`. Failures are ignored, because
+        an unreachable server is reported elsewhere. `clock`: updated by some of these writes.
         """
         for number in itertools.count():
             await self.report_once(transport, clock if number % CLOCK_EVERY_REPORTS == 0 else None)

@@ -1,17 +1,16 @@
 """Keep one child process running:
 `python -m shared.runtime.supervise -- python -m services.trainer`.
 
-honcho ends everything when one process ends, so each service runs under this supervisor: a child
-that crashes or is killed is started again after a back-off, a child that finished (0) or cannot go
-on (78) ends the supervisor with the same code. Too many crashes in a short time end it too, with
-the child's code: something is wrong that restarting will not mend.
+honcho ends everything when one process ends, so each service runs under this supervisor. A child
+that crashes or is killed is started again after a back-off. A child that finished (0) or cannot
+continue (78) ends the supervisor with the same code. So do too many crashes in a short time,
+because restarting will not cure their cause.
 
-`--linger 3` before the `--` lets the child live three seconds longer than SIGTERM asks: honcho
-stops everything at once, and a NATS server that is gone first leaves every service waiting for an
-answer. `swarm up` stops it last and asks with SIGINT, which waits for nothing.
+`--linger 3` before the `--` stops the child three seconds after SIGTERM. honcho stops everything at
+once, and if the NATS server goes first every service waits for an answer. `swarm up` stops the
+server last and sends SIGINT, which is passed on without delay.
 
-Whoever is killed here takes nothing along that runs on: the supervisor ends with its parent, and
-the child with the supervisor.
+A kill leaves no orphans: the supervisor ends with its parent, and the child with the supervisor.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MAX_CRASHES = 8
 
 
 class RestartPolicy:
-    """Decides from exit codes and times whether and when to start again. Pure: time is an
+    """Decides from exit codes and times whether and when to start the child again. Pure; time is an
     argument.
     """
 
@@ -58,8 +57,8 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
 
     Args:
         command: program and arguments.
-        linger_s: how long after SIGTERM the child is told to stop. Above 0 the child has a process
-            group of its own, because honcho signals whole groups.
+        linger_s: how long after SIGTERM the child is stopped. Above 0 the child has its own process
+            group, because honcho signals whole groups.
     """
     end_with_parent()
     policy = RestartPolicy()

@@ -44,10 +44,10 @@ async def sleep_unless_stopped(stopping: asyncio.Event, seconds: float) -> bool:
 
 
 async def unless_stopped(stopping: asyncio.Event, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T | None:
-    """The outcome of `work`, or None when the service is stopped and `grace_s` more did not
-    suffice.
+    """The result of `work`; None if the service is stopped and `work` does not end within another
+    `grace_s`.
 
-    A server that is away must not keep the last checkpoint from being written in time.
+    An unreachable server must not prevent the last checkpoint from being written in time.
     """
     task, stop = asyncio.create_task(work), asyncio.create_task(stopping.wait())
     try:

@@ -1,4 +1,4 @@
-"""The metrics of `swarm nats watch`: who made the requests of JetStream's API."""
+"""The metrics of `swarm nats watch`: who sends requests to JetStream's API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shared.advisories import Verdict
 
 
 class Figures:
-    """What the watch exports."""
+    """The metrics that the watch exports."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(

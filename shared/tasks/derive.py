@@ -23,6 +23,7 @@ from shared.registry import TASK_SOURCES
 from shared.suggestion import did_you_mean
 from shared.tasks.canonical import canonical_json
 from shared.tasks.config_rules import REFUSED_DATASETS, parse_config
+from shared.tasks.datasets import datasets
 from shared.tasks.file_rows import FileRows, held, is_file_name
 
 HASH_ORDERED = frozenset(
@@ -103,7 +104,7 @@ def dataset_size(dataset: str, config: str) -> int:
 
 def dataset_names() -> list[str]:
     """Names of all datasets that tasks can come from, sorted."""
-    return sorted({*_registry(), *TASK_SOURCES.installed} - REFUSED_DATASETS.keys())
+    return sorted({*datasets(), *TASK_SOURCES.installed} - REFUSED_DATASETS.keys())
 
 
 def preload_installed() -> None:
@@ -182,7 +183,7 @@ def _dataset(name: str, config: str, seed: int) -> Any:
     configuration is checked against the dataset's fields here, because the dataset would ignore a
     misspelt key or fail with a message about a constructor.
     """
-    registry = _registry()
+    registry = datasets()
     if name in REFUSED_DATASETS:
         raise TaskError("task_dataset", f"{name} cannot be used: {REFUSED_DATASETS[name]}")
     if name not in registry and name in TASK_SOURCES.installed:
@@ -235,14 +236,6 @@ def _seeded_item(dataset: Any, ref: TaskRef) -> dict[str, Any]:
     finally:
         random.setstate(state)
         np.random.set_state(numpy_state)
-
-
-def _registry() -> dict[str, tuple[Any, Any]]:
-    import reasoning_gym  # noqa: F401  # importing fills the registry; a second of work that callers of other modules are spared
-    from reasoning_gym.factory import DATASETS
-
-    registry: dict[str, tuple[Any, Any]] = DATASETS
-    return registry
 
 
 def _size(dataset: Any, name: str) -> int:

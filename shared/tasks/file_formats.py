@@ -13,7 +13,11 @@ from typing import Any, NamedTuple
 
 SUFFIXES = (".arrow", ".parquet", ".jsonl")
 """Formats in the order in which a folder is searched for them."""
-_BATCH_ROWS = 4096
+_BATCH_ROWS = 256
+MAX_VALUE_BYTES = 4 * 262_144
+"""The longest text that a message can hold, in UTF-8. A Parquet file of a kilobyte may repeat one
+of a gigabyte a million times, so what is longer is refused before it is unfolded.
+"""
 _SPLIT = re.compile(r"(?:^|-)(train|test|validation|valid|val|dev|eval)(?:$|-)")
 """Names of splits in file names, used to avoid training on a test split by mistake."""
 
@@ -128,7 +132,7 @@ def _json_lines(file: Path) -> Iterator[Row]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
                     continue
-                values = json.loads(text)
+                values = json.loads(text.rstrip())  # else a torn line's error is on the "line 2" of this line
             except UnicodeDecodeError:
                 raise FileSourceError(f"{place}: not UTF-8: save the file in UTF-8") from None
             except (ValueError, RecursionError) as error:
@@ -151,12 +155,17 @@ def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
             lists = []
             for name in names:
                 column = batch.column(batch.schema.names.index(name))
+                if (row := _first_too_long(arrow, column)) is not None:
+                    raise FileSourceError(
+                        f"{file}: row {number + row}, column {name!r}: longer than {MAX_VALUE_BYTES:,} bytes, and a message holds "
+                        "262,144 characters: shorten it"
+                    )
                 try:
                     lists.append(_values(arrow, column))
                 except _UNREADABLE as error:
                     row, reason = _first_unreadable(column, error)
                     raise FileSourceError(
-                        f"{file}: row {number + row}, column {name!r}: its {column.type} cannot be read ({reason}): "
+                        f"{file}: row {number + row}, column {name!r}: its {_kind(arrow, column)} cannot be read ({reason}): "
                         "write it as text"
                     ) from None
             if len(names) < len(set(columns)):
@@ -173,9 +182,12 @@ def _batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[
         from pyarrow import parquet
 
         with parquet.ParquetFile(str(file)) as table:
-            names = table.schema_arrow.names
-            # If the table lacks the column, the error message lists the ones that exist.
-            wanted = list(dict.fromkeys(columns)) if set(columns) <= set(names) else names
+            schema = table.schema_arrow
+        # If the table lacks the column, the error message lists the ones that exist.
+        wanted = list(dict.fromkeys(columns)) if set(columns) <= set(schema.names) else schema.names
+        texts = [name for name in wanted if arrow.types.is_string(schema.field(name).type)]
+        # Equal texts stay one text, as they are in the file.
+        with parquet.ParquetFile(str(file), read_dictionary=texts) as table:
             yield from table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False)
         return
     with arrow.memory_map(str(file)) as source:
@@ -192,8 +204,35 @@ def _values(arrow: ModuleType, column: Any) -> list[Any]:
     if arrow.types.is_float32(column.type) or arrow.types.is_float16(column.type):
         # The digits that were meant: 0.1, which as a double would be 0.10000000149011612.
         return [None if value is None else float(str(value)) for value in _numpy_values(column)]
+    if arrow.types.is_dictionary(column.type):
+        places = column.indices.to_pylist()
+        texts = {place: column.dictionary[place].as_py() for place in set(places) if place is not None}
+        return [None if place is None else texts[place] for place in places]
     values: list[Any] = column.to_pylist()
     return values
+
+
+def _kind(arrow: ModuleType, column: Any) -> Any:
+    """The type of its values."""
+    return column.type.value_type if arrow.types.is_dictionary(column.type) else column.type
+
+
+def _first_too_long(arrow: ModuleType, column: Any) -> int | None:
+    """The place (from 1) of the first text or bytes longer than `MAX_VALUE_BYTES`; None if there is
+    none.
+    """
+    kind = _kind(arrow, column)
+    if not any(check(kind) for check in (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_binary)):
+        return None
+    from pyarrow import compute
+
+    folded = arrow.types.is_dictionary(column.type)
+    lengths = compute.binary_length(column.dictionary if folded else column)
+    if folded:
+        lengths = lengths.take(column.indices)
+    if (compute.max(lengths).as_py() or 0) <= MAX_VALUE_BYTES:
+        return None
+    return 1 + next(place for place, length in enumerate(lengths.to_pylist()) if (length or 0) > MAX_VALUE_BYTES)
 
 
 def _first_unreadable(column: Any, error: Exception) -> tuple[int, str]:

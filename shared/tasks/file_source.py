@@ -130,9 +130,10 @@ def _checked(spec: TaskSpec, files: Sequence[Path]) -> Iterator[tuple[str, str]]
     for row in rows_of(files, [spec.question, spec.answer]):
         for setting, column in (("question", spec.question), ("answer", spec.answer)):
             if column not in row.values:
-                hint = did_you_mean(column, row.values) or f"its columns are {', '.join(sorted(row.values))[:200] or '(none)'}"
+                hint = did_you_mean(column, row.values)
                 raise FileSourceError(
-                    f"{row.place}: there is no column {column!r}; {hint}; set `{setting}` to the {setting}s' column"
+                    f"{row.place}: there is no column {column!r}; its columns are {', '.join(sorted(row.values))[:200] or '(none)'}"
+                    f"{f' ({hint})' if hint else ''}; set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
                 )
         yield _text(row, spec.question), _text(row, spec.answer)
 

@@ -57,7 +57,7 @@ def verifier(item: Item) -> AnswerScorer:
         raise TaskError(
             "task_verifier",
             f"{item.task.ref.dataset}: verifier final_number needs a number as reference answer, and this dataset gives "
-            f"{(item.task.answer or '')[:60]!r}; use reasoning_gym or math",
+            f"{(item.task.answer or '')[:60]!r}; use math, or for a file exact, for a dataset reasoning_gym",
         )
 
     def score(answer: str) -> float:

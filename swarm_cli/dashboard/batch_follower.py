@@ -1,4 +1,4 @@
-"""Reads on in the batch logs of the nodes on a server, without a consumer, and within bounds."""
+"""Follows the batch logs of the nodes on a server, without a consumer and within bounds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shared.transport.base import NotConnected, StoredMessage, Transport, Transp
 from swarm_cli.dashboard.exchange import Exchange
 
 BATCHES_BACK = 30
-"""Where a node is seen first, so many of its newest batches are read; also the most in one look."""
+"""How many of its newest batches are read when a node is first seen; also the most per look."""
 BATCH_BYTES = 32 * 2**20
-"""A larger batch is not read for a list of texts; its own page reads it."""
+"""A larger batch is not read for the list of texts, only when its own page is opened."""
 
 
 class BatchFollower:
-    """Where it is in each node's log, and what it read so far."""
+    """The position in each node's log, and what was read so far."""
 
     def __init__(self) -> None:
         self.exchange = Exchange()
@@ -26,8 +26,8 @@ class BatchFollower:
         self._at = ""
 
     async def follow(self, plane: Transport, nodes: Sequence[str]) -> None:
-        """Read what is new of `nodes`. It may be cancelled at any time: the next call goes on
-        behind the last batch that was read, first with the node that was being read.
+        """Read the new batches of `nodes`. It may be cancelled at any time: the next call continues
+        after the last batch read, and starts with the node that was being read.
 
         Raises:
             NotConnected: the server does not answer.
@@ -40,13 +40,13 @@ class BatchFollower:
             except NotConnected:
                 raise
             except TransportError:
-                continue  # its log is not there yet
+                continue  # it has no log yet
 
     async def _follow_node(self, plane: Transport, node: str) -> None:
         stream = node_batches_stream(node)
         state = await plane.stream_state(stream)
         known = self._read_to.get(node)
-        if known is None or known > state.last_seq:  # new here, or another log under the old name
+        if known is None or known > state.last_seq:  # a new node, or a new log under the old name
             known = state.first_seq - 1
         oldest = max(known + 1, state.last_seq - BATCHES_BACK + 1)
         self.exchange.left_out += max(0, oldest - known - 1)
@@ -56,7 +56,7 @@ class BatchFollower:
             if not messages or messages[0].seq > state.last_seq:
                 break
             batch = await _batch(plane, messages[0])
-            # Counted and noted as read without a pause between, so that no batch counts twice.
+            # No await between counting a batch and marking it as read, so that none counts twice.
             if batch is None:
                 self.exchange.left_out += 1
             else:
@@ -66,7 +66,7 @@ class BatchFollower:
 
 
 async def _batch(plane: Transport, message: StoredMessage) -> Batch | None:
-    """None where it is too large or none."""
+    """The message's batch; None if it is too large or cannot be decoded."""
     if message.size_bytes > BATCH_BYTES:
         return None
     try:

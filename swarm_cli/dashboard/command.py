@@ -1,5 +1,5 @@
-"""`swarm dashboard` (`make dashboard`): the swarm's page in a browser, and, where it is installed,
-a Prometheus with the cluster's rules behind its panels and alerts.
+"""`swarm dashboard` (`make dashboard`): the swarm's page in a browser and, if Prometheus is
+installed, panels and alerts from a Prometheus with the cluster's rules.
 """
 
 from __future__ import annotations
@@ -28,37 +28,41 @@ DEFAULT_PORT = 8400
 SHOWN = ("swarm", "node")
 LOOK_EVERY_S = 5.0
 PATIENCE = 0.5
-"""Of the cluster's: scrapes are every two seconds here, and who looks is near. A stuck trainer, a
-server that does not answer and a flood are told within two minutes."""
+"""Alerts wait half as long as in the cluster, because scrapes come every two seconds here and
+somebody is watching. A stuck trainer, a silent server and a flood are reported within two minutes.
+"""
 
 
 def dashboard(
-    port: Annotated[int, typer.Option(min=1024, max=65_534, help="Of the page; Prometheus takes the next one.")] = DEFAULT_PORT,
-    folder: Annotated[Path | None, typer.Option(help="What Prometheus writes.  [default: watch in node.var_dir]")] = None,
+    port: Annotated[
+        int, typer.Option(min=1024, max=65_534, help="Port of the page; Prometheus takes the next one.")
+    ] = DEFAULT_PORT,
+    folder: Annotated[Path | None, typer.Option(help="Folder for Prometheus' data.  [default: watch in node.var_dir]")] = None,
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
     run: LookRunOption = "",
     nats_monitor: Annotated[
-        str, typer.Option(help="Monitoring address of the NATS server, http://host:8222.  [default: of swarm up's]")
+        str, typer.Option(help="Monitoring address of the NATS server, http://HOST:8222.  [default: swarm up's]")
     ] = "",
     scrape: Annotated[
         list[str] | None,
-        typer.Option(help="Another machine whose processes are scraped, by the host name they report; may be repeated."),
+        typer.Option(help="Another machine whose processes to scrape, by the host name they report; may be repeated."),
     ] = None,
     patience: Annotated[
-        float, typer.Option(min=0.01, max=10.0, help="Of the cluster's alerts with what stands still or is silent.")
+        float,
+        typer.Option(min=0.01, max=10.0, help="Factor on waiting times before alerts about stalled processes; 1: the cluster's."),
     ] = PATIENCE,
     config: ConfigOption = None,
 ) -> None:
-    """Show a swarm in a browser: who learns, who learns from whom, what is said, and where
-    prometheus is installed all panels and alerts. With --run it also shows a run that has ended,
-    from a copy of what its server had. When the run ends and another one starts, the page shows
-    that one, unless a run or a server was named. Ctrl-C ends it.
+    """Show a swarm in a browser: which nodes learn, whose groups they train on, questions and
+    answers, and, if prometheus is installed, all panels and alerts. --run also shows a run that has
+    ended, from a copy of its server's store. When the run ends and another one starts, the page
+    switches to it, unless a run or a server was named. Ctrl-C ends it.
     """
     program = installed_prometheus()
     node_config = load_chosen(config)
     wanted = {port: "the page"} | ({port + 1: "Prometheus"} if program else {})
-    check_ports(wanted, "end what has them, or choose others with --port (make dashboard DASHBOARD_FLAGS='--port 8500')")
+    check_ports(wanted, "stop those processes, or choose other ports (make dashboard DASHBOARD_FLAGS='--port 8500')")
     prometheus = None
     if program is None:
         note(INSTALL)
@@ -72,8 +76,8 @@ def dashboard(
 
 
 class Dashboard:
-    """One page, one look after the other, and one Prometheus whose list of targets follows the
-    swarm.
+    """Serves the page, looks at the swarm every few seconds, and keeps Prometheus' list of targets
+    up to date.
     """
 
     def __init__(
@@ -87,7 +91,7 @@ class Dashboard:
         self._told = ""
 
     async def run(self) -> None:
-        """Until Ctrl-C or SIGTERM.
+        """Run until Ctrl-C or SIGTERM.
 
         Raises:
             CommandError: Prometheus does not start, or ends by itself.
@@ -129,7 +133,7 @@ class Dashboard:
             self._source.answer,
         )
         also = f"Prometheus itself: {page.url.rstrip('/')}{PREFIX}/; " if self._prometheus else ""
-        note(f"open {page.url}   ({also}Ctrl-C ends {'both' if also else 'it'}, and nothing of the swarm)")
+        note(f"open {page.url}   ({also}Ctrl-C ends {'both' if also else 'it'}; the swarm goes on)")
         return page
 
     def _tell_seen(self, followed: str) -> None:
@@ -140,13 +144,13 @@ class Dashboard:
             self._tell(f"run {target.run}: {followed}" if target.run else followed)
 
     def _tell_away(self, followed: str) -> None:
-        """No server answers: because its run has ended, if that is known."""
+        """Print that no server answers and, if it is known, that its run has ended."""
         end, instead = self._following.end, self._following.instead
         if end is None:
             self._tell(f"{followed}; {instead}" if instead else followed)
             return
         run, told = end
-        next_one = instead or "waiting for the next run" if self._following.follows else "nothing else runs here"
+        next_one = instead or "waiting for the next run" if self._following.follows else "no other run is running here"
         self._tell(f"{told.sentence(run)}; `swarm dashboard --run {run}` shows it; {next_one}")
 
     def _tell(self, line: str) -> None:

@@ -1,5 +1,5 @@
-"""Who learns from whom, and what was said lately: counts and short summaries of the groups in
-nodes' batches, bounded however long the page runs and whatever the groups hold.
+"""Which nodes train on whose groups: counts and short summaries of the groups in nodes' batches.
+Memory is bounded however long the page runs and whatever the groups hold.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shared.contracts.messages import Batch, BatchItem
 
 GROUPS_A_NODE = 100
-"""Of the newest groups of a node's batches, so many are kept for the list of texts."""
+"""How many of the newest groups in a node's batches are kept for the list of texts."""
 STEPS_A_NODE = 300
 NODES_KEPT = 256
 CELLS_KEPT = 20_000
@@ -22,7 +22,7 @@ REWARDS_SHOWN = 16
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Groups of `sender` and `dataset` that were put into batches of `taker`."""
+    """The number of groups of `sender` and `dataset` in the batches of `taker`."""
 
     taker: str
     sender: str
@@ -32,8 +32,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class RecentGroup:
-    """One line of the list of texts. `place`: in the batch of `step`, from 0; `best`: the
-    completion with the highest reward, cut.
+    """One line of the list of texts. `place`: position in the batch of `step`, from 0; `best`: the
+    beginning of the completion with the highest reward.
     """
 
     taker: str
@@ -51,7 +51,7 @@ class RecentGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """One step's mean rewards; None without such groups."""
+    """One step's mean rewards; None if it has no such groups."""
 
     step: int
     at: float
@@ -60,7 +60,7 @@ class StepPoint:
 
 
 class Exchange:
-    """What the batches that were read so far hold."""
+    """Counts and summaries of the batches that were read so far."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, str], int] = {}
@@ -68,10 +68,12 @@ class Exchange:
         self._steps: dict[str, deque[StepPoint]] = {}
         self.batches = 0
         self.left_out = 0
-        """Batches that were too many or too large to read, and groups beyond `CELLS_KEPT`."""
+        """Batches not read because they were too many or too large, and groups beyond
+        `CELLS_KEPT`.
+        """
 
     def take(self, taker: str, batch: Batch) -> None:
-        """Count a batch of `taker`. Replayed groups were counted when they came first."""
+        """Count a batch of `taker`. Replayed groups were counted in their first batch."""
         self.batches += 1
         recent = self._recent.pop(taker, None) or deque(maxlen=GROUPS_A_NODE)
         self._recent[taker] = recent
@@ -120,7 +122,9 @@ def _point(batch: Batch) -> StepPoint:
 
 
 def _summary(taker: str, batch: Batch, place: int, item: BatchItem) -> RecentGroup:
-    """Cut here, when it is remembered: a group may hold megabytes, and hundreds are kept."""
+    """A group's summary, cut before it is kept: a group may hold megabytes, and hundreds
+    are kept.
+    """
     scored = item.scored
     group, rewards = scored.group, scored.rewards
     best = max(range(min(len(rewards), len(group.completions))), key=lambda each: rewards[each], default=0)

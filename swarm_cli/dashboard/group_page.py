@@ -1,4 +1,4 @@
-"""One group as the page shows it: completions side by side, and how likely each token was."""
+"""One group for the page: its completions, and how likely each token was."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TEXT_CHARACTERS = 8_000
 TOKENS_SHOWN = 600
 GROUPS_SHOWN = 128
 LOWEST_LOGPROB = -9_999.0
-"""An engine may say that a token it sampled had no chance; JSON, as browsers read it, has no
-infinity, and one would cost the whole page of the group."""
+"""An engine may report probability 0 for a token that it sampled. JSON in browsers has no infinity,
+so a logprob of minus infinity would make the group's page unreadable."""
 
 
 def step_object(node: str, batch: Batch) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def step_object(node: str, batch: Batch) -> dict[str, Any]:
 def group_object(
     node: str, batch: Batch, place: int, model_folder: Path, records: TrainedRecords, judge: Judge
 ) -> dict[str, Any] | None:
-    """A group with its completions, and what the trainer made of each as far as `records` say it;
-    None where the batch has no such place.
+    """A group with its completions, and how the trainer used each, as far as `records` say; None if
+    the batch has no such place.
     """
     if not 0 <= place < len(batch.items):
         return None
@@ -85,12 +85,12 @@ def group_object(
 def heat(
     completion: Completion, model_folder: Path, measured: Mapping[str, list[float | None] | None] | None = None
 ) -> dict[str, Any] | None:
-    """Tokens and what the policy that sampled gave each (natural logarithm). None where the sender
-    kept them to itself.
+    """The tokens and their behaviour logprobs (natural logarithm). None if the sender did not share
+    them.
 
-    measured: by name, what the trainer used of each token; what is not of as many tokens is left
-    out. `texts` is None where the node's tokenizer is not on this machine, or is another one: the
-    text of the tokens would be a guess.
+    measured: the trainer's values for each token, by name; lists of another length are left out.
+    `texts` is None if the node's tokenizer is not on this machine or is another one, because the
+    tokens' texts would be a guess.
     """
     if completion.behaviour_logprobs is None:
         return None
@@ -110,7 +110,7 @@ def heat(
 
 
 def token_texts(ids: list[int], text: str, model_folder: Path) -> list[str] | None:
-    """What each token adds to the text; None unless they make exactly `text`."""
+    """The part of the text that each token adds; None unless together they give exactly `text`."""
     tokenizer = _tokenizer(model_folder)
     if tokenizer is None or len(ids) > TOKENS_SHOWN:
         return None
@@ -120,7 +120,7 @@ def token_texts(ids: list[int], text: str, model_folder: Path) -> list[str] | No
         pieces, before = [], ""
         for count, token_id in enumerate(ids, 1):
             whole = tokenizer.decode(ids[:count])
-            # The end token and half a character add nothing that is seen yet.
+            # The end token, and a token with only part of a character, add no visible text.
             pieces.append(whole[len(before) :] or tokenizer.id_to_token(token_id) or "")
             before = whole
     except (OverflowError, TypeError):
@@ -130,15 +130,15 @@ def token_texts(ids: list[int], text: str, model_folder: Path) -> list[str] | No
 
 @lru_cache(maxsize=2)
 def _tokenizer(folder: Path) -> Any:
-    from tokenizers import Tokenizer  # late: most looks need none
+    from tokenizers import Tokenizer  # imported late, because most requests do not need it
 
     try:
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception:  # the library raises plain Exception for a file that is missing or wrong
+    except Exception:  # the library raises plain Exception if the file is missing or invalid
         return None
 
 
 def cut(text: str, characters: int) -> str:
-    """`text` safe to look at, at most so long."""
+    """`text`, safe to display and at most `characters` long."""
     kept = text if len(text) <= characters else text[:characters] + f"… ({len(text) - characters:,} more characters)"
     return visible_lines(kept)

@@ -1,6 +1,4 @@
-"""Who learned how much: held-out scores by held-out set, so that like is compared with
-like. Pure.
-"""
+"""How much each node learned: held-out scores, compared only within the same held-out set. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from shared.contracts.control import EvalReport
 from shared.identity.statements import Heard, Standing
 
 CURVE_POINTS = 24
-"""Of a node's curve in the table; its own page has all that is kept."""
+"""Points of a node's curve in the table; the node's page has all that are kept."""
 SETS_A_KEY = 2
-"""The newest held-out sets that a key reported on: a change of set keeps the last one in sight, and
-nobody fills the table with sets that it made up.
+"""How many of the newest held-out sets that a key reported on are shown: after a change of set the
+previous one stays visible, and no key can fill the table with invented sets.
 """
 THIS_SERVER = "this server's own"
-"""Standing of a score that came over the node's own plane, where no signature is needed."""
+"""Standing of a score from the node plane, where no signature is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One key's scores on one held-out set. `base` is the pass rate of version 0 on the same set,
-    `gain` the newest over it; None where that was not heard. `trusted`: it may be ranked.
+    and `gain` the newest minus that; None if it is not known. `trusted`: the row may be ranked.
     """
 
     node: str
@@ -44,15 +42,15 @@ class Row:
 
     @property
     def gain(self) -> float | None:
-        """Newest pass rate over the base policy's."""
+        """Newest pass rate minus the base policy's."""
         return None if self.base is None else self.newest - self.base
 
 
 def leaderboard(heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = (), known: Collection[str] = ()) -> list[Row]:
-    """Rows by held-out set, the set with most nodes first, each by gain; what may not be ranked
-    comes last. Of a key the newest `SETS_A_KEY` sets. `own`: newest reports of nodes on this
-    server, shown where the swarm has none of them. `known`: nodes that count before all others,
-    so that no crowd made up for it puts a set of its own on top.
+    """Rows by held-out set, the set with most nodes first, and within a set by gain; rows that may
+    not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: newest reports of
+    nodes on this server, shown if the swarm has none of theirs. `known`: nodes that count before
+    all others, so that a crowd of invented nodes cannot put its set on top.
     """
     by_key: dict[tuple[str, str, str], dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
     for each in heard:
@@ -89,8 +87,8 @@ def _rank(row: Row) -> tuple[float, float, str]:
 
 
 def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
-    """Of one key, set and standing. Order is by the signed time, so that a report said again
-    changes nothing; a version that was evaluated again counts as it was last.
+    """The row of one key, set and standing. Reports are ordered by their signed time, so that a
+    repeated report changes nothing; if a version was evaluated again, the later result counts.
     """
     in_order = sorted((each.said for each in reports), key=attrgetter("created_at"))
     curve = _curve(in_order)
@@ -122,8 +120,8 @@ def _own_row(report: EvalReport) -> Row:
 
 
 def _curve(in_order: Sequence[EvalReport]) -> list[tuple[int, float]]:
-    """Pass rate by policy version. A version below the last one begins a new training: later ones
-    of before are forgotten.
+    """Pass rate by policy version. A version below the previous one means that training started
+    again: results of later versions from before that are dropped.
     """
     by_version: dict[int, float] = {}
     for report in in_order:
@@ -133,15 +131,15 @@ def _curve(in_order: Sequence[EvalReport]) -> list[tuple[int, float]]:
 
 
 def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, float], ...]:
-    """At most `most` points, first and last among them."""
+    """At most `most` points, including the first and the last."""
     if len(curve) <= most:
         return tuple(curve)
     return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
 
 
 def curves_by_task(heard: Iterable[Heard[EvalReport]], node: str, public_key: str) -> dict[str, list[tuple[int, float]]]:
-    """One key's pass rate by dataset, and over all under "", on the held-out set that it reported
-    last. No curve of reports whose signature is refused.
+    """One key's pass rates by dataset, and over all datasets under "", on the held-out set that it
+    last reported on. Reports with a refused signature are left out.
     """
     mine = [
         each.said

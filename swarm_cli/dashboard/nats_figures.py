@@ -1,8 +1,8 @@
-"""A NATS server's own figures as Prometheus reads them, for one machine: in a cluster
-prometheus-nats-exporter does this, a Go program beside each server.
+"""Exports a NATS server's figures to Prometheus, for one machine. In a cluster
+prometheus-nats-exporter, a Go program beside each server, does this.
 
-Reads a server's monitoring port and names things as the exporter's sources do (`collector.go`,
-`jsz.go` and `healthz.go` in `collector/`, June 2026), with
+It reads a server's monitoring port and uses the exporter's names (`collector.go`, `jsz.go` and
+`healthz.go` in `collector/`, June 2026), with
 `-varz -jsz=all -healthz -prefix=nats -use_internal_server_name`.
 """
 
@@ -32,8 +32,8 @@ _NOTES_BYTES = 65_536
 
 
 def monitor_of(node_url: str, var_dir: Path) -> str | None:
-    """Monitoring address of the server at `node_url`, where `swarm up` started it: the server
-    writes it into its run's folder. None where no run's server is that one.
+    """Monitoring address of the server at `node_url`, if `swarm up` started it: the server writes
+    the address into its run's folder. None if it is no run's server.
     """
     port = urlsplit(node_url).port
     notes = [note for run in (var_dir / "runs").glob("*") for note in run.glob("nats-server_*.ports")]
@@ -44,13 +44,13 @@ def monitor_of(node_url: str, var_dir: Path) -> str | None:
             if any(urlsplit(url).port == port for url in written["nats"]):
                 found.append((note.stat().st_mtime, str(written["monitoring"][0])))
         except (OSError, ValueError, KeyError, TypeError, IndexError):
-            continue  # a note that is being written, or of a server that ended a moment ago
+            continue  # the file is being written, or its server ended a moment ago
     return max(found)[1] if found else None
 
 
 def figures(monitor_url: str) -> str:
-    """The text that Prometheus scrapes. Never raises: a server that does not answer is told as the
-    exporter tells it, so that its alert fires.
+    """The text that Prometheus scrapes. Never raises: a server that does not answer is reported the
+    way the exporter does, so that its alert fires.
     """
     try:
         return exposition(monitor_url)
@@ -62,12 +62,12 @@ def exposition(monitor_url: str) -> str:
     """The figures of the server whose monitoring port is at `monitor_url`.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: it does not answer, or not as a NATS server.
+        OSError, ValueError, KeyError, TypeError: no NATS server answers there.
     """
     varz, jsz = _get(f"{monitor_url}/varz"), _get(f"{monitor_url}/jsz?consumers=true&config=true&raft=true")
     name = varz["server_name"]
     lines = [_line(f"nats_varz_{key}", value, {"server_id": name}) for key, value in _numbers(varz)]
-    if (ends := not_after(varz)) is not None:  # in a cluster from `swarm nats watch`: the exporter leaves it out
+    if (ends := not_after(varz)) is not None:  # the exporter leaves it out; in a cluster `swarm nats watch` has it
         lines.append(_line("swarm_nats_certificate_expiry_timestamp_seconds", ends, {"server": name}))
     status = _get(f"{monitor_url}/healthz")["status"]
     lines.append(_line("nats_healthz_status_value", float(status == "ok"), {"server_id": name, "value": status}))
@@ -76,8 +76,8 @@ def exposition(monitor_url: str) -> str:
 
 
 def _jetstream(jsz: dict[str, Any], server: str) -> Iterator[str]:
-    """Names and labels are those of NATS' own exporter, so that one set of rules reads both. A
-    server without a cluster leads all that it has.
+    """JetStream's figures, with the names and labels of NATS' exporter, so that one set of rules
+    fits both. A server without a cluster is the leader of everything on it.
     """
     meta = jsz.get("meta_cluster")
     leads = "true" if meta is None or meta.get("leader") == server else "false"
@@ -121,6 +121,6 @@ def _get(url: str) -> dict[str, Any]:
     try:
         with _NO_PROXY.open(url, timeout=TIMEOUT_S) as answer:
             found: dict[str, Any] = json.load(answer)
-    except urllib.error.HTTPError as error:  # /healthz answers 503 with the same body when it is not well
+    except urllib.error.HTTPError as error:  # /healthz answers 503 with the same body if the server is not healthy
         found = json.load(error)
     return found

@@ -1,7 +1,7 @@
-"""A Prometheus of its own for one developer: found, configured, started, waited for, ended.
+"""Runs a Prometheus for the dashboard: finds, configures, starts and ends the program.
 
-It answers this process alone (`swarm_cli.local.loopback_tls`); the page's server, which looks at
-the Host header, passes its pages on.
+It answers only this process (`swarm_cli.local.loopback_tls`). The page's server, which checks the
+Host header, passes its pages on.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.loopback_tls import LoopbackTls
 
 PREFIX = "/prometheus"
-"""Where its own pages are, here and behind the page's server."""
+"""The path of Prometheus' own pages, both on its port and on the page's server."""
 SCRAPE_S = 2
 READY_S = 60.0
 STOP_S = 15.0
 RETENTION = "3d"
 INSTALL = """\
-prometheus is not on the PATH: the page goes without panels and alerts until it is installed
+prometheus is not on the PATH, so the page has no panels and alerts. To install it:
   Debian, Ubuntu   apt-get install --no-install-recommends prometheus
   macOS            brew install prometheus
   others           unpack the archive for your system from https://prometheus.io/download/ and put its folder on the PATH"""
 
 
 def installed_prometheus() -> str | None:
-    """Path of the program; None where there is none."""
+    """Path of the program; None if it is not installed."""
     return shutil.which("prometheus")
 
 
 def prometheus_config(targets: Path, rules: Path, nats_targets: Path) -> dict[str, Any]:
-    """Its configuration: the swarm's targets as job `swarm`, its NATS server as job `nats`, and the
-    rules of the cluster's monitoring.
+    """Prometheus' configuration: the swarm's targets as job `swarm`, its NATS server as job `nats`,
+    and the rules of the cluster's monitoring.
     """
     return {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "scrape_timeout": f"{SCRAPE_S}s", "evaluation_interval": "5s"},
@@ -56,8 +56,8 @@ def prometheus_config(targets: Path, rules: Path, nats_targets: Path) -> dict[st
 class Prometheus:
     """One Prometheus process with its files in `folder`, listening on loopback.
 
-    `rules`: the text of a rule file. `page`: the address behind which its own pages are passed on
-    to browsers, such as `http://127.0.0.1:8400`.
+    `rules`: the text of a rule file. `page`: the address at which browsers reach its pages, such as
+    `http://127.0.0.1:8400`.
     """
 
     def __init__(self, program: str, folder: Path, port: int, rules: str, page: str = "http://127.0.0.1") -> None:
@@ -87,7 +87,7 @@ class Prometheus:
         return f"https://127.0.0.1:{self._port}{PREFIX}"
 
     def start(self) -> None:
-        """Start it; it dies with this process, however this one ends. `wait_ready` says when it
+        """Start it. It ends with this process, however this one ends. `wait_ready` waits until it
         answers.
         """
         command = [
@@ -107,7 +107,7 @@ class Prometheus:
             )
 
     def check_running(self) -> None:
-        """Raises CommandError with its last words when it has ended by itself."""
+        """Raises CommandError with the end of its log if it has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             words = self._log.read_text(errors="replace").strip().splitlines()[-5:]
             raise CommandError(f"prometheus ended with code {self._process.returncode}; {self._log} ends with\n" + "\n".join(words))
@@ -121,18 +121,18 @@ class Prometheus:
             return False
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
-        """Wait until it answers queries. Raises CommandError when it ends or does not within
+        """Wait until it answers queries. Raises CommandError if it ends, or does not answer within
         `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         while not self.ready():
             self.check_running()
             if time.monotonic() > deadline:
-                raise CommandError(f"prometheus did not get ready within {timeout_s:.0f} s: see {self._log}")
+                raise CommandError(f"prometheus was not ready within {timeout_s:.0f} s: see {self._log}")
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """End it, in order if it can."""
+        """End it, by a signal first and by force if that takes too long."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -146,5 +146,5 @@ class Prometheus:
 def _die_with_parent() -> None:
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):  # another system than Linux: an orphan then has to be ended by hand
+    except (OSError, AttributeError):  # not Linux: an orphan must then be ended by hand
         return

@@ -1,6 +1,6 @@
-"""What the dashboard's Prometheus scrapes: the processes of the swarm that was seen last, and the
-NATS server's figures. What does not answer stays on its lists, so that it is seen to be down,
-until its run is over.
+"""Keeps the lists of what the dashboard's Prometheus scrapes: the processes of the swarm that was
+seen last, and the NATS server's figures. Processes that do not answer stay on the lists until their
+run is over, so that they show as down.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _HOSTS_TOLD = 4
 
 
 class Scraping:
-    """The lists of targets. `prometheus` None: nothing is scraped, and what would be is still
-    counted.
+    """The lists of targets. `prometheus` None: nothing is scraped, but processes are
+    still counted.
     """
 
     def __init__(
         self, prometheus: Prometheus | None, node_url: str, var_dir: Path, nats_monitor: str = "", hosts: Collection[str] = ()
     ) -> None:
-        """`nats_monitor`: monitoring address of the NATS server; empty: found where `swarm up`
-        started it. `hosts`: scraped besides this machine.
+        """`nats_monitor`: monitoring address of the NATS server; empty: that of the server that
+        `swarm up` started. `hosts`: other machines to scrape besides this one.
         """
         self._hosts = frozenset(hosts)
         self._prometheus = prometheus
@@ -42,14 +42,14 @@ class Scraping:
         self._views: Sequence[NodeView] = ()
 
     def turn_to(self, node_url: str) -> None:
-        """The swarm is looked at through this server from now on. What another one's processes said
-        is forgotten.
+        """Look at the swarm through this server from now on. Forget the processes seen through
+        another server.
         """
         if node_url != self._node_url:
             self._node_url, self._views, self._monitor_seen = node_url, (), None
 
     def saw(self, views: Sequence[NodeView], page: PageServer) -> str:
-        """Bring the lists up to date with what was seen; returns what is followed, in words."""
+        """Update the lists from `views`; returns a sentence about what is scraped."""
         self._views = views
         groups = self._write(page)
         nodes = sorted({group["labels"]["node"] for group in groups})
@@ -61,11 +61,11 @@ class Scraping:
         if not number:
             return ""
         named = ", ".join(hosts[:_HOSTS_TOLD]) + (f" and {len(hosts) - _HOSTS_TOLD} more" if len(hosts) > _HOSTS_TOLD else "")
-        return f"; {number} more say that they are on {named}: not scraped, unless you know the host and name it with --scrape"
+        return f"; {number} more report that they are on {named}: to scrape a host that you know, name it with --scrape"
 
     def saw_no_server(self, page: PageServer) -> str:
-        """Nobody answered: what was seen last stays, unless its run is over. Returns what that
-        means, in words.
+        """Update the lists after a look without an answer: they stay, unless the run is over.
+        Returns a sentence about it.
         """
         if run_is_over(self._views, socket.gethostname(), process_exists):
             self._views, self._monitor_seen = (), None
@@ -73,17 +73,15 @@ class Scraping:
             start = "start one with `swarm up` (`make run`) in another terminal, or name its server with --node-url; waiting"
             return f"no swarm answers at {self._node_url}: {start}"
         self._write(page)
-        return f"the NATS server at {self._node_url} does not answer, but processes of its nodes still run: see the alerts"
+        return f"the NATS server at {self._node_url} does not answer, but its nodes' processes are running: see the alerts"
 
     def nats_figures(self) -> str:
-        """The NATS server's figures as Prometheus reads them; empty where it has no monitoring
-        port.
-        """
+        """The NATS server's figures in Prometheus' format; empty if it has no monitoring port."""
         monitor = self._monitor()
         return figures(monitor) if monitor else ""
 
     def forget_all(self) -> None:
-        """Scrape nothing, whatever an earlier dashboard wrote."""
+        """Empty the lists that an earlier dashboard may have left."""
         if self._prometheus is not None:
             write_targets([], self._prometheus.targets)
             write_targets([], self._prometheus.nats_targets)
@@ -100,8 +98,8 @@ class Scraping:
         return groups
 
     def _monitor(self) -> str | None:
-        """Monitoring address of the server; the last one known while a killed server is away, and
-        its note with it.
+        """Monitoring address of the server; the last known one if the server, and with it its ports
+        file, is gone.
         """
         found = self._nats_monitor or monitor_of(self._node_url, self._var_dir)
         self._monitor_seen = found or self._monitor_seen

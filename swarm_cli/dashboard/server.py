@@ -1,9 +1,8 @@
-"""The page of `swarm dashboard`: static files, what the swarm says, the panels, and Prometheus'
-query API and pages behind the same address.
+"""Serves the page of `swarm dashboard`: static files, the swarm's state, the panels, and
+Prometheus' query API and pages at the same address.
 
-Listens on loopback only, and answers nobody who asks for it by another name: a page elsewhere may
-have its own name resolve to 127.0.0.1, to read in its visitor's browser what it should not (DNS
-rebinding).
+It listens only on loopback, and refuses requests for any other host name: a web site can make its
+own name resolve to 127.0.0.1 and then read this page in its visitor's browser (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -48,30 +47,30 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing that a node wrote runs, even where the page would take it for more than text."""
+"""Nothing that a node wrote can run, even if the page failed to treat it as plain text."""
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 Ask = Callable[[str, Mapping[str, str]], tuple[int, bytes] | None]
-"""What the swarm says: path and query to status and JSON, None for another path. Called from
-several threads.
+"""Answers requests about the swarm: path and query to status and JSON, None for another path.
+Called from several threads.
 """
 
 
 def page_panels(dashboards: Sequence[Dashboard], scrape_s: int, *, prometheus: bool = True) -> dict[str, Any]:
-    """What the panels' page draws: the same dashboards as Grafana's, how often there is a new
-    sample, and whether there is a Prometheus at all.
+    """The data for the panels' page: the same dashboards as Grafana's, the seconds between samples,
+    and whether there is a Prometheus.
     """
     return {"dashboards": [asdict(dashboard) for dashboard in dashboards], "scrape_s": scrape_s, "prometheus": prometheus}
 
 
 def nothing_known(path: str, query: Mapping[str, str]) -> None:
-    """A page of panels alone."""
+    """For a page with panels only: answers nothing about the swarm."""
 
 
 class PageServer:
-    """Serves the page on 127.0.0.1:`port` from a thread, until closed. `port` 0 takes any; `url`
-    has the one really bound.
+    """Serves the page on 127.0.0.1:`port` from a thread, until closed. `port` 0 takes any free
+    port; `url` has the actual one.
 
     Raises:
         OSError: the port is taken.
@@ -86,14 +85,14 @@ class PageServer:
         nats_figures: Callable[[], str] = str,
         ask: Ask = nothing_known,
     ) -> None:
-        """`prometheus_url`: empty where there is none; `client`: how to reach it where it speaks
-        TLS. `nats_figures`: what is scraped as job `nats`. `ask`: what the swarm says.
+        """`prometheus_url`: empty if there is none; `client`: how to reach it if it uses TLS.
+        `nats_figures`: the metrics that are scraped as job `nats`. `ask`: answers about the swarm.
         """
         body = json.dumps(panels).encode()
         self._expected = _Expected()
         processes = self._expected
-        # No proxy, whatever the environment says, and no redirect: both are the browser's business,
-        # not this process'.
+        # No proxy, whatever the environment says, and no redirects: the browser follows those, not
+        # this process.
         asked = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=client), _NoRedirect()
         )
@@ -111,7 +110,7 @@ class PageServer:
         threading.Thread(target=self._server.serve_forever, name="page", daemon=True).start()
 
     def expect(self, processes: Sequence[dict[str, str]]) -> None:
-        """The processes that should be there, of which the page says how many answer."""
+        """Set the processes that should be running; the page shows how many of them answer."""
         self._expected.body = json.dumps(list(processes)).encode()
 
     def close(self) -> None:
@@ -124,14 +123,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes a page in the middle of an answer is no error."""
+        """Ignore a browser that closes a page in the middle of an answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Make the redirection an HTTPError, which is passed on."""
+        """Turn the redirect into an HTTPError, which is passed on to the browser."""
 
 
 class _Expected:
@@ -151,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         if not self._asked_here():
-            self._answer(403, "text/plain; charset=utf-8", b"ask for this page by 127.0.0.1 or localhost\n")
+            self._answer(403, "text/plain; charset=utf-8", b"open this page as 127.0.0.1 or localhost\n")
         elif not self.path.isascii():
             self._answer(400, "text/plain; charset=utf-8", b"the address has characters that need percent-encoding\n")
         elif path in FILES:
@@ -173,6 +172,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "text/plain; charset=utf-8", b"there is nothing here\n")
 
     def _asked_here(self) -> bool:
+        """Not by another site's page, which could have its visitor's browser ask for group after
+        group as if they were pictures; a link there may lead here.
+        """
+        if self.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and self.headers.get("Sec-Fetch-Dest") != "document":
+            return False
         origin = self.headers.get("Origin")
         hosts = {(self.headers.get("Host") or "").rpartition(":")[0]}
         if origin is not None:
@@ -180,8 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
         return hosts <= set(LOOPBACK_NAMES)
 
     def _pass_on(self, path: str, query: str, *, whole: bool = False) -> None:
-        """Ask Prometheus. `whole`: one of its own pages, which needs its own kind, scripts and
-        redirections.
+        """Pass a request on to Prometheus. `whole`: for one of its own pages, which needs its own
+        content type, scripts and redirects.
         """
         if not self.upstream:
             self._answer(503, None, json.dumps({"status": "error", "error": "Prometheus is not installed"}).encode())
@@ -213,13 +217,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A line per query would bury what matters."""
+        """Log nothing: a line per query would bury important lines."""
 
 
 def _fields(query: str) -> dict[str, str]:
     try:
         return dict(urllib.parse.parse_qsl(query, max_num_fields=16))
-    except ValueError:  # more fields than any page of ours sends
+    except ValueError:  # more fields than our pages send
         return {}
 
 

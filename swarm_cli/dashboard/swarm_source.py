@@ -1,4 +1,4 @@
-"""What the page asks of the swarm: one look every few seconds, and a step or a group when somebody
+"""The swarm's data for the page: one look every few seconds, and a step or a group when somebody
 opens it.
 """
 
@@ -35,7 +35,7 @@ from swarm_cli.rollouts.rewards import Judge
 CONNECT_S = 3.0
 LOOK_S = 15.0
 BATCHES_S = 10.0
-"""Of reading batches after a look; what is not read by then is left for the next one."""
+"""Time for reading batches after a look; the rest is left for the next look."""
 ASKED_S = 10.0
 NODES_LOOKED_AT = 1000
 TASKS_KEPT = 8
@@ -48,8 +48,8 @@ Answer = tuple[int, dict[str, Any]]
 
 
 class SwarmSource:
-    """What was seen last, ready to be sent, and the place to ask for more. One event loop owns it;
-    `answer` may be called from any thread.
+    """The result of the last look, ready to be sent, and answers about details. One event loop owns
+    it; `answer` may be called from any thread.
     """
 
     def __init__(self, config: NodeConfig, following: Following) -> None:
@@ -59,7 +59,7 @@ class SwarmSource:
         self._forget()
 
     def _forget(self) -> None:
-        """What was seen is of another run than what is looked at now."""
+        """Forget everything, because another run is looked at now."""
         config, server = self._config, self._following.target.node_url
         self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config), configured_swarm(config))
         self._batches = BatchFollower()
@@ -69,8 +69,8 @@ class SwarmSource:
         self._heard_at: float | None = None
 
     async def look(self) -> SwarmSnapshot | None:
-        """Look at the swarm; None, with the state `waiting`, `lost` or `ended`, where no server
-        answers.
+        """Look at the swarm. None if no server answers; the state is then `waiting`, `lost` or
+        `ended`.
         """
         self._loop = asyncio.get_running_loop()
         if self._following.moved():
@@ -94,7 +94,7 @@ class SwarmSource:
             snapshot = ended_snapshot(snapshot)
         self._swarm, self._heard_at = snapshot.swarm, snapshot.at
         self._show(snapshot)
-        with suppress(NotConnected, TimeoutError):  # the next look says it if the server is gone
+        with suppress(NotConnected, TimeoutError):  # the next look reports it if the server is gone
             async with asyncio.timeout(BATCHES_S):
                 await self._read_batches(snapshot)
         self._show(snapshot)
@@ -108,8 +108,8 @@ class SwarmSource:
         self._state = state | told
 
     def _ended(self, *, copied: bool) -> dict[str, Any] | None:
-        """What the page says of the run's end; None where it has not ended, as far as is known.
-        copied: a copy of the run is looked at, by its name.
+        """What the page shows about the run's end; None if it has not ended, as far as is known.
+        copied: whether the page shows a copy of the run's store.
         """
         if (found := self._following.end) is None:
             return None
@@ -131,7 +131,7 @@ class SwarmSource:
             await plane.close()
 
     def _away(self, error: Exception) -> None:
-        """What was known stays on the page, under its own time."""
+        """Record that no server answers. What was seen last stays on the page, with its time."""
         instead, ended = self._following.instead, self._ended(copied=False)
         problem = visible(instead or str(error) or f"it took longer than {LOOK_S:.0f} s to answer", 300)
         state = "waiting" if self._heard_at is None else "lost" if ended is None else "ended"
@@ -139,14 +139,14 @@ class SwarmSource:
         self._state = self._state | {"state": state, "problem": problem, "server": server, "ended": ended}
 
     def answer(self, path: str, asked: Mapping[str, str]) -> tuple[int, bytes] | None:
-        """Status and JSON for a path of the page; None for a path that is none."""
+        """Status and JSON for a path of the page; None for an unknown path."""
         if path == "/swarm.json":
             return 200, _json(self._state | {"now": time.time()})
         if path not in ("/node.json", "/step.json", "/group.json"):
             return None
         node = asked.get("node", "")
         if not is_node_name(node):
-            return 400, _json({"problem": "node is missing or no node's name"})
+            return 400, _json({"problem": "node is missing or not a node's name"})
         if path == "/node.json":
             return 200, _json(self._node(node, asked.get("key", "")))
         numbers = [asked.get(name, "0") for name in ("step", "place")]
@@ -171,7 +171,7 @@ class SwarmSource:
 
     def _in_loop(self, node: str, step: int, place: int | None) -> Answer:
         if self._loop is None:
-            return 503, {"problem": "the swarm was not looked at yet: try again in a moment"}
+            return 503, {"problem": "the swarm has not been read yet: try again in a moment"}
         future = asyncio.run_coroutine_threadsafe(self._batch(node, step, place), self._loop)
         try:
             return future.result(2 * ASKED_S)
@@ -197,7 +197,9 @@ class SwarmSource:
         return await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._following.target.node_url)
 
     def _group(self, node: str, batch: Batch, place: int) -> dict[str, Any] | None:
-        """Reads the run's folder, which may be a large file."""
+        """The group's object. Runs in a thread, because it reads the run's records, which may be
+        large.
+        """
         config = for_node(self._config, node)
         run = self._following.target.run
         here = run and (config.node.var_dir / "runs" / run / node).is_dir()
@@ -210,4 +212,4 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def _unknown(value: Any) -> Any:
-    raise TypeError(f"{type(value).__name__} is no JSON: {json.dumps(repr(value)[:80])}")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON: {json.dumps(repr(value)[:80])}")

@@ -1,5 +1,5 @@
-"""The swarm as the page's first view shows it: one bounded object, from what was looked at.
-Pure.
+"""The data of the page's first view: one object of bounded size, from the results of a
+look. Pure.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TASKS_SENT = 8
 
 
 def swarm_object(snapshot: SwarmSnapshot, heard: Sequence[Heard[EvalReport]], exchange: Exchange) -> dict[str, Any]:
-    """Everything of the first view. At most about 150 kB of JSON, however large the swarm is."""
-    # A look at an empty server names the node of the reader's configuration, which nobody has seen.
+    """The first view's data. At most about 150 kB of JSON, however large the swarm is."""
+    # A look at an empty server lists the configuration's node, although it has never been seen.
     nodes = [_node(node, snapshot.at) for node in snapshot.nodes if node.statuses or node.in_directory]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(snapshot.known)
@@ -61,7 +61,7 @@ def recent_object(group: RecentGroup) -> dict[str, Any]:
 
 
 def overall(kinds: Sequence[str]) -> str:
-    """One word for the swarm, from its nodes' on this server: `empty`, `starting`, `running`,
+    """The swarm's state, from those of its nodes on this server: `empty`, `starting`, `running`,
     `finished`, `stopped` or `failed`.
     """
     here = [kind for kind in kinds if kind != "elsewhere"]
@@ -76,8 +76,8 @@ def overall(kinds: Sequence[str]) -> str:
 
 
 def kind_of(node: NodeSnapshot, now: float) -> str:
-    """What a node does: `elsewhere` (its processes are not on this server), `finished`, `stopped`,
-    `starting`, `silent` (a process went silent without ending in order), `running`.
+    """A node's state: `elsewhere` (its processes use another server), `finished`, `stopped`,
+    `starting`, `silent` (a process fell silent without ending in order), `running`.
     """
     view = node.view
     if not view.statuses:
@@ -95,8 +95,8 @@ def kind_of(node: NodeSnapshot, now: float) -> str:
 
 
 def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
-    """What the node says of itself is a stranger's text: escaped and cut, and under `entry` whether
-    its key signed it.
+    """One node's data. Its own words are untrusted text, so they are escaped and cut; `entry` says
+    whether its key signed them.
     """
     entry = node.entry
     kind = kind_of(node, now)
@@ -117,8 +117,8 @@ def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
 
 
 def _words(node: NodeSnapshot, kind: str, now: float) -> str:
-    """What the node does beyond its kind. The progress view takes a node of which nothing answers
-    for one that starts; here it is known to be silent.
+    """Details beyond the node's state. The progress view regards a node without any answer as
+    starting; here it is known to be silent.
     """
     view = node.view
     if kind == "silent":
@@ -129,7 +129,9 @@ def _words(node: NodeSnapshot, kind: str, now: float) -> str:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    """Rounded to what is drawn, because a page of a hundred curves is to stay small."""
+    """One row's data, rounded to the precision that is drawn, so that a hundred curves
+    stay small.
+    """
     return {
         "node": row.node,
         "key": visible(row.public_key, 64),

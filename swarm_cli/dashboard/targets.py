@@ -1,5 +1,5 @@
-"""Where Prometheus finds a running swarm's processes: from what they say of themselves, as a file
-that it reads again.
+"""Lists a running swarm's processes for Prometheus, from their own reports, in a file that it
+rereads.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from swarm_cli.observe.view import NodeView
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:]{2,39}")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FORGET_S = 24 * 3600.0
-"""A process that is silent stays a target, so that Prometheus sees that it is down for as long as
-it is; one that was killed and never replaced is history after a day."""
+"""A silent process stays a target for this long, so that Prometheus shows it as down. A process
+that was killed and never replaced is dropped after a day.
+"""
 
 
 def target_groups(
     views: Sequence[NodeView], now: float, here: str | None = None, hosts: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Targets as Prometheus' file discovery wants them, each with its node and role. `here` is this
-    machine's host name.
+    """Targets in the format of Prometheus' file discovery, each with its node and role. `here` is
+    this machine's host name.
 
-    Whoever may write into a node's bucket says where its processes are, on a server without
-    accounts anybody: so only this machine's loopback is scraped, and `hosts`, which whoever looks
-    has named. Where two processes claim one address, the older one is gone and its port was taken
-    over. A status whose host or port is none makes no target: Prometheus would refuse the whole
-    file for it.
+    Anybody who may write into a node's bucket can claim where its processes are; on a server
+    without accounts that is everybody. So only this machine's loopback and `hosts`, which the user
+    named, are scraped. If two processes claim one address, the older one is gone and its port was
+    taken over. A status with an invalid host or port makes no target: Prometheus would refuse the
+    whole file.
     """
     here = here or socket.gethostname()
     scraped = {here, *_LOOPBACK, *hosts}
@@ -49,8 +50,8 @@ def target_groups(
 
 
 def left_out(views: Sequence[NodeView], now: float, here: str, hosts: Collection[str] = ()) -> tuple[int, list[str]]:
-    """How many processes `target_groups` leaves out because they say that they are on hosts that
-    nobody has named, and these hosts.
+    """How many processes `target_groups` leaves out because they claim to be on hosts that were not
+    named, and these hosts.
     """
     scraped = {here, *_LOOPBACK, *hosts}
     elsewhere = [status.host for status in _listening(views, now) if status.host not in scraped]
@@ -66,9 +67,9 @@ def _listening(views: Sequence[NodeView], now: float) -> Iterator[ServiceStatus]
 
 
 def expected(views: Sequence[NodeView], groups: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Processes that should be there, as `{"node": ..., "role": ...}`: every target, and of each
-    node with a target the roles that it has none of. A node whose policy is trained elsewhere has
-    never had a sampler or trainer, and needs neither.
+    """Processes that should be running, as `{"node": ..., "role": ...}`: every target, and the
+    missing roles of each node with a target. A node whose policy is trained elsewhere has never had
+    a sampler or trainer, and needs neither.
     """
     found = [{"node": str(group["labels"]["node"]), "role": str(group["labels"]["role"])} for group in groups]
     for view in views:
@@ -80,16 +81,16 @@ def expected(views: Sequence[NodeView], groups: Sequence[dict[str, Any]]) -> lis
 
 
 def run_is_over(views: Sequence[NodeView], here: str, exists: Callable[[int], bool]) -> bool:
-    """Whether all processes that were known are gone, to be asked when their server does not
-    answer: a run that ended takes its server along, and nobody is left to say so. `exists` says
-    whether a process id is in use on this machine, `here`; a process elsewhere may be alive.
+    """Whether all known processes are gone. Used when their server does not answer: a run's server
+    ends with the run, so nothing is left to report the end. `exists` says whether a process id is
+    in use on this machine, `here`; a process elsewhere may be alive.
     """
     known = [status for view in views for status in view.statuses if status.state != STOPPED]
     return all(status.host == here and not exists(status.pid) for status in known)
 
 
 def process_exists(pid: int) -> bool:
-    """Whether a process of this machine has this id; one of another user's counts."""
+    """Whether a process on this machine has this id, including other users' processes."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -100,16 +101,16 @@ def process_exists(pid: int) -> bool:
 
 
 def address(status: ServiceStatus, here: str) -> str:
-    """Host and port of a process's metrics. On this machine it listens on loopback, whatever else
-    it listens on.
+    """Host and port of a process's metrics. On this machine it is loopback, on which every process
+    listens.
     """
     host = "127.0.0.1" if status.host in (here, "localhost") else status.host
     return f"{f'[{host}]' if ':' in host else host}:{int(status.figures[StatusFigure.HTTP_PORT])}"
 
 
 def write_targets(groups: list[dict[str, Any]], target: Path) -> None:
-    """Replace the file at once, so that Prometheus never reads half of it. An unchanged file is
-    left alone.
+    """Replace the file atomically, so that Prometheus never reads half of it. If nothing changed,
+    the file is left alone.
     """
     text = json.dumps(groups, indent=1) + "\n"
     if target.exists() and target.read_text() == text:

@@ -1,1 +1,1 @@
-"""`swarm experiment`: runs of a spec and reports of their records."""
+"""`swarm experiment`: runs an experiment's spec and reports on its records."""

@@ -1,5 +1,5 @@
-"""`swarm experiment`: run the experiment of a spec, report on its records, build the models it
-starts from.
+"""`swarm experiment`: run an experiment's spec, report on its records, and build its base
+models.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Concurrent runs, one process each (simulate).")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=256, help="CPU threads per run (simulate).")] = 1,
 ) -> None:
-    """Run what is not complete yet. Finished runs are skipped; an interrupted one starts over."""
+    """Run an experiment. Complete runs are skipped; an interrupted run starts over."""
     from lab.check import check_spec
     from lab.floors import read_floors
     from lab.floors_table import out_lines
@@ -52,7 +52,7 @@ def run(
         if todo:
             floors = read_floors(folder)
             if floors is None:
-                note("first, the pass rate of answers without skill on each dataset")
+                note("first, measuring the pass rate of answers without skill on each dataset")
                 floors = _screened(spec, folder)
             for line in out_lines(floors):
                 note(line)
@@ -117,7 +117,7 @@ def report(
 
     part = Part(without=without or (), seeds=_numbers(seeds) or ())
     if seeds is not None and not part.seeds:
-        raise CommandError("--seeds names none: omit it to use all")
+        raise CommandError("--seeds is empty: give seeds, or omit it to use all")
     try:
         written = write_report(results, out or results / ("report-part" if part else "report"), part)
     except (SpecError, ValueError) as error:

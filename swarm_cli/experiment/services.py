@@ -1,8 +1,8 @@
-"""The driver `services`: an experiment's runs as real swarms on this machine, from the lines that
-`swarm up` runs.
+"""The driver `services`: does an experiment's runs as real swarms on this machine, with the same
+process lines as `swarm up`.
 
-Each node has a configuration file of its own; ports are free ones. A run's folder (`services/`)
-goes when its records are made.
+Each node has a separate configuration file, and ports are chosen from free ones. A run's folder
+(`services/`) is removed once its records are made.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from swarm_cli.toml_view import config_toml
 
 
 def make_services_runs(spec: Spec, folders: Sequence[RunFolder]) -> None:
-    """Make every run, one after another.
+    """Do every run, one after another.
 
     Raises:
-        SpecError: a run that only a simulation can do.
+        SpecError: only a simulation can do one of the runs.
         CommandError: a swarm ended before its nodes had taken their steps.
     """
     planned = [(folder, plan_run(spec, folder.arm, folder.seed, node_name)) for folder in folders]
@@ -50,9 +50,9 @@ def make_services_runs(spec: Spec, folders: Sequence[RunFolder]) -> None:
 
 
 def _make(run: PlannedRun, folder: RunFolder) -> None:
-    """The processes see none of the caller's own `SWARM_` settings: the spec alone decides. The
-    folder goes once its records are read, as checkpoints of a whole experiment fill a disk; a run
-    that failed leaves it, with its logs.
+    """Do one run. Its processes see none of the caller's `SWARM_` settings: only the spec decides.
+    The folder is removed once its records are read, because an experiment's checkpoints would fill
+    the disk; a failed run leaves it, with its logs.
     """
     work = (folder.path / "services").absolute()
     shutil.rmtree(work, ignore_errors=True)
@@ -64,9 +64,9 @@ def _make(run: PlannedRun, folder: RunFolder) -> None:
     outcome = run_lines(with_own_configs(process_lines(layout), write_configs(run, work)), environment)
     run_dir = work / "runs" / run_name
     if outcome.code in STOPPED_BY_SIGNAL:
-        raise CommandError("stopped; the same command goes on with the runs that are missing", outcome.code)
+        raise CommandError("stopped: run the same command again to do the missing runs", outcome.code)
     if outcome.code != 0:
-        raise CommandError(f"{outcome.first} ended with code {outcome.code} before all steps were taken: logs are in {run_dir}")
+        raise CommandError(f"{outcome.first} ended with code {outcome.code} before all steps were taken: see the logs in {run_dir}")
     writer = RecordWriter(folder.records)
     try:
         collect(run, run_dir, writer)
@@ -90,8 +90,8 @@ def write_configs(run: PlannedRun, work: Path) -> dict[str, Path]:
 
 
 def with_own_configs(lines: dict[str, str], files: dict[str, Path]) -> dict[str, str]:
-    """The lines of `swarm up`, each told its own node's configuration; the progress view reads the
-    first's.
+    """The lines of `swarm up`, each with its node's configuration; the progress view gets the first
+    node's.
     """
     first = next(iter(files.values()))
     told = {}
@@ -102,7 +102,7 @@ def with_own_configs(lines: dict[str, str], files: dict[str, Path]) -> dict[str,
 
 
 def _free_ports(nodes: int) -> tuple[int, int]:
-    """A free port for the NATS server, and the first of a row of free ones for the nodes."""
+    """A free port for the NATS server, and the first of a range of free ports for the nodes."""
     for base in range(21_000, 60_000, 100):
         wanted = [base, *range(base + 1, base + 1 + PORTS_PER_NODE * nodes)]
         with ExitStack() as held:
@@ -113,4 +113,4 @@ def _free_ports(nodes: int) -> tuple[int, int]:
             except OSError:
                 continue
             return base, base + 1
-    raise CommandError("no row of free ports was found between 21000 and 60000: end what holds them")
+    raise CommandError("no range of free ports was found between 21000 and 60000: stop the processes that have them")

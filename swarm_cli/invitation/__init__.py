@@ -1,1 +1,1 @@
-"""`swarm invite`, and the token that it prints: all that a newcomer or a spectator is told."""
+"""The token that `swarm invite` prints: everything that a newcomer or a spectator needs."""

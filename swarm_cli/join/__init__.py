@@ -1,1 +1,1 @@
-"""`swarm join`: from a token to a running node, with one line on the newcomer's machine."""
+"""`swarm join`: from a token to a running node, with one command on the newcomer's machine."""

@@ -20,7 +20,6 @@ from shared.config.sections import ModelSection
 from shared.identity.permissions import OBSERVER
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import check_objective
-from swarm_cli.config_commands import model_problems
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.given_token import given_invitation, given_text
@@ -39,6 +38,7 @@ from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
 from swarm_cli.local.run_note import note_of, write_note
 from swarm_cli.local.up import configured_base_port
+from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
 from swarm_cli.run_end import forget_end, write_end
 from swarm_cli.toml_view import config_toml
@@ -48,29 +48,29 @@ def join(
     token: Annotated[
         str | None, typer.Argument(help="What `swarm invite` printed; - reads standard input.  [default: the variable JOIN_TOKEN]")
     ] = None,
-    name: Annotated[str, typer.Option(help="The node's name.  [default: this machine's, and the end of the node's key]")] = "",
+    name: Annotated[str, typer.Option(help="The node's name.  [default: this machine's name and the end of the node's key]")] = "",
     model: Annotated[str, typer.Option(help="The policy: a folder, or a hub name.  [default: model.path]")] = "",
     revision: Annotated[str, typer.Option(help="The commit of a hub name.")] = "",
-    tasks: Annotated[str, typer.Option(help="Datasets to train on, separated by commas.  [default: the swarm's own]")] = "",
-    check: Annotated[bool, typer.Option("--check", help="Say what was found, and start nothing.")] = False,
+    tasks: Annotated[str, typer.Option(help="Datasets to train on, separated by commas.  [default: the swarm's]")] = "",
+    check: Annotated[bool, typer.Option("--check", help="Only check and report; start nothing.")] = False,
     config: Annotated[
         Path | None,
         typer.Option(help="All other settings, and [[tasks]].  [default: SWARM_CONFIG, or the demo's]"),
     ] = None,
-    nats_port: Annotated[int, typer.Option(min=1024, max=65_535, help="Port of this node's own server.")] = DEFAULT_NATS_PORT,
+    nats_port: Annotated[int, typer.Option(min=1024, max=65_535, help="Port of this node's NATS server.")] = DEFAULT_NATS_PORT,
     base_port: Annotated[
         int | None, typer.Option(min=1024, max=64_000, help="First metrics port.  [default: http.base_port]", show_default=False)
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="End after so many steps; 0: run until Ctrl-C.")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="End after this many steps; 0: run until Ctrl-C.")] = 0,
 ) -> None:
-    """Join a swarm: make keys, check this machine against what the swarm wants, and run a node.
+    """Join a swarm: make keys, check that this machine fits the swarm, and run a node.
 
-    The node has a NATS server of its own on this machine, so it trains on while the swarm's is
-    away. The same line again goes on with the same node.
+    The node has its own NATS server on this machine, so it keeps training while the swarm's is
+    unreachable. The same command again continues the same node.
     """
     invitation = given_invitation(given_text(token))
     if invitation.credential is not None and token not in (None, "-"):
-        note("this token is a key, and others on this machine see command lines: next time pipe it in, with `swarm join -`")
+        note("this token holds a key, and other users of this machine can see command lines: next time pipe it to `swarm join -`")
     newcomer = prepare(invitation, name=name, model=model, revision=revision, tasks=tasks, config=config, nats_port=nats_port)
     failed = []
     for finding in newcomer.look(thoroughly=check):
@@ -79,14 +79,14 @@ def join(
     if failed:
         raise CommandError(f"not joined: see {', '.join(failed)} above", EXIT_CONFIG)
     if check:
-        say("all is well: leave --check out to join")
+        say("all is well: omit --check to join")
         return
     raise typer.Exit(newcomer.run(nats_port, base_port, steps))
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A node that may be started: who invites it, its keys and files, and what it is told."""
+    """A node that is ready to start: its invitation, keys, files and configuration."""
 
     invitation: Invitation
     folder: JoinFolder
@@ -94,11 +94,11 @@ class Newcomer:
     signing_key: str
     """Public half."""
     hub_key: str
-    """Public half; empty where the hub asks for none."""
+    """Public half; empty if the hub asks for none."""
 
     def look(self, *, thoroughly: bool) -> Iterator[Finding]:
-        """Look at everything, so that one round of remedies will do. `thoroughly`: read the model's
-        tokenizer too, as the services do a moment later.
+        """Check everything, so that all problems can be mended at once. `thoroughly`: also read the
+        model's tokenizer, which the services do anyway when they start.
         """
         invitation, config, accepts = self.invitation, self.config, self.invitation.accepts
         node = config.node.id
@@ -115,7 +115,7 @@ class Newcomer:
         yield findings.model(config, _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else [])
 
     def run(self, nats_port: int, base_port: int | None, steps: int) -> int:
-        """Write what the token says and the node's configuration into the folder, and run the node
+        """Write the token's contents and the node's configuration into the folder, and run the node
         until it ends; returns the exit code.
 
         Raises:
@@ -133,7 +133,7 @@ class Newcomer:
         )
         run_folder = config.node.var_dir / "runs" / config.node.run
         with holding_run(run_folder):
-            check_ports(layout.ports, "end what has them, or choose others with --nats-port and --base-port")
+            check_ports(layout.ports, "stop those processes, or choose other ports with --nats-port and --base-port")
             ensure_toy_policy(config)
             self._configure(steps)
             forget_end(run_folder)
@@ -147,15 +147,15 @@ class Newcomer:
             )
             write_end(run_folder, outcome.code, outcome.first)
         if outcome.code in STOPPED_BY_SIGNAL:
-            note(f"stopped. The same `swarm join` goes on with it; it needs {self.folder.path} and {config.node.run_dir}")
+            note(f"stopped. The same `swarm join` continues it; it needs {self.folder.path} and {config.node.run_dir}")
         elif outcome.code:
             note(f"{outcome.first or 'a process'} ended with code {outcome.code}: see above, and {config.node.run_dir}")
         return outcome.code
 
     @contextmanager
     def _checking(self) -> Iterator[NodeConfig]:
-        """The configuration with the token's authority in a temporary file: who only looks has not
-        taken it over.
+        """The configuration with the token's authority in a temporary file, because a check must
+        not write it into the folder yet.
         """
         if not self.invitation.authority:
             yield self.config
@@ -167,8 +167,8 @@ class Newcomer:
             yield self.config.model_copy(update={"nats": nats})
 
     def _configure(self, steps: int) -> None:
-        """Write the authority, the roster and the node's configuration, tell the processes to read
-        it, and say where things are.
+        """Write the authority, the roster and the node's configuration, point the processes to it,
+        and print where things are.
         """
         config = self.config
         if self.invitation.authority:
@@ -186,7 +186,7 @@ class Newcomer:
         )
         note(
             f"node {config.node.id} joins {self.invitation.swarm_id}; Ctrl-C or `swarm down` ends it, "
-            "and the same command goes on with it"
+            "and the same command continues it"
         )
         note(f"files: {config.node.run_dir}; configuration: {self.folder.config_file}")
         note(f"look:  swarm top --config {self.folder.config_file}, swarm observe TOKEN")
@@ -202,15 +202,15 @@ def prepare(
     config: Path | None = None,
     nats_port: int = DEFAULT_NATS_PORT,
 ) -> Newcomer:
-    """Make the folder and its keys, for the token's hub alone, and look at everything that has to
-    fit. Nothing else is written before the node is run.
+    """Make the folder and its keys, for the token's hub only, and the node's configuration. Nothing
+    else is written before the node runs.
 
     Raises:
-        CommandError, ConfigError: what was asked for cannot be a node, the folder belongs to
-            another hub, or files cannot be used.
+        CommandError, ConfigError: no node can have these options, the folder belongs to another
+            hub, or its files cannot be used.
     """
     if invitation.credential is not None and invitation.credential.user == OBSERVER:
-        raise CommandError("this token is for looking at the swarm: `swarm observe TOKEN`; ask its operator for one to join with")
+        raise CommandError("this token only allows looking (`swarm observe TOKEN`): ask the swarm's operator for one to join with")
     chosen = config or (Path(os.environ[CONFIG_FILE_VARIABLE]) if os.environ.get(CONFIG_FILE_VARIABLE) else None)
     base = base_config(chosen, model)
     entries = task_entries(tasks, invitation) if tasks or chosen is None else []
@@ -230,4 +230,4 @@ def prepare(
 
 def _model_problems(model: ModelSection, thoroughly: bool) -> list[str]:
     problem = model_problem(model.path, model.revision)
-    return [problem] if problem else model_problems(model) if thoroughly else []
+    return [problem] if problem else read_facts(model)().problems if thoroughly else []

@@ -1,5 +1,5 @@
-"""What `swarm join` checks, and what it says of each: a word, whether it will do, and a sentence
-with the remedy where it will not. Pure.
+"""What `swarm join` checks and reports: for each check a word, whether it passed, and a sentence,
+with the remedy if it did not. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOTABLE_SKEW_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `ok` is None for what is only said."""
+    """The result of one check. `ok` is None for a remark that neither passes nor fails."""
 
     what: str
     ok: bool | None
@@ -32,7 +32,7 @@ class Finding:
 
 
 def software(invitation: Invitation, tasks_version: str) -> Finding:
-    """Versions: of the messages, without which nothing is read, and of the tasks, without which
+    """Whether the versions agree: of the messages, or nothing can be read, and of the tasks, or
     nothing is accepted.
     """
     if invitation.swarm_schema != SWARM_SCHEMA_VERSION:
@@ -46,8 +46,8 @@ def software(invitation: Invitation, tasks_version: str) -> Finding:
         return Finding(
             "software",
             False,
-            f"the swarm makes its tasks with reasoning-gym {invitation.tasks_version}, this machine with {tasks_version}, and the "
-            f"same reference may mean another task: pip install reasoning-gym=={invitation.tasks_version}",
+            f"the swarm derives its tasks with reasoning-gym {invitation.tasks_version}, this machine with {tasks_version}, where "
+            f"the same reference may mean another task: pip install reasoning-gym=={invitation.tasks_version}",
         )
     return Finding(
         "software", True, f"swarm {VERSION} here, {invitation.software} there; messages of version {SWARM_SCHEMA_VERSION}"
@@ -55,16 +55,16 @@ def software(invitation: Invitation, tasks_version: str) -> Finding:
 
 
 def model(config: NodeConfig, problems: Sequence[str]) -> Finding:
-    """Whether the model is there and can be read."""
+    """Whether the model exists and can be read."""
     if problems:
         return Finding("model", False, problems[0])
     if toy_to_be_built(config):
-        return Finding("model", True, f"{TOY_POLICY} is not there: the toy policy is built first, once, in about two minutes")
+        return Finding("model", True, f"{TOY_POLICY} does not exist yet: the toy policy is built first, in about two minutes")
     return Finding("model", True, config.model.path)
 
 
 def tasks(config: NodeConfig, accepted: Accepted, problems: Sequence[str]) -> Finding:
-    """Whether the tasks can be made, and whether the swarm takes any of them in."""
+    """Whether the tasks can be derived, and whether the swarm accepts any of them."""
     if problems:
         return Finding("tasks", False, problems[0])
     taken = [spec for spec in config.tasks if takes(accepted, spec)]
@@ -74,15 +74,15 @@ def tasks(config: NodeConfig, accepted: Accepted, problems: Sequence[str]) -> Fi
         return Finding(
             "tasks",
             False,
-            f"the swarm takes in none of {names}: leave --tasks out for the swarm's own, or choose among {offered} (under the "
+            f"the swarm accepts none of {names}: omit --tasks to use the swarm's, or choose among {offered} (with the "
             "same settings)",
         )
-    left = "" if len(taken) == len(config.tasks) else f"; the swarm takes in {len(taken)} of these {len(config.tasks)}"
+    left = "" if len(taken) == len(config.tasks) else f"; the swarm accepts {len(taken)} of these {len(config.tasks)}"
     return Finding("tasks", True, f"{names}{left}")
 
 
 def takes(accepted: Accepted, spec: TaskSpec) -> bool:
-    """Whether the inviting node takes groups of this source in, as its `verifier.accept` has it."""
+    """Whether the inviting node accepts groups of this source (its `verifier.accept`)."""
     if accepted.rule == "any" and spec.source != "file":
         return True
 
@@ -93,16 +93,16 @@ def takes(accepted: Accepted, spec: TaskSpec) -> bool:
 
 
 def sizes(config: NodeConfig, accepted: Accepted) -> Finding:
-    """Whether the swarm takes in groups as large as this node makes."""
+    """Whether the swarm accepts groups as large as this node makes."""
     longest = config.generator.max_new_tokens
     if longest > accepted.max_tokens:
         return Finding(
             "sizes",
             None,
-            f"answers may have {longest} tokens here and the swarm takes in {accepted.max_tokens}: longer ones are refused there; "
-            f"generator.max_new_tokens = {accepted.max_tokens} shares all",
+            f"answers may have {longest} tokens here, and the swarm refuses those with more than {accepted.max_tokens}: "
+            f"with generator.max_new_tokens = {accepted.max_tokens} it accepts all",
         )
-    return Finding("sizes", True, f"up to {longest} tokens an answer; the swarm takes in {accepted.max_tokens}")
+    return Finding("sizes", True, f"up to {longest} tokens per answer; the swarm accepts {accepted.max_tokens}")
 
 
 def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, signing_key: str) -> Finding:
@@ -111,8 +111,8 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
         return Finding(
             "connection",
             False,
-            f"{invitation.url} does not know this node yet. Send its operator this line, which is no secret, and run the same "
-            f"command again when it is listed:\n  {request_line(name, hub_key, signing_key)}",
+            f"{invitation.url} does not know this node yet. Send its operator this line, which is not secret, and run the same "
+            f"command again once the node is listed:\n  {request_line(name, hub_key, signing_key)}",
         )
     if look.refused:
         return Finding("connection", False, look.refused)
@@ -124,7 +124,9 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
             "something on the way blocks its port",
         )
     if not look.streams and invitation.url.startswith("tls://"):
-        return Finding("connection", False, "the swarm's streams are not there: its operator runs `swarm nats init --plane swarm`")
+        return Finding(
+            "connection", False, "the swarm's streams do not exist: its operator must run `swarm nats init --plane swarm`"
+        )
     there = f"nodes there: {len(look.nodes)}" if look.nodes else "no node is there yet"
     if look.others:
         there += f" ({look.others} more {'entry' if look.others == 1 else 'entries'} in the directory, not signed for this swarm)"
@@ -132,11 +134,11 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
 
 
 def clock(look: HubLook, accepted: Accepted) -> Finding:
-    """Whether this machine's clock agrees with the server's: others refuse groups from the future
-    and from long ago.
+    """Whether this machine's clock agrees with the server's: other nodes refuse groups from the
+    future and from long ago.
     """
     if look.skew_s is None:
-        return Finding("clock", None, "not compared: the server has not told its time")
+        return Finding("clock", None, "not compared: the server did not report its time")
     direction = "ahead of" if look.skew_s > 0 else "behind"
     apart = f"{abs(look.skew_s):.1f} s {direction} the server's"
     most_s = accepted.max_clock_skew_s if look.skew_s > 0 else accepted.max_age_s / 2
@@ -144,27 +146,27 @@ def clock(look: HubLook, accepted: Accepted) -> Finding:
         return Finding(
             "clock",
             False,
-            f"{apart}, and the swarm refuses what is more than {most_s:.0f} s off: set this machine's clock (`timedatectl set-ntp "
-            "true`)",
+            f"{apart}, and the swarm refuses groups that are more than {most_s:.0f} s off: set this machine's clock "
+            "(`timedatectl set-ntp true`)",
         )
     if abs(look.skew_s) > NOTABLE_SKEW_S:
-        return Finding("clock", None, f"{apart}: it will do, but set it (`timedatectl set-ntp true`)")
+        return Finding("clock", None, f"{apart}: good enough, but better set it (`timedatectl set-ntp true`)")
     return Finding("clock", True, apart)
 
 
 def name(look: HubLook, wanted: str, signing_key: str, suggestion: str) -> Finding:
-    """Whether the name is free, or this node's own."""
+    """Whether the name is free, or already this node's."""
     if look.holder is not None and look.holder.public_key != signing_key:
         return Finding(
             "name",
             False,
-            f"{wanted} is taken: a node with another key has it, and others would refuse this one under it: --name {suggestion}",
+            f"{wanted} is taken by a node with another key, so other nodes would refuse this one: use --name {suggestion}",
         )
     return Finding("name", True, wanted)
 
 
 def admission(invitation: Invitation, wanted: str, signing_key: str) -> Finding | None:
-    """Whether the swarm's roster lists this node; None where it has none."""
+    """Whether the swarm's roster lists this node; None if it has no roster."""
     if not invitation.roster:
         return None
     if any(member.node == wanted and member.public_key == signing_key for member in invitation.roster):
@@ -172,8 +174,8 @@ def admission(invitation: Invitation, wanted: str, signing_key: str) -> Finding 
     return Finding(
         "roster",
         None,
-        "this node is not on the swarm's roster, so that others refuse its groups (unknown_key), and it takes in theirs. Its "
-        f"operator adds it with:\n  swarm roster add {wanted} {signing_key}",
+        "this node is not on the swarm's roster: other nodes refuse its groups (unknown_key), but it accepts theirs. Ask the "
+        f"operator to add it with:\n  swarm roster add {wanted} {signing_key}",
     )
 
 

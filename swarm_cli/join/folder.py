@@ -1,6 +1,6 @@
-"""What `swarm join` keeps of a swarm on this machine: which hub it is, keys, the hub's authority,
-the roster, and the node's configuration. Nothing else is written by it, and no key is ever
-replaced.
+"""The folder in which `swarm join` keeps a swarm's files: which hub it is, keys, the hub's
+authority, the roster, and the node's configuration. `swarm join` keeps nothing else, and never
+replaces a key.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from swarm_cli.replace_file import replace_file
 
 @dataclass(frozen=True, slots=True)
 class JoinFolder:
-    """`var/joined/<swarm>/`. The swarm's name has no character that leads elsewhere."""
+    """`var/joined/<swarm>/`. A swarm's name has no character that could lead to another folder."""
 
     path: Path
 
     @property
     def hub_file(self) -> Path:
-        """Which hub all the others belong to (`membership`)."""
+        """Says which hub the other files belong to (`membership`)."""
         return self.path / "hub.json"
 
     @property
     def signing_key_file(self) -> Path:
-        """The key that signs what this node shares: its identity in the swarm."""
+        """The key that signs this node's messages to the swarm: its identity there."""
         return self.path / "node.nk"
 
     @property
     def hub_key_file(self) -> Path:
-        """The key that the hub lets in."""
+        """The key that this node authenticates with at the hub."""
         return self.path / "swarm.nk"
 
     @property
     def authority_file(self) -> Path:
-        """Certificates behind the hub's."""
+        """Certificates of the authority that signed the hub's."""
         return self.path / "hub-ca.pem"
 
     @property
     def roster_file(self) -> Path:
-        """Whom this node admits."""
+        """The nodes that this node admits."""
         return self.path / "roster.txt"
 
     @property
@@ -56,14 +56,14 @@ class JoinFolder:
         return self.path / "node.toml"
 
     def bind(self, invitation: Invitation) -> None:
-        """Make the folder the token's hub's, or find that it is. Raises CommandError where it is
-        another's: nothing there may be used with this token.
+        """Bind the folder to the token's hub, or check that it is. Raises CommandError if it
+        belongs to another hub: then nothing in it may be used with this token.
         """
         bind(self.hub_file, invitation, made=self.signing_key_file.exists() or self.hub_key_file.exists())
 
     def known_name(self) -> str:
-        """The name under which this node joined before; empty: never. A file that cannot be read
-        says nothing.
+        """The name under which this node joined before; empty if it never did or the file cannot be
+        read.
         """
         try:
             name = tomllib.loads(self.config_file.read_text())["node"]["id"]
@@ -76,7 +76,8 @@ class JoinFolder:
         return _made(self.signing_key_file)
 
     def hub_key(self, credential: Credential | None) -> SigningKey:
-        """The key for the hub: the token's, or one made here whose public half the operator lists.
+        """The key for the hub: the token's, or one made here, whose public half the operator has to
+        list.
 
         Raises:
             CommandError: another key is there already, or the file cannot be used.
@@ -89,8 +90,8 @@ class JoinFolder:
         key = _made(self.hub_key_file)
         if credential is not None and key.public_key != SigningKey(credential.seed.encode()).public_key:
             raise CommandError(
-                f"{self.hub_key_file} holds another key than the token: a key is not replaced; if the token's is the right one, "
-                f"move the file away, else ask for a token without a key"
+                f"{self.hub_key_file} holds another key than the token, and keys are never replaced: if the token's is right, move "
+                f"the file away; else ask for a token without a key"
             )
         return key
 
@@ -100,8 +101,8 @@ class JoinFolder:
         replace_file(self.authority_file, certificates.decode())
 
     def keep_roster(self, members: list[Member]) -> None:
-        """Add the token's lines to the roster; those that are there stay. Raises CommandError, as
-        `grown_roster`.
+        """Add the token's lines to the roster and keep the existing ones. Raises CommandError, as
+        `grown_roster` does.
         """
         self._prepare()
         try:
@@ -110,7 +111,7 @@ class JoinFolder:
             raise CommandError(str(error)) from None
 
     def grown_roster(self, members: list[Member]) -> dict[str, RosterEntry]:
-        """The roster's lines and the token's, without writing them.
+        """The roster's lines together with the token's; writes nothing.
 
         Raises:
             CommandError: a name has another key here than in the token, or the file cannot be used.
@@ -132,7 +133,7 @@ class JoinFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CommandError(f"{self.path} cannot be made ({error.strerror}): set node.var_dir to a folder of your own") from None
+            raise CommandError(f"{self.path} cannot be made ({error.strerror}): set node.var_dir to a writable folder") from None
 
 
 def _made(path: Path) -> SigningKey:

@@ -1,4 +1,4 @@
-"""One look at a swarm's hub, before a newcomer's node is started: reads only."""
+"""Inspects a swarm's hub before a newcomer's node is started; only reads."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ LOOK_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class HubLook:
-    """What was found. `refused`: the server does not let this key in; `unreachable`: it does not
-    answer. Both are sentences, empty where all is well.
+    """What was found. `refused`: why the server does not let this key in; `unreachable`: why it
+    does not answer. Both are sentences, or empty if all is well.
     """
 
     refused: str = ""
     unreachable: str = ""
     streams: bool = False
-    """Whether the swarm's streams are there."""
+    """Whether the swarm's streams exist."""
     skew_s: float | None = None
-    """How far this machine's clock is ahead of the server's; None: the server did not tell."""
+    """How far this machine's clock is ahead of the server's; None if the server did not report it.
+    """
     holder: NodeRecord | None = None
-    """Who has the name that was asked for."""
+    """The node that has the requested name."""
     nodes: tuple[str, ...] = ()
-    """Who is there, as their keys signed it for this swarm."""
+    """The nodes whose directory entries are signed for this swarm."""
     others: int = 0
-    """Entries of the directory that say nothing of who is there: unsigned, or of another swarm."""
+    """The number of other directory entries: unsigned, unreadable, or signed for another swarm."""
 
 
 async def look_at_hub(config: NodeConfig) -> HubLook:
-    """Connect as the configured node, and look. Never raises for what a server does or says."""
+    """Connect as the configured node and inspect the hub. Whatever the server does or says, this
+    does not raise.
+    """
     try:
         hub = await connect_swarm_plane(config, "join", timeout_s=LOOK_S)
     except AccessDenied as error:
@@ -57,9 +60,9 @@ async def _look(hub: Transport, name: str, swarm: str) -> HubLook:
     try:
         state = await hub.stream_state(subjects.SWARM_ROLLOUTS)
     except NotConnected as error:
-        return HubLook(unreachable=f"it lets this machine in, but does not answer what a node asks: {error}")
+        return HubLook(unreachable=f"it lets this machine in, but does not answer requests: {error}")
     except TransportError:
-        return HubLook()  # nobody has made the streams
+        return HubLook()  # the streams have not been made
     skew_s = None if state.at is None else (before + time.time()) / 2 - state.at
     listed, now = await read_directory(hub, [name]), state.at or time.time()
     nodes = tuple(each for each, payload in listed.payloads.items() if holder(payload, each, swarm, now))
@@ -76,9 +79,9 @@ async def _holder(hub: Transport, name: str, swarm: str, now: float) -> NodeReco
 
 
 def holder(payload: bytes, name: str, swarm: str, now: float) -> NodeRecord | None:
-    """Who has the name by this entry of the directory. On an open hub anybody may write there: only
-    what a node signed for this swarm, and renewed in the time after which silence removes it, takes
-    a name.
+    """The node that has the name according to this directory entry. On an open hub anybody may
+    write there, so an entry counts only if a node signed it for this swarm and renewed it within
+    the directory's time to live.
     """
     try:
         heard = hear(payload, NodeRecord, now, swarm)

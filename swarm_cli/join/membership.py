@@ -1,5 +1,6 @@
-"""Which hub a join folder belongs to. Its keys and its roster were made for that hub: with another
-one, whoever runs it could pass the real hub's challenge on and be let in as this node.
+"""Binds a join folder to one hub, because its keys and roster were made for that hub. If the keys
+were used with another hub, its operator could relay the real hub's challenge and log in as this
+node.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from swarm_cli.invitation.token import Invitation
 
 
 class HubIdentity(Message, frozen=True, kw_only=True):
-    """A hub as a token names it. `authority`: SHA-256 of its certificates, empty where the system's
-    authorities vouch for it.
+    """A hub as a token names it. `authority`: SHA-256 of its authority's certificates; empty if the
+    system's authorities are used.
     """
 
     url: Annotated[str, Meta(max_length=1024)]
@@ -29,14 +30,14 @@ class HubIdentity(Message, frozen=True, kw_only=True):
 
 
 def hub_identity(invitation: Invitation) -> HubIdentity:
-    """The hub of a token."""
+    """The hub that a token names."""
     certificates = invitation.authority
     return HubIdentity(url=invitation.url, authority=hashlib.sha256(certificates).hexdigest() if certificates else "")
 
 
 def bind(file: Path, invitation: Invitation, *, made: bool) -> None:
-    """Record in `file` the token's hub, or find there that it is the same as ever. `made`: whether
-    there are keys already, which without a record belong to an unknown hub.
+    """Record the token's hub in `file`, or check that it is the hub recorded there. `made`: whether
+    the folder holds keys already; without a record they belong to an unknown hub.
 
     Raises:
         CommandError: the folder belongs to another hub, or the file cannot be used.
@@ -44,19 +45,19 @@ def bind(file: Path, invitation: Invitation, *, made: bool) -> None:
     wanted = hub_identity(invitation)
     remedy = (
         f"keys are for one hub only. To join another swarm, move {file.parent} away or set SWARM_NODE__VAR_DIR to another folder, "
-        "or ask for a token of a swarm with another name (nats.swarm_id). If the hub itself has a new address or authority, see "
+        "or ask for a token for a swarm with another name (nats.swarm_id). If the hub itself has a new address or authority, see "
         '"When the hub changes" in docs/joining.md'
     )
     try:
         if not file.exists():
             if made:
-                raise CommandError(f"{file.parent} holds keys, and {file.name}, which says of which hub, is not there: {remedy}")
+                raise CommandError(f"{file.parent} holds keys, but {file.name}, which names their hub, is missing: {remedy}")
             _write_once(file, encode(wanted))
         known = decode(file.read_bytes(), HubIdentity)
     except OSError as error:
-        raise CommandError(f"{file} cannot be used ({error.strerror}): set node.var_dir to a folder of your own") from None
+        raise CommandError(f"{file} cannot be used ({error.strerror}): set node.var_dir to a writable folder") from None
     except MessageError as error:
-        raise CommandError(f"{file} does not say of which hub it is ({error}): {remedy}") from None
+        raise CommandError(f"{file} does not name a hub ({error}): {remedy}") from None
     if known != wanted:
         raise CommandError(f"{file.parent} belongs to {_told(known)}, and the token is for {_told(wanted)}: {remedy}")
 
@@ -66,7 +67,7 @@ def _told(hub: HubIdentity) -> str:
 
 
 def _write_once(file: Path, payload: bytes) -> None:
-    # Of two commands at once the first decides, and both read what it wrote.
+    # If two commands run at once, the first one's file stays, and both read it.
     with draft_in(file.parent) as (stream, draft):
         stream.write(payload)
         os.fsync(stream.fileno())

@@ -1,5 +1,5 @@
-"""The node that a newcomer runs: its name and its configuration, from the token, the folder and
-what was asked for. Pure, but for reading the configuration file.
+"""A newcomer's node: its name and configuration, from the token, the join folder and the command's
+options. Pure, except for reading the configuration file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from swarm_cli.shipped import DEMO_CONFIG
 _SUFFIX_CHARS = 6
 _NAME_CHARS = 32
 TOY_MARK = "base_policy.json"
-"""In the folder of a policy that `swarm model init` built."""
+"""A file in the folder of every policy that `swarm model init` built."""
 
 
 def default_name(hostname: str, public_key: str) -> str:
-    """A valid name that two newcomers do not share: the host's, and the end of the node's key.
+    """A valid name that no two newcomers share: the host's name and the end of the node's key.
 
     >>> default_name("Ada's Laptop.local", "UABCDEFGH")
     'ada-s-laptop-cdefgh'
@@ -34,26 +34,26 @@ def default_name(hostname: str, public_key: str) -> str:
 
 
 def chosen_name(asked: str, invitation: Invitation, folder: JoinFolder, public_key: str) -> str:
-    """The node's name. A key has one name for good: others refuse it under a second one.
+    """The node's name. A key keeps one name for good: other nodes refuse it under a second one.
 
     Raises:
-        CommandError: another name was asked for than the token's or that of an earlier time.
+        CommandError: `asked` differs from the token's name or from the name used before.
     """
     given = invitation.credential.user if invitation.credential else ""
     if asked and given and asked != given:
-        raise CommandError(f"the token is for a node called {given}: leave --name out, or ask for a token for {asked}")
+        raise CommandError(f"the token is for a node called {given}: omit --name, or ask for a token for {asked}")
     known, wanted = folder.known_name(), given or asked
     if known and wanted and known != wanted:
         raise CommandError(
-            f"this machine joined {invitation.swarm_id} as {known}, and others know its key by that name: leave --name out, or "
-            f"move {folder.path} away to come as {wanted} with a new key"
+            f"this machine joined {invitation.swarm_id} as {known}, and other nodes know its key by that name: omit --name, or "
+            f"move {folder.path} away to join as {wanted} with a new key"
         )
     return wanted or known or default_name(socket.gethostname(), public_key)
 
 
 def task_entries(asked: str, invitation: Invitation) -> list[dict[str, Any]]:
-    """The `[[tasks]]` that were asked for: all of the token's, or some named ones, or any dataset
-    under its own defaults.
+    """The `[[tasks]]` for the names in `asked`, as the token offers them or else with the dataset's
+    default settings; all of the token's if `asked` is empty.
     """
     offered: list[dict[str, Any]] = task_specs(invitation)
     if not asked:
@@ -63,8 +63,9 @@ def task_entries(asked: str, invitation: Invitation) -> list[dict[str, Any]]:
 
 
 def base_config(config: Path | None, model: str) -> Path | None:
-    """What the node's configuration begins with: the file that was named; the demo's for the toy
-    policy, whose learning rate and lengths suit no other; the defaults for any other model.
+    """The file that the node's configuration is based on: the one given; the demo's for the toy
+    policy, because its learning rate and lengths suit no other; None, the defaults, for any other
+    model.
     """
     if config is not None:
         return config
@@ -74,15 +75,16 @@ def base_config(config: Path | None, model: str) -> Path | None:
 def node_settings(
     invitation: Invitation, folder: JoinFolder, name: str, *, model: str, revision: str, tasks: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What joining decides, over the configuration that it begins with. `tasks` empty: the
-    configuration's own stay.
+    """The settings that joining decides; they override the base configuration. `tasks` empty: the
+    base configuration's are kept.
     """
     nats: dict[str, Any] = {
         "swarm_url": invitation.url,
         "swarm_id": invitation.swarm_id,
-        # The node's own server lets it make its streams; the swarm's are only made if missing.
+        # The node may make streams on its own server; the swarm's are only made if missing.
         "create_streams": True,
-        # A key that a configuration file names for another server is not shown to this one.
+        # A key that the configuration file names is for another server and must not be used with
+        # this one.
         "swarm_key_file": "",
         "swarm_ca_file": "",
     }
@@ -94,7 +96,7 @@ def node_settings(
         "nats": nats,
         "verifier": {"signing_key_file": str(folder.signing_key_file)},
     }
-    if invitation.roster or folder.roster_file.exists():  # who joined by a roster is not opened by a token without one
+    if invitation.roster or folder.roster_file.exists():  # a token without a roster must not remove an earlier one
         settings["verifier"] |= {"trust": "roster", "roster_file": str(folder.roster_file)}
     if model:
         settings["model"] = {"path": model, "revision": revision}
@@ -104,10 +106,10 @@ def node_settings(
 
 
 def run_name(swarm_id: str) -> str:
-    """The run under which a joined node's files lie."""
+    """The run that holds a joined node's files."""
     return f"join-{swarm_id}"[:64]
 
 
 def first_look(config: Path | None, tasks: Sequence[dict[str, Any]]) -> NodeConfig:
-    """The configuration before there is a folder or a name, for where files go."""
+    """The configuration before the folder and the name are known; it says where files go."""
     return load_config(config, {"tasks": list(tasks)} if tasks else None)

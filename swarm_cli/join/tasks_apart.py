@@ -1,8 +1,8 @@
-"""Makes a task of each source in a process of its own, with a deadline and a memory limit: a token
-chooses the tasks and their settings, and some settings would take hours or all memory.
+"""Derives a task from each source in a separate process, with a deadline and a memory limit. The
+tasks and their settings come from a token, and some settings would take hours or all memory.
 
-`python -m swarm_cli.join.tasks_apart` is that process: the sources come on standard input, the
-problems go to standard output.
+`python -m swarm_cli.join.tasks_apart` is that process: it reads the sources from standard input and
+writes the problems to standard output.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import sys
 
 from shared.config import NodeConfig, TaskSpec
 from swarm_cli.config_commands import task_problems
+from swarm_cli.own_modules import own_modules
 
 DEADLINE_S = 20.0
 _READY = b"ready\n"
 
 
 def problems_within(config: NodeConfig, deadline_s: float = DEADLINE_S) -> list[str]:
-    """`task_problems`, or that they were not known in time. The deadline begins when the process
+    """`task_problems`, or one problem if they took too long. The deadline starts once the process
     has imported what it needs.
     """
     names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in config.tasks))
     remedy = (
-        f"({names}; the settings of one may ask for too much): name others with --tasks, or ask the operator for a token "
+        f"({names}; the settings of one may demand too much): name others with --tasks, or ask the operator for a token "
         "with smaller settings"
     )
     asked = {
@@ -40,25 +41,25 @@ def problems_within(config: NodeConfig, deadline_s: float = DEADLINE_S) -> list[
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         bufsize=0,
-        env=os.environ | {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
+        env=os.environ | own_modules() | {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
     ) as process:
         try:
             assert process.stdout is not None
             if process.stdout.readline() != _READY:
-                return ["the process that makes the tasks does not start: `swarm config check` says why"]
+                return ["the process that derives the tasks does not start: `swarm config check` says why"]
             told, _ = process.communicate(json.dumps(asked).encode(), timeout=deadline_s)
         except subprocess.TimeoutExpired:
-            return [f"making one task of each source took longer than {deadline_s:.0f} s {remedy}"]
+            return [f"deriving one task from each source took longer than {deadline_s:.0f} s {remedy}"]
         finally:
             process.kill()
     try:
         return [str(problem) for problem in json.loads(told)]
     except ValueError:
-        return [f"the process that made one task of each source ended with code {process.returncode} {remedy}"]
+        return [f"the process that derived one task from each source ended with code {process.returncode} {remedy}"]
 
 
 def main() -> None:
-    """Say `ready`, read the sources, write their problems."""
+    """Write `ready`, read the sources, write their problems."""
     from shared.tasks.derive import dataset_names, preload_installed
 
     dataset_names()

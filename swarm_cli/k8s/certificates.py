@@ -1,8 +1,9 @@
-"""The certificates of a swarm's NATS servers: an authority of its own, and one certificate for all
-servers. Pure, but for the random numbers of new keys.
+"""The certificates of a swarm's NATS servers: a private authority, and one certificate for all
+servers. Pure, except for the random numbers of new keys.
 
-Elliptic curve P-256, because every TLS library knows it. The authority lasts ten years, since every
-client has to be told of a new one; the servers' certificate a year, since a reload replaces it.
+Keys use the elliptic curve P-256, because every TLS library supports it. The authority is valid for
+ten years, because a new one must be given to every client; the servers' certificate for one year,
+because a reload replaces it.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_LASTS = timedelta(days=3650)
 SERVER_LASTS = timedelta(days=365)
 RENEWED_WITHIN = timedelta(days=30)
-"""A certificate that has less left is made anew by the next run."""
+"""A certificate with less time left is renewed by the next run."""
 _CLOCK_SKEW = timedelta(hours=1)
 _PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 _PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
 
 class CertificateError(ValueError):
-    """A certificate or its key cannot be read; the message says what it is instead."""
+    """A certificate or its key cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """What a certificate says, as far as it matters here."""
+    """The fields of a certificate that matter here."""
 
     names: frozenset[str]
     """DNS names and addresses."""
@@ -60,8 +61,8 @@ def authority(key_pem: str, name: str, now: datetime) -> str:
 
 
 def server(key_pem: str, names: Sequence[str], authority_pem: str, authority_key_pem: str, now: datetime) -> str:
-    """A certificate for `names` (DNS names and addresses), as PEM. Servers show it to clients and,
-    as routes, to each other.
+    """A certificate for `names` (DNS names and addresses), as PEM. Servers present it to clients
+    and, on routes, to each other.
 
     Raises:
         CertificateError: a key or the authority cannot be read, or they do not belong together.
@@ -71,7 +72,7 @@ def server(key_pem: str, names: Sequence[str], authority_pem: str, authority_key
         (each for each in _certificates(authority_pem) if _public(each.public_key()) == _public(signer.public_key())), None
     )
     if issuer is None:
-        raise CertificateError("the authority's key is not that of its certificate")
+        raise CertificateError("the authority's key does not match its certificate")
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "nats")])
     builder = _builder(subject, issuer.subject, _key(key_pem).public_key(), now, SERVER_LASTS)
     for extension in (
@@ -84,7 +85,7 @@ def server(key_pem: str, names: Sequence[str], authority_pem: str, authority_key
 
 
 def read(pem: str) -> ServerCertificate:
-    """What the first certificate in `pem` says. Raises CertificateError if there is none."""
+    """The fields of the first certificate in `pem`. Raises CertificateError if there is none."""
     first = _certificates(pem)[0]
     try:
         found = first.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -95,17 +96,19 @@ def read(pem: str) -> ServerCertificate:
 
 
 def belongs(key_pem: str, certificate_pem: str) -> bool:
-    """Whether the certificate is of this key. Raises CertificateError if either cannot be read."""
+    """Whether the certificate matches this key. Raises CertificateError if either cannot
+    be read.
+    """
     return read(certificate_pem).public_key == _public(_key(key_pem).public_key())
 
 
 def is_signed_by(certificate_pem: str, authorities_pem: str) -> bool:
-    """Whether one of the authorities signed the certificate itself, with no other in between."""
+    """Whether one of the authorities signed the certificate directly, without an intermediate."""
     certificate = _certificates(certificate_pem)[0]
     for each in _certificates(authorities_pem):
         try:
             certificate.verify_directly_issued_by(each)
-        except Exception:  # of another name, another kind of key, or another signature
+        except Exception:  # another name, another kind of key, or another signature
             continue
         return True
     return False
@@ -134,9 +137,9 @@ def _key(pem: str) -> _PrivateKey:
     try:
         key = serialization.load_pem_private_key(pem.encode(), password=None)
     except (ValueError, TypeError) as error:
-        raise CertificateError(f"it holds no private key in PEM without a password ({error})") from None
+        raise CertificateError(f"it holds no PEM private key without a password ({error})") from None
     if not isinstance(key, _PrivateKey):
-        raise CertificateError("it holds a key of another kind than an elliptic curve's or RSA's")
+        raise CertificateError("its key is neither an elliptic-curve key nor an RSA key")
     return key
 
 
@@ -144,7 +147,7 @@ def _certificates(pem: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem.encode())
     except ValueError:
-        raise CertificateError("it holds no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----") from None
+        raise CertificateError("it holds no PEM certificate, which begins with -----BEGIN CERTIFICATE-----") from None
 
 
 def _public(key: object) -> bytes:

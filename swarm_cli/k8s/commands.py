@@ -44,12 +44,12 @@ from swarm_cli.k8s.secret_objects import (
 )
 from swarm_cli.replace_file import replace_file
 
-k8s_app = typer.Typer(name="k8s", help="Secrets of a cluster, and a look at it before `kubectl apply`.", no_args_is_help=True)
+k8s_app = typer.Typer(name="k8s", help="Make a cluster's Secrets, and check it before `kubectl apply`.", no_args_is_help=True)
 k8s_app.command()(check)
 
 STANDARD = "-"
 NODE_CONNECTIONS = 18
-"""Of 8 verifiers, which is as many as an autoscaler in k8s/components starts."""
+"""For 8 verifiers, the most that an autoscaler in k8s/components starts."""
 KEYS = Path("keys")
 
 
@@ -59,28 +59,26 @@ def secrets(
         list[str],
         typer.Option(
             "--nodes",
-            help="All nodes of the overlay, separated by commas; NAME=U... for one outside the cluster, which guests.txt keeps.",
+            help="All nodes of the overlay, separated by commas; NAME=U... for one outside the cluster (kept in guests.txt).",
         ),
     ],
     out: Annotated[str, typer.Option(help="File to write, readable only by its owner, or - to print.")] = STANDARD,
     keys: Annotated[
         Path | None,
-        typer.Option(help="Folder of the keys: what is missing is made.  [default: keys, or none with --existing]"),
+        typer.Option(help="Folder of the keys; missing ones are made.  [default: keys, or none with --existing]"),
     ] = None,
     existing: Annotated[
         str,
-        typer.Option(help="File, or - for standard input, with what the cluster has: `kubectl get secrets,configmaps -o json`."),
+        typer.Option(help="What the cluster has, a file or -: the output of `kubectl get secrets,configmaps -o json`."),
     ] = "",
     cert_manager: Annotated[
         bool,
         typer.Option("--cert-manager", help="Leave certificates to cert-manager: print neither nats-server-tls nor nats-ca."),
     ] = False,
     server_name: Annotated[
-        list[str] | None, typer.Option(help="A further name or address of the servers for their certificate; may be repeated.")
+        list[str] | None, typer.Option(help="Another name or address of the servers, for their certificate; may be repeated.")
     ] = None,
-    domain: Annotated[
-        str, typer.Option(help="With nats-expose: hub, for sites with servers of their own; domain.txt keeps it.")
-    ] = "",
+    domain: Annotated[str, typer.Option(help="With nats-expose: hub, for sites with their own servers (kept in domain.txt).")] = "",
     node_connections: Annotated[
         int, typer.Option(min=2, help="Connections that one node may have on the swarm plane: two per verifier plus two.")
     ] = NODE_CONNECTIONS,
@@ -89,23 +87,23 @@ def secrets(
         bool, typer.Option("--new", help="With --existing: the cluster has nothing of the swarm yet, so make every key.")
     ] = False,
 ) -> None:
-    """Print every Secret and ConfigMap that the cluster overlay's pods mount and that is not in the
-    repository: keys, accounts, certificates and the roster.
+    """Print every Secret and ConfigMap that the cluster overlay's pods mount but the repository
+    does not hold: keys, accounts, certificates and the roster.
 
-    The state is the folder of keys, or the cluster itself with --existing. Run it again whenever
-    you like: it prints the same, a new node adds its keys, and a certificate that ends within 30
-    days is made anew with the same key. New keys are named on standard error; with --existing only
-    nodes that are added get any, unless --new says that the cluster has nothing yet. Apply with
-    `kubectl apply --server-side --filename -`.
+    Their source is the folder of keys or, with --existing, the cluster itself. You can run this
+    again at any time: it prints the same, adds keys for a new node, and renews a certificate that
+    expires within 30 days, with the same key. New keys are named on standard error; with --existing
+    only added nodes get new keys, unless --new says that the cluster has nothing yet. Apply the
+    output with `kubectl apply --server-side --filename -`.
     """
     chosen, given = split_nodes(nodes)
     if OPERATOR in {*chosen, *given}:
-        raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
+        raise CommandError(f"no node may be called {OPERATOR!r}, the name of the user with all rights: rename the node")
     wanted = expected(chosen, cert_manager=cert_manager)
     found, installed = _found(existing, wanted, namespace) if existing else ({}, False)
     with _folder(keys or (None if existing else KEYS)) as folder:
         if observer_is_lost(folder, found.get(ACCOUNTS_FILE, "")):
-            raise CommandError("the cluster's servers admit spectators with a key that is not here: name its folder with --keys")
+            raise CommandError("the cluster's servers admit spectators by a key that is missing here: name its folder with --keys")
         if installed or (existing and not new):
             _refuse_lost(wanted, found, folder, namespace, installed=installed)
         guests = remembered_guests(folder, chosen, given)
@@ -121,15 +119,15 @@ def secrets(
             for line in complete_certificates(folder, server_names(namespace, server_name or []), datetime.now(UTC)):
                 note(line)
             if keys is None and existing and (folder / "ca.key").exists():
-                note("the new authority's key is kept nowhere, so no second certificate can be signed with it: --keys keeps it")
+                note("the new authority's key is not saved, so it cannot sign another certificate: to save it, give --keys")
         if others := left_out(folder, accounts, found.get(ACCOUNTS_FILE, "")):
-            note(f"not among --nodes, so the servers refuse them from the next reload on: {', '.join(others)}")
+            note(f"not among --nodes, so the servers will refuse them after the next reload: {', '.join(others)}")
         objects = as_objects(wanted, contents(folder, [file for each in wanted for file in each.files.values()], made), namespace)
     _deliver(objects, out)
 
 
 def _found(existing: str, wanted: Sequence[Expected], namespace: str) -> tuple[dict[str, str], bool]:
-    """Texts by file of what a cluster has, as kubectl prints a list of objects, and whether it has
+    """The texts that a cluster has, by file, from kubectl's list of objects; and whether it has
     anything of a swarm.
     """
     try:
@@ -145,8 +143,8 @@ def _found(existing: str, wanted: Sequence[Expected], namespace: str) -> tuple[d
 
 
 def _refuse_lost(wanted: Sequence[Expected], found: Mapping[str, str], folder: Path, namespace: str, *, installed: bool) -> None:
-    """Refuse to make keys in place of those of a swarm that runs, which a list that is cut short
-    would lack. Where nothing is `installed`, the folder has to have every key.
+    """Refuse to replace a running swarm's keys, which may be missing only because the list is
+    incomplete. If nothing is `installed`, the folder must have every key.
     """
     file = folder / ROSTER_FILE
     try:
@@ -161,10 +159,10 @@ def _refuse_lost(wanted: Sequence[Expected], found: Mapping[str, str], folder: P
         return
     command = f"`kubectl -n {namespace} get secrets,configmaps -o json`"
     if installed:
-        what, remedy = f"what namespace {namespace} has lacks {', '.join(missing)}", "name a folder with their keys with --keys"
+        what, remedy = f"the list of namespace {namespace} lacks {', '.join(missing)}", "name a folder with their keys with --keys"
     else:
-        what, remedy = f"it has nothing of a swarm in namespace {namespace}", "for a first installation add --new"
-    raise CommandError(f"{what}, and no key is made in place of one that may be in use: list all, with {command}, or {remedy}")
+        what, remedy = f"the list has nothing of a swarm in namespace {namespace}", "for a first installation add --new"
+    raise CommandError(f"{what}, and a key that may be in use is never replaced: list everything, with {command}, or {remedy}")
 
 
 @contextmanager
@@ -177,13 +175,15 @@ def _folder(keys: Path | None) -> Iterator[Path]:
 
 
 def _deliver(objects: Sequence[Mapping[str, Any]], out: str) -> None:
-    """Refuse what Kubernetes would refuse, and say what client-side apply would."""
+    """Write or print the objects. Refuse an object that is too large for Kubernetes, and warn of
+    one that is too large for client-side apply.
+    """
     for each in objects:
         size = sum(len(key) + len(value) for key, value in each["data"].items())
         if size * 3 // 4 > MOST_BYTES:
             raise CommandError(
-                f"{each['kind']} {each['metadata']['name']} would have {size * 3 // 4 / 2**20:.1f} MiB and Kubernetes takes 1: "
-                "for more nodes, or longer names, give the swarm's plane a server of its own (docs/operations.md)"
+                f"{each['kind']} {each['metadata']['name']} would have {size * 3 // 4 / 2**20:.1f} MiB, and Kubernetes allows 1: "
+                "for more nodes, or longer names, give the swarm plane its own server (docs/operations.md)"
             )
     if any(annotation_bytes(each) > ANNOTATION_BYTES for each in objects):
         note("too large for client-side apply: use `kubectl apply --server-side --filename -`")

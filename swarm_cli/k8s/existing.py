@@ -1,8 +1,8 @@
-"""What a cluster has already, as `kubectl get secrets,configmaps -o json` prints it, and what it
-should have and has not. Pure.
+"""Reads what a cluster has already, from the output of `kubectl get secrets,configmaps -o json`,
+and finds what is missing. Pure.
 
-A pipe delivers nothing where kubectl failed, and part of it where kubectl was asked for part: keys
-made in place of those that were only not shown would shut every running node out.
+The list may be empty because kubectl failed, or partial because kubectl was asked for a part.
+Replacing keys that were merely not listed would shut every running node out.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from swarm_cli.k8s.key_state import accounts_nodes
 from swarm_cli.k8s.secret_objects import ACCOUNTS_FILE, AUTHORITY, ROSTER_FILE, SERVER_TLS, Expected
 
 _TRUSTED = "ca.crt"
-"""Of certificates, what clients would have to be given anew; the rest is made again with it."""
+"""The only certificate file that clients hold too, so it must not be lost; the rest can be made
+again."""
 _ENTRIES = frozenset(("node.nk", "swarm.nk", "watch.nk", ACCOUNTS_FILE, ROSTER_FILE))
-"""Entries that only a swarm's Secrets and ConfigMaps have, whatever made these."""
+"""Entries that only a swarm's Secrets and ConfigMaps have, however they were made."""
 Objects = Sequence[Mapping[str, Any]]
 
 
 def listed(text: str) -> list[dict[str, Any]]:
-    """The objects of a list in JSON.
+    """The objects of a JSON list.
 
     Raises:
-        ValueError: it is no list of objects with kinds, names and entries.
+        ValueError: it is not a list of objects with kinds, names and entries.
     """
     if not text.strip():
-        raise ValueError("it is empty, as when kubectl failed")
+        raise ValueError("it is empty, which happens if kubectl failed")
     try:
         found = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     kind = found.get("kind") if isinstance(found, dict) else None
     if not isinstance(kind, str) or not kind.endswith("List") or not isinstance(found.get("items"), list):
-        raise ValueError("it is no List of objects")
+        raise ValueError("it is not a List of objects")
     for number, each in enumerate(found["items"], 1):
         if problem := _problem(each):
             raise ValueError(f"object {number} of the list {problem}")
@@ -45,10 +46,10 @@ def listed(text: str) -> list[dict[str, Any]]:
 
 
 def found_files(objects: Objects, wanted: Iterable[Expected], namespace: str) -> dict[str, str]:
-    """Texts by file of the key folder, as far as objects in `namespace` have them.
+    """The texts of the key folder's files that objects in `namespace` hold, by file.
 
     Raises:
-        ValueError: an object is there twice, or an entry is not text in base64.
+        ValueError: an object is listed twice, or an entry is not text in base64.
     """
     held: dict[tuple[str, str], Mapping[str, Any]] = {}
     for each in objects:
@@ -68,18 +69,18 @@ def found_files(objects: Objects, wanted: Iterable[Expected], namespace: str) ->
 
 
 def is_installed(objects: Objects, namespace: str) -> bool:
-    """Whether `namespace` has anything of a swarm, be it of nodes that nobody asked about."""
+    """Whether `namespace` has anything of a swarm, even of nodes that were not named."""
     return any(
         each["metadata"].get("namespace") == namespace and not _ENTRIES.isdisjoint(each.get("data") or {}) for each in objects
     )
 
 
 def known_nodes(wanted: Iterable[Expected], found: Mapping[str, str], roster: str) -> set[str]:
-    """Nodes that exist already: `roster` or the cluster's lists them, its servers have an account
-    of theirs, or one of their Secrets is there.
+    """Nodes that exist already: `roster` or the cluster's roster lists them, the servers have an
+    account for them, or one of their Secrets exists.
 
     Raises:
-        RosterError: a roster is wrong.
+        RosterError: a roster is not valid.
     """
     with_secrets = {each.node for each in wanted if each.node and any(file in found for file in each.files.values())}
     in_roster = {*parse_roster(roster), *parse_roster(found.get(ROSTER_FILE, ""))}
@@ -87,8 +88,8 @@ def known_nodes(wanted: Iterable[Expected], found: Mapping[str, str], roster: st
 
 
 def lost(wanted: Iterable[Expected], has: Collection[str], known: Collection[str]) -> list[str]:
-    """Objects, such as `Secret alpha-trainer`, that a running swarm needs and of which a file is
-    not among `has`. Nodes that are not `known` are being added and need none yet.
+    """Objects, such as `Secret alpha-trainer`, that a running swarm needs but that lack a file in
+    `has`. Nodes not in `known` are being added and need none yet.
     """
     return [
         f"{each.kind} {each.name}"
@@ -99,7 +100,7 @@ def lost(wanted: Iterable[Expected], has: Collection[str], known: Collection[str
 
 
 def _problem(each: object) -> str:
-    """Why this is no object of Kubernetes; empty: it is one."""
+    """Why this is not a Kubernetes object; empty if it is one."""
     metadata = each.get("metadata") if isinstance(each, dict) else None
     if not isinstance(each, dict) or not isinstance(metadata, dict):
         return "has no metadata"
@@ -107,7 +108,7 @@ def _problem(each: object) -> str:
         return "has no kind or no name"
     data = each.get("data")
     if data is not None and not (isinstance(data, dict) and all(isinstance(text, str) for text in data.values())):
-        return "has data that are no texts by name"
+        return "has data that does not map names to texts"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The key folder behind `swarm k8s secrets`: what is there stays, what is missing is made."""
+"""The key folder of `swarm k8s secrets`: existing files are kept, missing ones are made."""
 
 from __future__ import annotations
 
@@ -18,33 +18,31 @@ from swarm_cli.nats.key_folder import NODE_KEYS, key_file, make_missing_keys
 from swarm_cli.replace_file import replace_file
 
 SERVERS = 3
-"""As many as k8s/components/nats-cluster starts."""
+"""The number that k8s/components/nats-cluster starts."""
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 
 
 def server_names(namespace: str, more: Sequence[str]) -> list[str]:
-    """The names by which clients and other servers reach the servers. Each server is named: some
-    TLS libraries refuse a wildcard.
+    """The names by which clients and other servers reach the servers. Each server is listed,
+    because some TLS libraries refuse a wildcard.
     """
     servers = [f"nats-{index}.nats-headless" for index in range(SERVERS)]
     return list(dict.fromkeys(["nats", f"nats.{namespace}.svc", *servers, "localhost", "127.0.0.1", *more]))
 
 
 def put_existing(folder: Path, found: Mapping[str, str]) -> None:
-    """Put what a cluster has into the folder. A key that is in both has to be the same: neither is
+    """Copy the cluster's files into the folder. A key in both must be the same: neither is
     replaced.
 
     Raises:
-        CommandError: they differ, or what the cluster has is no key.
+        CommandError: the keys differ, or the cluster's is not a key.
     """
     for file, text in found.items():
         path = folder / file
         if file.endswith(".nk"):
             seed = text.strip()
             if not keys.is_seed(seed):
-                raise CommandError(
-                    f"the cluster's Secret has no key where {file} is from: restore it, or delete it and give --keys"
-                )
+                raise CommandError(f"the cluster's Secret for {file} does not hold a key: restore it, or delete it and give --keys")
             if not path.exists():
                 keys.create(path, seed.encode())
             elif path.read_text().strip() != seed:
@@ -54,8 +52,8 @@ def put_existing(folder: Path, found: Mapping[str, str]) -> None:
 
 
 def complete_keys(folder: Path, nodes: Sequence[str]) -> list[str]:
-    """Make the key files that are missing, of `nodes` and of the swarm's operator; returns which,
-    such as `alpha/trainer.nk`.
+    """Make the missing key files of `nodes` and of the swarm's operator. Returns the new ones, such
+    as `alpha/trainer.nk`.
     """
     names = dict.fromkeys(nodes, (*NODE_KEYS, SIGNING)) | {OPERATOR: ("swarm", WATCH)}
     before = folder_files(folder)
@@ -65,20 +63,21 @@ def complete_keys(folder: Path, nodes: Sequence[str]) -> list[str]:
 
 
 def folder_files(folder: Path) -> set[str]:
-    """The files that are there, such as `ca.crt` and `alpha/trainer.nk`."""
+    """The files in the folder, such as `ca.crt` and `alpha/trainer.nk`."""
     return {str(path.relative_to(folder)) for pattern in ("*.*", "*/*.nk") for path in folder.glob(pattern)}
 
 
 def accounts_text(folder: Path, nodes: Mapping[str, str | None], node_connections: int, domain: str = "") -> str:
-    """The accounts of the servers, without any secret. `nodes`: the public key of each whose own
-    streams are elsewhere, else None. `domain`: that of the servers, if sites connect as leaves.
+    """The servers' accounts, which hold no secret. `nodes`: for each node None, or its public key
+    if its node plane is elsewhere. `domain`: the servers' domain, if sites connect as leaves.
     """
     accounts = accounts_for(Plane.BOTH, dict(nodes), folder, node_connections)
     return render_accounts_only(accounts, watch_key=keys.load(key_file(folder, OPERATOR, WATCH)).public_key, domain=domain)
 
 
 def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
-    """The lines of `nodes`, and those of other nodes that the folder's roster or `existing` has.
+    """The roster: the lines of `nodes`, and those of other nodes in the folder's roster or in
+    `existing`.
 
     Raises:
         CommandError: a roster cannot be used.
@@ -97,12 +96,12 @@ def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
 
 
 def complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> list[str]:
-    """Make the authority and the servers' certificate where they are missing, and a new certificate
-    with the same key where it ends soon or lacks one of `names`. A new certificate keeps the names
-    of the one it replaces. Returns what a person should know.
+    """Make the authority and the servers' certificate if they are missing, and renew the
+    certificate, with the same key, if it expires soon or lacks one of `names`. A new certificate
+    keeps the names of the one it replaces. Returns lines to print.
 
     Raises:
-        CommandError: a file is missing that nothing can replace, or cannot be read.
+        CommandError: an irreplaceable file is missing, or a file cannot be read.
     """
     try:
         return list(_complete_certificates(folder, names, now))
@@ -113,18 +112,18 @@ def complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> 
 
 
 def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> Iterator[str]:
-    """Without the authority's key, which may be elsewhere on purpose, what is there is used as it
-    is.
+    """If the authority's key is missing, which may be on purpose, the existing files are used as
+    they are.
     """
     authority, authority_key, certificate, key = (folder / name for name in (_AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY))
     if not authority.exists() and not authority_key.exists():
         if certificate.exists():
-            raise CommandError(f"{certificate} is there and {authority}, which clients need to trust it, is not: add it")
+            raise CommandError(f"{certificate} exists but {authority}, which clients need to trust it, is missing: add it")
         _write(authority_key, certificates.new_key())
         _write(authority, certificates.authority(authority_key.read_text(), "swarm-nats-ca", now))
     elif not authority.exists():
         raise CommandError(
-            f"{authority_key} is there and {authority} is not: put it back, or move the key away for a new authority"
+            f"{authority_key} exists but {authority} is missing: put it back, or move the key away for a new authority"
         )
     reason = _why_anew(certificate, key, authority, names, now)
     if not reason:
@@ -133,7 +132,7 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) ->
         kept = sorted(certificates.read(certificate.read_text()).names - set(names)) if certificate.exists() else []
         if certificate.exists():
             of_key = "with the same key" if key.exists() else "with a new key"
-            yield f"{certificate} {reason}: made anew {of_key}; the servers load it with a reload"
+            yield f"{certificate} {reason}: renewed {of_key}; reload the servers to use it"
         if kept:
             yield f"{certificate} keeps the names {', '.join(kept)}: to drop one, move the file away and run this again"
         if not key.exists():
@@ -141,13 +140,13 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) ->
         text = certificates.server(key.read_text(), [*names, *kept], authority.read_text(), authority_key.read_text(), now)
         _write(certificate, text)
     elif certificate.exists() and key.exists():
-        yield f"{certificate} {reason}, and {authority_key}, which signs a new one, is not there: replace both files"
+        yield f"{certificate} {reason}, and {authority_key}, which could sign a new one, is missing: replace both files"
     else:
-        raise CommandError(f"{authority_key} is not there to sign a certificate: put it, or tls.crt and tls.key, into {folder}")
+        raise CommandError(f"{authority_key} is missing to sign a certificate: put it, or tls.crt and tls.key, into {folder}")
 
 
 def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str], now: datetime) -> str:
-    """Why the servers' certificate cannot stay as it is; empty: it can."""
+    """Why the servers' certificate must be renewed; empty if it need not be."""
     if not certificate.exists():
         return "is missing"
     if not key.exists():
@@ -155,17 +154,17 @@ def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str
     text = certificate.read_text()
     said = certificates.read(text)
     if not certificates.belongs(key.read_text(), text):
-        return "is not of the key in tls.key"
+        return "does not match the key in tls.key"
     if not certificates.is_signed_by(text, authority.read_text()):
         return "is not signed by the authority in ca.crt"
     if said.not_after - now < certificates.RENEWED_WITHIN:
-        return f"ends on {said.not_after:%Y-%m-%d}"
+        return f"expires on {said.not_after:%Y-%m-%d}"
     missing = [name for name in names if name not in said.names]
     return f"lacks the name {missing[0]}" if missing else ""
 
 
 def left_out(folder: Path, nodes: Collection[str], accounts: str) -> list[str]:
-    """Nodes with keys in the folder, or with an account in `accounts`, that `nodes` lacks."""
+    """Nodes that have keys in the folder or an account in `accounts` but are not in `nodes`."""
     in_folder = {path.parent.name for path in folder.glob(f"*/{SIGNING}.nk")}
     return sorted((in_folder | accounts_nodes(accounts)) - set(nodes))
 
@@ -176,18 +175,18 @@ def accounts_nodes(accounts: str) -> set[str]:
 
 
 def observer_is_lost(folder: Path, accounts: str) -> bool:
-    """Whether the cluster's servers admit spectators by a key that this folder does not have."""
+    """Whether the cluster's servers admit spectators by a key that is missing from the folder."""
     return f"# {OBSERVER}" in accounts and not key_file(folder, OPERATOR, OBSERVER).exists()
 
 
 def contents(folder: Path, files: Sequence[str], made: Mapping[str, str]) -> dict[str, str]:
-    """Texts by file: those that were `made`, and the folder's."""
+    """Texts by file: from `made` if there, else from the folder."""
     return {file: made[file] if file in made else (folder / file).read_text() for file in files}
 
 
 def _begun_node(line: str) -> str:
-    """The node of `  NODE_ALPHA {` or `  SWARM_ALPHA {`; empty for any other line, such as that of
-    a role, NODE_ALPHA_TRAINER: names of nodes have no underscore.
+    """The node named by a line `  NODE_ALPHA {` or `  SWARM_ALPHA {`; empty for any other line,
+    such as a role's, NODE_ALPHA_TRAINER: names of nodes have no underscore.
     """
     plane, _, name = line.strip().removesuffix(" {").partition("_")
     is_node = line.endswith(" {") and plane in ("NODE", "SWARM") and name and "_" not in name

@@ -1,6 +1,6 @@
-"""What `swarm k8s secrets` knows of nodes outside the cluster: the public key of each that only
-shares, and the domain for sites. Both are remembered in the key folder, because a run that forgot
-them would shut these nodes out.
+"""Nodes outside the cluster, for `swarm k8s secrets`: the public keys of nodes that only share, and
+the domain for sites. Both are kept in the key folder, because a later run without them would shut
+these nodes out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def split_nodes(entries: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def remembered_guests(folder: Path, here: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """The nodes outside that the folder's file has and those `given`, which the file then has too.
+    """The outside nodes in the folder's file, together with those `given`, which are added to it.
 
     Raises:
         CommandError: a line of the file cannot be used, or names one of `here`.
@@ -50,7 +50,7 @@ def remembered_guests(folder: Path, here: Sequence[str], given: Mapping[str, str
     guests = {**guests, **given}
     if both := sorted(set(here) & guests.keys()):
         remedy = "leave it out of --nodes, or remove its line to make its keys here"
-        raise CommandError(f"{file} has {both[0]} as a node outside: {remedy}")
+        raise CommandError(f"{file} lists {both[0]} as a node outside the cluster: {remedy}")
     if given:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(file, "".join(f"{name} {public_key}\n" for name, public_key in sorted(guests.items())))
@@ -58,7 +58,7 @@ def remembered_guests(folder: Path, here: Sequence[str], given: Mapping[str, str
 
 
 def remembered_domain(folder: Path, given: str) -> str:
-    """The domain `given`, which the folder's file then has, or the one that it has."""
+    """The domain: `given`, which is saved in the folder's file, or else the one in the file."""
     file = folder / DOMAIN_FILE
     if given:
         folder.mkdir(parents=True, exist_ok=True)

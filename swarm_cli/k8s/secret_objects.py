@@ -1,5 +1,6 @@
-"""Which Secrets and ConfigMaps the manifests in k8s/ expect, and from which files of the key folder
-each comes. Pure; `tests/k8s/test_k8s_secrets.py` compares it with the rendered overlays.
+"""The Secrets and ConfigMaps that the manifests in k8s/ expect, and the files of the key folder
+that each is made from. Pure; `tests/k8s/test_k8s_secrets.py` compares it with the rendered
+overlays.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ ROSTER, ROSTER_FILE = "swarm-roster", "roster.txt"
 SERVER_TLS, AUTHORITY = "nats-server-tls", "nats-ca"
 SIGNING = "signing"
 MOST_BYTES = 2**20 - 4096
-"""An object's data may have 1 MiB; the rest is for its names."""
+"""An object's data may have 1 MiB; 4 KiB are left for its names."""
 ANNOTATION_BYTES = 256 * 1024
-"""What all annotations of an object may have; client-side `kubectl apply` keeps a copy of the
-object in one.
+"""The limit on all annotations of an object; client-side `kubectl apply` keeps a copy of the object
+in one.
 """
 
 _LABELS = {"app.kubernetes.io/name": "swarm", "app.kubernetes.io/part-of": "swarm"}
@@ -32,20 +33,20 @@ _TLS_FILES = {"tls.crt": "tls.crt", "tls.key": "tls.key", "ca.crt": "ca.crt"}
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """An object that pods mount: its entries, and for each the file in the key folder that it is
-    made of.
+    """An object that pods mount. `files`: for each entry the file in the key folder that it is made
+    from.
     """
 
     kind: str
     name: str
     files: Mapping[str, str]
     node: str = ""
-    """The node whose it is alone; empty: the swarm's."""
+    """The node it belongs to; empty: the whole swarm."""
 
 
 def expected(nodes: Sequence[str], *, cert_manager: bool = False) -> list[Expected]:
-    """Every object for a swarm of `nodes`. With `cert_manager`, those with certificates are left to
-    it.
+    """Every object for a swarm of `nodes`; with `cert_manager`, without those with certificates,
+    which cert-manager makes.
     """
     of_nodes = [each for node in nodes for each in _node_secrets(node)]
     shared = [
@@ -59,7 +60,7 @@ def expected(nodes: Sequence[str], *, cert_manager: bool = False) -> list[Expect
 
 
 def as_objects(wanted: Iterable[Expected], contents: Mapping[str, str], namespace: str) -> list[dict[str, Any]]:
-    """The objects as Kubernetes takes them. `contents`: texts by file."""
+    """The objects in Kubernetes' format. `contents`: texts by file."""
     return [_as_object(each, {key: contents[file] for key, file in each.files.items()}, namespace) for each in wanted]
 
 
@@ -74,9 +75,7 @@ def annotation_bytes(each: Mapping[str, Any]) -> int:
 
 
 def _node_secrets(node: str) -> list[Expected]:
-    """A Secret per role: the verifier alone has the key that the swarm plane knows, and the one it
-    signs with.
-    """
+    """A Secret per role. Only the verifier gets the key for the swarm plane and the signing key."""
     keys = {role: {"node.nk": f"{node}/{role}.nk"} for role in (*ROLES, OPERATOR)}
     keys["verifier"]["swarm.nk"] = f"{node}/swarm.nk"
     keys[SIGNING] = {"node.nk": f"{node}/{SIGNING}.nk"}

@@ -1,4 +1,4 @@
-"""What a running `swarm up` does when `swarm down`, `restart` or `add` ask it to."""
+"""How a running `swarm up` handles requests from `swarm down`, `restart` and `add`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _STOPPED = 143
 
 
 class Asked:
-    """Answers questions about one run. `layout` is what runs where; it grows with `add`, and
-    `on_growth` is told.
+    """Handles the requests for one run. `layout` is what runs where; `add` extends it and then
+    calls `on_growth` with it.
     """
 
     def __init__(self, supervisor: Supervisor, layout: Layout, on_growth: Callable[[Layout], None] = lambda layout: None) -> None:
@@ -27,7 +27,7 @@ class Asked:
         self._on_growth = on_growth
 
     async def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what is asked. Raises CommandError, with the remedy."""
+        """Carry out one request. Raises CommandError, with the remedy."""
         match question.get("do"):
             case "down":
                 self._supervisor.end(_STOPPED)
@@ -39,12 +39,12 @@ class Asked:
                 return {"said": [await self._supervisor.restart(name) for name in names]}
             case "add":
                 return {"said": await self._add(int(question.get("nodes", 1)))}
-        raise CommandError("this `swarm up` is of another version: end it and start it again")
+        raise CommandError("this `swarm up` runs another version of the software: end it and start it again")
 
     async def _add(self, nodes: int) -> list[str]:
         wider = replace(self._layout, nodes=self._layout.nodes + nodes)
         if nodes < 1 or wider.nodes > MAX_NODES:
-            raise CommandError(f"a swarm on one machine has {MAX_NODES} nodes at most, and this one has {self._layout.nodes}")
+            raise CommandError(f"at most {MAX_NODES} nodes fit on one machine, and this swarm has {self._layout.nodes}: add fewer")
         check_ports({port: what for port, what in wider.ports.items() if port not in self._layout.ports})
         self._layout = wider
         self._on_growth(wider)
@@ -52,16 +52,16 @@ class Asked:
 
 
 def named(service: str, states: Mapping[str, str]) -> list[str]:
-    """The processes that a person means: one by its name, or a role's of every node.
+    """The processes that `service` names: one by its name, or every node's process of that role.
 
     Raises:
-        CommandError: none is called that.
+        CommandError: there is no such process or role.
     """
     if service in states:
         return [service]
     with_role = [name for name in states if node_of(name) and name.rpartition("-")[2] == service] if service in ROLES else []
     if not with_role:
         raise CommandError(
-            f"nothing here is called {service[:80]!r}: name one of {', '.join(states)}, or a role ({', '.join(ROLES)})"
+            f"no process here is called {service[:80]!r}: name one of {', '.join(states)}, or a role ({', '.join(ROLES)})"
         )
     return with_role

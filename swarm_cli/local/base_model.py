@@ -1,4 +1,4 @@
-"""The policy's folder: is it there, and how to make the toy one that the demo starts from."""
+"""Checks that the policy's folder exists, and builds the toy policy that the demo starts from."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
 def model_problem(path: str, revision: str = "") -> str | None:
-    """What is wrong with a model's path, with the remedy; None when it is a model's folder or may
-    be a hub name at a commit.
+    """What is wrong with a model's path, with the remedy; None if it is a model's folder or may be
+    a hub name at a commit.
     """
     folder = Path(path)
     if (folder / "config.json").is_file():
         weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-        return None if weights else f"model.path {path}: config.json is there but no weights (*.safetensors): copy the whole folder"
+        return None if weights else f"model.path {path}: has config.json but no weights (*.safetensors): copy the whole folder"
     if folder.is_dir():
         return f"model.path {path}: the folder holds no config.json: give the folder that save_pretrained wrote"
     if is_hub_name(path):
@@ -32,14 +32,14 @@ def model_problem(path: str, revision: str = "") -> str | None:
     if folder == TOY_POLICY:
         return f"model.path {path}: no such folder: `swarm model init --out {path}` builds the toy policy there"
     return (
-        f"model.path {path}: no such folder: check the spelling, or bring a model in with `swarm model import SOURCE {path}` "
-        "(that of config/smollm2.toml: `make run MODEL=smollm2`)"
+        f"model.path {path}: no such folder: check the spelling, or import a model with `swarm model import SOURCE {path}` "
+        "(for that of config/smollm2.toml: `make run MODEL=smollm2`)"
     )
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether the path can only be the hub's, `owner/name`: `models/base` is a folder that is
-    missing.
+    """Whether the path can only be a hub name, `owner/name`. `models/base` is not: it is a missing
+    folder.
     """
     return bool(_HUB_NAME.match(path)) and not Path(path).parent.is_dir() and Path(path).parts[0] != TOY_POLICY.parts[0]
 
@@ -48,10 +48,10 @@ def ensure_toy_policy(config: NodeConfig) -> None:
     """Build the demo's policy if the configuration asks for it and it is missing.
 
     Raises:
-        CommandError: another model is asked for and is not there.
+        CommandError: the configuration names another model, and it is missing.
     """
     if toy_to_be_built(config):
-        note(f"{TOY_POLICY} is not there: building the toy policy first, once (about two minutes on one free core)")
+        note(f"{TOY_POLICY} does not exist yet: building the toy policy first, once (about two minutes on one free core)")
         build_toy_policy(TOY_POLICY, config.tasks, seed=None, steps=None)
     problem = model_problem(config.model.path, config.model.revision)
     if problem:
@@ -59,15 +59,15 @@ def ensure_toy_policy(config: NodeConfig) -> None:
 
 
 def toy_to_be_built(config: NodeConfig) -> bool:
-    """Whether the configuration starts from the demo's policy and that is not there yet, so that
+    """Whether the configuration starts from the demo's policy and it does not exist yet, so that
     `swarm up` will build it.
     """
     return Path(config.model.path) == TOY_POLICY and not (TOY_POLICY / "config.json").exists()
 
 
 def build_toy_policy(out: Path, tasks: Sequence[TaskSpec], *, seed: int | None, steps: int | None) -> Path:
-    """Build the toy base policy into `out`, with a progress bar on stderr. None: the recipe's own
-    seed and steps.
+    """Build the toy base policy in the folder `out`, with a progress bar on stderr. seed, steps:
+    None for the recipe's.
     """
     from shared.model.base_policy import BasePolicyRecipe, build_base_policy
     from shared.model.corpus import TOY_NEEDS_DATASETS, DemoTask

@@ -1,9 +1,10 @@
-"""Who runs a run on this machine, and how to ask that process for something from anywhere on it.
+"""Locks a run for the process that runs it, and sends requests to that process from elsewhere on
+the machine.
 
-Two files in the run's folder. `up.lock` is held with flock by the `swarm up` that runs the run: the
-kernel lets go of it however that process ends, so neither a file that was left behind nor a process
-number that was given away again can be taken for a running swarm. `up.sock` takes one question, a
-line of JSON, and gives one answer.
+There are two files in the run's folder. The `swarm up` that runs the run holds `up.lock` with
+flock. The kernel releases it however that process ends, so neither a leftover file nor a reused
+process number looks like a running swarm. `up.sock` takes one request, a line of JSON, and gives
+one answer.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ _QUESTION_S = 10.0
 _QUESTION_BYTES = 2**16
 
 Answerer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
-"""Answers a question; ValueError says what is wrong with it."""
+"""Answers a request; raises ValueError if the request is not valid."""
 
 
 @contextmanager
 def holding_run(folder: Path) -> Iterator[None]:
-    """Be the one process that runs the run in `folder`, for the length of the block.
+    """Be the only process that runs the run in `folder`, for the length of the block.
 
     Raises:
-        CommandError: another one is, or nothing can be written there.
+        CommandError: another process runs it, or the folder cannot be written.
     """
     try:
         new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(
-            f"folder {folder} of the run cannot be made ({error.strerror}): set node.var_dir to a folder that can be written"
+            f"the run's folder {folder} cannot be made ({error.strerror}): set node.var_dir to a folder that can be written"
         ) from None
     with _locked(folder) as file:
         file.truncate(0)
@@ -54,15 +55,16 @@ def holding_run(folder: Path) -> Iterator[None]:
             if new:
                 _remove_if_unused(folder)
             raise
-        # The file stays: another process may have it open already, and wait for it.
+        # The file stays, because another process may have it open already and be waiting for the
+        # lock.
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[TextIO]:
-    """Hold the run's lock. Raises CommandError: another process does.
+    """Hold the run's lock. Raises CommandError if another process holds it.
 
-    A process that was refused may remove the folder, and the lock with it, while another waits:
-    what that one then holds is no longer the run's lock, and it tries again.
+    A process that was refused may remove the folder, and the lock with it, while this one waits.
+    This one then holds a deleted file instead of the run's lock, and tries again.
     """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,13 +86,15 @@ def _locked(folder: Path) -> Iterator[TextIO]:
 def _remove_if_unused(folder: Path) -> None:
     """Remove the folder of a run that was refused before it left anything there."""
     if [file.name for file in folder.iterdir()] == [LOCK]:
-        with suppress(OSError):  # somebody came meanwhile
+        with suppress(OSError):  # another process has started using it
             (folder / LOCK).unlink()
             folder.rmdir()
 
 
 def _for_owner_only(path: str, flags: int) -> int:
-    """Who can read a file can hold it with flock: one that others could read is closed to them."""
+    """Make the file readable by its owner only: anyone who can read a file can lock it
+    with flock.
+    """
     descriptor = os.open(path, flags, 0o600)
     with suppress(PermissionError):  # another user's
         os.fchmod(descriptor, 0o600)
@@ -98,7 +102,7 @@ def _for_owner_only(path: str, flags: int) -> int:
 
 
 def _taken(file: TextIO) -> bool:
-    """Whether the lock could be had. Who only looks (`holder`) has it for a moment too."""
+    """Whether the lock was obtained. Retries, because `holder` takes it for a moment to test it."""
     for _ in range(20):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,10 +113,10 @@ def _taken(file: TextIO) -> bool:
 
 
 def running_run(run: str, var_dir: Path) -> Path:
-    """Folder of the named run, or of the only one that runs.
+    """Folder of the named run, or of the only running one.
 
     Raises:
-        CommandError: it does not run, none does, or several do.
+        CommandError: the named run is not running, or no name was given and none or several are.
     """
     runs = var_dir / "runs"
     running = running_runs(var_dir)
@@ -121,14 +125,14 @@ def running_run(run: str, var_dir: Path) -> Path:
         if runs / run in running:
             return runs / run
         raise CommandError(
-            f"no `swarm up` runs the run {run!r} in {runs}: {f'those that run are {names}' if names else 'none runs there'}"
+            f"run {run!r} is not running in {runs}: {f'running there: {names}' if names else 'no run is running there'}"
         )
     if len(running) == 1:
         return running[0]
     if running:
         raise CommandError(f"several runs are running: name one of {names}")
     raise CommandError(
-        f"no `swarm up` runs in {runs}: start one, or give the folder with --var-dir (a `honcho start` ends by Ctrl-C only)"
+        f"no `swarm up` is running in {runs}: start one, or give the folder with --var-dir (end a `honcho start` with Ctrl-C)"
     )
 
 
@@ -136,7 +140,7 @@ def ask(folder: Path, question: Mapping[str, Any], deadline_s: float = _QUESTION
     """The answer of the process that runs the run in `folder`.
 
     Raises:
-        CommandError: it refused, or gave no answer within `deadline_s`.
+        CommandError: it refused, or did not answer within `deadline_s`.
     """
     pid = holder(folder)
     try:
@@ -149,12 +153,12 @@ def ask(folder: Path, question: Mapping[str, Any], deadline_s: float = _QUESTION
     except (OSError, ValueError) as error:
         if not pid:
             raise CommandError(
-                f"run {folder.name} does not answer ({error}), and which process holds {folder / LOCK} is not known: "
+                f"run {folder.name} does not answer ({error}), and it is not known which process holds {folder / LOCK}: "
                 f"`fuser {folder / LOCK}` names it"
             ) from None
         raise CommandError(
-            f"run {folder.name} is running, as process {pid}, and does not answer ({error}): "
-            f"`kill -9 {pid}` ends it, and its services end by themselves"
+            f"run {folder.name} is running as process {pid} but does not answer ({error}): "
+            f"`kill -9 {pid}` ends it, and its services then end by themselves"
         ) from None
     if "error" in answer:
         raise CommandError(str(answer["error"]))
@@ -162,7 +166,9 @@ def ask(folder: Path, question: Mapping[str, Any], deadline_s: float = _QUESTION
 
 
 def wait_until_over(folder: Path, deadline_s: float) -> bool:
-    """Whether nobody runs the run in `folder` any more, at the latest after `deadline_s`."""
+    """Wait until the run in `folder` has ended, for at most `deadline_s`. Returns whether
+    it has.
+    """
     give_up_at = time.monotonic() + deadline_s
     while holder(folder) is not None:
         if time.monotonic() > give_up_at:
@@ -173,8 +179,8 @@ def wait_until_over(folder: Path, deadline_s: float) -> bool:
 
 @asynccontextmanager
 async def answering(folder: Path, answer: Answerer) -> AsyncIterator[None]:
-    """Answer questions about the run in `folder`, from its owner alone, for the length of the
-    block. Where the file system takes no sockets nobody can ask, and the run runs all the same.
+    """Answer requests to the run in `folder`, from its owner only, for the length of the block. On
+    a file system without sockets there are no requests, and the run goes on without them.
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,19 +208,19 @@ async def answering(folder: Path, answer: Answerer) -> AsyncIterator[None]:
 
 
 def _question(line: bytes) -> Mapping[str, Any]:
-    """Raises ValueError: it is no question."""
+    """Raises ValueError if the line is not a request."""
     try:
         question = json.loads(line)
     except (ValueError, RecursionError):
         question = None
     if not isinstance(question, dict):
-        raise ValueError('a question is one line with a JSON object, such as {"do": "down"}')
+        raise ValueError('a request is one line with a JSON object, such as {"do": "down"}')
     return question
 
 
 def _listening(folder: Path) -> socket.socket:
     with suppress(FileNotFoundError):
-        (folder / SOCKET).unlink()  # of a process that was killed: this one holds the run now
+        (folder / SOCKET).unlink()  # left by a killed process: this one holds the run's lock now
     listening = socket.socket(socket.AF_UNIX)
     with _short_name(folder) as name:
         listening.bind(name)
@@ -225,8 +231,8 @@ def _listening(folder: Path) -> socket.socket:
 
 @contextmanager
 def _short_name(folder: Path) -> Iterator[str]:
-    """A name for the socket that fits the 108 characters that Linux has for it, whatever the
-    folder's.
+    """A path to the socket that fits into Linux's limit of 108 characters, however long the
+    folder's path is.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

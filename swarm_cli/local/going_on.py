@@ -1,5 +1,5 @@
-"""What `swarm up --run RUN` starts where it is not told: what the run's last start was told, as the
-run's note has it.
+"""The options that `swarm up --run RUN` takes over from the run's last start, which the run's note
+records, if they are not given again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from swarm_cli.running import read_note
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Options of `swarm up` that say which nodes run where; None, or empty: not given."""
+    """Options of `swarm up` that say which nodes run where; None or empty if not given."""
 
     nodes: int | None = None
     names: tuple[str, ...] = ()
@@ -28,15 +28,15 @@ class Given:
 
 
 def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
-    """`given` and, where the run was started before, what that start was given and this one is not;
-    and the options that this added. An option rules out those that it would contradict.
+    """`given`, completed with the options of the run's earlier start that are missing now; and a
+    list of the options added. An earlier option that contradicts a given one is left out.
     """
     note = read_note(load_chosen(given.config).node.var_dir / "runs" / run) if run else None
     if note is None:
         return given, []
     before = options_in(note.goes_on)
     if given.nodes or given.names:
-        before = replace(before, names=())
+        before = replace(before, nodes=None, names=())
     if given.config or os.environ.get(CONFIG_FILE_VARIABLE):
         before = replace(before, config=None)
     if given.nats_url or given.nats_port:
@@ -47,7 +47,10 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
 
 def options_in(command: str) -> Given:
     """The options of a `swarm up` as its note has it; none where it is another command."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation without an end: no `swarm up` wrote it
+        words = []
     if words[:3] != ["swarm", "up", "--run"]:
         return Given()
     pairs = list(zip(words[4::2], words[5::2], strict=False))

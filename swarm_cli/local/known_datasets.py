@@ -31,8 +31,8 @@ def check_datasets(config: NodeConfig) -> None:
 
 
 def known_datasets() -> set[str]:
-    """Names of reasoning-gym's datasets and of installed task sources; empty where the first cannot
-    be found.
+    """Names of reasoning-gym's datasets and of installed task sources; empty if reasoning-gym
+    cannot be found.
     """
     spec = importlib.util.find_spec("reasoning_gym")
     folders = (spec.submodule_search_locations or []) if spec else []
@@ -41,7 +41,9 @@ def known_datasets() -> set[str]:
 
 
 def _registered(source: str) -> list[str]:
-    """Nearly all write their name as a constant above."""
+    """The datasets registered in a module; nearly all give their name as a constant
+    defined above.
+    """
     constants = dict(_CONSTANT.findall(source))
     found = [name.strip('"') if name.startswith('"') else constants.get(name) for name in _REGISTERED.findall(source)]
     return [name for name in found if name is not None]

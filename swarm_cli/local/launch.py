@@ -1,4 +1,4 @@
-"""Run process lines as `swarm up` and experiments do, and say in the end how it ended."""
+"""Runs process lines for `swarm up` and for experiments, and returns how the run ended."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from swarm_cli.local.output import Output
 from swarm_cli.local.supervisor import Beside, Outcome, run_supervised
+from swarm_cli.own_modules import own_modules
 from swarm_cli.run_end import STOPPED_BY_SIGNAL
 
 GRACE_S = 180.0
-"""Seconds that a process has to end before it is killed: longer than a checkpoint of a policy with
-a few billion parameters takes to write.
+"""Seconds that a process may take to end before it is killed: longer than writing a checkpoint of a
+policy with a few billion parameters.
 """
 
 __all__ = ["GRACE_S", "STOPPED_BY_SIGNAL", "Outcome", "run_lines"]
@@ -28,14 +29,14 @@ def run_lines(
     log_file: Path | None = None,
     beside: Beside | None = None,
 ) -> Outcome:
-    """Start every line, pass their output on, and do what `swarm_cli.local.rules` says when one
-    ends. Returns when the run is over and all have ended.
+    """Start every line as a process, pass on the output, and apply `swarm_cli.local.rules` when one
+    ends. Returns when the run is over and all processes have ended.
 
-    ends_by_steps: the run has a number of steps, and ends when it is complete or cannot be any
-        more.
-    grace_s: seconds that a process has to end.
-    log_file: gets their output too.
-    beside: what is open while the run lasts.
+    ends_by_steps: the run has a number of steps, and ends when it is complete or can no longer be
+        completed.
+    grace_s: seconds that a process may take to end.
+    log_file: receives the output too.
+    beside: a context that is open during the run.
     """
     output = Output(log_file=log_file)
     try:
@@ -52,9 +53,9 @@ def run_lines(
 
 
 def _with_own_python_first(environment: Mapping[str, str]) -> dict[str, str]:
-    """The lines say `python` and `nats-server`; they mean those of the environment that `swarm` is
-    installed in.
+    """Put the environment that `swarm` is installed in first on the PATH, because the lines name
+    only `python` and `nats-server`.
     """
     own = str(Path(sys.executable).parent)
     path = environment.get("PATH", os.defpath)
-    return {**environment, "PATH": f"{own}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}
+    return {**environment, **own_modules(), "PATH": f"{own}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}

@@ -1,9 +1,9 @@
 """A key and a certificate for one server on 127.0.0.1 that has exactly one client: this process.
 
-Prometheus looks at no Host header, so a page on the Internet whose name suddenly resolves to
-127.0.0.1 could read it (DNS rebinding), and so could other users of the machine. Both end at TLS
-that demands this certificate of whoever connects. It is made anew at each start and signed by
-itself: RFC 5280 in DER, with an Ed25519 key as RFC 8410 has it. No other program is needed.
+Prometheus does not check the Host header, so a page on the Internet whose name suddenly resolves to
+127.0.0.1 could read it (DNS rebinding), and so could other users of the machine. TLS that demands
+this certificate from every client stops both. The certificate is made at each start and is
+self-signed: RFC 5280 in DER, with an Ed25519 key as in RFC 8410. No other program is needed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _VERSION, _EXTENSIONS, _IP_ADDRESS = 0xA0, 0xA3, 0x87
 
 
 class LoopbackTls:
-    """Two files in `folder`, the key readable for its owner only, and what either side makes of
-    them.
+    """Two files in `folder`, readable only by their owner, and the TLS settings made from them for
+    either side.
     """
 
     def __init__(self, folder: Path, now: datetime | None = None) -> None:
@@ -42,13 +42,13 @@ class LoopbackTls:
                 file.write(text)
 
     def web_config(self) -> dict[str, object]:
-        """For Prometheus' `--web.config.file`: serve with the key, and let nobody in without it."""
+        """For Prometheus' `--web.config.file`: serve with the key and refuse clients without it."""
         files = {"cert_file": str(self.certificate.resolve()), "key_file": str(self.key.resolve())}
         client = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": str(self.certificate.resolve())}
         return {"tls_server_config": {**files, **client}}
 
     def client(self) -> ssl.SSLContext:
-        """For this process' own requests: trust that certificate alone, and show it."""
+        """For this process's requests: trust only that certificate, and present it."""
         context = ssl.create_default_context(cafile=str(self.certificate))
         context.load_cert_chain(self.certificate, self.key)
         return context
@@ -73,7 +73,7 @@ def private_key(key: SigningKey) -> str:
 
 
 def _time(at: datetime) -> bytes:
-    """Two digits of the year up to 2049 and four after that (RFC 5280, 4.1.2.5)."""
+    """The year has two digits up to 2049 and four after that (RFC 5280, 4.1.2.5)."""
     if at.year < 2050:
         return _der(_UTC_TIME, f"{at:%y%m%d%H%M%SZ}".encode())
     return _der(_GENERALIZED_TIME, f"{at:%Y%m%d%H%M%SZ}".encode())

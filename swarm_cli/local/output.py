@@ -1,9 +1,9 @@
-"""Where the output of a swarm's processes goes: to the terminal as long as there is one, and to
-`up.log` in the run's folder.
+"""Writes the output of a swarm's processes to the terminal, while there is one, and to `up.log` in
+the run's folder.
 
-A terminal can be closed, a pipe's reader can end, and one that pauses (`less`) lets nobody write.
-None of it may hold up or end whoever looks after the processes, so a thread writes, from a queue
-that drops lines when it is full.
+A terminal can be closed, a pipe's reader can end, and a reader that pauses (`less`) blocks the
+writer. None of this may delay or end the supervisor of the processes, so a thread does the writing,
+from a queue that drops lines when it is full.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from swarm_cli.local.rules import VIEW
 
 SYSTEM = "swarm"
-"""The name before lines of `swarm up` itself."""
+"""The name before the lines of `swarm up` itself."""
 _QUEUED_LINES = 10_000
 _LOG_BYTES = 8 * 2**20
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
@@ -28,8 +28,8 @@ _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 class Output:
     """Lines with a process's name before them. `write` never blocks and never fails.
 
-    descriptor: of the terminal, pipe or file.
-    log_file: gets everything too; None: nothing is kept.
+    descriptor: file descriptor of the terminal, pipe or file.
+    log_file: receives every line too; None: no log.
     """
 
     def __init__(self, descriptor: int = 1, log_file: Path | None = None) -> None:
@@ -45,15 +45,15 @@ class Output:
 
     @property
     def gone(self) -> bool:
-        """Whether nobody reads any more."""
+        """Whether the terminal was closed or the reader has ended."""
         return self._gone
 
     def expect(self, name: str) -> None:
-        """Leave room for this name in every line."""
+        """Make the column of names wide enough for this one."""
         self._width = max(self._width, len(name))
 
     def detach(self) -> None:
-        """The terminal is gone: write to `up.log` alone from now on."""
+        """The terminal was closed: from now on write only to `up.log`."""
         self._gone = True
 
     def write(self, name: str, line: str) -> None:
@@ -63,7 +63,7 @@ class Output:
             self._log.info("%s %s | %s", at, name, line)
         if self._gone:
             return
-        # The view's table has the time in it, and needs the width.
+        # The progress table has its own time column and needs the width.
         text = line if name == VIEW else f"{self._coloured(name, f'{at} {name:<{self._width}} |')} {line}"
         try:
             self._queue.put_nowait(text.encode(errors="backslashreplace") + b"\n")
@@ -71,7 +71,7 @@ class Output:
             self._dropped += 1
 
     def close(self, patience_s: float = 2.0) -> None:
-        """Wait until what was written has gone out, though not for a reader that has paused."""
+        """Wait until all lines are written, but at most `patience_s`: a reader may have paused."""
         deadline = time.monotonic() + patience_s
         while not self._gone and time.monotonic() < deadline:
             try:
@@ -91,7 +91,7 @@ class Output:
         return f"\x1b[{colour}m{text}\x1b[0m"
 
     def _write_all(self) -> None:
-        """The thread: write what is queued, until there is nobody to read it."""
+        """The thread's body: write the queued lines until the reader is gone."""
         while (text := self._queue.get()) is not None:
             if self._dropped and not self._gone:
                 dropped, self._dropped = self._dropped, 0
@@ -104,7 +104,9 @@ class Output:
 
 
 def _log(file: Path) -> logging.Logger | None:
-    """A logger of its own for this file; None where it cannot be written, which ends no swarm."""
+    """A separate logger for this file; None if it cannot be written, which must not end
+    the swarm.
+    """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handler = RotatingFileHandler(file, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8", errors="backslashreplace")

@@ -1,5 +1,5 @@
-"""Are the ports free? Asked before anything starts, so that the answer is one sentence and not nine
-processes' logs.
+"""Checks that the ports are free before anything starts, so that a taken port is reported in one
+sentence instead of nine processes' logs.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from typing import Any
 
 from swarm_cli.errors import CommandError
 
-_REMEDY = (
-    "end what has them, or choose others with --nats-port and --base-port (make run UP_FLAGS='--nats-port 4333 --base-port 9500')"
-)
+_REMEDY = "stop those processes, or choose other ports (make run UP_FLAGS='--nats-port 4333 --base-port 9500')"
 
 
 def check_ports(wanted: Mapping[int, str], remedy: str = _REMEDY) -> None:
     """Check that every port in `wanted` (port to purpose) can be listened on at 127.0.0.1.
 
     Raises:
-        CommandError: naming each taken port, what it was wanted for and, where the system tells,
-            who has it.
+        CommandError: names each taken port, what it is needed for and, if the system shows it, the
+            process that has it.
     """
     taken = [port for port in wanted if not _is_free(port)]
     if taken:
-        lines = [f"  port {port}, wanted for {wanted[port]}, is taken{_holder(port)}" for port in taken]
+        lines = [f"  port {port}, needed for {wanted[port]}, is taken{_holder(port)}" for port in taken]
         raise CommandError("ports are taken, so nothing was started:\n" + "\n".join(lines) + f"\n{remedy}")
 
 
@@ -45,6 +43,6 @@ def _holder(port: int) -> str:
         for connection in psutil.net_connections("tcp"):
             if connection.status == "LISTEN" and connection.laddr.port == port and connection.pid:
                 return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    except Exception:  # psutil is optional, and what it may see is the system's choice
+    except Exception:  # psutil is optional, and the system may deny it this information
         return ""
     return ""

@@ -1,4 +1,4 @@
-"""One process of a swarm on this machine: started, read from, watched, asked to end, killed."""
+"""One process of a swarm on this machine: start it, read its output, watch it, end it, kill it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WAITED_FOR: set[int] = set()
 
 
 class Process:
-    """A shell command in a session of its own: the terminal's Ctrl-C reaches only who looks after
-    it, and it ends when that one does.
+    """A shell command in a separate session, so that the terminal's Ctrl-C reaches only the
+    supervisor. It ends when the supervisor does.
 
     said: called with each line of its output, standard error included.
     """
@@ -51,7 +51,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process that the shell became."""
+        """The id of the process, which the shell turned into with `exec`."""
         return self._popen.pid
 
     @property
@@ -61,8 +61,8 @@ class Process:
 
     @property
     def left_behind(self) -> bool:
-        """Whether it has ended and something that it started has not: its supervisor was killed,
-        and the service has just been told by the kernel.
+        """Whether it has ended but a process that it started has not. This happens if
+        `shared.runtime.supervise` was killed and the kernel has only just signalled its service.
         """
         try:
             os.killpg(self.pid, 0)
@@ -71,7 +71,7 @@ class Process:
         return not self.running
 
     async def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code, negative for a signal; None when it is still running after `timeout_s`."""
+        """Its exit code, negative for a signal; None if it is still running after `timeout_s`."""
         done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
         return self._ended.result() if done else None
 
@@ -82,13 +82,13 @@ class Process:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to it and to all that it started in its group."""
+        """Send SIGKILL to it and to all processes of its group."""
         if self.running or self.left_behind:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _read(self) -> None:
-        """Pass on what it has written; at the end of the output stop looking."""
+        """Pass on the lines it has written; at the end of the output, stop watching the pipe."""
         try:
             chunk = os.read(self._out, _CHUNK)
         except BlockingIOError:
@@ -105,8 +105,8 @@ class Process:
             self._said(line.decode(errors="replace"))
 
     def _reap(self) -> None:
-        """It has ended. What it wrote last is still in the pipe, which a process that it left
-        behind may hold open.
+        """Collect the exit code of the ended process. Its last lines are still in the pipe, which
+        never reaches its end while a process that it left behind holds it open.
         """
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
@@ -119,7 +119,7 @@ class Process:
         self._ended.set_result(code)
 
     def _drain(self) -> None:
-        """Read what is there, at most as much as a pipe holds."""
+        """Read the rest of the pipe, at most as much as a pipe holds."""
         taken = b""
         with suppress(OSError):
             while len(taken) < _LONGEST_LINE and (chunk := os.read(self._out, _CHUNK)):

@@ -1,9 +1,9 @@
-"""The processes of a swarm on one machine, as Procfile lines: one NATS server, four services a
+"""The processes of a swarm on one machine, as Procfile lines: one NATS server, four services per
 node, one progress view.
 
-`swarm up` runs exactly these lines and the checked-in `Procfile` is this rendering for two nodes.
-What differs between two runs is in environment variables (`SWARM_NODE__RUN`,
-`SWARM_TRAINER__MAX_STEPS`, ...), so `honcho start` can do all that `swarm up` can.
+`swarm up` runs exactly these lines, and the checked-in `Procfile` is their rendering for two nodes.
+Runs differ only in environment variables (`SWARM_NODE__RUN`, `SWARM_TRAINER__MAX_STEPS`, ...), so
+`honcho start` can run the same swarm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADER = """\
 # A NATS server, {nodes} nodes of four services each, and a progress view. Written by
 # `swarm up --print-procfile`; a test keeps it so.
 #
-# Set from outside:  SWARM_NODE__RUN (name of the run; the same name goes on with it), SWARM_TRAINER__MAX_STEPS (end by itself),
+# Set from outside:  SWARM_NODE__RUN (name of the run; the same name continues it), SWARM_TRAINER__MAX_STEPS (number of steps),
 # SWARM_CONFIG (another configuration), OMP_NUM_THREADS (1 suits a small machine that runs all of this).
 """
 
@@ -42,10 +42,10 @@ _HEADER = """\
 class Layout:
     """What runs where.
 
-    `nats_url` names a server that somebody else runs; None starts one on `nats_port`. `base_port` 0
-    lets each process take any free port. `config` and `var_dir` are what a line falls back on where
-    `SWARM_CONFIG` and `SWARM_NODE__VAR_DIR` are not set. `names`: of the first nodes, where they
-    are not to be alpha, beta and so on.
+    `nats_url` names a server that is already running; None starts one on `nats_port`. `base_port` 0
+    lets each process take any free port. `config` and `var_dir` are used in a line if
+    `SWARM_CONFIG` and `SWARM_NODE__VAR_DIR` are not set. `names`: names of the first nodes, instead
+    of alpha, beta and so on.
     """
 
     nodes: int = 2
@@ -64,16 +64,16 @@ class Layout:
 
     @property
     def node_names(self) -> list[str]:
-        """alpha, beta, gamma, ...; node25 and on when the letters run out."""
+        """alpha, beta, gamma, ...; then node25 and so on."""
         return [*self.names, *(node_name(position) for position in range(len(self.names), self.nodes))]
 
     def http_base_port(self, position: int) -> int:
-        """First of the four ports of the node at `position`; 0: any free ones."""
+        """First of the four ports of the node at `position`; 0: any free ports."""
         return self.base_port + PORTS_PER_NODE * position if self.base_port else 0
 
     @property
     def ports(self) -> dict[int, str]:
-        """Every port that is known to be listened on, and for what."""
+        """Every port that is known in advance, and what it is for."""
         wanted = {} if self.nats_url else {self.nats_port: "the NATS server"}
         if not self.base_port:
             return wanted
@@ -127,16 +127,16 @@ def _environment(layout: Layout, position: int) -> str:
         (
             f'SWARM_CONFIG="{_fallback("SWARM_CONFIG", str(shown(layout.config)))}"',
             "SWARM_NODE__RUN=${SWARM_NODE__RUN:-honcho}",
-            f"SWARM_NATS__NODE_URL={layout.url}",
-            f"SWARM_NATS__SWARM_URL=${{SWARM_NATS__SWARM_URL:-{layout.url}}}",
+            f"SWARM_NATS__NODE_URL={shlex.quote(layout.url)}",
+            f'SWARM_NATS__SWARM_URL="{_fallback("SWARM_NATS__SWARM_URL", layout.url)}"',
             f"SWARM_HTTP__BASE_PORT={layout.http_base_port(position)}",
         )
     )
 
 
 def _fallback(variable: str, value: str) -> str:
-    """For between double quotes: the variable's value, or this one where it is not set. A path may
-    have any characters.
+    """For between double quotes: the variable's value, or this one where it is not set. A path, or
+    the address in a run's note, may have any characters.
     """
     escaped = re.sub(r'[$`"}\\]', r"\\\g<0>", value)
     return f"${{{variable}:-{escaped}}}"

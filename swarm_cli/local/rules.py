@@ -2,12 +2,12 @@
 
 | what ended | what follows |
 |---|---|
-| the progress view, with all steps taken | the run ends, with 0 |
-| the progress view, in any other way | it is restarted: a view that fails ends nothing |
+| the progress view, with all steps done | the run ends, with code 0 |
+| the progress view, in any other way | it is restarted: a failed view must not end the run |
 | a service, with 0 or by a signal, unasked | it is restarted, after a longer pause each time |
-| a service for good: 78, or too many crashes | it stays down, and the rest runs on; but |
+| a service for good (code 78, or too many crashes) | it stays down and the others go on, except |
 | ... in a run with a number of steps | the run ends, with its code: it cannot be completed |
-| ... the last whole node's | the run ends, with its code |
+| ... if no complete node is left | the run ends, with its code |
 | the NATS server, for good | the run ends, with its code |
 """
 
@@ -29,7 +29,7 @@ class StartAgain:
 
 @dataclass(frozen=True, slots=True)
 class StayAway:
-    """The process stays down; the others run on."""
+    """The process stays down; the others go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class EndRun:
 
 
 def node_of(process: str) -> str:
-    """The node that a process belongs to: `alpha-trainer` is alpha's; "" for server and view."""
+    """The node that a process belongs to: alpha for `alpha-trainer`; "" for server and view."""
     return process.rpartition("-")[0]
 
 
 @dataclass(slots=True)
 class RunRules:
-    """What is known of the ends so far.
+    """Decides what follows when a process ends, from the ends so far.
 
     ends_by_steps: whether the run has a number of steps, after which the view ends it.
     """
@@ -56,8 +56,8 @@ class RunRules:
     _ends: dict[str, list[float]] = field(default_factory=dict)
 
     def after_end(self, process: str, code: int, now_s: float, processes: frozenset[str]) -> StartAgain | StayAway | EndRun:
-        """What follows the end of `process` with `code` (negative: by that signal), one of
-        `processes`, without anybody having asked for it.
+        """What follows when `process`, one of `processes`, ends unasked with `code` (negative: by
+        that signal).
         """
         if process == VIEW and code == 0 and self.ends_by_steps:
             return EndRun(0)
@@ -71,7 +71,7 @@ class RunRules:
         return StayAway()
 
     def started_again(self, process: str) -> None:
-        """Someone restarted it by hand: it is no longer given up."""
+        """Forget that `process` was given up and its crashes: it was restarted by hand."""
         self.given_up.discard(process)
         self._ends.pop(process, None)
 

@@ -1,5 +1,5 @@
 """Writes the note that `swarm_cli.running` reads: which servers a run's nodes use, and the command
-that goes on with the run.
+that continues the run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def write_note(folder: Path, note: RunNote) -> None:
 
 
 def note_of(layout: Layout, config: NodeConfig, goes_on: str) -> RunNote:
-    """The note of nodes that run as `layout` says."""
+    """The note for a run with this layout."""
     given = config.nats.swarm_url if "swarm_url" in config.nats.model_fields_set else layout.url
     return RunNote(layout.url, given or "none", goes_on)
 
 
 def up_command(config: NodeConfig, layout: Layout) -> str:
-    """The `swarm up` that starts the same nodes in the same places again."""
+    """The `swarm up` command that starts the same nodes on the same ports again."""
     return shlex.join(["swarm", "up", "--run", config.node.run, *_options(config, layout)])
 
 
@@ -42,7 +42,7 @@ def make_command(config: NodeConfig, layout: Layout) -> str:
 
 
 def _options(config: NodeConfig, layout: Layout) -> Iterator[str]:
-    """The options of `swarm up` that its defaults and `config` do not make up for."""
+    """The options of `swarm up` that its defaults and `config` do not cover."""
     if layout.nodes != Layout().nodes:
         yield from ("--nodes", str(layout.nodes))
     for name in layout.names and layout.node_names:

@@ -1,4 +1,4 @@
-"""What `swarm up` says at the start of a run and at its end."""
+"""What `swarm up` prints at the start of a run and at its end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from swarm_cli.observe.verdict import run_verdicts
 
 
 class Ran:
-    """What runs where in a run. `swarm add` lets it grow; the run's note follows."""
+    """The layout of a run. `swarm add` extends it; the run's note is kept up to date."""
 
     def __init__(self, config: NodeConfig, layout: Layout) -> None:
         self._config = config
         self.grow(layout)
 
     def grow(self, layout: Layout) -> None:
-        """The run has the nodes of `layout` from now on."""
+        """Take `layout` as the run's from now on."""
         self.layout = layout
         write_note(run_folder(self._config), note_of(layout, self._config, up_command(self._config, layout)))
 
@@ -34,19 +34,19 @@ def run_folder(config: NodeConfig) -> Path:
 
 
 def nodes_before(folder: Path) -> list[str]:
-    """The nodes that earlier starts of a run had. The server's folder lies beside theirs, and a
-    trainer's log is what every node leaves.
+    """The nodes of a run's earlier starts. They are recognised by their trainer's log, because the
+    server's folder lies beside theirs.
     """
     logs = folder.glob("*/trainer.log")
     return sorted(log.parent.name for log in logs if is_node_name(log.parent.name))
 
 
 def announce(config: NodeConfig, layout: Layout) -> None:
-    """Say what starts, where its files are, and how to look at it and end it."""
+    """Print what starts, where its files are, and how to look at it and end it."""
     folder = run_folder(config)
     before = nodes_before(folder)
     steps = config.trainer.max_steps
-    known = "goes on where it stopped" if set(before) & set(layout.node_names) else "new"
+    known = "continues where it stopped" if set(before) & set(layout.node_names) else "new"
     until = f"ends after {count(steps, 'step')}" if steps else "until Ctrl-C"
     note(f"run {config.node.run}: {known}, {count(layout.nodes, 'node')} ({', '.join(layout.node_names)}), {until}")
     if not layout.names and (left_out := [name for name in before if name not in layout.node_names]):
@@ -62,13 +62,13 @@ def announce(config: NodeConfig, layout: Layout) -> None:
 
 
 def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
-    """Say what came of the run and how to go on with it, or which process ended it and why."""
+    """Print the run's results and how to continue it, or which process ended it and why."""
     run, folder = config.node.run, run_folder(config)
     if outcome.code in STOPPED_BY_SIGNAL:
-        # A run that has taken its steps has had its verdict from the progress view.
+        # For a run that completed its steps the progress view has printed the verdict already.
         for line in run_verdicts(folder, list(dict.fromkeys([*layout.node_names, *nodes_before(folder)]))):
             note(line)
-        note("stopped. To go on with it or draw its curves:")
+        note("stopped. To continue it or draw its curves:")
         note(f"  {up_command(config, layout)}    ({make_command(config, layout)})")
         note(f"  swarm plot {run}{where_runs_are(config)}    (make plot RUN={run})")
         return
@@ -77,4 +77,4 @@ def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
     node, _, role = outcome.first.rpartition("-")
     log = folder / (Path(node) / f"{role}.log" if node else Path(f"{outcome.first}.log"))
     why = "cannot go on" if outcome.code == EXIT_CONFIG else f"ended with code {outcome.code}"
-    note(f"{outcome.first} {why}, so everything was stopped. Its last words are above; more in {log}")
+    note(f"{outcome.first} {why}, so everything was stopped. Its last lines are above; more in {log}")

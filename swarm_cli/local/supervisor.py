@@ -1,7 +1,7 @@
 """Runs a swarm's processes on this machine until the run is over: starts, restarts, adds, ends.
 
-`honcho start` runs the same lines, for developers. It is not what `swarm up` runs on: its loop ends
-all when one process ends, and stops for good when nobody reads its output.
+`honcho start` runs the same lines, for developers. `swarm up` does not use it, because honcho ends
+all processes when one ends, and hangs when nobody reads its output.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from swarm_cli.local.rules import SERVER, EndRun, RunRules, StartAgain
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
 _KILLED_S = 10.0
-"""How long a killed process may take to be gone: it may be in the kernel, at a slow disk."""
+"""How long a killed process may take to disappear: it may be waiting in the kernel for a slow disk.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How it ended: the code of the process that ended it, and that process's name."""
+    """How the run ended: the exit code, and the name of the process that ended it."""
 
     code: int
     first: str | None
 
 
 class Supervisor:
-    """Looks after the processes in `lines`, name to shell command.
+    """Runs the processes in `lines` (name to shell command).
 
-    rules: what an end means.
-    grace_s: seconds that a process has to end, once asked, before it is killed.
+    rules: decides what follows when a process ends.
+    grace_s: seconds that a process may take to end, once asked, before it is killed.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Supervisor:
             output.expect(name)
 
     async def run(self) -> Outcome:
-        """Start every process; returns when the run is over and all have ended."""
+        """Start every process. Returns when the run is over and all processes have ended."""
         self._obey_signals()
         try:
             for name in self._lines:
@@ -72,21 +73,21 @@ class Supervisor:
             await self._end_all()
 
     def end(self, code: int, first: str | None = None) -> None:
-        """The run is over."""
+        """End the run with `code`; `first` is the process that ended it."""
         if not self._over.done():
             self._over.set_result(Outcome(code, first))
 
     def hurry(self) -> None:
-        """Kill what has not ended yet, without waiting for the grace to be over."""
+        """Kill the processes that have not ended yet, without waiting out the grace period."""
         self._hurry.set()
 
     @property
     def states(self) -> dict[str, str]:
-        """Of each process, in a few words."""
+        """The state of each process, in a few words."""
         return {name: self._state(name) for name in self._lines}
 
     async def restart(self, name: str) -> str:
-        """End one process, within the grace, and start it again; says what became of it.
+        """End one process, within the grace period, and start it again; returns a line about it.
 
         Raises:
             KeyError: there is no such process.
@@ -107,8 +108,8 @@ class Supervisor:
         return f"{name}: process {self._running[name].pid}" + (f", was {before.pid}" if before else "")
 
     async def change(self, lines: Mapping[str, str]) -> list[str]:
-        """Start what is new in `lines`, and again what has another command now (the view, which is
-        told of the new node); says what was started.
+        """Start the processes that are new in `lines`, and restart those with a changed command
+        (the view, whose command lists the nodes); returns a line for each new one.
         """
         said = []
         async with self._changing:
@@ -138,7 +139,7 @@ class Supervisor:
         self._running[name] = Process(name, self._lines[name], self._environment, lambda line: self._output.write(name, line))
 
     async def _watch(self, name: str) -> None:
-        """Wait for one process's end, and do what the rules say of it."""
+        """Wait until a process ends, and do what the rules say."""
         while True:
             code = await self._running[name].wait()
             assert code is not None
@@ -150,7 +151,7 @@ class Supervisor:
                 return
             if not isinstance(follows, StartAgain):
                 why = "cannot go on" if code == EXIT_CONFIG else f"was given up with code {code}"
-                self._say(f"{name} {why}; the others run on. Mend the cause that it names above, then: swarm restart {name}")
+                self._say(f"{name} {why}; the others go on. Fix the cause, which it names above, then: swarm restart {name}")
                 return
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             self._say(f"{name} {how}: it starts again in {follows.delay_s:g} s")
@@ -159,8 +160,8 @@ class Supervisor:
                 return
 
     async def _launch_later(self, name: str, delay_s: float) -> None:
-        """Start a process again, once nothing of its last life is left; as often as the system
-        refuses to (too many processes, no memory).
+        """Start a process again once all its earlier processes are gone. Retries as long as the
+        system refuses to start it (too many processes, no memory).
         """
         left = self._running[name]
         give_up_at = time.monotonic() + min(self._grace_s, _LEFT_BEHIND_S)
@@ -177,7 +178,7 @@ class Supervisor:
                 return
             except OSError as error:
                 delay_s = BACKOFF_S[-1]
-                self._say(f"{name} cannot be started ({error.strerror or error}): the next try is in {delay_s:g} s")
+                self._say(f"{name} cannot be started ({error.strerror or error}): trying again in {delay_s:g} s")
 
     async def _stop_watching(self, name: str) -> None:
         watch = self._watches.pop(name, None)
@@ -185,8 +186,8 @@ class Supervisor:
             await cancel_and_wait(watch)
 
     async def _end_all(self) -> None:
-        """End the services and the view, each within the grace, and the server after them: a
-        service without it waits for answers.
+        """End the services and the view, each within the grace period, and then the server: a
+        service that is ending still needs its answers.
         """
         others = [process for name, process in self._running.items() if name != SERVER]
         await asyncio.gather(*(self._end_one(process) for process in others))
@@ -195,9 +196,7 @@ class Supervisor:
         await cancel_and_wait(*self._watches.values())
 
     async def _end_one(self, process: Process, number: signal.Signals = signal.SIGTERM, grace_s: float | None = None) -> None:
-        """Ask a process to end, and kill it after the grace or as soon as a person is in a
-        hurry.
-        """
+        """Ask a process to end. Kill it after the grace period, or as soon as `hurry` is called."""
         grace_s = self._grace_s if grace_s is None else grace_s
         process.ask_to_end(number)
         ended = asyncio.ensure_future(process.wait())
@@ -205,15 +204,15 @@ class Supervisor:
         await asyncio.wait({ended, hurried}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         await cancel_and_wait(ended, hurried)
         if process.running:
-            why = "you asked again" if self._hurry.is_set() else f"it did not end within {grace_s:g} s"
+            why = "you asked a second time" if self._hurry.is_set() else f"it did not end within {grace_s:g} s"
             self._say(f"{process.name} is killed: {why}")
             process.kill()
             if await process.wait(_KILLED_S) is None:
-                self._say(f"{process.name} (process {process.pid}) does not end even so: it is left behind")
+                self._say(f"{process.name} (process {process.pid}) does not end even when killed: it is left running")
 
     def _obey_signals(self) -> None:
-        """SIGINT and SIGTERM end the run, and kill when they come again. A terminal that closes
-        (SIGHUP) ends nothing: `swarm down` does.
+        """SIGINT and SIGTERM end the run; a second one kills its processes. Closing the terminal
+        (SIGHUP) does not end the run; `swarm down` does.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -229,7 +228,7 @@ class Supervisor:
 
     def _hung_up(self) -> None:
         self._output.detach()
-        self._say("the terminal is gone; the swarm runs on, and `swarm down` ends it")
+        self._say("the terminal was closed; the swarm goes on, and `swarm down` ends it")
 
     def _say(self, text: str) -> None:
         self._output.write(SYSTEM, text)
@@ -247,8 +246,8 @@ def run_supervised(
     grace_s: float,
     beside: Beside | None = None,
 ) -> Outcome:
-    """Run the lines until the run is over and all have ended, within what `beside` opens (the
-    control socket).
+    """Run the lines until the run is over and all processes have ended, inside the context that
+    `beside` opens (the control socket).
     """
 
     async def run() -> Outcome:

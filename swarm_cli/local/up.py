@@ -1,8 +1,11 @@
-"""`swarm up`: a NATS server and N nodes on this machine, from the lines that the Procfile has."""
+"""`swarm up`: a NATS server and N nodes on this machine, started by the same lines as the
+Procfile's.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +14,7 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import check_objective
@@ -48,7 +52,7 @@ def up(
         list[str] | None,
         typer.Option(help="Name of a node, once for each.  [default: alpha, beta, ...]", show_default=False),
     ] = None,
-    run: Annotated[str, typer.Option(help="Name of the run; a name that exists goes on with that run, as it was started.")] = "",
+    run: Annotated[str, typer.Option(help="Name of the run; that of an earlier run continues it, with its options.")] = "",
     config: Annotated[
         Path | None,
         typer.Option(help="Configuration of every node.  [default: SWARM_CONFIG, the run's or the demo's]", show_default=False),
@@ -58,7 +62,7 @@ def up(
         typer.Option(
             min=1024,
             max=64_000,
-            help="First metrics port; ten a node.  [default: the run's, or http.base_port]",
+            help="First metrics port; ten per node.  [default: the run's, or http.base_port]",
             show_default=False,
         ),
     ] = None,
@@ -67,20 +71,20 @@ def up(
         typer.Option(min=1024, max=65_535, help="Port of the NATS server.  [default: the run's, or 4222]", show_default=False),
     ] = None,
     nats_url: Annotated[str, typer.Option(help="Use this server instead of starting one.")] = "",
-    progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show how the nodes get on.")] = True,
-    grace_s: Annotated[float, typer.Option(min=1, help="Seconds a process has to end before it is killed.")] = GRACE_S,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that services say, not only warnings.")] = False,
+    progress: Annotated[bool, typer.Option("--progress/--no-progress", help="Show the nodes' progress.")] = True,
+    grace_s: Annotated[float, typer.Option(min=1, help="Seconds that a process may take to end before it is killed.")] = GRACE_S,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the services' whole logs, not only warnings.")] = False,
     print_procfile: Annotated[bool, typer.Option("--print-procfile", help="Print the lines instead of running them.")] = False,
 ) -> None:
     """Run a swarm on this machine: a NATS server, N nodes of four services each, and a progress
-    view. Ctrl-C ends it, and so does `swarm down`; a terminal that closes does not.
+    view. Ctrl-C or `swarm down` ends it; closing the terminal does not.
     """
     if steps and not progress:
-        raise CommandError("--steps needs the progress view, which ends the run: leave --no-progress out")
-    given, taken = going_on(Given(nodes, tuple(name or []), config, nats_port, nats_url, base_port), run)
+        raise CommandError("--steps needs the progress view, which ends the run: omit --no-progress")
+    given, taken = going_on(Given(nodes, tuple(name or []), config, nats_port, nats_url, base_port), checked_run(run))
     if taken and not print_procfile:
-        note(f"run {run}: as it was started before, with {' '.join(taken)}")
-    nodes = given.nodes or Layout().nodes
+        note(f"run {run}: continued with its earlier options, {' '.join(taken)}")
+    nodes = given.nodes or len(given.names) or Layout().nodes
     environment = run_environment(given.config, run or time.strftime("%Y%m%d-%H%M%S"), steps)
     os.environ.update(environment)
     node_config = load_config()
@@ -124,19 +128,26 @@ def up(
     raise typer.Exit(outcome.code)
 
 
+def checked_run(run: str) -> str:
+    """What `--run` says; empty: a new name. Raises CommandError where no run can be called that."""
+    if run and not re.fullmatch(RUN_PATTERN, run):
+        raise CommandError(f"--run {run[:80]!r}: a run's name has 1 to 64 letters, digits or . _ -, beginning with letter or digit")
+    return run
+
+
 def chosen_names(names: list[str], nodes: int) -> tuple[str, ...]:
-    """What `--name` says. Raises CommandError where it cannot name `nodes` nodes."""
+    """The names given with `--name`. Raises CommandError unless they name `nodes` nodes or none."""
     for each in names:
         if not is_node_name(each):
-            raise CommandError(f"--name {each}: a node's name has 1 to 32 small letters, digits and hyphens")
+            raise CommandError(f"--name {each}: not a node name: use 1 to 32 lower-case letters, digits and hyphens")
     if names and (len(names) != nodes or len(set(names)) != nodes):
-        raise CommandError(f"--name names {len(set(names))} nodes and --nodes says {nodes}: give each node one name of its own")
+        raise CommandError(f"--name gives {len(set(names))} different names, and --nodes is {nodes}: give each node one name")
     return tuple(names)
 
 
 def run_environment(config: Path | None, run: str, steps: int) -> dict[str, str]:
-    """The variables in which this run differs from others; all that `swarm up` tells the processes
-    besides their lines.
+    """The environment variables that differ between runs. Together with their lines they are all
+    that the processes get from `swarm up`.
     """
     chosen = config or Path(os.environ.get(CONFIG_FILE_VARIABLE) or shown(DEMO_CONFIG))
     environment = {CONFIG_FILE_VARIABLE: str(chosen), "SWARM_NODE__RUN": run}
@@ -149,29 +160,29 @@ def configured_base_port(config: NodeConfig, nodes: int) -> int:
     """`http.base_port` for the first node; the others follow, ten apart. 0: any free ports.
 
     Raises:
-        CommandError: `nodes` nodes do not fit above it, or `http.port` gives all processes the same
-            one.
+        CommandError: the ports of `nodes` nodes do not fit above it, or `http.port` gives all
+            processes the same port.
     """
     if config.http.port is not None:
         raise CommandError(
-            f"http.port is {config.http.port} for every process, and here {4 * nodes} share one machine: remove http.port "
+            f"http.port is {config.http.port} for every process, but {4 * nodes} processes share this machine: remove http.port "
             "(or unset SWARM_HTTP__PORT) and set http.base_port",
             EXIT_CONFIG,
         )
     base_port = config.http.base_port
     if base_port + PORTS_PER_NODE * nodes > _HIGHEST_PORT:
         raise CommandError(
-            f"http.base_port is {base_port} and {nodes} nodes take {PORTS_PER_NODE} ports each, past {_HIGHEST_PORT}: lower it",
+            f"http.base_port is {base_port}, and {PORTS_PER_NODE} ports each for {nodes} nodes go past {_HIGHEST_PORT}: lower it",
             EXIT_CONFIG,
         )
     return base_port
 
 
 def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
-    """The variable that makes a run on a server of its own a swarm of its own: its folder still
-    holds earlier runs' groups.
+    """The environment variable that names the swarm after the run, so that a server started here
+    keeps runs apart: its folder may still hold an earlier run's groups.
 
-    On somebody else's server, and where the configuration names a swarm, that stays.
+    Empty with somebody else's server, or if the configuration names a swarm.
     """
     if layout.nats_url or config.nats.swarm_id != DEFAULT_SWARM_ID:
         return {}

@@ -1,4 +1,4 @@
-"""Which swarm a command looks at: a running one's servers, those of the run that comes next, or a
-copy of what the server of an ended run had stored. What is shown of it lives in `observe`,
-`dashboard`, `rollouts` and `trace`.
+"""Finds the swarm that a command looks at: the servers of a running one, those of the next run, or
+a copy of what an ended run's server had stored. `observe`, `dashboard`, `rollouts` and `trace` show
+its contents.
 """

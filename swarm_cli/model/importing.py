@@ -24,7 +24,8 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
     appears complete and working, or not at all.
 
     Raises:
-        CommandError: the model cannot be imported, or trainer and engine disagree about it.
+        CommandError: the model cannot be imported, or trainer and engine give it different
+        logprobs.
     """
     from shared.model.import_plan import check_room, plan_import
     from shared.model.import_refused import ImportRefused
@@ -67,8 +68,8 @@ def _tried(folder: Path, out: Path) -> str:
 
 
 def _tell(plan: ImportPlan, read: ReadModel, out: Path, folder_bytes: int) -> None:
-    """What a person has to know before training this model, and would otherwise find out from a
-    failure: how much memory, whether it has a chat template, what its text begins with.
+    """Print what one should know before training this model, to avoid failures later: the memory it
+    needs, whether it has a chat template, and its first token.
     """
     from shared.model.model_size import LORA_RANK
 

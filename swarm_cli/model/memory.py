@@ -1,5 +1,5 @@
-"""`swarm model memory`: what training and generating with a model take, from its configuration
-alone.
+"""`swarm model memory`: estimates the memory for training and generating with a model, from its
+configuration alone.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from shared.model.model_size import ModelSize
 
 SIDE_BY_SIDE_TOKENS = 10_000
-"""Tokens of prompts and answers that a generator holds at once, in what is said of its memory."""
+"""Tokens of prompts and answers that a generator holds at once, for the estimate of its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to train, and what a process then holds, without and with
-    `trainer.gradient_checkpointing`; None: cannot be told.
+    """One way to train, and the memory that a process then needs, without and with
+    `trainer.gradient_checkpointing`; None if it cannot be estimated.
     """
 
     name: str
@@ -32,8 +32,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What a model takes. ways: of training. generating: bytes with `SIDE_BY_SIDE_TOKENS` tokens
-    side by side. reasons: why some needs cannot be told."""
+    """The memory that a model needs. ways: for each way to train. generating: bytes with
+    `SIDE_BY_SIDE_TOKENS` tokens at once. reasons: why some needs cannot be estimated."""
 
     size: ModelSize
     ways: list[Way]
@@ -45,7 +45,7 @@ def configuration_of(model: str, revision: str = "") -> Any:
     """The transformers configuration of a folder or hub name.
 
     Raises:
-        CommandError: there is none that can be read.
+        CommandError: there is none, or it cannot be read.
     """
     from shared.hub_models import UnpinnedModelError
     from shared.model.configuration import read_configuration
@@ -54,24 +54,23 @@ def configuration_of(model: str, revision: str = "") -> Any:
     try:
         return read_configuration(model, revision)
     except (UnpinnedModelError, OSError) as error:
-        raise CommandError(f"{model} has no configuration that transformers reads: {error}") from None
-    # A file of somebody else's, of any content: transformers answers with what each of its layers
-    # raises.
+        raise CommandError(f"{model} has no configuration that transformers can read: {error}") from None
+    # The file may hold anything, and transformers raises whatever one of its layers raises.
     except Exception as error:  # noqa: BLE001
         raise CommandError(
-            f"{model} has no configuration that transformers reads ({library_cause(error)}): check its config.json"
+            f"{model} has no configuration that transformers can read ({library_cause(error)}): check its config.json"
         ) from None
 
 
 def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, width: int, gpus: int) -> ModelMemory:
-    """The needs of a model under all ways to train it: all weights, adapters of `rank`, all weights
-    split over `gpus`.
+    """The memory that a model needs for each way to train it: all weights, adapters of `rank`, all
+    weights split over `gpus`.
 
-    `tokens`, `width`, `dtype`: as `services.trainer.memory_need.TrainingPlan` has them.
+    `tokens`, `width`, `dtype`: as in `services.trainer.memory_need.TrainingPlan`.
 
     Raises:
-        CommandError: it is no causal language model, `rank` is more than its matrices have, or
-            nothing can be told of training it.
+        CommandError: it is not a causal language model, `rank` is higher than its matrices allow,
+            or no way to train it can be estimated.
     """
     from services.trainer.memory_need import TrainingPlan, memory_need
     from shared.model.model_size import model_size
@@ -101,14 +100,14 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
         asked.append((f"all weights, each of {gpus} GPUs", 0, gpus))
     try:
         size = model_size(config)
-    # As above: the numbers are used for the first time here.
+    # As above; the configuration's numbers are first used here.
     except Exception as error:  # noqa: BLE001
         raise CommandError(
             f"this model's memory cannot be estimated from its configuration ({library_cause(error)}): check its config.json"
         ) from None
     if rank > (highest := size.highest_rank or size.width):
         raise CommandError(
-            f"--rank {rank} is more than {highest}, the highest rank of any of this model's matrices: ask for a lower one"
+            f"--rank {rank} is more than {highest}, the highest rank that this model's matrices allow: give a lower one"
         )
     ways = [Way(name, need(rank_, processes, False), need(rank_, processes, True)) for name, rank_, processes in asked]
     if all(way.plain is None and way.recomputing is None for way in ways):
@@ -119,7 +118,7 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
 
 
 def gigabytes(size_bytes: float) -> str:
-    """For people: 2.15 GB, 43.0 MB."""
+    """A size for display: 2.15 GB, 43.0 MB."""
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
 
 
@@ -127,7 +126,7 @@ def told(found: ModelMemory, dtype: str, tokens: int, width: int) -> list[str]:
     """Lines for a terminal."""
     size = found.size
     lines = [
-        f"{size.architecture}, {size.parameters:,} parameters; products in {dtype}, {tokens:,} padded tokens a pass "
+        f"{size.architecture}, {size.parameters:,} parameters; products in {dtype}, {tokens:,} padded tokens per pass "
         f"(trainer.token_budget) in rows of {width:,}",
         "",
         f"{'to train':<30}{'before a pass':>15}{'in a step':>15}{'with trainer.gradient_checkpointing':>38}",

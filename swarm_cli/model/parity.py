@@ -1,4 +1,4 @@
-"""The test of an import: do trainer and engine give a model's tokens the same log-probabilities?"""
+"""Tests an imported model: trainer and engine must give its tokens the same log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ QUESTIONS = (
     "Which is larger, 17 or 71, and by how much? Answer with the larger number first and the difference after it.",
     "Write the numbers 1, 4, 9 and 16 in reverse order.",
 )
-"""Of unequal length, so that the engine pads, or says that it cannot."""
+"""Of different lengths, so that the engine pads them, or reports that it cannot."""
 SAMPLES = 4
 NEW_TOKENS = 16
 TOLERANCE_NATS = 1e-3
-"""In float32. A different order of computation changes about 1e-5; a wrong position or mask changes
-tenths or more.
+"""In float32. A different order of computation changes logprobs by about 1e-5; a wrong position or
+mask by tenths or more.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The largest difference in nats, over so many sampled tokens."""
+    """The largest difference in nats, over `tokens` sampled tokens."""
 
     largest_nats: float
     tokens: int
@@ -42,7 +42,7 @@ class Parity:
         return (
             f"the trainer's log-probabilities of sampled tokens differ from the engine's by up to {self.largest_nats:.2g} nats "
             f"({TOLERANCE_NATS:g} are allowed, {self.tokens} tokens): the policy being trained would differ from the one that "
-            "samples; this architecture is not supported"
+            "samples. This architecture is not supported: choose another model"
         )
 
 
@@ -51,18 +51,18 @@ class ParityError(RuntimeError):
 
 
 def engine_parity(folder: str) -> Parity:
-    """Sample with the engine `transformers` from the model in `folder`, score with the trainer, in
-    float32 on the CPU.
+    """Sample from the model in `folder` with the engine `transformers`, then compute the logprobs
+    with the trainer, in float32 on the CPU.
 
-    One after the other: only one copy of the model is in memory.
+    The two run one after the other, so that only one copy of the model is in memory.
 
     Raises:
         ParityError: the engine or the trainer refuses the model.
     """
     from services.generator.engines import EngineError
-    from shared.model.loading import ModelLoadError, load_tokenizer
     from shared.model.prompts import render_prompt
     from shared.model.quiet_reading import library_cause
+    from shared.model.reading import ModelLoadError, load_tokenizer
 
     section = _section(folder)
     try:
@@ -73,7 +73,7 @@ def engine_parity(folder: str) -> Parity:
         scored = _scored(folder, prompts, groups)
     except (EngineError, ModelLoadError, ValueError) as error:
         raise ParityError(str(error)) from None
-    # torch and transformers raise many types for numbers that no earlier check rejected.
+    # torch and transformers raise many types for invalid numbers that no earlier check refused.
     except Exception as error:  # noqa: BLE001
         raise ParityError(
             f"it can be read, but not sampled and scored ({library_cause(error)}): check its configuration's numbers and weights"
@@ -85,7 +85,7 @@ def engine_parity(folder: str) -> Parity:
         for engine_logprob, trainer_logprob in zip(sample.logprobs or (), row, strict=True)
     ]
     apart = [abs(engine_logprob - trainer_logprob) for engine_logprob, trainer_logprob in pairs]
-    # A NaN is no agreement, and max() may pass over it.
+    # A NaN means disagreement, but max() may skip it.
     return Parity(max(apart) if all(value == value for value in apart) else float("inf"), len(apart))
 
 
@@ -125,7 +125,7 @@ def _scored(folder: str, prompts: Sequence[Sequence[int]], groups: Sequence[Sequ
             prompt_ids=prompt,
             completions=[sample.token_ids for sample in samples],
             behaviour_logprobs=[sample.logprobs for sample in samples],
-            # Groups without any are passed over.
+            # Groups whose advantages are all 0 are skipped.
             advantages=[1.0] * len(samples),
         )
         for prompt, samples in zip(prompts, groups, strict=True)

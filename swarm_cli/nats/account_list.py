@@ -1,4 +1,4 @@
-"""The accounts of a server, from the key files of those who may use it."""
+"""The accounts of a server, made from its users' key files."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def accounts_for(
     node_connections: int = MEMBER_CONNECTIONS,
     storage: Storage | None = None,
 ) -> list[Account]:
-    """The accounts of a server. `nodes`: a public key if only that is known, which is enough for
-    the swarm plane. On a server of both planes such a node has no streams of its own.
+    """The accounts of a server. `nodes`: names, each with a public key if only that is known, which
+    is enough for the swarm plane. On a server with both planes such a node gets no node plane.
     """
     if OPERATOR in nodes:
-        raise CommandError(f"no node may be called {OPERATOR!r}: the operator, who may do everything, has that name")
+        raise CommandError(f"no node may be called {OPERATOR!r}, the name of the user with all rights: rename the node")
     accounts: list[Account] = []
     if plane in (Plane.NODE, Plane.BOTH):
         users = (*ROLES, OPERATOR)
@@ -45,14 +45,14 @@ def accounts_for(
         known = {node: given or public_key_of(folder / node / "swarm.nk") for node, given in nodes.items()}
         observer = key_if_there(folder / OPERATOR / f"{OBSERVER}.nk")
         if observer and OBSERVER in nodes:
-            raise CommandError(f"no node may be called {OBSERVER!r} while {folder}/{OPERATOR}/{OBSERVER}.nk is there: move it away")
+            raise CommandError(f"no node may be called {OBSERVER!r} while {folder}/{OPERATOR}/{OBSERVER}.nk exists: move it away")
         operator = public_key_of(folder / OPERATOR / "swarm.nk")
         accounts.append(swarm_account({**known, OPERATOR: operator}, node_connections, observer))
     return accounts
 
 
 def named_node(entry: str) -> tuple[str, str | None]:
-    """The name, and the public key of NAME=U... Raises CommandError if either is none."""
+    """The name and, for NAME=U..., the public key. Raises CommandError if either is not valid."""
     name, _, public_key = entry.partition("=")
     if public_key and not re.fullmatch(r"U[A-Z2-7]{55}", public_key):
         raise CommandError(f"{public_key!r} is not a user's public key, which has 56 characters and begins with U")
@@ -60,12 +60,12 @@ def named_node(entry: str) -> tuple[str, str | None]:
 
 
 def key_if_there(path: Path) -> str:
-    """The public key of a key file; empty where there is none."""
+    """The public key of a key file; empty if the file does not exist."""
     return public_key_of(path) if path.exists() else ""
 
 
 def public_key_of(path: Path) -> str:
-    """The public key of a key file. Raises CommandError where it is missing or is none."""
+    """The public key of a key file. Raises CommandError if the file is missing or holds no key."""
     if not path.exists():
         raise CommandError(f"key file {path} does not exist: make it with `swarm nats keys {path.parent.name}`")
     try:

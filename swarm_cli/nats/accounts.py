@@ -38,14 +38,14 @@ from shared.roles import ROLES
 from swarm_cli.nats.storage import Storage
 
 MAX_CONNECTIONS_VARIABLE = "swarm_max_connections"
-"""A variable that only the accounts' lines define, for a server setting that a reload may change;
-its value is the server's default.
+"""A variable that is defined only together with the accounts, for a server setting that a reload
+may change. Its value is the server's default.
 """
 MAX_CONNECTIONS = 65536
 WATCH_ACCOUNT = "WATCH"
 MAX_PAYLOAD = 8 * 2**20
-"""As the servers have it, so that a server that takes more gives its members no more: a message
-that one server takes and the next does not would be lost between them.
+"""The same limit as on our servers, even if a server accepts more: a message that one server
+accepts and the next refuses would be lost between them.
 """
 
 
@@ -74,48 +74,48 @@ MEMBER_CONNECTIONS = 4
 minutes; a rolling update; an operator's command.
 """
 MEMBER_SUBSCRIPTIONS = 1024
-"""One a reply that has many parts: at most about 80 at once a verifier, so 640 of 8 verifiers
+"""One for each reply with many parts: at most about 80 at once per verifier, so 640 for 8 verifiers
 behind one leaf.
 """
 MEMBER_LEAVES = 4
-"""A site's cluster of three, and one of before."""
+"""A site's cluster of three servers, and one that has been replaced."""
 OBSERVER_LIMITS = Limits(connections=16, subscriptions=1024, payload=64 * 1024)
-"""All spectators together, who share one key. They send nothing but requests."""
+"""For all spectators together: they share one key. They send only requests."""
 ROLE_LIMITS = Limits(connections=256, subscriptions=1024)
-"""A role on its node's plane: trusted, and generators may be many. It stops what has gone wrong and
-connects without end.
+"""For a role on its node's plane: it is trusted, and may have many generators. The limit stops a
+faulty program that opens connections without end.
 """
 
 _API = "$JS.API."
 _ANSWERED_BY_STREAMS = ("$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.MSG.NEXT.")
-"""Not answered by the server but by the stream or consumer: no other name is needed, and one
-request may have many answers.
+"""Requests answered by the stream or consumer instead of the server: they need no other name, and
+one request may have many answers.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user: a name for the reader, its public nkey, what it may do."""
+    """One user: a name for human readers, its public nkey, and its permissions."""
 
     name: str
     public_key: str
     permissions: Permissions
     limits: Limits | None = None
-    """None: as all guests of its account."""
+    """None: the limits of all guests of its account."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Streams and who uses them. Operators are in it; every other user is given an account beside
-    it (`guest_account`).
+    """Streams and their users. Operators are in the account itself; every other user gets a
+    separate account (`guest_account`).
     """
 
     name: str
     users: tuple[User, ...]
     limits: Limits
-    """Of each guest."""
+    """For each guest."""
     storage: Storage | None = None
-    """Of all its streams together; None: as much as the server has."""
+    """For all its streams together; None: as much as the server has."""
 
     @property
     def operators(self) -> tuple[User, ...]:
@@ -124,29 +124,29 @@ class Account:
 
     @property
     def guests(self) -> tuple[User, ...]:
-        """Users with some rights, each in an account of its own."""
+        """Users with limited rights, each in a separate account."""
         return tuple(user for user in self.users if user.permissions != EVERYTHING)
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamNode:
-    """A node of a site on its way to the swarm, and the public half of its swarm key."""
+    """A site's node that connects to the hub, and the public half of its swarm key."""
 
     name: str
     public_key: str
 
     @property
     def seed_variable(self) -> str:
-        """Environment variable in which the server finds the seed: it takes no file, and a
-        configuration holds no secrets.
+        """Environment variable from which the server reads the seed: it cannot read one from a
+        file, and a configuration should hold no secrets.
         """
         return f"SWARM_KEY_{self.name.upper().replace('-', '_')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The hub of a site's server. Each node connects with its own key, so that the hub holds the
-    site to that node's account.
+    """The hub of a site's server. Each node connects with its own key, so that at the hub the site
+    is limited to that node's account.
     """
 
     url: str
@@ -156,8 +156,9 @@ class Upstream:
 
 
 def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS, observer_key: str = "") -> Account:
-    """The swarm plane: a user per node, and perhaps `operator`. `keys` are public keys by name,
-    `connections` those of a node, `observer_key` that of all spectators together; empty: none.
+    """The swarm plane's account: a user per node, and perhaps `operator`. `keys`: public keys by
+    name; `connections`: how many a node may have; `observer_key`: the key that all spectators
+    share, empty for none.
     """
     users = [User(name, key, EVERYTHING if name == OPERATOR else swarm_node(name)) for name, key in keys.items()]
     if observer_key:
@@ -166,8 +167,8 @@ def swarm_account(keys: Mapping[str, str], connections: int = MEMBER_CONNECTIONS
 
 
 def node_account(node: str, keys: Mapping[str, str], storage: Storage | None = None) -> Account:
-    """A node's plane: a user per role, and perhaps `operator`. Raises ValueError for a name that is
-    neither. `storage`: where the server has others' streams too.
+    """The account of a node's plane: a user per role, and perhaps `operator`. Raises ValueError for
+    a name that is neither. `storage`: the limit if the server is shared with other nodes.
     """
     users = tuple(
         User(name, key, EVERYTHING if name == OPERATOR else node_role(node, name)) for name, key in sorted(keys.items(), key=_order)
@@ -176,27 +177,29 @@ def node_account(node: str, keys: Mapping[str, str], storage: Storage | None = N
 
 
 def guest_account(account: Account, user: User) -> str:
-    """Name of the account of a user who is no operator. Names of nodes have no underscore, so that
-    it is nobody else's.
+    """Name of the account of a user who is not an operator. Names of nodes have no underscore, so
+    the account's name is unique.
     """
     return f"{account.name}_{user.name.upper()}"
 
 
 def upstream_account(node: str) -> str:
-    """Name of a site's account in which `node` reaches the hub. It has no streams."""
+    """Name of the account on a site's server through which `node` reaches the hub. It has no
+    streams.
+    """
     return f"HUB_{node.upper()}"
 
 
 def render_accounts(
     accounts: Sequence[Account], *, watch_key: str = "", domain: str = "", upstream: Upstream | None = None
 ) -> list[str]:
-    """The lines of the `accounts` block, and of a variable that says it is there.
+    """The lines of the `accounts` block, and of a variable that proves that the block was read.
 
     Args:
         accounts: Streams with their users.
-        watch_key: Public key of the user that hears what JetStream says of requests in all of
+        watch_key: Public key of the user that receives JetStream's advisories about requests in all
             `accounts`; empty: none.
-        domain: The server's JetStream domain, where sites connect as leaves; empty: none.
+        domain: The server's JetStream domain, if sites connect as leaves; empty: none.
         upstream: The hub, if this is a site's server.
     """
     lines = ["accounts {"]
@@ -208,22 +211,22 @@ def render_accounts(
         lines += _way_to_the_hub(node, upstream.domain if upstream is not None else "")
     if watch_key:
         lines += _watcher(accounts, watch_key)
-    # The main file reads it: without these lines, or with a part of them, the server does not
-    # start, or goes on with what it had.
+    # The main file uses the variable: if these lines are missing or incomplete, the server does not
+    # start, or keeps its earlier configuration.
     return [*lines, "}", f"{MAX_CONNECTIONS_VARIABLE}: {MAX_CONNECTIONS}"]
 
 
 def local_name(subject: str) -> str:
-    """What an account calls a subject that it imports."""
+    """The name of an imported subject inside the importing account."""
     if subject.startswith(_API) and not subject.startswith(_ANSWERED_BY_STREAMS):
         return subject.removeprefix("$JS.")
     return subject
 
 
 def _with_streams(account: Account, *, watched: bool) -> list[str]:
-    """The account that owns the streams. What a guest may publish is exported to it as a service
-    and to nobody else: an import is the only way from one account into another, so nothing else of
-    this one can be reached.
+    """The account that owns the streams. Each subject that a guest may publish is exported as a
+    service to that guest only. An import is the only way from one account into another, so guests
+    can reach nothing else here.
     """
     services = dict[str, list[str]]()
     for user in account.guests:
@@ -252,8 +255,8 @@ def _guest(account: Account, user: User, domain: str) -> list[str]:
         for subject in _heard_by(listener, user):
             heard.setdefault(subject, []).append(guest_account(account, listener))
     renamed = {subject: local_name(subject) for subject in wanted if local_name(subject) != subject}
-    # The server applies permissions to what a mapping has made of a subject, but a leaf's server,
-    # told of them, to what was said.
+    # The server checks permissions after a mapping has changed the subject. A leaf's server, which
+    # learns the permissions from this one, checks them against the original subject.
     said_by_leaves = [said for subject in wanted for said in _behind_a_domain(subject, domain)] if domain else []
     publish = dict.fromkeys((*(local_name(subject) for subject in wanted), *said_by_leaves))
     permissions = Permissions(tuple(publish), user.permissions.subscribe)
@@ -295,8 +298,8 @@ def _sayings(subject: str, domain: str) -> Iterator[str]:
 
 
 def _way_to_the_hub(node: UpstreamNode, domain: str) -> list[str]:
-    """The hub decides by its own account of this node; what is said here only stops mistakes
-    early.
+    """The account through which a node reaches the hub. The hub enforces its own permissions; those
+    here only catch mistakes early.
     """
     allowed = swarm_node(node.name)
     subjects = tuple(said for subject in allowed.publish for said in _behind_a_domain(subject, domain))
@@ -308,8 +311,8 @@ def _way_to_the_hub(node: UpstreamNode, domain: str) -> list[str]:
 
 
 def _behind_a_domain(subject: str, domain: str) -> Iterator[str]:
-    """What a client says that means another domain's JetStream: requests and keys go by way of its
-    API.
+    """The subjects that a client uses for another domain's JetStream: requests and keys go through
+    that domain's API.
     """
     if subject.startswith(_API):
         yield f"$JS.{domain}.API.{subject.removeprefix(_API)}"
@@ -332,7 +335,7 @@ def _watcher(accounts: Sequence[Account], key: str) -> list[str]:
 
 
 def _heard_by(listener: User, writer: User) -> list[str]:
-    """What `listener` hears of what `writer` publishes, besides replies to itself."""
+    """The subjects that `writer` publishes and `listener` receives, besides replies to itself."""
     return [subject for subject in listener.permissions.subscribe if subject in writer.permissions.publish]
 
 
@@ -368,5 +371,5 @@ def _order(item: tuple[str, str]) -> int:
 
 
 def quoted(text: str) -> str:
-    """A string of the configuration's syntax."""
+    """`text` as a string in the configuration's syntax."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,4 +1,4 @@
-"""`swarm nats watch` and `reload`: run beside a server for as long as it does."""
+"""`swarm nats watch` and `reload`: run beside a server as long as it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def watch_requests(
     timeout_s: Annotated[float, typer.Option(min=0.1, help="How long to wait for the server when starting, in seconds.")] = 30.0,
     monitor: Annotated[
         list[str] | None,
-        typer.Option(help="Also watch when the certificate of the server with this monitoring port runs out: http://HOST:8222."),
+        typer.Option(help="Also watch when a server's certificate expires, by its monitoring port: http://HOST:8222."),
     ] = None,
 ) -> None:
     """Count and log every JetStream API request that neither a role nor an operator should have
@@ -46,16 +46,14 @@ def watch_requests(
 
 def reload_when_changed(
     folders: Annotated[list[Path], typer.Argument(help="Folders with files that the server reads: accounts, certificates.")],
-    pid_file: Annotated[Path, typer.Option(help="The file with the server's process number (pid_file).")] = Path(
-        "/run/nats/nats.pid"
-    ),
-    every_s: Annotated[float, typer.Option(min=0.1, help="How often to look, in seconds.")] = 5.0,
+    pid_file: Annotated[Path, typer.Option(help="The file with the server's process id (pid_file).")] = Path("/run/nats/nats.pid"),
+    every_s: Annotated[float, typer.Option(min=0.1, help="How often to check, in seconds.")] = 5.0,
 ) -> None:
-    """Tell a server to read its files again whenever they have changed, until ended.
+    """Make a server reload its files whenever they change, until this command is ended.
 
-    It is told twice, because nats-server 2.15.1 gives a new account its imports at the second
-    reload only. A server refuses a configuration with errors and keeps the one it has; its log says
-    so.
+    Each change causes two reloads, because nats-server 2.15.1 gives a new account its imports only
+    at the second one. A server refuses a configuration with errors and keeps the one it has; its
+    log says so.
     """
     configure_logging(level="info", log_format="auto")
     stopping = threading.Event()

@@ -1,4 +1,4 @@
-"""`swarm nats certificates`: how long the certificates of servers and files last."""
+"""`swarm nats certificates`: when the certificates of servers and in files expire."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ def certificates(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            help="PEM files, and servers as tls://HOST:PORT (a client or leaf port), also several separated by commas.  "
+            help="PEM files, and servers as tls://HOST:PORT (client or leaf port); several may be separated by commas.  "
             "[default: servers and authorities of the configuration]"
         ),
     ] = None,
     days: Annotated[int, typer.Option(min=0, help="Exit with 1 if a certificate lasts less than this many days.")] = 30,
     config: ConfigOption = None,
 ) -> None:
-    """Print the days that each certificate has left, the shortest first.
+    """Print how many days each certificate has left, the fewest first.
 
-    A server is asked what it shows now, which differs from its file until it is reloaded. Nothing
-    is verified, so that a certificate that has expired can be looked at, and no key is shown.
+    For a server this is the certificate that it presents now; a renewed file takes effect when the
+    server is reloaded. Nothing is verified, so that expired certificates can be read too. No key is
+    shown.
     """
     wanted = [part for each in what or _configured(load_chosen(config)) for part in each.split(",") if part]
     if not wanted:
@@ -65,7 +66,7 @@ def certificates(
     short = [each for each in found if each.days_left(now) < days]
     if short:
         raise CommandError(
-            f"{len(short)} of {len(found)} certificates last less than {days} days: renew them and reload their servers "
+            f"{len(short)} of {len(found)} certificates expire in less than {days} days: renew them and reload their servers "
             '(docs/operations.md, "Rotate a certificate")'
         )
 
@@ -75,18 +76,19 @@ def read_pem(text: bytes, where: str) -> list[Found]:
     try:
         return [_found(each, where) for each in x509.load_pem_x509_certificates(text)]
     except ValueError:
-        raise CommandError(f"{where} has no certificate in PEM form (-----BEGIN CERTIFICATE-----)") from None
+        raise CommandError(f"{where} holds no PEM certificate: give a file with -----BEGIN CERTIFICATE-----") from None
 
 
 def shown_by(url: str) -> Found:
-    """The certificate that a NATS server shows a client, or a leaf, that connects now.
+    """The certificate that a NATS server presents to a client or leaf that connects now.
 
     Raises:
-        CommandError: nobody answers, or not as a NATS server with TLS.
+        CommandError: no NATS server with TLS answers.
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or DEFAULT_PORT
-    # Not even by name: what is asked is how long it lasts, and an outdated one is the point.
+    # Verify nothing, not even the name: the question is when the certificate expires, and expired
+    # ones matter most.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -95,15 +97,15 @@ def shown_by(url: str) -> Found:
             with context.wrap_socket(connection, server_hostname=host) as session:
                 shown = session.getpeercert(binary_form=True)
     except OSError as error:
-        raise CommandError(f"{url}: {error}: is the server up, and is this the port of its clients or leaves?") from None
+        raise CommandError(f"{url}: {error}: check that the server runs and that this is its client or leaf port") from None
     if not shown:
-        raise CommandError(f"{url}: the server shows no certificate")
+        raise CommandError(f"{url}: the server presents no certificate: check that this is its client or leaf port")
     return _found(x509.load_der_x509_certificate(shown), url)
 
 
 def _expect_tls(connection: socket.socket, url: str) -> None:
-    """Read the line that a NATS server begins with, in the clear, and refuse one without TLS. Byte
-    by byte, because TLS follows and its bytes are not for us.
+    """Read the first line of a NATS server, which is not encrypted, and refuse a server without
+    TLS. Reads byte by byte, because the bytes after it belong to the TLS handshake.
     """
     line = b""
     while not line.endswith(b"\n") and len(line) < _INFO_BYTES:
@@ -114,9 +116,9 @@ def _expect_tls(connection: socket.socket, url: str) -> None:
     try:
         said = json.loads(line.removeprefix(b"INFO "))
     except ValueError:
-        raise CommandError(f"{url}: no NATS server answers there") from None
+        raise CommandError(f"{url}: no NATS server answers there: check the host and the port") from None
     if not (said.get("tls_required") or said.get("tls_available")):
-        raise CommandError(f"{url}: this server has no TLS, so it shows no certificate")
+        raise CommandError(f"{url}: this server has no TLS and therefore no certificate: leave it out")
 
 
 def _look(name: str) -> Sequence[Found]:
@@ -125,7 +127,7 @@ def _look(name: str) -> Sequence[Found]:
     try:
         return read_pem(Path(name).read_bytes(), name)
     except OSError as error:
-        remedy = "where `swarm k8s secrets` made it, it is in its folder `keys`, such as keys/ca.crt"
+        remedy = "`swarm k8s secrets` writes certificates into its folder `keys`, such as keys/ca.crt"
         missing = isinstance(error, FileNotFoundError)
         raise CommandError(
             f"{name} cannot be read: {error.strerror}: {remedy if missing else 'give this user access to it'}"
@@ -145,5 +147,5 @@ def _found(certificate: x509.Certificate, where: str) -> Found:
 
 def _line(found: Found, now: datetime) -> str:
     left = found.days_left(now)
-    days = f"{int(left)} days left" if left >= 0 else f"ran out {int(-left)} days ago"
+    days = f"{int(left)} days left" if left >= 0 else f"expired {int(-left)} days ago"
     return f"{days}, until {found.ends:%Y-%m-%d %H:%M} UTC: {visible(found.where)} ({visible(found.subject)})"

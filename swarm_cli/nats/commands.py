@@ -1,4 +1,4 @@
-"""`swarm nats keys`, `config` and `init`: set up a secured server with its streams. The other
+"""`swarm nats keys`, `config` and `init`: set up a secured server and its streams. The other
 commands of `swarm nats` are only registered here.
 """
 
@@ -62,8 +62,8 @@ def make_keys(
     nodes: Annotated[list[str], typer.Argument(help="Names of nodes, or `operator` for the swarm plane's operator.")],
     folder: FolderOption = Path("keys"),
 ) -> None:
-    """Create the missing key files and print the public keys, which are all that a server's
-    operator needs.
+    """Create the missing key files and print the public keys. A server's operator needs only the
+    public keys.
     """
     for node in nodes:
         for name, public_key in make_missing_keys(folder, node, OPERATOR_KEYS if node == OPERATOR else NODE_KEYS).items():
@@ -74,7 +74,7 @@ def make_keys(
 def print_config(
     nodes: Annotated[
         list[str],
-        typer.Option("--nodes", help="NAME, with keys in --folder, or NAME=U... for a node of which only the public key is known."),
+        typer.Option("--nodes", help="NAME, with keys in --folder, or NAME=U... if only the node's public key is known."),
     ],
     plane: Annotated[Plane, typer.Option(help="The server's plane; both: two planes in accounts isolated from each other.")],
     folder: FolderOption = Path("keys"),
@@ -87,16 +87,14 @@ def print_config(
     store_dir: Annotated[
         str,
         typer.Option(
-            help="Folder for the server's streams, one per server; a relative path starts where the server is started. "
+            help="Folder for the server's streams, one per server; a relative path starts at the server's working folder. "
             "Omit -sd on the server's command line.  [default: nats-PLANE]"
         ),
     ] = "",
     sync_interval: Annotated[
         str, typer.Option(help="always: acknowledged means on disk. 10s: faster, but a power cut loses up to 10 s.")
     ] = "always",
-    domain: Annotated[
-        str, typer.Option(help="The server's JetStream domain, for a hub that sites connect to as leaves, or for a site.")
-    ] = "",
+    domain: Annotated[str, typer.Option(help="The server's JetStream domain, for a hub with sites as leaves, or for a site.")] = "",
     leaf_port: Annotated[
         int, typer.Option(min=0, max=65_535, help="For a hub: port for sites that connect as leaves; 0: none.")
     ] = 0,
@@ -109,15 +107,15 @@ def print_config(
         int,
         typer.Option(
             min=2,
-            help="Connections that one node may have on the swarm plane: two per verifier plus two. Each can make the server "
-            "hold 96 MB of unread replies.",
+            help="Connections that one node may have on the swarm plane: two per verifier plus two. Each can fill 96 MB of the "
+            "server's memory with unread replies.",
         ),
     ] = MEMBER_CONNECTIONS,
     node_storage_gib: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="What each node's streams may take, in GiB, all copies counted; 0: as much as the server has.  "
+            help="GiB that each node's streams may take, counting all copies; 0: as much as the server has.  "
             "A single server does not start unless it has that much for every node.  "
             f"[default: {HOSTED_GIB} with --plane both and --domain, a cluster that others reach; else 0]",
         ),
@@ -141,10 +139,14 @@ def print_config(
     upstream = _upstream(hub_url, hub_domain, hub_ca, [named_node(entry)[0] for entry in chosen], folder) if hub_url else None
     if accounts_only:
         if leaf_port:
-            raise CommandError("--accounts-only prints no leaf port: omit --leaf-port and put it into the file that includes them")
+            raise CommandError(
+                "--accounts-only prints no leaf port: omit --leaf-port and put the port into the file that includes the accounts"
+            )
         _check_leaves(plane, domain, leaf_port, hub_url)
         if store_dir:
-            raise CommandError("--accounts-only prints only accounts: put store_dir into the file that includes them")
+            raise CommandError(
+                "--accounts-only prints no store folder: omit --store-dir and set it in the file that includes the accounts"
+            )
         accounts = accounts_for(plane, dict(named_node(entry) for entry in chosen), folder, node_connections, storage)
         _deliver(render_accounts_only(accounts, watch_key=watch_key, domain=domain, upstream=upstream), out)
         return
@@ -174,14 +176,14 @@ def print_config(
 
 @nats_app.command()
 def init(
-    plane: Annotated[Plane, typer.Option(help="Whose streams.")],
+    plane: Annotated[Plane, typer.Option(help="The plane whose streams to create.")],
     key: Annotated[Path | None, typer.Option(help="Operator's key file.  [default: nats.node_key_file as operator, none]")] = None,
     lower: Annotated[
         bool,
         typer.Option(
             "--lower",
-            help="Also lower what exists: fewer replicas, less room, a shorter time. What a lower limit leaves no room for is "
-            "deleted at once.",
+            help="Also lower limits of existing streams: fewer replicas, less space, a shorter age. Messages beyond a lowered "
+            "limit are deleted at once.",
         ),
     ] = False,
     config: ConfigOption = None,
@@ -189,13 +191,13 @@ def init(
     """Create streams, buckets and the verifier's consumer, for services without permission to do so
     (nats.create_streams = false).
 
-    Streams that exist get the settings of this version and as many replicas as the configuration
-    says (nats.replicas, nats.swarm_replicas), and keep their messages. Where that would lower
-    replicas or a limit, the command refuses and says what differs.
+    Existing streams get this version's settings and the configured number of replicas
+    (nats.replicas, nats.swarm_replicas), and keep their messages. If that would lower replicas or a
+    limit, the command refuses and names the differences.
     """
     node_config = load_chosen(config)
     if plane in (Plane.SWARM, Plane.BOTH) and node_config.nats.swarm_url is None:
-        raise CommandError("nats.swarm_url is none: a node alone has no swarm plane")
+        raise CommandError("nats.swarm_url is none, so this node has no swarm plane: set nats.swarm_url, or use --plane node")
     for_node, for_swarm = _with_key(node_config, "node_key_file", key), _with_key(node_config, "swarm_key_file", key)
     lowering = Lowering.APPLY if lower else Lowering.REFUSE
     try:
@@ -203,11 +205,11 @@ def init(
             raise _refusal("; ".join(found))
         if plane in (Plane.NODE, Plane.BOTH):
             asyncio.run(_init_node(for_node, lowering))
-            typer.echo(f"node plane of {node_config.node.id}: streams are there")
+            typer.echo(f"node plane of {node_config.node.id}: all streams exist")
         if plane in (Plane.SWARM, Plane.BOTH):
             asyncio.run(_init_swarm(for_swarm, lowering))
-            typer.echo("swarm plane: streams are there")
-    except WouldLower as error:  # raised by somebody else since the look
+            typer.echo("swarm plane: all streams exist")
+    except WouldLower as error:  # somebody else raised a limit after the check
         raise _refusal(str(error)) from None
 
 
@@ -220,7 +222,7 @@ def _refusal(found: str) -> CommandError:
 
 
 def _would_lower(plane: Plane, for_node: NodeConfig, for_swarm: NodeConfig) -> list[str]:
-    """Look at all streams of both planes before the first is changed: a command that refuses
+    """Check all streams of both planes before the first is changed, so that a refused command
     changes nothing.
     """
     found: list[str] = []
@@ -245,7 +247,7 @@ def _check_leaves(plane: Plane, domain: str, leaf_port: int, hub_url: str) -> No
     if not hub_url:
         return
     if plane is not Plane.NODE:
-        raise CommandError("--hub-url is for a site's server, which has only its nodes' planes: use --plane node")
+        raise CommandError("--hub-url is for a site's server, which holds only node planes: use --plane node")
     if not hub_url.startswith("tls://"):
         raise CommandError(f"--hub-url {hub_url}: anyone on the network path can read and change plain text: use tls://HOST:7422")
 
@@ -284,7 +286,8 @@ async def _init_node(config: NodeConfig, lowering: Lowering) -> None:
         await ensure_node_streams(transport, config.node.id, replicas=config.nats.replicas, lowering=lowering)
         consumer = verifier_consumer(verifier.ack_wait_s, verifier.max_deliver)
         await transport.ensure_consumer(node_rollouts_stream(config.node.id), consumer)
-        # Empty where policies travel by a shared volume. The trainer has no right to make it.
+        # Made here because the trainer may not. It stays empty if policies travel by a shared
+        # volume.
         await prepare_policies_stream(transport, config.node.id, create=True, replicas=config.nats.replicas, lowering=lowering)
     finally:
         await transport.close()

@@ -31,26 +31,26 @@ def render(
     leaf_port: int = 0,
     upstream: Upstream | None = None,
 ) -> str:
-    """The file. Without `tls` use it only on loopback: keys are never sent, but everything else
-    could be read and changed on the network path.
+    """The file's text. Without `tls` use it only on loopback: keys are never sent, but everything
+    else could be read and changed on the network path.
 
     Args:
         accounts: Streams with their users.
         tls: The server's certificate, for clients and leaves.
         host: Address to listen on.
-        port: Of clients.
+        port: Port for clients.
         store_dir: Folder of the streams. nats-server's own default is the temporary folder, which a
             restart of the machine empties.
         sync_interval: When messages are forced to the disk.
         watch_key: Public key of the user of `swarm nats watch`; empty: none.
-        domain: JetStream domain; needed of a hub and of a site. Empty: none.
-        leaf_port: Where sites connect as leaves; 0: nowhere.
+        domain: JetStream domain, which a hub and a site need; empty: none.
+        leaf_port: Port on which sites connect as leaves; 0: none.
         upstream: The hub, if this is a site's server.
     """
     lines = [
-        "# Written by `swarm nats config`. After a change of nodes: write it again, then, twice with seconds between,",
-        "#   nats-server --signal reload=PID      (the server's number, or the file that it wrote with -P)",
-        "# nats-server 2.15.1 gives an account that is new its imports at the second.",
+        "# Written by `swarm nats config`. After a change of nodes, write it again, then run twice, seconds apart,",
+        "#   nats-server --signal reload=PID      (the server's process id, or the file that it wrote with -P)",
+        "# because nats-server 2.15.1 gives a new account its imports only at the second reload.",
         f"host: {quoted(host)}",
         f"port: {port}",
         "max_payload: 8MB",
@@ -69,15 +69,15 @@ def render(
 def render_accounts_only(
     accounts: Sequence[Account], *, watch_key: str = "", domain: str = "", upstream: Upstream | None = None
 ) -> str:
-    """The accounts alone, and a site's connections to its hub, for `include` in a file that says
-    the rest, as the one of `k8s/base/nats` does. That file must say
-    `max_connections: $swarm_max_connections` after the include: a server without these accounts
-    would take anybody as a client.
+    """Only the accounts, and a site's connections to its hub, to be included by a file with the
+    other settings, such as the one in `k8s/base/nats`. That file must contain
+    `max_connections: $swarm_max_connections` after the include, because a server without these
+    accounts would admit anybody.
     """
     lines = [
-        "# Written by `swarm nats config --accounts-only`. After a change of nodes: write it again; twice, seconds apart,",
-        "#   nats-server --signal reload=PID      (each server's number, or its pid_file)",
-        "# nats-server 2.15.1 gives an account that is new its imports at the second.",
+        "# Written by `swarm nats config --accounts-only`. After a change of nodes, write it again, then run twice, seconds apart,",
+        "#   nats-server --signal reload=PID      (each server's process id, or its pid_file)",
+        "# because nats-server 2.15.1 gives a new account its imports only at the second reload.",
         *_leaves(None, "", 0, upstream),
         *render_accounts(accounts, watch_key=watch_key, domain=domain, upstream=upstream),
     ]

@@ -12,19 +12,19 @@ from swarm_cli.errors import CommandError, checked_node
 
 NODE_KEYS = (*ROLES, OPERATOR, "swarm")
 OPERATOR_KEYS = ("swarm", WATCH, OBSERVER)
-"""Of the swarm plane's operator, whose folder is called `operator`."""
+"""Keys of the swarm plane's operator, in the folder `operator`."""
 
 
 def key_file(folder: Path, node: str, name: str) -> Path:
-    """Where a key lies."""
+    """The file of a key."""
     return folder / node / f"{name}.nk"
 
 
 def make_missing_keys(folder: Path, node: str, names: Sequence[str]) -> dict[str, str]:
-    """Create the key files of `node` that are missing; public keys by name, of all.
+    """Create the missing key files of `node`. Returns the public keys of all `names`, by name.
 
     Raises:
-        CommandError: `node` is no node's name, or a file cannot be used.
+        CommandError: `node` is not a valid name, or a file cannot be used.
     """
     try:
         return {name: keys.load_or_create(key_file(folder, checked_node(node), name)).public_key for name in names}

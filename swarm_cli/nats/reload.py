@@ -1,7 +1,7 @@
-"""`swarm nats reload`: tells a NATS server to read its files again whenever they have changed.
+"""`swarm nats reload`: makes a NATS server read its files again whenever they have changed.
 
-For a container beside the server, in one process namespace with it: a Secret that is written anew
-appears in the pod by itself, and a server reads it only when it is told.
+It runs in a container beside the server, in the same process namespace. Kubernetes updates a Secret
+in the pod by itself, but the server reads it only when it gets a signal.
 """
 
 from __future__ import annotations
@@ -18,39 +18,41 @@ import structlog
 log = structlog.get_logger(__name__)
 
 SIGNALS = 2
-"""nats-server 2.15.1 gives a new account its imports at the second reload only."""
+"""nats-server 2.15.1 gives a new account its imports only at the second reload."""
 BETWEEN_S = 5.0
 _MOST_PROCESSES = 2**22
-"""Linux gives no process a higher number."""
+"""The highest process id that Linux gives."""
 
 
 class Reloads:
-    """Decides when a server is told, from what its files hold and what time it is."""
+    """Decides when to signal a server, from the contents of its files and the time."""
 
     def __init__(self, known: str | None) -> None:
-        """`known`: what the server has read; None if that is no longer there."""
+        """`known`: digest of the files that the server has read; None if they have
+        changed since.
+        """
         self._known = known
         self._left = 0
         self._next_at = 0.0
 
     def due(self, found: str, now: float) -> bool:
-        """Whether to tell the server now. `found`: digest of its files; `now` in seconds."""
+        """Whether to signal the server now. `found`: digest of its files; `now` in seconds."""
         if found != self._known:
             self._known, self._left, self._next_at = found, SIGNALS, now
         return self._left > 0 and now >= self._next_at
 
     def told(self, now: float) -> None:
-        """The server has been told."""
+        """Record that the server was signalled."""
         self._left -= 1
         self._next_at = now + BETWEEN_S
 
 
 def digest(folders: Iterable[Path]) -> str:
-    """Of names and contents of all files below the folders, hidden ones left out: Kubernetes keeps
-    the versions of a Secret in folders of such names, and links to the newest.
+    """Digest of the names and contents of all files in the folders, except hidden ones: Kubernetes
+    keeps the versions of a Secret in hidden folders and links to the newest.
 
     Raises:
-        OSError: one cannot be read, as in the instant in which Kubernetes exchanges them.
+        OSError: a file cannot be read, for example while Kubernetes is exchanging them.
     """
     found = hashlib.sha256()
     for path in _files(folders):
@@ -69,22 +71,23 @@ def _files(folders: Iterable[Path]) -> list[Path]:
 
 
 def server_process(text: str) -> int:
-    """The process number in a pid file.
+    """The process id in a pid file.
 
     Raises:
-        ValueError: it is no number of a server. 0 and negative ones stand for groups of processes
-            and 1 for what holds the pod or the machine: a signal would end others.
+        ValueError: it cannot be a server's id. 0 and negative numbers stand for groups of
+        processes,
+            and 1 for the pod's or the machine's init process: a signal would hit other processes.
     """
     number = int(text)
     if not 1 < number <= _MOST_PROCESSES:
-        raise ValueError(f"the pid file says {number}, which is no server's process: let the server write it (pid_file)")
+        raise ValueError(f"the pid file says {number}, which cannot be a server's id: let the server write it (pid_file)")
     return number
 
 
 def keep_reloading(folders: list[Path], pid_file: Path, every_s: float, stopping: threading.Event) -> None:
-    """Look every `every_s` seconds until `stopping` is set. Whatever cannot be read or reached is
-    logged once a change and tried again: a container that ends would take the server beside it out
-    of its Service.
+    """Check every `every_s` seconds until `stopping` is set. A failure is logged when it first
+    occurs or changes, and tried again: if this container ended, Kubernetes would take the server
+    beside it out of its Service.
     """
     reloads: Reloads | None = None
     said = ""
@@ -94,7 +97,7 @@ def keep_reloading(folders: list[Path], pid_file: Path, every_s: float, stopping
         try:
             found = digest(folders)
             if reloads is None:
-                # What was written after the server had started, it may not have read.
+                # The server may not have read files that were written after it started.
                 reloads = Reloads(None if newest_s(folders) > pid_file.stat().st_mtime else found)
                 log.info("nats_reload_watching", folders=[str(folder) for folder in folders])
             if reloads.due(found, clock_s):

@@ -1,9 +1,9 @@
-"""When the certificates of servers run out, as the servers themselves say at their monitoring port
-(`tls_cert_not_after` of /varz).
+"""When servers' certificates expire, read from the servers' monitoring ports (`tls_cert_not_after`
+of /varz).
 
-Why here: prometheus-nats-exporter passes on numbers and two dates of /varz, and this is not one of
-them (0.18, `objectToMetrics`). A process that is connected sees the certificate of its connection,
-which may be older than the one that the server shows since.
+Why here: prometheus-nats-exporter passes on numbers and two dates of /varz, but not this one (0.18,
+`objectToMetrics`). A connected process sees only the certificate of its connection, which may be
+older than the one that the server presents now.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def not_after(varz: dict[str, Any]) -> float | None:
-    """Unix time at which a server's certificate runs out; None where it has none. Raises ValueError
-    for what is no date.
+    """Unix time at which a server's certificate expires; None if it has none. Raises ValueError if
+    the value is not a date.
     """
     said = str(varz.get("tls_cert_not_after") or "")
     # Go's zero time stands for no certificate.
@@ -40,8 +40,8 @@ def not_after(varz: dict[str, Any]) -> float | None:
 
 
 def ask(monitors: Sequence[str]) -> dict[str, float]:
-    """When the certificate of each server runs out, by the server's name. A host name may stand for
-    several servers, as that of a headless Service does. Servers that do not answer are left out.
+    """When each server's certificate expires, by the server's name. A host name may stand for
+    several servers, such as that of a headless Service. Servers that do not answer are left out.
     """
     found: dict[str, float] = {}
     for url in (each for monitor in monitors for each in _each_address(monitor)):
@@ -58,7 +58,7 @@ def ask(monitors: Sequence[str]) -> dict[str, float]:
 
 
 async def follow(monitors: Sequence[str], figures: Figures, stopping: asyncio.Event) -> None:
-    """Ask again and again until `stopping` is set."""
+    """Ask every `EVERY_S` until `stopping` is set."""
     while not stopping.is_set():
         found = await asyncio.to_thread(ask, monitors)
         figures.certificates.clear()

@@ -33,7 +33,7 @@ _SHOWN_CHARS = 200
 
 
 class Watch:
-    """Listens on a connection, and again after each reconnect."""
+    """Subscribes to the advisories on a connection, and again after each reconnect."""
 
     def __init__(self, connection: Connection, figures: Figures) -> None:
         self._connection = connection
@@ -46,7 +46,7 @@ class Watch:
         return self._connection.connected and self._listening_on is self._connection.client
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until `stopping` is set."""
+        """Listen until `stopping` is set."""
         while not stopping.is_set():
             await self._listen()
             self._figures.listening.set(self.listening)
@@ -80,8 +80,8 @@ class Watch:
 
 
 async def watch(options: Options, host: str, port: int, *, timeout_s: float, monitors: Sequence[str] = ()) -> None:
-    """Connect and watch until SIGTERM. Passes on errors of connecting and of opening the port.
-    `monitors`: monitoring ports of servers whose certificates are watched too.
+    """Connect and watch until SIGTERM. Raises the errors of connecting and of opening the port.
+    `monitors`: monitoring ports of servers whose certificates to watch as well.
     """
     stopping, heartbeat = asyncio.Event(), Heartbeat()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,1 +1,3 @@
-"""Looking at nodes that run: `swarm status`, `top`, `watch` and `plot`, and what they read."""
+"""Views of nodes and runs: `swarm status`, `top`, `observe`, `progress` and `plot`, and the code
+that reads their data.
+"""

@@ -21,15 +21,15 @@ from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_ste
 Evaluations = Mapping[Path, Sequence[Evaluation]]
 
 MOST_TASKS = 12
-"""Datasets that get a diagram; the mean over all of them hides which one is learned."""
+"""The most datasets with their own diagram; the mean over all would hide which one is learned."""
 SMOOTHED_POINTS = 60
-"""A curve is averaged over as many steps as leave about this many independent points."""
+"""A curve is smoothed with a window that leaves about this many independent points."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One small diagram over training steps: fields of `metrics.jsonl`, the first solid, a second
-    dashed.
+    """One small diagram over training steps, of fields of `metrics.jsonl`: the first is solid, the
+    second dashed.
     """
 
     title: str
@@ -89,9 +89,8 @@ def _draw_task(axis: Axes, name: str, evaluations: Evaluations, colours: dict[Pa
 
 
 def _draw_held_out(axis: Axes, by_node: Evaluations, colours: dict[Path, Any]) -> None:
-    """All nodes in one panel from 0 to 1: a pass rate that fills its axis looks like learning even
-    where it is noise. Bars are one standard error, from the number of tasks that is written with
-    each evaluation.
+    """Draw all nodes in one panel from 0 to 1, because on an axis that fits the data noise looks
+    like learning. Bars are one standard error, from each evaluation's number of tasks.
     """
     axis.set_title("Held-out pass rate (tasks never trained on)", fontsize=11)
     axis.set_xlabel("policy version")
@@ -113,9 +112,9 @@ def _draw_held_out(axis: Axes, by_node: Evaluations, colours: dict[Path, Any]) -
 
 
 def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]], colours: dict[Path, Any]) -> None:
-    """Single steps are noisy, so they are drawn faintly behind their trailing mean. A panel's
-    second field is dashed in its node's colour, with a legend of its own. A logarithmic axis only
-    where something is above 0: matplotlib warns and draws nothing otherwise.
+    """Draw one panel. Single steps are noisy, so they are drawn faintly behind their trailing mean.
+    A second field is dashed in its node's colour, with its own legend. The axis is logarithmic only
+    if a value is above 0: otherwise matplotlib warns and draws nothing.
     """
     axis.set_title(panel.title, fontsize=11)
     axis.set_xlabel("training step")
@@ -152,7 +151,7 @@ def _finish(axis: Axes) -> None:
 
 
 def trailing_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and the `window` - 1 before it, of fewer at the start."""
+    """Mean of each value and the `window` - 1 before it; of fewer values at the start."""
     means, running = [], 0.0
     for position, value in enumerate(values):
         running += value

@@ -1,5 +1,5 @@
-"""The swarm's directory, `swarm_nodes`, as a person may look at it: strangers write there, so it is
-read in part and checked.
+"""Reads the swarm's directory, `swarm_nodes`. Strangers write there, so only a bounded part is
+read, and entries are checked.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from shared.identity.statements import Heard, Standing, hear, said_at, said_in
 from shared.transport.base import KvEntry, Transport, TransportError
 
 ENTRIES_READ = 4096
-"""Of a directory with more, the newest. An honest node renews its entry every 10 s, and 15 minutes
-of silence remove it.
+"""The most entries that are read, the newest first. An honest node renews its entry every 10 s;
+after 15 minutes of silence an entry is removed.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Names of nodes, newest entry first, and their entries. `unreadable`: entries of no node;
-    `left_out`: entries that were not read.
+    """Names of nodes, newest entry first, and their entries. `unreadable`: number of invalid
+    entries; `left_out`: number of entries that were not read.
     """
 
     names: tuple[str, ...] = ()
@@ -33,12 +33,12 @@ class Directory:
     payloads: Mapping[str, bytes] = field(default_factory=dict)
 
     def entry(self, name: str) -> Heard[NodeRecord] | None:
-        """A node's entry with its signature checked; None where it has none."""
+        """A node's entry with its signature checked; None if it has none."""
         payload = self.payloads.get(name)
         return None if payload is None else hear(payload, NodeRecord, time.time())
 
     def entries(self, swarm: str | None = None) -> list[Heard[NodeRecord]]:
-        """All entries, each with its signature checked; those of another swarm than `swarm` are
+        """All entries, each with its signature checked; entries for another swarm than `swarm` are
         refused.
         """
         now = time.time()
@@ -46,10 +46,10 @@ class Directory:
 
 
 def usual_swarm(entries: Iterable[Heard[NodeRecord]], now: float) -> str | None:
-    """The swarm that most nodes say, as signed, that they are in; None where nobody signs.
+    """The swarm that most nodes' signed entries name; None if no entry is signed.
 
-    Between swarms of equally many nodes the newest entry decides. One from the future counts as a
-    node and is never the newest: its sender would choose what others are shown.
+    If several swarms have equally many nodes, the newest entry decides. An entry from the future
+    counts as a node but never as the newest, because its sender could then choose the swarm.
     """
     names, newest = Counter[str](), dict[str, float]()
     for entry in entries:
@@ -61,8 +61,8 @@ def usual_swarm(entries: Iterable[Heard[NodeRecord]], now: float) -> str | None:
 
 
 def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
-    """What entries say. A node's entry has its name as key and in its record, and every word in the
-    record is allowed there.
+    """The directory made of `entries`. A valid entry has the node's name both as its key and in its
+    record, and its record decodes.
     """
     payloads, unreadable = {}, 0
     for entry in entries:
@@ -78,8 +78,8 @@ def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
 
 
 async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> Directory:
-    """The newest entries, and those of the nodes that are `wanted`. Empty where there is no
-    directory yet or it cannot be read.
+    """The newest entries, and those of the nodes in `wanted`. Empty if there is no directory yet or
+    it cannot be read.
     """
     bucket = subjects.SWARM_NODES_BUCKET
     try:

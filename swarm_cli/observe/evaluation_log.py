@@ -1,5 +1,5 @@
 """The held-out scores that nodes reported to the swarm, with their signatures checked, for `swarm
-top` and the page. Anybody can write there: a bounded part is kept.
+top` and the page. Anybody can write there, so only a bounded part is kept.
 """
 
 from __future__ import annotations
@@ -22,25 +22,29 @@ from swarm_cli.errors import CommandError
 from swarm_cli.observe.kept_names import ByName, FirstKeys
 
 REPORTS_A_LOOK = 8192
-"""Of a stream with more that is new, the newest."""
+"""The most new reports that one look reads, the newest."""
 REPORTS_A_NODE = 256
 NODES_KEPT = 1024
+SENIOR_S = 6 * 3600.0
+"""The newest 1,024 scores of a node, which is what a server keeps, go back as far where it
+evaluates every 21 s.
+"""
 _REPORTS_A_READ = 1024
 _ASKED_FOR = 128
-"""Names whose last report is asked for by itself, where a flood hides it."""
+"""The most names whose last report is requested separately if a flood hides it."""
 NOT_ON_ROSTER = "the roster does not list this key with this name"
 OTHER_KEY = "another key signed for this name before"
 
 
 def configured_swarm(config: NodeConfig) -> str | None:
-    """The swarm that the configuration names; None where it has the default, as `swarm up` names a
-    swarm after its run, which another terminal need not know.
+    """The swarm that the configuration names; None if it has the default, because `swarm up` names
+    a swarm after its run, which a command in another terminal does not know.
     """
     return None if config.nats.swarm_id == DEFAULT_SWARM_ID else config.nats.swarm_id
 
 
 class _Reports:
-    """A name's reports in a swarm, in the order of the stream."""
+    """A node's reports in one swarm, in the order of the stream."""
 
     def __init__(self) -> None:
         self.newest: deque[Heard[EvalReport]] = deque(maxlen=REPORTS_A_NODE)
@@ -52,15 +56,15 @@ class _Reports:
             self.base = heard
 
     def all(self) -> list[Heard[EvalReport]]:
-        """Besides the newest the base policy's, where newer ones have pushed it out: every gain is
-        measured against it.
+        """The newest reports, and the base policy's even if newer ones have pushed it out: every
+        gain is measured against it.
         """
         pushed_out = self.base is not None and self.base not in self.newest
         return [*([self.base] if self.base is not None and pushed_out else []), *self.newest]
 
 
 def roster_of(config: NodeConfig) -> dict[str, str] | None:
-    """Keys by name where the configuration trusts a roster; None where it trusts first keys.
+    """Keys by name if the configuration trusts a roster; None if it trusts first keys.
 
     Raises:
         CommandError: the roster cannot be used.
@@ -74,13 +78,13 @@ def roster_of(config: NodeConfig) -> dict[str, str] | None:
 
 
 class EvaluationLog:
-    """Read on from look to look; of each node the newest reports, of too many nodes those that have
-    signed for long, and of the others those that reported last. As at the border, a name in a swarm
-    belongs to the first key that is seen with it, and where there is a roster to the key that it
-    lists.
+    """Keeps the newest reports of each node, and reads only new ones at each look. If there are too
+    many nodes, it keeps those that have signed for long, then those that reported last. As at the
+    border, a name in a swarm belongs to the first key seen with it or, with a roster, to the key
+    listed there.
 
-    `tasks_kept`: results by dataset that are kept of a report. `nodes_kept`: names. `roster`: keys
-    by name. `swarm`: the only one whose signed reports are kept, where it is known.
+    `tasks_kept`: how many results by dataset are kept per report. `nodes_kept`: how many names.
+    `roster`: keys by name. `swarm`: if known, the only swarm whose signed reports are kept.
     """
 
     def __init__(
@@ -102,27 +106,30 @@ class EvaluationLog:
         self._refused = ByName[Heard[EvalReport]](self._nodes_kept)
         self._keys = FirstKeys(self._nodes_kept)
         self._next_seq = 1
+        self._heard_at = 0.0
 
     def heard(self, swarm: str | None) -> list[Heard[EvalReport]]:
-        """What is kept of a swarm, each node's in the order of the stream, and all that is
-        unsigned; of those whose signature is refused, the last of each name. `swarm` None: it is
-        not known which, and the one that most names report to is taken: what a name says in
-        different swarms is never put together.
+        """The kept reports of a swarm, each node's in the order of the stream, and all unsigned
+        ones; of reports with a refused signature, the last of each name. `swarm` None: the one that
+        most names report to. Reports of one name in different swarms are never mixed.
         """
         swarm = self.usual_swarm() if swarm is None else swarm
         kept = [each for said_in, _, reports in self._kept if said_in in (None, swarm) for each in reports.all()]
         return kept + [each for said_in, _, each in self._refused if said_in == swarm]
 
     def established(self) -> list[str]:
-        """Names that keep their places: the roster's, or those that have signed for long, who came
-        first at the front.
+        """Names that keep their places: the roster's, or those that have signed for long, in the
+        order in which they came.
         """
         return self._kept.established() if self._roster is None else list(self._roster)
 
     def senior_swarm(self, entries: Iterable[Heard[NodeRecord]]) -> str | None:
-        """The swarm of the node in the directory that has signed reports for longest, by the
-        server's clock: names that come in numbers later have no vote. None where none has signed
-        any.
+        """The swarm of most nodes in the directory that have signed reports for `SENIOR_S`, by the
+        server's clock, or before there is one of the node that has for longest: names that come in
+        numbers later have no vote. None where none has signed any.
+
+        Longer than that does not count more: the server keeps each name's newest reports, and who
+        reports seldom would look older than everybody else.
         """
         since = [
             (first_at, entry.swarm)
@@ -132,11 +139,13 @@ class EvaluationLog:
             and self.key_of(entry.swarm, entry.said.node) == entry.public_key
             and (first_at := self._kept.since(entry.swarm, entry.said.node)) is not None
         ]
-        return min(since, default=(0.0, None))[1]
+        senior = Counter(swarm for first_at, swarm in since if first_at <= self._heard_at - SENIOR_S)
+        first = dict(reversed(sorted((swarm, first_at) for first_at, swarm in since)))
+        return max(senior or first, key=lambda swarm: (senior[swarm], -first[swarm], swarm), default=None)
 
     def usual_swarm(self) -> str | None:
-        """The swarm that most names report to, of established ones where there are any; None where
-        nobody signs.
+        """The swarm that most names report to, counting only established names if there are any;
+        None if no report is signed.
         """
         signed = [(swarm, name) for swarm, name, _ in self._kept if swarm is not None]
         senior = [(swarm, name) for swarm, name in signed if self._kept.is_established(swarm, name)]
@@ -144,12 +153,12 @@ class EvaluationLog:
         return max(names, key=lambda swarm: (names[swarm], swarm), default=None)
 
     def key_of(self, swarm: str, name: str) -> str | None:
-        """The key that has the name; None where no key has it yet."""
+        """The key that owns the name; None if no key does yet."""
         return self._keys.get(swarm, name) if self._roster is None else self._roster.get(name)
 
     def checked(self, entry: Heard[NodeRecord]) -> Heard[NodeRecord]:
-        """A directory's entry, refused where another key has the name, or the roster does not list
-        it: what two keys say is never shown as one node's.
+        """A directory entry; refused if another key owns the name or the roster does not list the
+        key, so that two keys' words are never shown as one node's.
         """
         key = self.key_of(entry.swarm or "", entry.said.node)
         free = key is None and self._roster is None
@@ -159,8 +168,8 @@ class EvaluationLog:
         return Heard(entry.said, Standing.REFUSED, entry.public_key, entry.swarm, problem)
 
     def reports(self, swarm: str | None) -> list[EvalReport]:
-        """As `heard`, without those whose signature is refused, and without unsigned ones of a node
-        that signs.
+        """Like `heard`, but without reports with a refused signature, and without unsigned reports
+        of nodes that also sign.
         """
         heard = self.heard(swarm)
         signing = {each.said.node for each in heard if each.standing is Standing.SIGNED}
@@ -171,14 +180,15 @@ class EvaluationLog:
         ]
 
     def unsigned(self, swarm: str | None) -> frozenset[str]:
-        """Names of which `reports` has unsigned ones only."""
+        """Names of which `reports` has only unsigned reports."""
         heard = self.heard(swarm)
         signing = {each.said.node for each in heard if each.standing is Standing.SIGNED}
         return frozenset(each.said.node for each in heard if each.standing is Standing.UNSIGNED) - signing
 
     async def follow(self, swarm_plane: Transport, swarm: str | None = None) -> None:
-        """Read what is new. A server whose stream is shorter than what was read is another one:
-        begin again. `swarm`: the one that is looked at, whose reports no other's push out.
+        """Read the new reports. If the stream is shorter than what was read, it is another
+        server's: start over. `swarm`: the one being looked at; reports to other swarms do not push
+        its out.
         """
         self._looked_at = self._only or swarm or self._looked_at
         try:
@@ -187,7 +197,7 @@ class EvaluationLog:
                 self._begin()
             if state.last_seq - REPORTS_A_LOOK + 1 > self._next_seq:
                 await self._skip(swarm_plane, state.last_seq - REPORTS_A_LOOK + 1)
-            # No more reads than that takes, so that a look ends however fast somebody writes.
+            # A fixed number of reads, so that a look ends however fast somebody writes.
             for _ in range(REPORTS_A_LOOK // _REPORTS_A_READ + 1):
                 messages = await swarm_plane.read(subjects.SWARM_EVALS, self._next_seq, _REPORTS_A_READ)
                 if not messages:
@@ -197,9 +207,9 @@ class EvaluationLog:
             return
 
     async def _skip(self, swarm_plane: Transport, next_seq: int) -> None:
-        """Go on at `next_seq`, as there are more new reports than are read. Somebody may have
-        written them to hide others': so the oldest are read first, which say who was there before
-        and with which key, and the last word of whoever is established.
+        """Skip to `next_seq`, because there are more new reports than are read. They may have been
+        written to hide others. So first read the oldest reports, which show the earlier names and
+        their keys, and the last report of each established name.
         """
         if self._next_seq == 1:
             self._read(await swarm_plane.read(subjects.SWARM_EVALS, 1, _REPORTS_A_READ))
@@ -209,21 +219,21 @@ class EvaluationLog:
         self._next_seq = max(self._next_seq, next_seq)
 
     def _read(self, messages: Sequence[StoredMessage]) -> None:
-        """What follows on what was read before."""
+        """Take the messages and remember how far they were read."""
         self._take_all(messages)
         self._next_seq = messages[-1].seq + 1 if messages else self._next_seq
 
     def _take_all(self, messages: Sequence[StoredMessage]) -> None:
         now = time.time()
         for message in messages:
-            # A report is never large enough for a claim check: one that says so wants to be
-            # fetched, not read.
+            # A report is never large enough for a claim check, so a message with one is not a
+            # report and is not fetched.
             if message.inline is not None:
                 self.take(message.subject, message.inline, now, message.stored_at)
 
     def take(self, subject: str, payload: bytes, now: float, stored_at: float | None = None) -> None:
-        """Keep one report, if it is one of the node whose subject it came on. `stored_at`: when the
-        server got it; None: now.
+        """Keep one report, if its node is the one whose subject it came on. `stored_at`: when the
+        server received it; None: now.
         """
         try:
             heard = hear(payload, EvalReport, now)
@@ -234,6 +244,7 @@ class EvaluationLog:
         swarm, name, at = heard.swarm, heard.said.node, now if stored_at is None else stored_at
         if self._only is not None and swarm not in (None, self._only):
             return
+        self._heard_at = max(self._heard_at, at)
         kept = self._kept.get(swarm, name) or _Reports()
         if heard.standing is Standing.SIGNED and (problem := self._stranger(swarm or "", name, heard.public_key or "", kept)):
             heard = Heard(heard.said, Standing.REFUSED, heard.public_key, swarm, problem)
@@ -241,7 +252,7 @@ class EvaluationLog:
         said = msgspec.structs.replace(heard.said, per_task=per_task)
         heard = Heard(said, heard.standing, heard.public_key, swarm, heard.problem)
         if heard.standing is Standing.REFUSED:
-            # Apart, so that forged reports push none of the node's own out.
+            # Kept separately, so that forged reports do not push out the node's.
             self._refused.put(swarm, name, heard, self._looked_at, at)
             return
         kept.add(heard)
@@ -249,8 +260,8 @@ class EvaluationLog:
         self._kept.put(swarm, name, kept, self._looked_at, at, listed=listed)
 
     def _stranger(self, swarm: str, name: str, public_key: str, kept: _Reports) -> str:
-        """Why the name is not this key's; empty where it is. The reports that are kept say it too:
-        a key is forgotten where too many came after it.
+        """Why the name does not belong to this key; empty if it does. The kept reports count as
+        well, because the key may have been forgotten after too many others.
         """
         if self._roster is not None:
             return "" if self._roster.get(name) == public_key else NOT_ON_ROSTER

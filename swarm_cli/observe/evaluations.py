@@ -1,5 +1,5 @@
-"""Held-out results and training steps as a run's folder holds them: `eval.jsonl` and
-`metrics.jsonl`, one object a line.
+"""Held-out results and training steps from a run's folder: `eval.jsonl` and `metrics.jsonl`, one
+object per line.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TAIL_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`; `by_task` has the
-    pass rates of single datasets, where the file holds them; `mean_reward` tells graded answers
-    apart, of which none may pass.
+    """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`. `by_task`: pass rates
+    by dataset, if the file has them. `mean_reward`: for datasets with partial credit, where no
+    answer may pass.
     """
 
     policy_version: int
@@ -35,7 +35,7 @@ class Evaluation:
 
 
 def read_steps(node_dir: Path) -> list[dict[str, Any]]:
-    """A node's training steps in order. Where a resumed trainer repeated a step, the later line
+    """A node's training steps in order. If a resumed trainer repeated a step, the later line
     counts.
     """
     by_step = {int(line["step"]): line for line in read_jsonl(node_dir / METRICS_FILE) if _is_number(line.get("step"))}
@@ -60,8 +60,8 @@ def newest_step(node_dir: Path) -> dict[str, Any]:
 
 
 def read_evaluations(node_dir: Path) -> list[Evaluation]:
-    """A node's evaluations in order of policy version; the later line counts where one was
-    repeated.
+    """A node's evaluations in order of policy version; if one was repeated, the later
+    line counts.
     """
     by_version = {}
     for line in read_jsonl(node_dir / EVAL_FILE):

@@ -1,5 +1,5 @@
-"""Bounded memory of names that senders choose, and of swarms that they choose besides: a sender may
-push out what was said under its own name, and of others' only what is as new as it is.
+"""Bounded memory keyed by names and swarms that senders choose. A sender can push out its own
+values, but of others' only those as new as its own.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 SWARMS_A_NAME = 4
-"""A node takes part in few swarms on one hub, and a sender may make up as many as it likes."""
+"""Swarms kept per name. A node is in few swarms on one hub, but a sender can invent any number."""
 ESTABLISHED_S = 600.0
-"""Between a name's first and last signed word: what is made up for a look has not lived as long."""
+"""Seconds between a name's first and last signed report that make it established. Names invented
+for an attack have not existed that long."""
 NEWCOMERS_PART = 4
-"""One place in so many is for names that are not established."""
+"""One in this many places is reserved for names that are not established."""
 SILENT_S = 86_400.0
 KEYS_A_NAME = 8
 NAMES_WITH_KEYS = 8
-"""Keys are remembered of so many times as many names as reports are."""
+"""Keys are kept for this many times as many names as reports are."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Slot(Generic[T]):
-    """What a name said in one swarm, and when it was heard there first and last."""
+    """A name's value in one swarm, and when the name was first and last heard there."""
 
     value: T
     first_at: float
@@ -32,20 +33,20 @@ class _Slot(Generic[T]):
 
 
 class ByName(Generic[T]):
-    """One value for a name in a swarm (None: said without one), and of each name the last few
-    swarms.
+    """Keeps one value per name and swarm (None: no swarm was named), and the last few swarms of
+    each name.
 
-    Names are made up as fast as they are written. So a name that signed for one swarm over
-    `ESTABLISHED_S` is established and keeps its place, however many come after it; those that are
-    not compete among themselves, and those that spoke last stay.
+    Anybody can invent names quickly. So a name that has signed for one swarm over `ESTABLISHED_S`
+    is established and keeps its place, however many names come after it. The other names compete
+    for the remaining places, and those heard last stay.
     """
 
     def __init__(self, names_kept: int) -> None:
         self._names_kept = names_kept
         self._newcomers: dict[str, dict[str | None, _Slot[T]]] = {}
-        """That which spoke last at the end."""
+        """In the order in which they were last heard."""
         self._established: dict[str, dict[str | None, _Slot[T]]] = {}
-        """In the order in which they became it."""
+        """In the order in which they became established."""
 
     def __iter__(self) -> Iterator[tuple[str | None, str, T]]:
         """Swarm, name and value."""
@@ -55,7 +56,7 @@ class ByName(Generic[T]):
                     yield swarm, name, slot.value
 
     def get(self, swarm: str | None, name: str) -> T | None:
-        """What is kept."""
+        """The kept value; None if there is none."""
         slot = self._swarms(name).get(swarm)
         return None if slot is None else slot.value
 
@@ -64,7 +65,7 @@ class ByName(Generic[T]):
         return list(self._established)
 
     def since(self, swarm: str | None, name: str) -> float | None:
-        """When the name was first heard in this swarm; None where it is not kept."""
+        """When the name was first heard in this swarm; None if it is not kept."""
         slot = self._swarms(name).get(swarm)
         return None if slot is None else slot.first_at
 
@@ -74,12 +75,12 @@ class ByName(Generic[T]):
         return slot is not None and _is_established(swarm, slot)
 
     def put(self, swarm: str | None, name: str, value: T, looked_at: str | None, at: float, *, listed: bool = False) -> None:
-        """Keep it as the last that was said. What a name said in the swarm `looked_at` is not given
-        up for what it says in another one.
+        """Keep `value` as the newest. A name's value in the swarm `looked_at` is never dropped for
+        its value in another swarm.
 
         Args:
-            at: When it was said, by the server's clock, which the sender does not set.
-            listed: The reader's roster has the name.
+            at: When it was sent, by the server's clock, which the sender cannot set.
+            listed: Whether the reader's roster has the name.
         """
         swarms = self._swarms(name)
         last = swarms.pop(swarm, None)
@@ -97,8 +98,8 @@ class ByName(Generic[T]):
         return self._established.get(name) or self._newcomers.get(name) or {}
 
     def _make_room(self, now: float) -> None:
-        """A newcomer goes, unless the established have more than their part: then one that is
-        silent, or else the youngest of them.
+        """Drop a newcomer. If the established names have more than their share, drop one of them
+        instead: a silent one, or else the youngest.
         """
         if self._newcomers and len(self._established) <= self._names_kept - self._names_kept // NEWCOMERS_PART:
             del self._newcomers[next(iter(self._newcomers))]
@@ -110,8 +111,8 @@ class ByName(Generic[T]):
 
 
 def _to_forget(swarms: Mapping[str | None, _Slot[T]], kept: Collection[str | None]) -> str | None:
-    """Of a name's swarms the youngest in which it is not established, as others may have said it;
-    where there is none that which it left first.
+    """The swarm of a name to drop: the youngest in which the name is not established, because
+    somebody else may have invented it; else the one last heard longest ago.
     """
     others = [swarm for swarm in swarms if swarm not in kept]
     made_up = [swarm for swarm in others if not _is_established(swarm, swarms[swarm])]
@@ -123,8 +124,8 @@ def _is_established(swarm: str | None, slot: _Slot[T]) -> bool:
 
 
 class FirstKeys:
-    """The first key of each name in each swarm. Where there are too many, the newest make room:
-    whoever came early keeps its name, however many come after it.
+    """The first key of each name in each swarm. If there are too many names, the newest is dropped:
+    an early name keeps its key, however many come after it.
     """
 
     def __init__(self, names_kept: int) -> None:
@@ -132,11 +133,11 @@ class FirstKeys:
         self._kept: dict[str, dict[str, str]] = {}
 
     def get(self, swarm: str, name: str) -> str | None:
-        """The name's key; None where it has none yet."""
+        """The name's key; None if it has none yet."""
         return self._kept.get(name, {}).get(swarm)
 
     def first(self, swarm: str, name: str, public_key: str) -> str:
-        """The name's key, which is `public_key` from now on where it had none."""
+        """The name's key; if it had none, `public_key` becomes its key."""
         if name not in self._kept and len(self._kept) >= self._names_kept:
             self._kept.popitem()
         keys = self._kept.setdefault(name, {})
@@ -146,8 +147,8 @@ class FirstKeys:
 
 
 def with_places(found: Sequence[T], most: int, is_known: Callable[[T], bool]) -> list[T]:
-    """`most` of what was found, in its order. Who is known has a place before all others, so that
-    nobody is pushed out by names made up for it.
+    """At most `most` of the entries in `found`, in their order. Known ones are kept before all
+    others, so that invented names cannot push them out.
     """
     known = [place for place, each in enumerate(found) if is_known(each)]
     others = [place for place, each in enumerate(found) if not is_known(each)]

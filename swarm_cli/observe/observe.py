@@ -1,6 +1,4 @@
-"""`swarm observe`: look at a swarm from outside, with a token or an address. It shares nothing,
-trains nothing and writes nothing.
-"""
+"""`swarm observe`: look at a swarm from outside, with a token or an address. It only reads."""
 
 from __future__ import annotations
 
@@ -37,14 +35,14 @@ from swarm_cli.running import running_swarm
 
 CONNECT_S = 10.0
 LOOK_S = 30.0
-"""A look that takes longer found a server that went away under it."""
+"""If a look takes longer, the server is taken to be gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where to look, and as whom. Files are empty where the server asks for none. `swarm`: which
-    swarm to look at, None where an address alone was given. `roster`: keys by name where the token
-    lists its members; None: first keys are trusted.
+    """Where to look, and as which user. Files are empty if the server asks for none. `swarm`: which
+    swarm to look at; None if only an address was given. `roster`: keys by name if the token lists
+    members; None: first keys are trusted.
     """
 
     url: str
@@ -55,11 +53,11 @@ class Hub:
     roster: Mapping[str, str] | None = None
 
     def log(self) -> EvaluationLog:
-        """An empty log that takes what this hub's swarm may say."""
+        """An empty log for reports to this hub's swarm."""
         return EvaluationLog(roster=self.roster, swarm=self.swarm)
 
     async def connect(self) -> Transport:
-        """Raises what connecting raises."""
+        """Connect as this user. Raises the errors of `shared.transport.connect`."""
         return await connect(
             self.url,
             name="observer",
@@ -73,37 +71,43 @@ class Hub:
 def observe(
     target: Annotated[
         str | None,
-        typer.Argument(help="The server's address or a token; - reads standard input.  [default: JOIN_TOKEN or the running run's]"),
+        typer.Argument(
+            help="The server's address or a token; - reads standard input.  [default: JOIN_TOKEN, or the running run's address]"
+        ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end; so does output that is no terminal.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, once.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and end. Implied if the output is not a terminal.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and end.")] = False,
     every_s: Annotated[float, typer.Option(min=1.0, help="Seconds between looks.")] = 5.0,
     key: Annotated[Path | None, typer.Option(help="Key file of the user `observer`, for a secured server without a token.")] = None,
-    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="PEM file of the authority that signed the server's certificate.")] = None,
 ) -> None:
-    """Show who is in a swarm, their held-out scores, and who shares. Reads only; Ctrl-C ends it."""
+    """Show a swarm's nodes, their held-out scores, and how much they share. Only reads; Ctrl-C ends
+    it.
+    """
     with _hub(_target(target), key, ca) as hub:
         try:
             _show(hub, terminal(), once=once, as_json=as_json, every_s=every_s)
         except AccessDenied as error:
-            remedy = "ask the swarm's operator for a token of `swarm invite --observer`, or give --key and --ca"
-            raise CommandError(f"{hub.url} does not let a spectator in: {remedy}\n({error})") from None
+            remedy = "ask the swarm's operator for a token from `swarm invite --observer`, or give --key and --ca"
+            raise CommandError(f"{hub.url} does not admit this spectator: {remedy}\n({error})") from None
         except NotConnected as error:
             said = str(error).split(": start one with")[0]
             raise CommandError(f"{said}: check the address, and whether something on the way blocks its port") from None
 
 
 def _target(given: str | None) -> str:
-    """What was given, or the address of the running run's swarm. Raises CommandError."""
+    """The given token or address, or the address of the running run's swarm. Raises
+    CommandError.
+    """
     if given or os.environ.get(TOKEN_VARIABLE, "").strip():
         return given_text(given)
     url = running_swarm(load_chosen(None).node.var_dir)
     if url == "none":
-        raise CommandError("the run that is running here is in no swarm: `swarm top` looks at it")
+        raise CommandError("the run that is running here is not in a swarm: look at it with `swarm top`")
     if url is None:
         raise CommandError(
             "no run is running here, and neither an address nor a token was given: `swarm observe nats://HOST:4222` "
-            f"(tls://HOST:4222 where the hub is secured), `swarm observe TOKEN`, or the token in {TOKEN_VARIABLE}"
+            f"(tls://HOST:4222 if the hub is secured), `swarm observe TOKEN`, or set {TOKEN_VARIABLE}"
         )
     return url
 
@@ -119,8 +123,8 @@ def _show(hub: Hub, console: Console, *, once: bool, as_json: bool, every_s: flo
 
 @contextmanager
 def _hub(text: str, key: Path | None, ca: Path | None) -> Iterator[Hub]:
-    """The hub behind an address or a token. A token's key and certificate are files for as long as
-    the block lasts, readable for their owner only.
+    """The hub of an address or a token. For the length of the block, a token's key and certificate
+    are in files that only their owner can read.
     """
     if "://" in text.partition(".")[0]:
         try:
@@ -134,7 +138,9 @@ def _hub(text: str, key: Path | None, ca: Path | None) -> Iterator[Hub]:
 
 
 def _invited_hub(invitation: Invitation, folder: Path, key: Path | None, ca: Path | None) -> Hub:
-    """The token's hub and roster: without the latter a name belongs to whoever signs first."""
+    """The token's hub and roster; without a roster a name belongs to the first key that
+    signs it.
+    """
     user, key_file, ca_file = OBSERVER, str(key or ""), str(ca or "")
     if invitation.credential is not None and not key:
         user, key_file = invitation.credential.user, str(folder / "key.nk")
@@ -156,8 +162,8 @@ async def _once(hub: Hub) -> Standings:
 
 
 async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = None) -> Standings:
-    """One look at `swarm`, or else at that of the node that has signed for longest, or else at the
-    one that most nodes of the directory are in; `scores` is brought up to date. Of a name only what
+    """One look at `swarm`; if None, at the swarm of the node that has signed for longest, or else
+    at the one that most nodes of the directory are in. Updates `scores`. For each name, only what
     its first key signed for that swarm counts.
 
     Raises:
@@ -165,7 +171,8 @@ async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = 
     """
     try:
         async with asyncio.timeout(LOOK_S):
-            # First who is known: where there are more entries than are read, theirs are asked for.
+            # Read scores first: they say which names are established, and if the directory has more
+            # entries than are read, those names' entries are requested.
             await scores.follow(transport, swarm)
             listed = await read_directory(transport, scores.established())
             if swarm is None:
@@ -177,7 +184,7 @@ async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = 
             except NotConnected:
                 raise
             except TransportError:
-                counts = {}  # nobody has made the stream yet
+                counts = {}  # the stream does not exist yet
     except TimeoutError:
         raise NotConnected(f"the server took longer than {LOOK_S:.0f} s to answer") from None
     swarm = swarm or scores.usual_swarm()
@@ -195,7 +202,7 @@ async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = 
 
 
 async def _live(hub: Hub, console: Console, every_s: float) -> None:
-    """Look again and again. A server that goes away is waited for."""
+    """Look every `every_s`. If the server does not answer, keep trying."""
     transport, scores = await hub.connect(), hub.log()
     try:
         with Live(console=console, auto_refresh=False) as live:

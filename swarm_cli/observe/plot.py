@@ -22,7 +22,7 @@ DEFAULT_VAR_DIR = Path("var")
 def plot(
     run: Annotated[str, typer.Argument(help="Name of a run, or the path of its folder.")],
     out: Annotated[Path | None, typer.Option(help="PNG to write.  [default: curves.png in the run's folder]")] = None,
-    var_dir: Annotated[Path, typer.Option(help="Where runs are.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
+    var_dir: Annotated[Path, typer.Option(help="Folder that holds runs/.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
 ) -> None:
     """Draw a run's learning curves: held-out pass rate, rewards, loss, gradient norm, entropy,
     staleness.
@@ -43,10 +43,10 @@ def plot(
 
 
 def find_run(run: str, var_dir: Path) -> Path:
-    """Folder of a run that is given by name or by path.
+    """Folder of a run, given by name or by path.
 
     Raises:
-        CommandError: there is none; the message names the newest runs.
+        CommandError: there is no such run; the message names the newest runs.
     """
     for folder in (var_dir / "runs" / run, Path(run)):
         if folder.is_dir():
@@ -54,13 +54,13 @@ def find_run(run: str, var_dir: Path) -> Path:
     runs = var_dir / "runs"
     known = sorted((f for f in runs.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime) if runs.is_dir() else []
     names = ", ".join(folder.name for folder in known[:5])
-    hint = f"newest runs are {names}" if known else "there are no runs yet; `swarm up` makes one"
+    hint = f"the newest runs are {names}" if known else "there are no runs yet; `swarm up` makes one"
     raise CommandError(f"no run {run!r} in {runs}: {hint}")
 
 
 def where_runs_are(config: NodeConfig) -> str:
-    """The option that commands need beside a run's name to find it, with a space before; empty
-    where they look there anyway.
+    """The option, with a leading space, that commands need to find a run by its name; empty if they
+    look in the right folder anyway.
     """
     found_unasked = VAR_DIR_VARIABLE in os.environ or config.node.var_dir == DEFAULT_VAR_DIR
     return "" if found_unasked else f" --var-dir {shlex.quote(str(config.node.var_dir))}"

@@ -1,7 +1,7 @@
-"""The progress view's rows and its decision when a run is complete: pure functions over node views,
-time is an argument.
+"""The progress view's rows, and the decision when a run is complete. Pure functions over node
+views; time is an argument.
 
-Plain lines without cursor movement, because honcho puts a prefix before each.
+Lines are plain, without cursor movement, because honcho puts a prefix before each.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SUMMARY_HEADER = (
     f"{'node':<9}{'steps':>6}{'held-out':>10}{'base':>8}{'gain':>8}{'tasks':>7}{'made':>6}{'shared':>7}{'taken':>6}{'refused':>8}"
 )
 LEGEND = (
-    "reward: mean of the node's own on-policy groups in the newest step; held-out: pass rate on tasks\n"
-    "never trained on, (base): of the policy it began with; made, shared, taken, refused: rollout\n"
-    "groups since each service started, written every 2 s (so shared may be ahead of made);\n"
-    "stale: policy versions between sampling and use"
+    "reward: mean over the newest step's local groups; held-out: pass rate on tasks never trained on,\n"
+    "(base): that of the base policy; made, shared, taken, refused: rollout groups since each service\n"
+    "started, updated every 2 s (so shared may be ahead of made); stale: policy versions between\n"
+    "sampling and use"
 )
 _RATE_WINDOW_S = 60.0
 LINE_CHARACTERS = 100
@@ -36,15 +36,13 @@ STATE_CHARACTERS = 80
 
 
 class StepRate:
-    """Steps a minute of one node over the last minute."""
+    """One node's steps per minute, over the last minute."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def update(self, now: float, step: int) -> float | None:
-        """Note `step` at `now` (seconds); the rate, or None before there is anything to compare
-        with.
-        """
+        """Record `step` at `now` (seconds). Returns the rate, or None at the first call."""
         self._seen.append((now, step))
         while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
             self._seen.popleft()
@@ -63,7 +61,7 @@ class Row:
     """Mean over the newest step's local groups, in policy versions."""
 
     def lines(self, elapsed_s: float, now: float) -> list[str]:
-        """The line under `HEADER`; a state that is too long for it stands in a line of its own."""
+        """The line under `HEADER`, with a second line if the state is too long for the first."""
         view = self.view
         newest, base = newest_evaluation(view, self.evaluations), base_evaluation(self.evaluations)
         figures = (
@@ -91,7 +89,7 @@ def base_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation | None:
 
 
 def state(view: NodeView, now: float) -> str:
-    """What the node does, or which of its services do not answer."""
+    """What the node is doing, or which of its services do not answer."""
     missing = [role for role in ROLES if not view.alive(role, now)]
     if len(missing) == len(ROLES) or (view.step == 0 and missing):
         return "starting: waiting for " + ", ".join(missing)
@@ -102,15 +100,13 @@ def state(view: NodeView, now: float) -> str:
 
 
 def steps_done(views: Sequence[NodeView], steps: int) -> bool:
-    """Whether every node's trainer has taken `steps` steps and published the policy of the last
-    one.
-    """
+    """Whether every node's trainer has taken `steps` steps and published the last step's policy."""
     taken = [min(view.position.policy_version, view.version) if view.position is not None else 0 for view in views]
     return bool(taken) and min(taken) >= steps
 
 
 def evaluations_done(views: Sequence[NodeView], steps: int) -> bool:
-    """Whether every node's policy of `steps` steps, or a later one, was evaluated."""
+    """Whether, for every node, the policy after `steps` steps or a later one was evaluated."""
     return all(view.evaluation is not None and view.evaluation.policy_version >= steps for view in views)
 
 

@@ -1,5 +1,5 @@
-"""The progress view of `swarm up`, as the process that its Procfile starts: how the nodes get on, a
-table every few seconds, and the end of a run that was given a number of steps.
+"""The progress view of `swarm up`, a process that the Procfile starts: it prints the nodes'
+progress every few seconds, and ends a run that has a number of steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from swarm_cli.running import goes_on
 
 HEADER_EVERY = 10
 FINAL_EVALUATION_S = 180.0
-"""How long the last evaluation may take before the run ends without it."""
+"""How long to wait for the last evaluation before the run ends without it."""
 
 
 def progress(
@@ -36,7 +36,7 @@ def progress(
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between tables.")] = 5.0,
     config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG]")] = None,
 ) -> None:
-    """Show how nodes get on, line by line; with a number of steps, end when all nodes have taken
+    """Show nodes' progress, line by line; with a number of steps, end when all nodes have taken
     them.
     """
     node_config = load_config(config)
@@ -51,7 +51,7 @@ def progress(
 
 
 class ProgressView:
-    """One progress view: what it watches, and what it remembers from table to table."""
+    """One progress view: what it shows, and what it remembers between tables."""
 
     def __init__(self, config: NodeConfig, nodes: Sequence[str], steps: int, every_s: float) -> None:
         self._config = config
@@ -63,7 +63,7 @@ class ProgressView:
         self._began = time.monotonic()
 
     async def run(self) -> None:
-        """Print tables until the steps are taken, or for ever."""
+        """Print tables until the steps are taken; without a number of steps, for ever."""
         transport = await connect_node_plane(self._config, OPERATOR)
         try:
             await self._follow(transport)
@@ -71,9 +71,9 @@ class ProgressView:
             await transport.close()
 
     async def _follow(self, transport: Transport) -> None:
-        """Ends by itself only where `--steps` was given. All steps taken is not the end yet: the
-        last policy's held-out score is what the run was for, and it is waited for, for
-        `FINAL_EVALUATION_S` at most.
+        """Print tables. Ends by itself only with a number of steps, and then not before the last
+        policy is evaluated, because its held-out score is the run's result. Waits for that at most
+        `FINAL_EVALUATION_S`.
         """
         for line in LEGEND.splitlines():
             _say(line)
@@ -102,8 +102,7 @@ class ProgressView:
         try:
             return await gather(transport, self._nodes)
         except NotConnected as error:
-            # A view that gives up would end the run where whoever started it ends with the first
-            # process (`honcho start`).
+            # Do not give up: `honcho start` ends the whole run when its first process ends.
             silent_s = time.monotonic() - heard_at
             _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({error})")
             return None
@@ -124,7 +123,7 @@ class ProgressView:
         _say("")
         _say(f"all nodes have taken {self._steps} steps, {minutes:.1f} minutes after this view began")
         if not complete:
-            _say(f"an evaluation of the last policy did not come within {FINAL_EVALUATION_S:.0f} s: see generator.log")
+            _say(f"the last policy was not evaluated within {FINAL_EVALUATION_S:.0f} s: see generator.log")
         for line in summary(rows):
             _say(line)
         for line in run_verdicts(self._run_dir, self._nodes):
@@ -132,7 +131,7 @@ class ProgressView:
         run = self._config.node.run
         _say(f"files:  {self._run_dir}/<node>/metrics.jsonl, eval.jsonl, <role>.log")
         _say(f"next:   swarm plot {run}{where_runs_are(self._config)}      learning curves as PNG (make plot RUN={run})")
-        _say(f"        {goes_on(self._run_dir)}      goes on training")
+        _say(f"        {goes_on(self._run_dir)}      continues training")
 
 
 def _say(line: str) -> None:

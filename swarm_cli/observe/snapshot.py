@@ -1,7 +1,7 @@
 """One look at a swarm through its two planes: the directory, the nodes' buckets, and the streams.
 
-Strangers write into the directory and the swarm's streams, so a look reads a bounded part of both
-and asks no question per name that only they have written.
+Strangers write into the directory and the swarm's streams, so a look reads a bounded part of both,
+and makes no request for each name that only they have written.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm
 from swarm_cli.observe.view import NodeView, gather, node_view
 
 NODES_SHOWN = 100
-"""Unless more are asked for: this server's own first, then the newest entries of the directory."""
+"""The most nodes shown by default: first those on this server, then the directory's
+newest entries.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFill:
-    """How full a stream is and, where one reads it by a durable consumer, how far that is
-    behind.
-    """
+    """How full a stream is and, if it has a durable consumer, how far that is behind."""
 
     stream: str
     state: StreamState
@@ -43,7 +43,7 @@ class StreamFill:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """One node: what it says of itself, its streams, and whether the swarm's directory lists it."""
+    """One node: its own report, its streams, and whether the swarm's directory lists it."""
 
     view: NodeView
     streams: tuple[StreamFill, ...]
@@ -64,10 +64,11 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SwarmSnapshot:
-    """The nodes at one time. `swarm_reachable` is None where there is no swarm plane.
+    """The nodes at one time. `swarm_reachable` is None where there is no swarm plane;
+    `swarm_problem`: why it cannot be reached.
 
-    `left_out`: nodes and entries of the directory that are not among `nodes`; `unreadable`: entries
-    that are no node's.
+    `left_out`: number of nodes and directory entries that are not among `nodes`; `unreadable`:
+    number of invalid entries.
     """
 
     at: float
@@ -77,9 +78,10 @@ class SwarmSnapshot:
     left_out: int = 0
     unreadable: int = 0
     swarm: str | None = None
-    """Which swarm (`nats.swarm_id`) the nodes are in, as their signed entries say."""
+    """The swarm (`nats.swarm_id`) that the nodes are in, by their signed entries."""
     known: tuple[str, ...] = ()
     """Names that keep their places on what is shown (`EvaluationLog.established`)."""
+    swarm_problem: str = ""
     swarm_denied: bool = False
     """The swarm's server lets this command not in, as in a node's pod for people, which has the key
     of the node's operator alone. It says nothing of the services.
@@ -96,19 +98,19 @@ async def take_snapshot(
     evaluations: EvaluationLog | None = None,
     most: int = NODES_SHOWN,
 ) -> SwarmSnapshot:
-    """Look at `names`, or else at `most` of the nodes on this server and in the directory; the
-    configuration's own when there are none. `evaluations` is brought up to date besides.
+    """Look at `names`; if empty, at up to `most` of the nodes on this server and in the directory;
+    if there are none, at the configuration's node. Also updates `evaluations`.
 
     Raises:
         CommandError: one of `names` is none.
-        NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached is part
-            of the snapshot.
+        NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached, or that
+            lets this user in no more, is part of the snapshot.
     """
     for name in names:
         checked_node(name)
     node_plane = await connect_node_plane(config, OPERATOR, timeout_s=timeout_s, url=node_url)
     try:
-        swarm_plane, denied = await _try_connect(config, swarm_url, timeout_s)
+        swarm_plane, problem, denied = await _try_connect(config, swarm_url, timeout_s)
         try:
             here = await nodes_here(node_plane)
             if swarm_plane and evaluations:
@@ -116,10 +118,10 @@ async def take_snapshot(
             known = evaluations.established() if evaluations else []
             listed = await read_directory(swarm_plane, names or [*sorted(here), *known][:most]) if swarm_plane else Directory()
             wanted, left_out = (list(names), 0) if names else chosen(config.node.id, here, listed, most, known)
-            # The directory also lists nodes whose own plane is elsewhere, or in an account that
-            # this user does not see.
+            # The directory also lists nodes whose node plane is on another server, or in an account
+            # that this user cannot see.
             views = await gather(node_plane, [name for name in wanted if name in here])
-            at = time.time()  # what is read below may take long, and no process is silent for it
+            at = time.time()  # before the slow reads below, so that no process looks silent because of them
             listing = {name: listed.entry(name) for name in wanted}
             nodes = [
                 NodeSnapshot(view, await _node_streams(node_plane, view.node), listing[view.node] is not None, listing[view.node])
@@ -142,11 +144,13 @@ async def take_snapshot(
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
     shown, streams = tuple(nodes), tuple(swarm_streams)
-    return SwarmSnapshot(at, shown, streams, reachable, left_out, listed.unreadable, swarm, tuple(known), denied)
+    return SwarmSnapshot(at, shown, streams, reachable, left_out, listed.unreadable, swarm, tuple(known), problem, denied)
 
 
 def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:
-    """The same, of a run that has ended: no process is there, whatever it said last."""
+    """The snapshot for a run that has ended: all processes count as ended, whatever they last
+    reported.
+    """
     nodes = []
     for node in snapshot.nodes:
         statuses = tuple(msgspec.structs.replace(status, state=STOPPED) for status in node.view.statuses)
@@ -155,8 +159,8 @@ def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:
 
 
 def judged(entry: Heard[NodeRecord] | None, swarm: str | None, evaluations: EvaluationLog | None) -> Heard[NodeRecord] | None:
-    """A node's entry as it counts in the swarm that is looked at: one for another swarm, or of
-    another key than the name's, is not its word.
+    """A node's entry as judged in the swarm being looked at: refused if it is for another swarm or
+    from another key than the name's.
     """
     if entry is None or entry.standing is not Standing.SIGNED:
         return entry
@@ -168,9 +172,9 @@ def judged(entry: Heard[NodeRecord] | None, swarm: str | None, evaluations: Eval
 def swarm_of(
     nodes: Sequence[NodeSnapshot], here: Collection[str], configured: str, now: float, evaluations: EvaluationLog | None = None
 ) -> str | None:
-    """The swarm that these nodes are in: the configured one, or else the one that most of the nodes
-    on this server say, or else the node that has signed for longest, or else most of all. `swarm
-    up` names a swarm after its run, which another terminal need not know.
+    """The swarm that these nodes are in: the configured one; else the one that most nodes on this
+    server name; else that of the node that has signed for longest; else the one that most nodes
+    name. `swarm up` names a swarm after its run, which other terminals do not know.
     """
     if configured != DEFAULT_SWARM_ID:
         return configured
@@ -182,26 +186,24 @@ def swarm_of(
 
 def chosen(own: str, here: Collection[str], listed: Directory, most: int, known: Sequence[str] = ()) -> tuple[list[str], int]:
     """Names to look at, at most `most`, and how many others there are. `here`: nodes whose bucket
-    is on this server; `known`: those that keep their places.
+    is on this server; `known`: established names.
 
-    This node and the others here come first, whatever the directory says, then those that are
-    known, and then the directory's newest. `own` alone where there is nothing.
+    This node and the others on this server come first, whatever the directory says, then known
+    names, then the directory's newest. Only `own` if there are none.
     """
     there = [name for name in known if name in listed.payloads]
     ranked = list(dict.fromkeys([*([own] if own in here else []), *sorted(here), *there, *listed.names])) or [own]
     return sorted(ranked[:most]), len(ranked[most:]) + listed.left_out
 
 
-async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> tuple[Transport | None, bool]:
-    """The swarm plane where it can be had, and whether it is the key that it cannot be had for."""
+async def _try_connect(config: NodeConfig, url: str | None, timeout_s: float) -> tuple[Transport | None, str, bool]:
+    """The swarm plane, or why there is none and whether that is because of the key."""
     if url is None:
-        return None, False
+        return None, "", False
     try:
-        return await connect_swarm_plane(config, OPERATOR, timeout_s=timeout_s, url=url), False
-    except NotConnected:
-        return None, False
-    except AccessDenied:
-        return None, True
+        return await connect_swarm_plane(config, OPERATOR, timeout_s=timeout_s, url=url), "", False
+    except (NotConnected, AccessDenied) as error:
+        return None, str(error), isinstance(error, AccessDenied)
 
 
 async def nodes_here(node_plane: Transport) -> frozenset[str]:

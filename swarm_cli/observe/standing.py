@@ -1,5 +1,5 @@
-"""Whether a node that answers also gets on: the time since its last step, batch and group against
-their usual pace, and since its processes' last word. Pure, time is an argument.
+"""Whether a node that answers also makes progress: compares the time since its last step, batch and
+group with their usual intervals, and checks its processes' last status. Pure; time is an argument.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from shared.runtime.status import STATUS_INTERVAL_S, STOPPED
 from swarm_cli.observe.view import NodeView
 
 FIRST_WORK_S = 600.0
-"""A model loads, and the base policy is evaluated, before there is a first step."""
+"""Before the first step the model is loaded and the base policy is evaluated."""
 QUIET_S = 5 * STATUS_INTERVAL_S
-"""A process that is silent this long is told, long before it counts as gone (`SILENT_S`)."""
+"""A process that is silent this long is reported, long before it counts as gone (`SILENT_S`)."""
 
 START_AGAIN_S = 60.0
-"""A process that was restarted imports and loads its model before its first word."""
+"""A restarted process imports and loads its model before it writes its first status."""
 
 _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
-"""What each role makes, those first whose standing still says most."""
+"""What each role produces, in the order in which a stalled role explains most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A role that answers and does not get on. `usual_s` is None before its pace is known."""
+    """A role that answers but makes no progress. `usual_s`: its usual interval, None if not yet
+    known.
+    """
 
     role: Role
     for_s: float
@@ -41,31 +43,31 @@ class Standing:
 
 
 def standing(view: NodeView, now: float) -> Standing | None:
-    """The first role in the order of `_WORK` that stands still though it answers; None where all
-    get on, and for a node whose trainer has taken all its steps.
+    """The first role in the order of `_WORK` that answers but has stalled; None if there is none,
+    or if the node's trainer has taken all its steps.
 
-    The sampler, generator and verifier may wait for the trainer on purpose, and so stand still only
-    where no trainer does.
+    The sampler, generator and verifier may wait for the trainer on purpose, so the trainer is
+    checked first.
     """
     if finished(view):
         return None
     for role in _WORK:
         alive = view.alive(role, now)
         found = [late for status in alive if (late := _late(status, now)) is not None]
-        # Of several replicas one that works is enough.
+        # If a role has several replicas, one that works is enough.
         if found and len(found) == len(alive):
             return min(found, key=lambda each: each.for_s)
     return None
 
 
 def finished(view: NodeView) -> bool:
-    """Whether the trainer has taken all its steps, after which the node rests."""
+    """Whether the trainer has taken all its steps; the node then idles."""
     return bool(view.position and view.position.finished)
 
 
 def absent(view: NodeView, now: float) -> list[str]:
-    """The roles that do not answer, in words: `starting again: trainer` of those that ended in
-    order a moment ago, `no word from verifier` of the others. None of a node that ended in order.
+    """The roles that do not answer, in words: `starting again: trainer` for those that ended in
+    order a moment ago, `no word from verifier` for the others. Empty if the node ended in order.
     """
     if view.ended(now):
         return []
@@ -80,7 +82,9 @@ def _ended_a_moment_ago(status: ServiceStatus, now: float) -> bool:
 
 
 def quiet(view: NodeView, now: float) -> list[str]:
-    """Roles that are late with their word and not yet gone, such as `trainer silent for 14s`."""
+    """Roles whose status is late but which do not count as gone yet, such as `trainer silent for
+    14s`.
+    """
     found = []
     for role in ROLES:
         alive = view.alive(role, now)
@@ -90,13 +94,13 @@ def quiet(view: NodeView, now: float) -> list[str]:
 
 
 def trouble(view: NodeView, now: float) -> tuple[str, ...]:
-    """What keeps a node that answers from being well, in words."""
+    """What is wrong with a node that answers, in words."""
     still = standing(view, now)
     return (*([still.words] if still else []), *quiet(view, now))
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 0.4s, 42s, 7m, 3h, 2d."""
+    """Seconds in the largest fitting unit: 0.4s, 42s, 7m, 3h, 2d."""
     for unit, name in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= unit:
             return f"{int(seconds / unit)}{name}"

@@ -1,8 +1,8 @@
-"""Who is in a swarm and how they do, from what its hub shows to anybody who may look: directory,
-held-out scores, and how many groups each node shares. Pure.
+"""A swarm's nodes and their results, from what its hub shows to spectators: the directory, held-out
+scores, and how many groups each node shares. Pure.
 
-Nodes write all of it themselves. What a key signed is shown as its node's; what nobody signed is
-marked, and what is badly signed left out.
+Nodes write all of it themselves. What a key signed is shown as its node's; unsigned data is marked,
+and data with a refused signature is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from swarm_cli.observe.kept_names import with_places
 SILENT_S = 30.0
 """A node renews its entry every 10 s."""
 UNSIGNED_SHOWN = 10
-"""Whoever reaches an open hub makes up unsigned names as fast as it takes them."""
+"""The most unsigned names shown: anybody who reaches an open hub can invent any number of them."""
 LONG_S = 3600.0
 """The server forgets an entry after 15 minutes; a node whose clock is wrong may say anything."""
 
@@ -45,8 +45,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One node. `seen_s`: since it renewed its entry, None where it has none. `shared`: its groups
-    in the hub's window.
+    """One node. `seen_s`: seconds since it renewed its entry; None if it has none. `shared`: its
+    groups in the hub's window.
     """
 
     node: str
@@ -58,13 +58,13 @@ class Standing:
     newest: Score | None
     shared: int
     signed: bool = True
-    """False: anybody may have written what is shown of it."""
+    """False: anybody may have written the data shown for it."""
     known: bool = True
-    """Whether its key has signed scores for long enough to keep its place, or a roster lists it."""
+    """Whether its key has signed scores long enough to keep its place, or a roster lists it."""
 
     @property
     def gain(self) -> float | None:
-        """Newest pass rate less the first one that is kept; None before there are two."""
+        """Newest pass rate minus the first kept one; None if there are not two."""
         if self.first is None or self.newest is None or self.first == self.newest:
             return None
         return self.newest.pass_rate - self.first.pass_rate
@@ -72,8 +72,8 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """A swarm at one time. `left_out`: nodes that are not among `nodes`; `groups`: all that
-    are in the window.
+    """A swarm at one time. `left_out`: number of nodes that are not among `nodes`; `groups`: number
+    of groups in the window.
     """
 
     at: float
@@ -82,7 +82,7 @@ class Standings:
     left_out: int = 0
     unreadable: int = 0
     elsewhere: int = 0
-    """Entries that are signed for another swarm."""
+    """Number of entries that are signed for another swarm."""
 
 
 def standings(
@@ -97,24 +97,24 @@ def standings(
     left_out: int = 0,
     unreadable: int = 0,
 ) -> Standings:
-    """Put together what was read. Nodes with signed words come first, of them that with the best
-    newest score; of the others there are `UNSIGNED_SHOWN` at most.
+    """Combine what was read. Nodes with signed data come first, ordered by their newest score; of
+    the others at most `UNSIGNED_SHOWN` are shown.
 
     Args:
         at: Unix time of the look.
-        entries: The directory's, checked.
+        entries: The directory's entries, checked.
         reports: Held-out scores whose signature is not refused, each node's in order.
-        counts: Messages in the stream of groups by subject. Subjects that are no node's count
-            nowhere.
+        counts: Messages in the stream of groups, by subject. Subjects that belong to no node are
+            ignored.
         most: How many nodes are shown.
-        unsigned: Nodes of which only unsigned scores are known.
-        known: Nodes that are shown before others where there are more than `most`.
-        left_out, unreadable: Of the directory.
+        unsigned: Nodes with only unsigned scores.
+        known: Nodes that are shown before others if there are more than `most`.
+        left_out, unreadable: Numbers of the directory's entries.
     """
     believed = [entry for entry in entries if entry.standing is not Statement.REFUSED]
     signing = {entry.said.node for entry in believed if entry.standing is Statement.SIGNED}
     signing |= {report.node for report in reports if report.node not in unsigned}
-    # Of a node that signs nothing unsigned is taken: anybody may have written it over its own word.
+    # If a node signs, its unsigned entry is ignored: anybody may have overwritten the signed one.
     by_node = {
         entry.said.node: entry.said for entry in believed if entry.standing is Statement.SIGNED or entry.said.node not in signing
     }
@@ -139,7 +139,7 @@ def standings(
 def _standing(
     name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float, signed: bool, known: bool
 ) -> Standing:
-    # What a name has not said of itself is left open, never made up.
+    # Whatever a node has not reported stays empty.
     return Standing(
         name,
         record.model.name if record else "",
@@ -184,9 +184,7 @@ def table(found: Standings, url: str) -> Group:
 
 
 def _marked(nodes: Sequence[Standing]) -> list[str]:
-    """Names, each with what makes it less than the others: as long as nobody is known, new is no
-    mark.
-    """
+    """Names, marked if unsigned or new. New is only marked once some nodes are known."""
     some_are_known = any(node.signed and node.known for node in nodes)
     return [
         f"{node.node} (unsigned)" if not node.signed else f"{node.node} (new)" if some_are_known and not node.known else node.node
@@ -196,15 +194,15 @@ def _marked(nodes: Sequence[Standing]) -> list[str]:
 
 def _caption(found: Standings) -> str:
     parts = [
-        f"nodes: {len(found.nodes)}; groups in the hub's window: {found.groups:,}; held-out: pass rate / number of tasks, as each "
-        "node says it of its own tasks"
+        f"nodes: {len(found.nodes)}; groups in the hub's window: {found.groups:,}; held-out: pass rate / number of tasks, as "
+        "reported by each node for its own tasks"
     ]
     if not found.nodes:
-        parts = ["no node is there yet"]
+        parts = ["no node has joined yet"]
     if found.left_out:
         parts.append(f"{found.left_out:,} more nodes are not shown")
     if found.elsewhere:
-        parts.append(f"{found.elsewhere:,} entries are signed for other swarms: a token says which one is meant")
+        parts.append(f"{found.elsewhere:,} entries are signed for other swarms: a token chooses the swarm")
     if found.unreadable:
         parts.append(f"{found.unreadable:,} unreadable entries in the directory")
     return "; ".join(parts)

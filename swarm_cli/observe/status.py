@@ -1,9 +1,9 @@
-"""`swarm status`: who is there, how far they are, and how full the streams are.
+"""`swarm status`: the nodes, their progress, and how full the streams are.
 
 | exit code | |
 |---|---|
-| 0 | a swarm was looked at, and a process of it is there |
-| 1 | no server answers, or nobody has written to it |
+| 0 | the swarm is running: at least one of its processes is alive |
+| 1 | no server answers, or no service has written to it |
 | 2 | the command was called wrongly |
 | 3 | the run has ended in order |
 | 4 | the run has failed, or was killed |
@@ -58,7 +58,7 @@ def status(
             check_listening(target)
             snapshot = asyncio.run(_snapshot(node_config, target, nodes or []))
         except NotConnected:
-            # A run of this machine takes its server along.
+            # When a run on this machine ends, its server ends too.
             told = node_url or "node_url" in node_config.nats.model_fields_set
             ended = newest_ended(node_config.node.var_dir, target.node_url if told else "")
             if ended is None or run or target.run:
@@ -74,7 +74,7 @@ def status(
     if end is not None:
         raise typer.Exit(end[1].exit_code)
     if not as_json and not any(view.statuses for view in snapshot.nodes):
-        raise CommandError("no service has written a status there: is the swarm running on this server (`swarm up`)?")
+        raise CommandError("no service has written a status to this server: start a swarm (`swarm up`), or name its server")
 
 
 async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmSnapshot:
@@ -83,8 +83,8 @@ async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> Swa
 
 
 def _end_of(config: NodeConfig, target: Target, snapshot: SwarmSnapshot) -> tuple[str, RunEnd] | None:
-    """The run that is looked at and its end. On a server that outlives the runs there, it is the
-    last one of this machine, once none of its processes is there.
+    """The run that is looked at, and its end; None if a process is alive. On a server that outlives
+    its runs, it is the last run of this machine.
     """
     if target.ended is not None:
         return target.run, target.ended
@@ -95,19 +95,21 @@ def _end_of(config: NodeConfig, target: Target, snapshot: SwarmSnapshot) -> tupl
 
 
 def _gone(folder: Path, end: RunEnd, *, as_json: bool) -> Exception:
-    """What `status` ends with where the newest run here has ended, and its server with it."""
+    """The exception that ends `status` if the newest run here has ended, and its server with it."""
     if as_json:
         typer.echo(visible_json({"at": time.time(), "nodes": {}, "ended": _end_object((folder.name, end))}, indent=2))
         return typer.Exit(end.exit_code)
     return CommandError(
         f"{end.sentence(folder.name, time.time())}\n"
-        f"`swarm status --run {folder.name}` looks at it as it ended; {goes_on(folder)} starts it again",
+        f"`swarm status --run {folder.name}` shows it as it was when it ended; {goes_on(folder)} starts it again",
         end.exit_code,
     )
 
 
 def _end_object(end: tuple[str, RunEnd] | None) -> dict[str, Any] | None:
-    """What `--json` prints under `ended`: null while the swarm runs, as far as is known here."""
+    """What `--json` prints under `ended`: null while the swarm is running, as far as is
+    known here.
+    """
     if end is None:
         return None
     run, told = end
@@ -128,7 +130,7 @@ def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:
 
 
 def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
-    """What `--json` prints of a node: scripts read these keys. What is not known is null."""
+    """What `--json` prints about a node; scripts read these keys. Unknown values are null."""
     view = node.view
     return {
         "step": view.step,
@@ -198,14 +200,15 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
     for node in snapshot.nodes:
         if missing := _missing_protections(node):
             console.print(
-                f"{node.node}: its scorers run without these protections: {', '.join(missing)}; cause and "
-                "remedy are in the verifier's log (sandbox_protection_missing)",
+                f"{node.node}: its scorers run without these protections: {', '.join(missing)}; the verifier's "
+                "log has the cause and the remedy (sandbox_protection_missing)",
                 markup=False,
             )
     if snapshot.swarm_denied:
         console.print("the swarm's streams are not shown: its server lets this command not in (nats.swarm_key_file)", markup=False)
     elif snapshot.swarm_reachable is False:
         console.print("the swarm plane cannot be reached; nodes train alone until it is back")
+        console.print(visible(snapshot.swarm_problem), markup=False, highlight=False, soft_wrap=True)
 
 
 def omissions(snapshot: SwarmSnapshot) -> list[str]:
@@ -216,11 +219,11 @@ def omissions(snapshot: SwarmSnapshot) -> list[str]:
             f"{snapshot.left_out:,} more entries in the directory are not shown: name nodes to see them (`swarm status NODE`)"
         )
     if snapshot.unreadable:
-        lines.append(f"{snapshot.unreadable:,} unreadable entries in the directory: no honest node of this version writes such")
+        lines.append(f"{snapshot.unreadable:,} unreadable entries in the directory: no honest node of this version writes those")
     lines += [
-        f"{_names(names)}: the directory has an {standing.value} entry under the name, which anybody may have written"
+        f"{_names(names)}: the directory entry is {standing.value}, so anybody may have written it"
         if standing is Standing.UNSIGNED
-        else f"{_names(names)}: the directory's entry under the name does not count: `swarm status NODE --json` says why"
+        else f"{_names(names)}: the directory entry is refused: `swarm status NODE --json` says why"
         for standing in (Standing.UNSIGNED, Standing.REFUSED)
         if (names := [node.node for node in snapshot.nodes if node.entry is not None and node.entry.standing is standing])
     ]

@@ -33,22 +33,22 @@ from swarm_cli.running import ended_run
 
 CONNECT_S = 3.0
 LOOK_S = 15.0
-"""A look that takes longer found a server that went away under it."""
+"""If a look takes longer, the server is taken to be gone."""
 T = TypeVar("T")
 QUIT_KEYS = (b"q", b"Q", b"\x04", b"\x1b")
 
 
 def top(
     nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end; so does output that is no terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and end. Implied if the output is not a terminal.")] = False,
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
     run: LookRunOption = "",
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show who learns, who shares and what waits for what, live; q ends it. When the run ends and
-    another one starts, it shows that one, unless a run or a server was named.
+    """Show live which nodes learn, which share, and what waits for what; q ends it. When the run
+    ends and another one starts, the view switches to it, unless a run or a server was named.
     """
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url) as target:
@@ -62,7 +62,7 @@ def top(
 
 
 class Top:
-    """One view: what it looks at, and what it remembers from look to look."""
+    """One view: what it looks at, and what it remembers between looks."""
 
     def __init__(self, config: NodeConfig, nodes: Sequence[str], following: Following) -> None:
         self._config = config
@@ -71,7 +71,7 @@ class Top:
         self._forget()
 
     def _forget(self) -> None:
-        """What was seen is of another run than what is looked at now."""
+        """Forget everything, because another run is looked at now."""
         self._reports = EvaluationLog(roster=roster_of(self._config), swarm=configured_swarm(self._config))
         self._history = TopHistory()
         self._heard_at: float | None = None
@@ -85,10 +85,10 @@ class Top:
         calm = ended is not None and ended[1].in_order
         console.print(screen(model, width=console.width, height=None, headline=self._headline, notice=notice, calm=calm))
         if not any(node.heard for node in model.nodes):
-            raise CommandError("no service has written a status there: is the swarm running on this server (`swarm up`)?")
+            raise CommandError("no service has written a status to this server: start a swarm (`swarm up`), or name its server")
 
     async def live(self, console: Console, every_s: float) -> None:
-        """Look again and again until a key ends it. A server that goes away is waited for."""
+        """Look every `every_s` until a key ends it. If the server does not answer, keep trying."""
         quit_pressed = asyncio.Event()
         model = TopModel(time.time(), (), (), None)
         with _keys(quit_pressed), Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
@@ -116,7 +116,7 @@ class Top:
 
         Raises:
             NotConnected: the node plane does not answer.
-            AccessDenied: it does not let this user in.
+            AccessDenied: it does not admit this user.
         """
         target = self._following.target
         try:
@@ -142,20 +142,20 @@ class Top:
         return f"run {target.run}  {target.node_url}" if target.run else target.node_url
 
     def _away(self, error: Exception) -> str:
-        """Why nobody answers, as far as it is known here."""
+        """Why no server answers, as far as it is known here."""
         instead, node_url = self._following.instead, self._following.target.node_url
         if self._heard_at is None:
             ended = ended_run(self._config.node.var_dir)
             why = instead or ended or error
             return f" no server answers at {node_url} yet (--node-url names another); trying again ({why})"
         if (end := self._following.end) is not None:
-            return f" {end[1].sentence(end[0], time.time())}; below is what was known. {instead or 'Waiting for the next run'}"
+            return f" {end[1].sentence(end[0], time.time())}; below is what was seen last. {instead or 'Waiting for the next run'}"
         silent_s = time.time() - self._heard_at
-        return f" the server has not answered for {silent_s:.0f} s; below is what was known. Trying again ({instead or error})"
+        return f" the server has not answered for {silent_s:.0f} s; below is what was seen last. Trying again ({instead or error})"
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:
-    """What `work` returns, None when `event` comes first."""
+    """The result of `work`; None if `event` is set first."""
     task, stop = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -166,7 +166,7 @@ async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:
 
 @contextmanager
 def _keys(quit_pressed: asyncio.Event) -> Iterator[None]:
-    """Take single keys from the terminal, and give it back as it was."""
+    """Read single keys from the terminal, and restore its mode afterwards."""
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     loop = asyncio.get_running_loop()

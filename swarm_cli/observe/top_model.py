@@ -1,4 +1,4 @@
-"""What `swarm top` shows, as plain values: pure functions over snapshots, time is an argument."""
+"""What `swarm top` shows, as plain values: pure functions over snapshots; time is an argument."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from swarm_cli.observe.standing import finished, standing, trouble
 from swarm_cli.observe.view import NodeView
 
 PHASES = ("wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint")
-"""Of a trainer step, as the trainer's status names them (`<phase>_share`)."""
+"""Phases of a trainer step, as named in the trainer's status (`<phase>_share`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """How full a stream is. `ratio` is of the limit that it is nearest to, None where its limits
-    are not known.
+    """How full a stream is. `ratio`: its share of the limit that it is nearest to; None if its
+    limits are not known.
 
-    `full_is_normal`: the stream is a window that forgets its oldest messages; the others hold their
-    writers back instead.
+    `full_is_normal`: the stream is a window that drops its oldest messages; other streams make
+    their writers wait.
     """
 
     name: str
@@ -41,7 +41,9 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLine:
-    """One process. `silent_s`: since its last word; `age_s`: since its start, as far as it said."""
+    """One process. `silent_s`: seconds since its last status; `age_s`: since its start, by its own
+    report.
+    """
 
     role: str
     replica: str
@@ -53,9 +55,7 @@ class ProcessLine:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Held-out pass rates in order of policy version; `base` is that of version 0, where it is
-    known.
-    """
+    """Held-out pass rates in order of policy version; `base` is that of version 0, if known."""
 
     history: tuple[Evaluation, ...] = ()
     unsigned: bool = False
@@ -63,19 +63,19 @@ class HeldOut:
 
     @property
     def newest(self) -> Evaluation | None:
-        """Of the highest policy version."""
+        """The evaluation of the highest policy version."""
         return self.history[-1] if self.history else None
 
     @property
     def base(self) -> Evaluation | None:
-        """Of the policy the node began with."""
+        """The evaluation of the base policy."""
         return base_evaluation(self.history)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeModel:
-    """One node. Rates are per minute, shares are of the trainer's recent time; None: nobody has
-    said it yet.
+    """One node. Rates are per minute; shares are of the trainer's recent time. None: not reported
+    yet.
     """
 
     node: str
@@ -108,15 +108,15 @@ class NodeModel:
     missing: tuple[str, ...]
     fills: tuple[Fill, ...]
     trouble: tuple[str, ...] = ()
-    """What stands still or is late, in words; empty where the node gets on."""
+    """What has stalled or is late, in words; empty if the node is well."""
     stands_still: bool = False
     finished: bool = False
     ended: bool = False
-    """Its processes ended in order, and no other came."""
+    """Its processes ended in order, and none was started since."""
     held_on: tuple[str, ...] = ()
     """Other machines that hold the node's name."""
     known_s: float = 0.0
-    """How old all of this is: above 0 where the server has not answered since."""
+    """How old these values are: above 0 if the server has not answered since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class TopModel:
 
 
 class TopHistory:
-    """What must be remembered between two looks: step rates."""
+    """What is remembered between looks: step rates."""
 
     def __init__(self) -> None:
         self._rates: dict[str, StepRate] = {}
@@ -147,8 +147,8 @@ class TopHistory:
         in_files: Mapping[str, Sequence[Evaluation]],
         unsigned: Collection[str] = (),
     ) -> TopModel:
-        """The screen for `snapshot`. `reports` are the swarm's, `in_files` the evaluations in a
-        run's folder, by node; `unsigned`: nodes whose reports bear no signature.
+        """The screen for `snapshot`. `reports`: the swarm's; `in_files`: evaluations in the run's
+        folder, by node; `unsigned`: nodes whose reports are unsigned.
         """
         nodes = []
         by_node: dict[str, list[EvalReport]] = {}
@@ -166,8 +166,8 @@ class TopHistory:
 
 
 def held_out_history(view: NodeView, reports: Iterable[EvalReport], in_files: Sequence[Evaluation]) -> HeldOut:
-    """All that is known of a node's held-out pass rate. A report of a lower version than the last
-    begins a new training.
+    """A node's held-out pass rates from all sources. A report on a lower version than the previous
+    one means that training started again.
     """
     by_version: dict[int, Evaluation] = {evaluation.policy_version: evaluation for evaluation in in_files}
     for report in sorted((r for r in reports if r.node == view.node), key=lambda r: r.created_at):
@@ -181,7 +181,7 @@ def held_out_history(view: NodeView, reports: Iterable[EvalReport], in_files: Se
 
 
 def top_refusal(statuses: Iterable[ServiceStatus]) -> str | None:
-    """The reason under which most foreign groups were refused, None when none was."""
+    """The reason for which most foreign groups were refused; None if none was."""
     counts: dict[str, float] = {}
     for status in statuses:
         for name, value in status.figures.items():
@@ -192,8 +192,8 @@ def top_refusal(statuses: Iterable[ServiceStatus]) -> str | None:
 
 
 def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: float) -> NodeModel:
-    """`rate` is in steps a minute as seen between two looks, None at the first. Sums over a role's
-    replicas are totals since they started; a stream that the server did not tell of is None, not
+    """One node's values. `rate`: steps per minute between two looks, None at the first. Sums over a
+    role's replicas count from their start. A stream that the server did not report is None, not
     empty.
     """
     view = node.view
@@ -240,21 +240,23 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
 
 
 def _doubts(node: NodeSnapshot) -> tuple[str, ...]:
-    """Why a node that is only known from the directory may be none: anybody may write there."""
+    """Why a node known only from the directory may not exist: anybody may write there."""
     if node.statuses or node.entry is None or node.entry.standing is Standing.SIGNED:
         return ()
     return (f"directory entry {node.entry.standing.value}{f': {node.entry.problem}' if node.entry.problem else ''}",)
 
 
 def outdated(model: TopModel, age_s: float) -> TopModel:
-    """What was known `age_s` ago, of a server that does not answer: no rate outlives its data."""
+    """The model of `age_s` ago, because the server does not answer; without rates, which would be
+    wrong by now.
+    """
     nodes = tuple(replace(node, steps_per_minute=None, phase_shares={}, known_s=age_s) for node in model.nodes)
     return replace(model, nodes=nodes)
 
 
 def process_lines(view: NodeView, now: float) -> list[ProcessLine]:
-    """A node's processes in the order of their roles. Of replicas that are gone only those are told
-    that nobody replaces.
+    """A node's processes in the order of their roles. A process that is gone is listed only if its
+    role has no live one.
     """
     lines = []
     for role in ROLES:
@@ -268,8 +270,8 @@ def process_lines(view: NodeView, now: float) -> list[ProcessLine]:
 
 
 def _rate(view: NodeView, seen: float | None, now: float) -> float | None:
-    """Steps a minute as they were seen; from the length of the newest step at the first look, None
-    while nobody trains or the node stands still.
+    """Steps per minute between looks; at the first look from the length of the newest step. None if
+    the node is not training or has stalled.
     """
     if not view.alive("trainer", now) or finished(view) or standing(view, now) is not None:
         return None
@@ -278,7 +280,9 @@ def _rate(view: NodeView, seen: float | None, now: float) -> float | None:
 
 
 def _phase_shares(view: NodeView, now: float) -> dict[str, float]:
-    """Parts of the last steps' time; of a trainer that takes none they would tell the past."""
+    """The phases' shares of the last steps' time; empty if no steps are taken, when they would be
+    outdated.
+    """
     if not view.alive("trainer", now) or standing(view, now) is not None:
         return {}
     shares = {phase: view.newest("trainer", FigureFamily.SHARE.of(phase)) for phase in PHASES}

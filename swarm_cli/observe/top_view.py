@@ -1,5 +1,5 @@
-"""The screen of `swarm top`: a model as rich's renderables. A panel a node, or one row a node where
-panels do not fit.
+"""The screen of `swarm top`, as rich's renderables: a panel per node, or a row per node if panels
+do not fit.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from swarm_cli.observe.top_model import PHASES, Fill, HeldOut, NodeModel, Proces
 
 SPARKS = "▁▂▃▄▅▆▇█"
 PANEL_WIDTH = 78
-"""Columns that a panel's lines need; twice as many and panels stand in pairs."""
+"""Columns that a panel needs; on a screen twice as wide, panels are in pairs."""
 PANEL_LINES = 10
 MOST_PANELS = 24
-"""Where there is no height to fit into; more nodes are rows."""
+"""The most panels if the height is unlimited; more nodes are shown as rows."""
 SPARK_COLUMNS = 22
 PHASE_NAMES = {"forward_backward": "compute"}
 PHASE_STYLES = dict(zip(PHASES, ("bright_black", "cyan", "green", "yellow", "magenta", "blue"), strict=True))
 FILL_WARNS = 0.8
 HUGE = 10**12
-"""No count here is as large: what is, somebody made up, and it must not push the rest of the line
-away.
+"""No true count is this large. A larger one is invented, and must not push the rest of its line off
+the screen.
 """
 NAME_CHARACTERS = 32
-"""Of a node's name, a state or a reason: as long as a name may be."""
+"""Longest text for a node's name, a state or a reason: the length that a name may have."""
 
 
 def screen(
     model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "", calm: bool = False
 ) -> RenderableType:
-    """Everything. `height` in lines: None where it may be as long as it likes. `notice`: what is
-    wrong with the view itself, or where it is `calm`, what is as it should be.
+    """The whole screen. `height` in lines; None: unlimited. `notice`: what is wrong with the view
+    itself or, if `calm`, a message that is no cause for concern.
     """
     per_row = 2 if width >= 2 * PANEL_WIDTH and len(model.nodes) > 1 else 1
     rows = -(-len(model.nodes) // per_row)
@@ -67,7 +67,7 @@ def sparkline(values: Sequence[float], columns: int) -> str:
 
 
 def rate(steps_per_minute: float | None) -> str:
-    """A step rate in the unit that leaves a figure before the point."""
+    """A step rate, in the unit that gives a digit other than 0 before the point."""
     if steps_per_minute is None:
         return "– steps/s"
     if steps_per_minute >= HUGE:
@@ -96,9 +96,9 @@ def _panels(nodes: Sequence[NodeModel], per_row: int) -> RenderableType:
 
 
 def _panel(node: NodeModel) -> Panel:
-    """Names and figures come from others' messages, so `visible` keeps control characters out of
-    the terminal. Values are cut and never wrapped: a panel that grows by a line moves all those
-    below it.
+    """One node's panel. Names and figures come from other nodes' messages, so `visible` removes
+    control characters. Values are cut, never wrapped: a panel that grew by a line would move all
+    panels below it.
     """
     body = Table.grid(padding=(0, 2), expand=True)
     body.add_column(style="dim", no_wrap=True)
@@ -128,7 +128,7 @@ def _panel(node: NodeModel) -> Panel:
 
 
 def _health(node: NodeModel) -> str:
-    """Green is for what is known to get on, now."""
+    """A node's colour; green only if it is known to be well now."""
     if node.known_s > 0:
         return "yellow"
     if node.ended:
@@ -141,7 +141,7 @@ def _health(node: NodeModel) -> str:
 
 
 def _state(node: NodeModel) -> str:
-    """The same in words."""
+    """A node's state in words."""
     if node.known_s > 0:
         return f"as of {duration(node.known_s)} ago"
     if node.trouble and not node.heard:
@@ -188,14 +188,14 @@ def _foreign_groups(node: NodeModel) -> Text:
 
 
 def _phases(node: NodeModel) -> Text:
-    """Where the trainer's time goes: a bar of ten, then the four longest phases. What stands still
-    is told in its place.
+    """The trainer's use of time: a bar of ten blocks, then the four longest phases. If something
+    has stalled, that is shown instead.
     """
     if node.known_s > 0 or node.trouble or node.ended:
         return Text(f"{'  '.join(node.trouble) or _state(node)}", style=f"bold {_health(node)}")
     shares = sorted(node.phase_shares.items(), key=lambda item: -item[1])
     if not shares:
-        return Text("no step in work" if node.step else "no step yet", style="dim")
+        return Text("no step in progress" if node.step else "no step yet", style="dim")
     text = Text()
     for phase, share in shares:
         text.append("█" * round(10 * share), style=PHASE_STYLES[phase])
@@ -209,7 +209,7 @@ def _phases(node: NodeModel) -> Text:
 def _processes(processes: Sequence[ProcessLine]) -> list[Text]:
     """Two lines: generators and verifiers, then sampler and trainer."""
     if not processes:
-        return [Text("no process has said anything yet", style="yellow")]
+        return [Text("no process has reported yet", style="yellow")]
     lines = []
     for roles in (("generator", "verifier"), ("sampler", "trainer")):
         line = Text()
@@ -257,7 +257,7 @@ def _swarm_line(model: TopModel) -> Text:
 
 
 def _omissions(model: TopModel) -> Text:
-    """What of the directory is not on the screen."""
+    """How much of the directory is not on the screen."""
     text = Text()
     if model.left_out:
         text.append(f"  {model.left_out:,} more nodes: `swarm top NODE`", style="yellow")
@@ -267,8 +267,8 @@ def _omissions(model: TopModel) -> Text:
 
 
 def _table(nodes: Sequence[NodeModel], width: int) -> Table:
-    """One row per node, for swarms whose panels do not fit. Below 120 columns the columns that say
-    how a node does are kept, and those that say why are left out.
+    """One row per node, for swarms whose panels do not fit. On screens narrower than 120
+    characters, columns with results are kept and those that explain them are left out.
     """
     wide = width >= 120
     columns = ["node", "step", "steps/s", "policy", "held-out", "history", "reward", "taken", "refused"]

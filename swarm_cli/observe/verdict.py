@@ -1,7 +1,7 @@
-"""What came of a run, in a line or a few for each node: pure functions over its steps and
-evaluations, and `run_verdicts`, which reads them.
+"""The result of a run, in a few lines per node: pure functions over its steps and evaluations, and
+`run_verdicts`, which reads them.
 
-The same symptoms are alerts while the run goes on (`monitoring/rules/learning_alerts.py`).
+While a run is running, the same symptoms raise alerts (`monitoring/rules/learning_alerts.py`).
 """
 
 from __future__ import annotations
@@ -18,27 +18,34 @@ from shared.text import visible
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps
 
 FEWEST_STEPS = 8
-"""Of fewer, nothing is said but what the held-out tasks say."""
+"""With fewer steps, only the held-out tasks are judged."""
 FEWEST_TASKS = 16
-"""A pass rate of fewer held-out tasks says nothing."""
+"""A pass rate on fewer held-out tasks says nothing."""
 CHANCE = NormalDist().cdf(-2.0)
-"""How often chance alone may pass for a fall, over all of a run's evaluations together: as often as
-a figure lies beyond two standard errors."""
+"""The probability that chance alone looks like a fall, over all of a run's evaluations together:
+that of a value beyond two standard errors.
+"""
 CHANCE_AT_LEAST = 0.02
 REWARD_ERRORS = 3.0
-"""Standard errors: of runs without a change, at most one in fifty falls by so many."""
+"""Standard errors: of runs without any change, at most one in fifty falls by this many."""
 REWARD_PART = 0.5
 REWARD_DROP = 0.05
 ENTROPY_NATS = 0.02
-"""Below it a policy gives nearly always the same answer; the demos' good ones have 0.05 to 0.2."""
+"""Below it a policy nearly always gives the same answer; the demos' good policies have
+0.05 to 0.2.
+"""
 ENTROPY_PART = 0.5
-"""Of its first value: a policy that was as sure as this before it was trained has not collapsed."""
+"""Part of the first value: a policy that was already this certain before training has not
+collapsed.
+"""
 SOLVED_REWARD = 0.9
-"""A policy that is right nearly always may be sure of it."""
+"""A policy that is nearly always right may be certain."""
 ENTROPY_FACTOR = 3.0
 ENTROPY_RISE_NATS = 1.0
 KL_NATS = 0.5
-"""Between the policy that sampled and the one that is trained; in the demos it stays below 0.06."""
+"""KL between the policy that sampled and the one being trained; in the demos it stays
+below 0.06.
+"""
 KL_STEPS = 3
 GRADIENT_FACTOR = 20.0
 UNCHANGED_PART = 0.5
@@ -46,7 +53,7 @@ REMEDY = "remedy: docs/runbooks/SwarmHeldOutBelowBase.md; most often a lower tra
 
 
 class Outcome(StrEnum):
-    """What a run's records say."""
+    """The judgement of a run."""
 
     LEARNED = "learned"
     FELL = "fell"
@@ -57,14 +64,16 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reasons` begin with what the held-out tasks say; symptoms of failing and notes follow."""
+    """A run's outcome. `reasons`: first what the held-out tasks say, then symptoms of failure and
+    notes.
+    """
 
     outcome: Outcome
     reasons: tuple[str, ...]
 
     def lines(self, node: str) -> list[str]:
-        """Such as `alpha: learned: held-out 0.655, +0.565 over the base policy`; symptoms and the
-        remedy follow, a line each.
+        """Such as `alpha: learned: held-out 0.655, +0.565 over the base policy`, followed by a line
+        for each symptom and for the remedy.
         """
         words = {
             Outcome.LEARNED: "learned",
@@ -91,7 +100,7 @@ def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation
 
 
 def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
-    """The verdicts on a run's nodes as lines; none of a node that has written nothing."""
+    """The verdicts on a run's nodes, as lines; none for a node that has written nothing."""
     lines = []
     for node in nodes:
         steps, evaluations = read_steps(run_dir / node), read_evaluations(run_dir / node)
@@ -101,10 +110,11 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
 
 
 def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
-    """How far two pass rates are apart by chance where `looks` pairs are compared (Bonferroni):
-    2.3 standard errors of the difference for two, 3.6 for 120.
+    """How far apart two pass rates may be by chance if `looks` pairs are compared (Bonferroni): 2.3
+    standard errors of the difference for two pairs, 3.6 for 120.
 
-    A right and a wrong answer are added to each: rates of 0 and 1 have an error too.
+    One right and one wrong answer are added to each rate, so that rates of 0 and 1 have an error
+    too.
     """
     variance = 0.0
     for each in (one, other):
@@ -114,13 +124,13 @@ def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
 
 
 def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
-    """What the held-out tasks say by themselves."""
+    """The outcome by the held-out tasks alone, and a sentence about it."""
     base = next((each for each in evaluations if each.policy_version == 0), None)
     if base is None or len(evaluations) < 2:
         return Outcome.UNKNOWN, "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
     newest, best = evaluations[-1], max(evaluations, key=lambda each: each.pass_rate)
     if (fewest := min(each.n for each in (base, newest, best))) < FEWEST_TASKS:
-        return Outcome.UNKNOWN, f"{fewest} held-out tasks say nothing: set eval.tasks to {FEWEST_TASKS} or more"
+        return Outcome.UNKNOWN, f"{fewest} held-out tasks are too few: set eval.tasks to {FEWEST_TASKS} or more"
     if best.pass_rate == 0 and base.mean_reward is not None and newest.mean_reward:
         words = f"mean held-out reward {newest.mean_reward:.3f}, of the base policy {base.mean_reward:.3f}"
         return Outcome.UNKNOWN, f"no answer had full marks (a pass); {words}"
@@ -137,23 +147,22 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
 
 
 def _numbers(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Values of a field; steps in which it was not measured (null) are left out."""
+    """Values of a field, without the steps in which it was not measured (null)."""
     values = (step.get(name) for step in steps)
     return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
 
 
 def _ends(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]] | None:
-    """The first and the last quarter; None where there are too few values to compare."""
+    """The first and the last quarter; None if there are too few values to compare."""
     quarter = len(values) // 4
     return (values[:quarter], values[-quarter:]) if quarter >= 2 else None
 
 
 def _reward(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """The last quarter against the best of the three before it.
+    """Compare the last quarter with the best of the three before it.
 
-    The error is that of the two means, from the differences of successive steps: a trend hardly
-    adds to those, so that a collapse does not hide itself, and all steps tell the spread of a
-    short run.
+    The error of the two means is estimated from the differences between successive steps. A trend
+    hardly adds to those, so a collapse does not hide itself, and even a short run uses all steps.
     """
     values = _numbers(steps, "reward_local")
     if (ends := _ends(values)) is None:
@@ -167,16 +176,16 @@ def _reward(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _entropy(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Collapse, unless the policy is right nearly always; or a policy that answers at random."""
+    """Entropy that collapsed, unless the policy is nearly always right; or that rose to random."""
     values, rewards = _numbers(steps, "entropy"), _ends(_numbers(steps, "reward_local"))
     if len(values) < 2:
         return None
     ends = _ends(values) or (values[:1], values[-1:])
     first, last = fmean(ends[0]), fmean(ends[1])
     if last < min(ENTROPY_NATS, ENTROPY_PART * first) and (rewards is None or fmean(rewards[1]) < SOLVED_REWARD):
-        return f"the policy's entropy collapsed, from {first:.3f} to {last:.3f} nats a token"
+        return f"the policy's entropy collapsed, from {first:.3f} to {last:.3f} nats per token"
     if last > ENTROPY_FACTOR * first and last - first > ENTROPY_RISE_NATS:
-        return f"the policy's entropy rose from {first:.2f} to {last:.2f} nats a token: it answers at random"
+        return f"the policy's entropy rose from {first:.2f} to {last:.2f} nats per token: it answers at random"
     return None
 
 
@@ -186,7 +195,7 @@ def _divergence(steps: Sequence[Mapping[str, Any]]) -> str | None:
     worst = max((fmean(values[at : at + size]) for at in range(len(values) - size + 1)), default=0.0) if size else 0.0
     if worst <= KL_NATS:
         return None
-    return f"the policy moved {worst:.1f} nats a token away from the one that sampled (KL), in {size} steps"
+    return f"the policy moved {worst:.1f} nats per token away from the one that sampled (KL), over {size} steps"
 
 
 def _gradient(steps: Sequence[Mapping[str, Any]]) -> str | None:
@@ -198,17 +207,15 @@ def _gradient(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _unchanged(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Most steps without an update. A note, not a failure: the answers of most groups were simply
-    all right or all wrong.
+    """Most steps changed nothing. A note, not a failure: in most groups all answers were right or
+    all were wrong.
     """
     without = sum(step.get("updated") is False for step in steps)
     rewards = _ends(_numbers(steps, "reward_local"))
     solved = rewards is not None and fmean(rewards[1]) >= SOLVED_REWARD
     told = without > UNCHANGED_PART * len(steps) and not solved
     return (
-        f"{without} of {len(steps)} steps left the weights as they were: the rewards of their groups did not differ"
-        if told
-        else None
+        f"{without} of {len(steps)} steps did not change the weights: the rewards in their groups did not differ" if told else None
     )
 
 

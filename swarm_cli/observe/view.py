@@ -1,5 +1,5 @@
-"""What a node says of itself in its key-value bucket, gathered into one plain value that the
-progress view and `status` show.
+"""A node's own report, read from its key-value bucket into one plain value that the progress view
+and `status` show.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STATUS_PREFIX = "status."
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as its bucket shows it. None: not there yet."""
+    """A node's data from its bucket. None: not written yet."""
 
     node: str
     statuses: tuple[ServiceStatus, ...] = ()
@@ -31,22 +31,22 @@ class NodeView:
     evaluation: EvalReport | None = None
     unreadable: tuple[str, ...] = field(default=())
     leases: tuple[tuple[LeaseRecord, float], ...] = ()
-    """Which processes hold the node's name, one for each role or replica, and when the server
-    stored each lease last (Unix time).
+    """Leases of the processes that hold the node's name, one per role or replica, each with the
+    time at which the server last stored it (Unix time).
     """
 
     def held(self, now: float) -> list[LeaseRecord]:
-        """The leases that are in force: renewed of late, and not released."""
+        """The leases in force: recently renewed and not released."""
         return [lease for lease, stored_at in self.leases if not lease.released and now - stored_at <= 2 * lease.lease_s]
 
     def held_on(self, here: str, now: float) -> list[str]:
-        """Where the node's name is held, other than on the machine `here`: `HOST (run RUN)`."""
+        """The machines other than `here` that hold the node's name, as `HOST (run RUN)`."""
         others = {(lease.host, lease.run) for lease in self.held(now) if lease.host != here}
         return [f"{host} (run {run})" for host, run in sorted(others)]
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken, as far as the trainer has written down."""
+        """Steps taken, as far as the trainer has reported."""
         written = self.position.policy_version if self.position else 0
         return max(written, int(self.figure("trainer", StatusFigure.STEP)))
 
@@ -56,39 +56,39 @@ class NodeView:
         return self.policy.version if self.policy else 0
 
     def roles(self, role: str) -> list[ServiceStatus]:
-        """Statuses of all replicas of a role, the newest first; those of processes that are gone
-        included.
+        """Statuses of all replicas of a role, the newest first, including processes that
+        are gone.
         """
         return sorted((s for s in self.statuses if s.role == role), key=lambda s: -s.updated_at)
 
     def alive(self, role: str, now: float) -> list[ServiceStatus]:
-        """Statuses of the replicas that are there."""
+        """Statuses of the replicas that are alive."""
         return [status for status in self.roles(role) if is_alive(status, now)]
 
     def ended(self, now: float) -> bool:
-        """Whether its processes have spoken, and every one ended in order."""
+        """Whether the node has run, and all its processes ended in order."""
         newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
         nobody = not any(self.alive(role, now) for role in ROLES)
         return nobody and bool(newest) and all(status.state == STOPPED for status in newest)
 
     def total(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
-        """Sum of a counter over all replicas that ever wrote, so that a restart does not set it
-        back.
+        """Sum of a counter over all replicas that ever reported, so that a restart does not lower
+        it.
         """
         return sum(status.figures.get(figure, 0.0) for status in self.roles(role))
 
     def figure(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
-        """Newest value of a gauge, 0 when nobody has written it."""
+        """Newest value of a gauge; 0 if it was never reported."""
         return self.newest(role, figure) or 0.0
 
     def newest(self, role: str, figure: StatusFigure | FamilyFigure) -> float | None:
-        """Newest value of a gauge, None when nobody has written it."""
+        """Newest value of a gauge; None if it was never reported."""
         return next((status.figures[figure] for status in self.roles(role) if figure in status.figures), None)
 
 
 def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
-    """Decode a bucket's entries. Keys of others' concern are passed over; a value that does not
-    decode is named, not fatal.
+    """Decode a bucket's entries. Unrelated keys are skipped; a value that does not decode is listed
+    in `unreadable`.
     """
     statuses: list[ServiceStatus] = []
     position: TrainerPosition | None = None
@@ -114,24 +114,24 @@ def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
 
 
 def _own_status(node: str, entry: KvEntry) -> ServiceStatus:
-    """The status under a key. Each role may write its own keys alone, so a value that speaks for
-    another is nobody's word.
+    """The status under a key. Each role may write only its own keys, so a status about another
+    process is refused.
     """
     status = decode(entry.value, ServiceStatus)
     if status.node != node or entry.key != subjects.status_key(status.role, status.replica):
-        raise MessageError("malformed", f"the status under {entry.key} is of {status.node}'s {status.role} {status.replica}")
+        raise MessageError("malformed", f"the status under {entry.key} is about {status.node}'s {status.role} {status.replica}")
     return status
 
 
 def _own_report(node: str, entry: KvEntry) -> EvalReport:
     report = decode(entry.value, EvalReport)
     if report.node != node:
-        raise MessageError("malformed", f"the evaluation under {entry.key} is of {report.node}")
+        raise MessageError("malformed", f"the evaluation under {entry.key} is about {report.node}")
     return report
 
 
 async def gather(transport: Transport, nodes: Sequence[str]) -> list[NodeView]:
-    """Read every node's bucket; a node whose bucket is not there yet has an empty view.
+    """Read every node's bucket; a node without a bucket has an empty view.
 
     Raises:
         NotConnected: the server does not answer.

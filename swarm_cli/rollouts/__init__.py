@@ -1,1 +1,1 @@
-"""`swarm rollouts`: read what was said, and what it earned."""
+"""`swarm rollouts`: read questions, answers and their rewards."""

@@ -1,5 +1,5 @@
-"""The groups in a node's batches, read from its batch log without a consumer: nothing that a
-service does depends on who looks.
+"""The groups in a node's batches, read from its batch log without a consumer, so that reading them
+does not affect the services.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shared.transport.base import StreamState, Transport, TransportError
 from swarm_cli.errors import CommandError
 
 BATCHES_READ = 200
-"""Most batches that one look goes back: a batch can be megabytes."""
+"""How many batches one look goes back at most, because a batch can be megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class BatchedGroup:
 
 
 class BatchReader:
-    """A node's batches that the log still holds: the newest, and those that a kept checkpoint may
-    be followed by.
+    """The batches that a node's log still holds: the newest, and those that may follow a kept
+    checkpoint.
     """
 
     def __init__(self, transport: Transport, node: str) -> None:
@@ -37,11 +37,11 @@ class BatchReader:
         self._stream = node_batches_stream(node)
 
     async def last_seq(self) -> int:
-        """Where the log ends now."""
+        """Sequence number of the log's last message."""
         return (await self._state()).last_seq
 
     async def back_from(self, last_seq: int) -> AsyncIterator[Batch]:
-        """The batches up to a place in the log, newest first, at most `BATCHES_READ`."""
+        """The batches up to a position in the log, newest first, at most `BATCHES_READ`."""
         state = await self._state()
         oldest = max(state.first_seq, last_seq - BATCHES_READ + 1)
         for seq in range(last_seq, oldest - 1, -1) if state.messages else ():
@@ -50,7 +50,7 @@ class BatchReader:
                 yield found[1]
 
     async def after(self, seq: int) -> AsyncIterator[tuple[int, Batch]]:
-        """The batches behind a place in the log, each with its own, until there is none."""
+        """The batches after a position in the log, each with its position, until the log ends."""
         while (found := await self._at_or_after(seq + 1)) is not None:
             yield found
             seq = found[0]
@@ -59,11 +59,11 @@ class BatchReader:
         """The batch of one step.
 
         Raises:
-            CommandError: the log no longer holds it, or not yet.
+            CommandError: the log does not hold it, either no longer or not yet.
         """
         state = await self._state()
         low, high = state.first_seq, state.last_seq
-        # Numbers only grow along the log, but for a batch that is there twice.
+        # Numbers grow along the log, except that a batch may be in it twice.
         while state.messages and low <= high:
             middle = (low + high) // 2
             found = await self._at_or_after(middle)
@@ -82,8 +82,8 @@ class BatchReader:
             if "stream not found" not in str(error):
                 raise
             raise CommandError(
-                f"this server has no batch log of {self._node}: is that the node's name, and this its server (--node-url)? "
-                "`swarm status` shows the nodes of a server"
+                f"this server has no batch log of {self._node}: check the name (`swarm status` shows a server's nodes) and the "
+                "server (--node-url)"
             ) from None
 
     async def _held(self) -> str:
@@ -91,8 +91,8 @@ class BatchReader:
         first = await self._at_or_after(state.first_seq) if state.messages else None
         last = await self._at_or_after(state.last_seq) if state.messages else None
         if first is None or last is None:
-            return "it is empty; is the node running, and is this its server (--node-url)?"
-        return f"it holds steps {first[1].number} to {last[1].number} (older ones go when a checkpoint no longer needs them)"
+            return "it is empty; check that the node is running and that this is its server (--node-url)"
+        return f"it holds steps {first[1].number} to {last[1].number} (older ones are removed once no checkpoint needs them)"
 
     async def _at_or_after(self, seq: int) -> tuple[int, Batch] | None:
         messages = await self._transport.read(self._stream, seq, 1)
@@ -103,6 +103,6 @@ class BatchReader:
             return messages[0].seq, decode(payload, Batch)
         except MessageError as error:
             raise CommandError(
-                f"message {messages[0].seq} of {self._stream} is no batch that this version can read ({error}): "
+                f"message {messages[0].seq} of {self._stream} is not a batch that this version can read ({error}): "
                 "use the version of swarm that the node runs"
             ) from None

@@ -1,4 +1,4 @@
-"""Which groups and completions a person wants to read."""
+"""The user's choice of groups and completions to read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FULL_MARKS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is shown; None does not ask.
+    """Which groups to show; None means any.
 
-    origin: groups of this node (`local`) or of other nodes (`external`). sender: groups of this
-    node's name. group: those whose id begins with this. marks: completions with full marks
-    (`right`) or with less (`wrong`), and the groups that have any.
+    origin: groups of this node (`local`) or of other nodes (`external`). sender: groups of the node
+    with this name. group: groups whose id begins with this. marks: completions with full marks
+    (`right`) or with less (`wrong`), and only groups that have any.
     """
 
     origin: Literal["local", "external"] | None = None
@@ -28,13 +28,13 @@ class Choice:
     marks: Literal["right", "wrong"] | None = None
 
     def groups(self, batch: Batch) -> Iterator[BatchedGroup]:
-        """The groups of a batch that are asked for, in training order."""
+        """The chosen groups of a batch, in training order."""
         for item in batch.items:
             if self._asked_for(item):
                 yield BatchedGroup(batch, item)
 
     def completions(self, item: BatchItem) -> list[tuple[int, Completion, float]]:
-        """The completions that are asked for: place in the group, completion, reward."""
+        """The chosen completions: place in the group, completion, reward."""
         pairs = zip(item.scored.group.completions, item.scored.rewards, strict=False)
         return [
             (place, completion, reward)

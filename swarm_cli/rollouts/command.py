@@ -1,5 +1,5 @@
-"""`swarm rollouts`: what a node's batches consist of, in words; what it refused, and how its
-held-out answers change.
+"""`swarm rollouts`: the groups in a node's batches; the groups it refused; and how its held-out
+answers change.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from swarm_cli.rollouts.shown import View, as_object, show
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0
 TRAINED_WITHIN_S = 5.0
-"""How long a batch that is followed waits for its step to be on record."""
+"""With --follow, how long to wait until a batch's step is on record."""
 
 RunOption = Annotated[
     str,
     typer.Option(
         "--run",
-        help="Run of this machine to look at, also one that ended, or only its records here.  [default: the one that runs]",
+        help="Run on this machine to look at, running or ended, or only its records here.  [default: the running one]",
         show_default=False,
     ),
 ]
 
 
 def rollouts(
-    node: Annotated[str, typer.Argument(help="Whose batches.  [default: the configuration's node]", show_default=False)] = "",
-    step: Annotated[int | None, typer.Option(min=1, help="All groups of this step, and no others.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many groups to show, the newest.")] = 8,
+    node: Annotated[
+        str, typer.Argument(help="The node whose batches to read.  [default: the configuration's node]", show_default=False)
+    ] = "",
+    step: Annotated[int | None, typer.Option(min=1, help="All groups of this step and no others.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many of the newest groups to show.")] = 8,
     local: Annotated[bool, typer.Option("--local", help="Only local groups.")] = False,
     foreign: Annotated[bool, typer.Option("--foreign", help="Only foreign groups.")] = False,
     trained: Annotated[bool, typer.Option("--trained", help="Only groups that a step has trained on.")] = False,
@@ -56,28 +58,29 @@ def rollouts(
     right: Annotated[bool, typer.Option("--right", help="Only completions with full marks.")] = False,
     wrong: Annotated[bool, typer.Option("--wrong", help="Only completions with less than full marks.")] = False,
     refused: Annotated[
-        bool, typer.Option("--refused", help="What the verifier refused last, and why, instead of batches.")
+        bool, typer.Option("--refused", help="Instead of batches, the groups that the verifier refused last, and why.")
     ] = False,
     evaluated: Annotated[str, typer.Option("--eval", metavar="TASK", help="Held-out answers of this dataset, by version.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with the batches to come, until Ctrl-C.")] = False,
-    characters: Annotated[int, typer.Option(min=1, help="Cut texts after this many characters; JSON has them whole.")] = 2000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line for each group.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep showing new batches until Ctrl-C.")] = False,
+    characters: Annotated[int, typer.Option(min=1, help="Cut texts after this many characters; --json does not cut.")] = 2000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line for each group.")] = False,
     run: RunOption = "",
     node_url: NodeUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Read the groups in a node's batches: question, completions, rewards and why, who sent each
-    group, why it is in the batch, and what the trainer made of it. A candidate is one of several of
-    which the trainer keeps some. Oldest first, from the batch log and the records in the run's
-    folder as far as they are kept."""
+    """Read the groups in a node's batches: question, completions, rewards and their reasons,
+    sender, why the group is in the batch, and how the trainer used it. A candidate is a group that
+    the trainer may still leave out. Oldest first, from the batch log and from the records in the
+    run's folder, as far back as they are kept.
+    """
     node_config = for_node(load_chosen(config), node)
     _refuse_contradictions(
         {
-            "--step names one batch and --follow asks for those to come": follow and step is not None,
-            "--local and --foreign leave nothing together": local and foreign,
-            "--right and --wrong leave nothing together": right and wrong,
-            "--refused and --eval are other records than batches, one at a time": refused and bool(evaluated),
-            "--refused and --eval have no --step, --follow, --local, --foreign, --trained, --right or --wrong": (
+            "--step shows one batch and --follow shows new ones": follow and step is not None,
+            "--local and --foreign together match nothing": local and foreign,
+            "--right and --wrong together match nothing": right and wrong,
+            "--refused and --eval show different records": refused and bool(evaluated),
+            "--refused and --eval cannot have --step, --follow, --local, --foreign, --trained, --right or --wrong": (
                 refused or bool(evaluated)
             )
             and (follow or step is not None or local or foreign or trained or right or wrong),
@@ -125,7 +128,7 @@ async def _batched(
     records = TrainedRecords(record_folder(config, run))
     if trained and records.folder is None:
         raise CommandError(
-            f"--trained needs the trainer's records, and there are none of {config.node.id} in {config.node.var_dir}/runs: "
+            f"--trained needs the trainer's records, but {config.node.var_dir}/runs has none of {config.node.id}: "
             "run this on the node's machine, or set SWARM_NODE__VAR_DIR"
         )
     view = View(terminal(), Judge(config), characters)
@@ -155,8 +158,8 @@ def _refused(config: NodeConfig, run: str, choice: Choice, limit: int, character
         else:
             show_refusal(refusal, console, characters)
     if not found:
-        where = folder or f"{config.node.var_dir}/runs (no record of {config.node.id} there; --run names a run)"
-        note(f"no such refusal is on record in {where}: the last ones of each sender are kept ({len(every)} in all)")
+        where = folder or f"{config.node.var_dir}/runs (it has no records of {config.node.id}; name a run with --run)"
+        note(f"no such refusal is on record in {where}: only the last ones of each sender are kept ({len(every)} in all)")
 
 
 def _evaluated(config: NodeConfig, run: str, task: str, limit: int, characters: int, as_json: bool) -> None:
@@ -182,8 +185,8 @@ async def _groups(
     *,
     trained: bool,
 ) -> AsyncIterator[BatchedGroup]:
-    """The place in the log is taken before the newest batches are printed: a batch that comes
-    meanwhile is then shown by `follow`, neither twice nor never.
+    """The chosen groups. The position in the log is read before the newest batches are printed, so
+    that `follow` shows a batch that comes meanwhile exactly once.
     """
     plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
     try:
@@ -209,7 +212,7 @@ async def _groups(
 
 
 async def _until_trained(records: TrainedRecords, step: int) -> None:
-    """Give the trainer of a batch that has just come a moment to say what it made of it."""
+    """Give the trainer a moment to record how it used a batch that has just come."""
     waited = 0.0
     while records.folder is not None and waited < TRAINED_WITHIN_S and records.for_step(step) is None:
         await asyncio.sleep(FOLLOW_INTERVAL_S / 4)
@@ -223,8 +226,8 @@ def _was_trained(records: TrainedRecords, found: BatchedGroup) -> bool:
 async def _newest(
     reader: BatchReader, last_seq: int, choice: Choice, limit: int, trained: TrainedRecords | None
 ) -> list[BatchedGroup]:
-    """The newest groups up to a place in the log that are asked for, oldest first. trained: only
-    those that it says were trained on.
+    """The newest chosen groups up to a position in the log, oldest first. trained: only groups that
+    were trained on according to these records.
     """
     found: list[BatchedGroup] = []
     async for batch in reader.back_from(last_seq):

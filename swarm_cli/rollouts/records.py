@@ -1,6 +1,6 @@
-"""What a node's services wrote in its run folder of single groups: what its trainer made of them,
-which ones its verifier refused, and some held-out answers. Bounded files (`shared.run_records`); a
-line that is torn or says something else is passed over.
+"""Reads what a node's services wrote about single groups into the run's folder: how its trainer
+used them, which ones its verifier refused, and some held-out answers. The files are bounded
+(`shared.run_records`); an incomplete or unknown line is skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class TrainedAnswer(msgspec.Struct, frozen=True):
-    """What a step used of one answer (`services.trainer.trained`)."""
+    """How a step used one answer (`services.trainer.trained`)."""
 
     place: int
     advantage: float | None = None
@@ -37,7 +37,7 @@ class TrainedAnswer(msgspec.Struct, frozen=True):
 
 
 class TrainedGroup(msgspec.Struct, frozen=True):
-    """What became of one group of a step's batch."""
+    """How a step used one group of its batch."""
 
     id: str
     origin: str
@@ -48,7 +48,7 @@ class TrainedGroup(msgspec.Struct, frozen=True):
     answers: list[TrainedAnswer] = []
 
     def answer(self, place: int) -> TrainedAnswer | None:
-        """The one at this place of the group."""
+        """The answer at this place in the group."""
         return next((answer for answer in self.answers if answer.place == place), None)
 
 
@@ -63,12 +63,12 @@ class TrainedStep(msgspec.Struct, frozen=True):
     groups_not_written: int = 0
 
     def group(self, group_id: str) -> TrainedGroup | None:
-        """What became of a group; None where its batch was another one."""
+        """How the step used a group; None if the group was not in its batch."""
         return next((group for group in self.groups if group.id == group_id), None)
 
 
 class RefusedExcerpt(msgspec.Struct, frozen=True):
-    """How a refused group begins, where it could be decoded."""
+    """The beginning of a refused group, if it could be decoded."""
 
     dataset: str
     seed: int
@@ -82,8 +82,8 @@ class RefusedExcerpt(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """One line of `refused-<replica>.jsonl`. `id` is "" where no signature was found good;
-    `claimed_id` is what a header said instead.
+    """One line of `refused-<replica>.jsonl`. `id` is "" if no valid signature was found; then
+    `claimed_id` is the id in the message's header.
     """
 
     time: float
@@ -121,17 +121,17 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 def record_folder(config: NodeConfig, run: str) -> Path | None:
-    """The node's folder in a run, by default in the newest run that it has written records in; None
-    where this machine has none.
+    """The node's folder in a run, by default in the newest run with records of it; None if this
+    machine has none.
 
     Raises:
-        CommandError: the run that was named is not here, or the node has no folder in it.
+        CommandError: the named run is not on this machine, or the node has no folder in it.
     """
     node, var_dir = config.node.id, config.node.var_dir
     if run:
         folder = find_run(run, var_dir) / node
         if not folder.is_dir():
-            raise CommandError(f"{folder.parent} has no folder of {node}: is that the node's name, and the run's?")
+            raise CommandError(f"{folder.parent} has no folder of {node}: check the names of the node and the run")
         return folder
     runs = var_dir / "runs"
     folders = [each / node for each in runs.iterdir()] if runs.is_dir() else []
@@ -141,8 +141,8 @@ def record_folder(config: NodeConfig, run: str) -> Path | None:
 
 
 class TrainedRecords:
-    """`trained.jsonl` of a folder, by step; where a step is there twice the later line counts.
-    Reads on where the file has grown.
+    """`trained.jsonl` of a folder, by step; if a step is in it twice, the later line counts. Reads
+    only the lines added since the last read.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -152,26 +152,26 @@ class TrainedRecords:
         self._inode = -1
 
     def for_step(self, step: int) -> TrainedStep | None:
-        """What the trainer wrote of a step; None where it wrote nothing that is kept."""
+        """The trainer's record of a step; None if there is none or it is no longer kept."""
         self._read_on()
         line = self._lines.get(step)
         return None if line is None else _decoded(line, TrainedStep)
 
     @property
     def newest(self) -> int | None:
-        """The last step on record, as far as was read."""
+        """The last step on record, as of the last read."""
         return max(self._lines, default=None)
 
     def naming(self, prefix: str) -> list[TrainedStep]:
-        """The steps whose lines name a group whose id begins with `prefix`."""
+        """The steps with a group whose id begins with `prefix`."""
         self._read_on()
         wanted = f'"id":"{prefix}'.encode()
         found = (_decoded(line, TrainedStep) for line in self._lines.values() if wanted in line)
         return [each for each in found if each is not None]
 
     def _read_on(self) -> None:
-        """Take the lines that came since. Another inode means that the file was rotated: what was
-        read then is in the older file, which is read first.
+        """Read the new lines. Another inode means that the file was rotated: then the older file,
+        which holds what was read before, is read first.
         """
         if self.folder is None:
             return
@@ -193,8 +193,8 @@ class TrainedRecords:
             self._take(line)
 
     def _take(self, line: bytes) -> None:
-        """The step stands first in a line (`services.trainer.trained`), so that not every line has
-        to be decoded.
+        """Keep a line by its step, which comes first in it (`services.trainer.trained`), so that
+        the line need not be decoded.
         """
         head, _, rest = line.partition(b",")
         name, _, number = head.partition(b":")
@@ -210,8 +210,8 @@ def read_refusals(folder: Path | None) -> list[Refusal]:
 
 
 def read_samples(folder: Path | None) -> list[Samples]:
-    """Held-out answers by policy version; the later line counts where a version was evaluated
-    again.
+    """Held-out answers by policy version; if a version was evaluated again, the later
+    line counts.
     """
     if folder is None:
         return []

@@ -1,4 +1,4 @@
-"""What a node's verifier refused last, as a person reads it."""
+"""Prints the groups that a node's verifier refused last."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from swarm_cli.rollouts.shown import cut_text
 
 
 def asked_for(refusals: Iterable[Refusal], *, sender: str | None, dataset: str | None, group: str, limit: int) -> list[Refusal]:
-    """The newest of those that are asked for, oldest first. A refusal without a group's text is of
-    no dataset.
+    """The newest matching refusals, oldest first. A refusal without the group's text matches no
+    dataset.
     """
     found = [
         each
@@ -31,13 +31,11 @@ def asked_for(refusals: Iterable[Refusal], *, sender: str | None, dataset: str |
 
 
 def show_refusal(refusal: Refusal, console: Console, characters: int) -> None:
-    """Why it was refused, and how it begins where it could be read."""
+    """Print why a group was refused and, if it could be read, how it begins."""
     group = refusal.group
     of = f" · {group.dataset} seed {group.seed} index {group.index} · policy version {group.policy_version}" if group else ""
-    named = f"group {refusal.id[:16]}" if refusal.id else f"says it is group {refusal.claimed_id or '?'}"
-    heading = (
-        f"{clock(refusal.time)} · from {refusal.sender or 'nobody that can be named'}{of} · {named} · message {refusal.swarm_seq}"
-    )
+    named = f"group {refusal.id[:16]}" if refusal.id else f"claims to be group {refusal.claimed_id or '?'}"
+    heading = f"{clock(refusal.time)} · from {refusal.sender or 'an unknown sender'}{of} · {named} · message {refusal.swarm_seq}"
     console.print(Text(visible(heading), style="bold"))
     console.print(Text("refused:   " + visible(f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason)))
     if group is None:

@@ -23,10 +23,10 @@ Question = tuple[str, int, int]
 
 def by_question(evaluations: Sequence[Samples], task: str, where: str) -> dict[Question, list[tuple[int, HeldOutSample]]]:
     """The answers to each question of a dataset, with their policy versions, in order. where: the
-    evaluations come from, for the error.
+    evaluations' source, for the error.
 
     Raises:
-        CommandError: there is none.
+        CommandError: there are none.
     """
     found: dict[Question, list[tuple[int, HeldOutSample]]] = {}
     for evaluation in evaluations:
@@ -38,12 +38,12 @@ def by_question(evaluations: Sequence[Samples], task: str, where: str) -> dict[Q
         return found
     known = sorted({sample.dataset for evaluation in evaluations for sample in evaluation.samples})
     if not known:
-        raise CommandError(f"{where} holds no held-out answers: the first are written with the first evaluation; --run names a run")
-    raise CommandError(f"{where} holds no held-out answers of {task[:80]!r}; there are some of {', '.join(known)}")
+        raise CommandError(f"{where} holds no held-out answers: wait for the first evaluation, or name another run with --run")
+    raise CommandError(f"{where} holds no held-out answers of {task[:80]!r}: choose among {', '.join(known)}")
 
 
 def spread(answers: Sequence[tuple[int, HeldOutSample]], most: int) -> list[tuple[int, HeldOutSample]]:
-    """At most `most` of them, evenly spread, the first and the last among them. Pure."""
+    """At most `most` answers, evenly spread, including the first and the last. Pure."""
     if len(answers) <= most:
         return list(answers)
     if most == 1:
@@ -52,7 +52,7 @@ def spread(answers: Sequence[tuple[int, HeldOutSample]], most: int) -> list[tupl
 
 
 def show_question(answers: Sequence[tuple[int, HeldOutSample]], most: int, console: Console, characters: int) -> None:
-    """One question and its answers, version by version."""
+    """Print one question and its answers, version by version."""
     _, first = answers[0]
     console.print(Text(visible(f"held out · {first.dataset} seed {first.seed} index {first.index}"), style="bold"))
     console.print(Text("question:  " + indented(cut_text(first.question, characters))))
@@ -66,7 +66,7 @@ def show_question(answers: Sequence[tuple[int, HeldOutSample]], most: int, conso
         table.add_row(*cells, Text(cut_text(sample.text, characters)))
     console.print(table)
     if len(answers) > len(shown):
-        console.print(Text(f"{len(answers) - len(shown)} versions between them are left out: --limit {len(answers)} shows all"))
+        console.print(Text(f"{len(answers) - len(shown)} versions in between are left out: --limit {len(answers)} shows all"))
 
 
 def sample_object(version: int, sample: HeldOutSample) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A group of a batch as a person reads it, and as a program does."""
+"""A group of a batch, as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from swarm_cli.rollouts.fates import Fate
 from swarm_cli.rollouts.rewards import Judge
 
 COLUMN_CHARACTERS = 24
-"""Narrowest column in which a long answer is read with pleasure, its borders included."""
+"""The narrowest column in which a long answer reads well, including its borders."""
 MOST_LINES = 30
-"""Longer answers stand below each other."""
+"""Longer answers are printed below each other."""
 _LABELS, _BORDERS = 14, 3
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What groups are shown with: where to, who says why an answer has its reward, and after how
-    many characters a text is cut.
+    """How groups are printed: the console, the judge that explains rewards, and the length at which
+    texts are cut.
     """
 
     console: Console
@@ -40,7 +40,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One completion with all that is said of it; names and values are plain text."""
+    """One completion and its facts; names and values are plain text."""
 
     place: int
     facts: tuple[tuple[str, str], ...]
@@ -48,8 +48,8 @@ class _Answer:
 
 
 def show(found: BatchedGroup, fate: Fate, choice: Choice, view: View) -> None:
-    """Question, reference answer, what the trainer made of the group, and its completions, side by
-    side where they can be read so, with what each earned and why.
+    """Print the question, the reference answer, how the trainer used the group, and its completions
+    with their rewards, side by side if they fit.
     """
     console, item = view.console, found.item
     task = item.scored.group.task
@@ -61,7 +61,7 @@ def show(found: BatchedGroup, fate: Fate, choice: Choice, view: View) -> None:
     answers = [_answer(found, fate, view, *each) for each in choice.completions(item)]
     console.print(Text("judged by: " + visible(view.judge.rules(item.scored))))
     if not answers:
-        cause = item.scored.failure or "no reward is there"
+        cause = item.scored.failure or "it has no rewards"
         console.print(Text(visible(f"not scored: {cause}")))
         return
     columns = columns_that_fit(console.width, [[answer.text, *(value for _, value in answer.facts)] for answer in answers])
@@ -72,8 +72,8 @@ def show(found: BatchedGroup, fate: Fate, choice: Choice, view: View) -> None:
 
 
 def columns_that_fit(width: int, answers: Sequence[Sequence[str]]) -> int:
-    """How many answers, each given by the texts of its cells, stand side by side on a screen of
-    `width` characters; 1: below each other. Pure.
+    """How many answers, each given by the texts of its cells, fit side by side on a screen of
+    `width` characters; 1: print them below each other. Pure.
     """
     widest = max(len(line) for cells in answers for cell in cells for line in cell.split("\n"))
     columns = min(len(answers), (width - _LABELS) // min(COLUMN_CHARACTERS, widest + _BORDERS))
@@ -137,7 +137,7 @@ def as_object(found: BatchedGroup, fate: Fate, choice: Choice, judge: Judge) -> 
 
 
 def cut_text(text: str, characters: int) -> str:
-    """Lines of foreign text, safe to look at, and no more than so many characters of them."""
+    """Foreign text, safe to display and at most `characters` long."""
     cut = text if len(text) <= characters else text[:characters] + f"… ({len(text) - characters:,} more characters)"
     return visible_lines(cut)
 
@@ -151,7 +151,7 @@ def _answer(found: BatchedGroup, fate: Fate, view: View, place: int, completion:
 
 
 def _training(fate: Fate, place: int) -> list[tuple[str, str]]:
-    """What the step used of one answer: nothing where nothing is on record."""
+    """How the step used one answer; empty if nothing is on record."""
     used = fate.group.answer(place) if fate.group is not None else None
     if used is None:
         return []
@@ -179,7 +179,7 @@ def _side_by_side(answers: Sequence[_Answer]) -> Table:
 
 
 def _below_each_other(answers: Sequence[_Answer]) -> Table:
-    table = Table("#", "what it earned", "completion", show_lines=True)
+    table = Table("#", "reward", "completion", show_lines=True)
     for answer in answers:
         table.add_row(str(answer.place), Text("\n".join(f"{name}: {value}" for name, value in answer.facts)), Text(answer.text))
     return table
@@ -200,7 +200,7 @@ def why(batch: Batch, item: BatchItem) -> str:
     if item.replayed:
         return "replayed"
     if item.scored.origin == "local":
-        return "the next of this node"
+        return "the next group of this node"
     drawn = f"drawn by {batch.strategy}"
     if item.weight is not None:
         drawn += f" with {item.weight:.2f} of the mean weight"

@@ -1,4 +1,4 @@
-"""`swarm trace`: where one group went, when, and what became of it."""
+"""`swarm trace`: where one group went, when, and how it was used."""
 
 from __future__ import annotations
 
@@ -31,21 +31,19 @@ _ID = re.compile(rf"[0-9a-f]{{{SHORTEST_ID},64}}")
 
 
 def trace(
-    rollout_id: Annotated[
-        str, typer.Argument(help="The group's id, or enough of its beginning; logs and `swarm rollouts` have it.")
-    ],
+    rollout_id: Annotated[str, typer.Argument(help="The group's id or its beginning, from a log or from `swarm rollouts`.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     run: RunOption = "",
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Follow one group: generated, scored, shared, taken in or refused by whom, in which batch, and
-    what the trainer made of it, with times. Looks at all nodes on the server, the swarm's stream,
-    and the records in the run's folder, and says what can no longer be known."""
+    """Follow one group: when it was generated, scored and shared, which nodes took it in or refused
+    it, in which batch it is, and how the trainer used it. Searches all nodes on the server, the
+    swarm's stream, and the records in the run's folder, and says what is no longer known."""
     prefix = rollout_id.strip().lower()
     if not _ID.fullmatch(prefix):
-        raise CommandError(f"{rollout_id[:80]!r} is no group's id: give {SHORTEST_ID} to 64 of its digits (0-9, a-f)")
+        raise CommandError(f"{rollout_id[:80]!r} is not a group's id: give {SHORTEST_ID} to 64 of its digits (0-9, a-f)")
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url, only_here=False) as target:
         if target.ended is not None:
@@ -55,10 +53,10 @@ def trace(
     if not path.stations:
         raise CommandError(
             f"no trace of a group {prefix}: not in the streams of the nodes on this server (--node-url), not in the swarm's "
-            "(--swarm-url), not in the records of the newest run here (--run); all three keep a window over the recent past"
+            "(--swarm-url), not in the records of the newest run here (--run); all three only keep the recent past"
         )
     if len(path.makers) > 1 or _several(path, prefix):
-        raise CommandError(f"{prefix} begins the ids of several groups, give more digits: {', '.join(sorted(path.ids)[:8])}")
+        raise CommandError(f"several groups' ids begin with {prefix}: give more digits: {', '.join(sorted(path.ids)[:8])}")
     if as_json:
         say(visible_json(path.as_object()))
         return
@@ -66,7 +64,9 @@ def trace(
 
 
 def _several(path: Path, prefix: str) -> bool:
-    """Records name groups without their maker."""
+    """Whether several ids match. Records name a group without its maker, so `makers` can
+    miss it.
+    """
     return len([group_id for group_id in path.ids if group_id.startswith(prefix)]) > 1
 
 
@@ -85,13 +85,13 @@ async def _find(config: NodeConfig, prefix: str, run: str, target: Target) -> Pa
 
 
 async def _with_swarm(search: Search, config: NodeConfig, plane: Transport, nodes: list[str], url: str | None) -> None:
-    """Look at the swarm's stream too, where there is one that answers."""
+    """Search the swarm's stream too, if its server answers."""
     swarm = None
     if url is not None:
         try:
             swarm = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
         except TransportError as error:
-            note(f"the swarm's stream is not looked at: {error}")
+            note(f"the swarm's stream was not searched: {error}")
     try:
         await search.everywhere(plane, nodes, swarm)
     finally:
@@ -103,7 +103,7 @@ def _show(path: Path) -> None:
     makers = ", ".join(f"{maker.node}, draw {maker.draw}" for maker in path.makers) or "not known"
     say(visible(f"group {', '.join(sorted(path.ids))}, of {makers}"))
     stations = sorted(path.stations)
-    say(visible(f"first seen {time.strftime('%Y-%m-%d', time.localtime(stations[0].time))}; times by the clock of who wrote them"))
+    say(visible(f"first seen {time.strftime('%Y-%m-%d', time.localtime(stations[0].time))}; each time is by its writer's clock"))
     widest = max(len(each.node) for each in stations)
     for each in stations:
         say(visible(f"  {clock(each.time)}  {each.node:{widest}}  {each.what:10}  {each.detail}"))

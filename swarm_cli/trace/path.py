@@ -1,4 +1,4 @@
-"""The path of one group as plain values: what is known of it, when, and what can no longer be
+"""The path of one group as plain values: what is known about it, with times, and what is no longer
 known. Pure.
 """
 
@@ -13,7 +13,7 @@ from swarm_cli.rollouts.fates import Fate
 
 @dataclass(frozen=True, slots=True, order=True)
 class Station:
-    """Something that happened to the group. time: Unix time, by the clock of who wrote it down."""
+    """Something that happened to the group. time: Unix time, by the writer's clock."""
 
     time: float
     node: str
@@ -23,7 +23,7 @@ class Station:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Whose group it is, and the number of its draw: no two groups of a node carry the same one."""
+    """The node that made the group, and the number of its draw, which is unique on the node."""
 
     node: str
     draw: int
@@ -31,8 +31,8 @@ class Maker:
 
 @dataclass(slots=True)
 class Path:
-    """All that was found of one group. ids: its content ids; where token ids are kept from the
-    swarm the shared bytes have another one. unknown: sentences.
+    """All that was found about one group. ids: its content ids; if token ids are not shared, the
+    shared bytes have a different id. unknown: sentences about what is not known.
     """
 
     ids: set[str] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Path:
     unknown: list[str] = field(default_factory=list)
 
     def add(self, time_s: float, node: str, what: str, detail: str = "") -> None:
-        """Something happened; what was found twice is there once."""
+        """Add an event; an event that is found twice is kept once."""
         self.stations.add(Station(time_s, node, what, detail))
 
     def at(self, what: str, node: str | None = None) -> list[Station]:
@@ -72,7 +72,7 @@ GENERATED, SCORED, SHARED, TAKEN, REFUSED, BATCHED, TRAINED = (
 
 
 def trained_detail(fate: Fate) -> str:
-    """What a step made of the group, and how its answers were pushed."""
+    """How a step used the group, and the advantages of its answers."""
     group = fate.group
     if group is None:
         return fate.sentence()
@@ -85,29 +85,29 @@ def trained_detail(fate: Fate) -> str:
 
 
 def say_what_is_missing(path: Path, nodes: Iterable[str], windows: dict[str, str]) -> None:
-    """Add to `path.unknown` a sentence for each part of the usual way that left no trace. nodes:
-    those whose streams were looked at. windows: by node, and "" for the swarm's stream, since when
-    that stream keeps groups.
+    """Add to `path.unknown` a sentence for each usual part of the path that left no trace. nodes:
+    those whose streams were searched. windows: a sentence by node, and under "" for the swarm's
+    stream, about how far back the search went.
     """
     here = set(nodes)
     for maker in path.makers:
         if maker.node not in here:
-            path.unknown.append(f"what {maker.node} itself did with it: its streams are not on this server (--node-url)")
+            path.unknown.append(f"what {maker.node} did with it: its streams are not on this server (--node-url)")
         elif not path.at(SCORED, maker.node):
             path.unknown.append(f"when {maker.node} scored it: {windows.get(maker.node, 'its stream of scored groups is empty')}")
     if not path.at(SHARED):
-        swarm = windows.get("", "the swarm's stream was not looked at (--swarm-url)")
+        swarm = windows.get("", "the swarm's stream was not searched (--swarm-url)")
         path.unknown.append(f"whether and when it was shared: {swarm}")
     makers = {maker.node for maker in path.makers}
     for node in sorted(here - makers):
         if not path.at(TAKEN, node) and not path.at(REFUSED, node):
             held = windows.get(node, "its stream of scored groups is empty")
-            path.unknown.append(f"whether {node} ever looked at it: neither taken in nor among the refusals on record; {held}")
+            path.unknown.append(f"whether {node} ever received it: neither taken in nor among the refusals on record; {held}")
     for node in sorted(here):
         held_by = path.at(SCORED, node) + path.at(TAKEN, node)
         if held_by and not path.at(BATCHED, node) and not path.at(TRAINED, node):
             path.unknown.append(
-                f"whether {node} trains on it: in no batch that is kept; it may wait, be dropped, or be in an older one"
+                f"whether {node} trains on it: it is in no batch that is kept; it may be waiting, dropped, or in an older batch"
             )
         if path.at(BATCHED, node) and not path.at(TRAINED, node):
-            path.unknown.append(f"what the trainer of {node} made of it: not on record here (--run), or not trained on yet")
+            path.unknown.append(f"how the trainer of {node} used it: not on record here (--run), or not trained on yet")

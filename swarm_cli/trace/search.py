@@ -1,8 +1,8 @@
-"""Looks for one group wherever this machine can look: the streams of the nodes on a server, the
-swarm's stream, and the records in the nodes' run folders. Reads a bounded part of each, the newest.
+"""Searches for one group in the streams of the nodes on a server, the swarm's stream, and the
+records in the nodes' run folders. Reads a bounded part of each, the newest.
 
-A header of a node's own stream names the group; one of the swarm's stream is a claim, and the id is
-taken from the bytes.
+In a node's stream a message's header names the group. In the swarm's stream the header is only a
+claim, so the id is computed from the message's bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from swarm_cli.rollouts.shown import why
 from swarm_cli.trace.path import BATCHED, GENERATED, REFUSED, SCORED, SHARED, TAKEN, TRAINED, Maker, Path, trained_detail
 
 MESSAGES_READ = 4096
-"""Of a stream of groups, the newest."""
+"""How many of the newest messages of a stream of groups are read."""
 BYTES_READ = 256 * 2**20
 _AT_ONCE = 64
 _LARGEST_FETCHED = 64 * 2**20
@@ -46,8 +46,8 @@ class Search:
         self.windows: dict[str, str] = {}
 
     async def everywhere(self, node_plane: Transport, nodes: Sequence[str], swarm_plane: Transport | None) -> None:
-        """Look for it on all these nodes and in the swarm's stream; again, where it turned out to
-        have another id besides (`verifier.share_tokens`).
+        """Search all these nodes and the swarm's stream; again if the group turned out to have a
+        second id (`verifier.share_tokens`).
         """
         while True:
             known = set(self._other_ids), set(self.path.makers)
@@ -59,19 +59,19 @@ class Search:
                 return
 
     def matches(self, group_id: str) -> bool:
-        """Whether this is the group."""
+        """Whether this is an id of the group."""
         return group_id in self._other_ids or (bool(group_id) and group_id.startswith(self._prefix))
 
     async def node(self, plane: Transport, node: str) -> None:
-        """What one node's streams and records know of it."""
+        """Search one node's streams and records."""
         await self._unscored(plane, node)
         await self._scored(plane, node)
         await self._batches(plane, node)
         self._records(node)
 
     async def swarm(self, plane: Transport) -> None:
-        """Whether it is in the swarm's stream, signed by the key it names. Headers are claims, and
-        whoever makes them has this machine fetch no more than `BYTES_READ`.
+        """Search the swarm's stream for the group with a valid signature. Headers are only claims,
+        so at most `BYTES_READ` are fetched because of them.
         """
         left_bytes = BYTES_READ
         async for message in self._newest(plane, subjects.SWARM_ROLLOUTS, ""):
@@ -90,7 +90,7 @@ class Search:
                 self.path.add(message.stored_at, group.node, SHARED, f"message {message.seq} of the swarm's stream")
 
     async def _unscored(self, plane: Transport, node: str) -> None:
-        """Groups that wait for the verifier."""
+        """Search the groups that wait for the verifier."""
         async for message in self._newest(plane, subjects.node_rollouts_stream(node), None):
             if self._named(message):
                 group = await _read(plane, message, RolloutGroup)
@@ -101,7 +101,7 @@ class Search:
 
     async def _scored(self, plane: Transport, node: str) -> None:
         async for message in self._newest(plane, subjects.node_scored_stream(node), node):
-            # Its maker may know it under another id, and knows it by its draw.
+            # Its maker may have it under another id, but with the same draw.
             scored = await _read(plane, message, ScoredGroup) if self._named(message) or self._made_by(node) else None
             if scored is None or not (self.matches(scored.group_id) or self._made(scored)):
                 continue
@@ -146,7 +146,7 @@ class Search:
         self.path.ids.add(refusal.id)
         if refusal.group is not None:
             self.path.makers.add(Maker(refusal.sender, refusal.group.draw))
-            # In the very words of `_is`, so that what is known from elsewhere too is there once.
+            # The same words as in `_is`, so that an event found in both places is kept once.
             of = refusal.group
             detail = f"{of.dataset} seed {of.seed} index {of.index}, policy version {of.policy_version}, draw {of.draw}"
             self.path.add(of.created_at, refusal.sender, GENERATED, detail)
@@ -154,7 +154,7 @@ class Search:
         self.path.add(refusal.time, node, REFUSED, cause)
 
     def _is(self, group_id: str, group: RolloutGroup) -> None:
-        """A copy of it was found: whose it is and when it was made are known now."""
+        """Record a copy of the group: its id, its maker and when it was made."""
         ref = group.task.ref
         self.path.ids.add(group_id)
         self.path.makers.add(Maker(group.node, group.draw))
@@ -162,7 +162,7 @@ class Search:
         self.path.add(group.created_at, group.node, GENERATED, detail)
 
     def _named(self, message: StoredMessage) -> bool:
-        """Whether the header names it: of ids the first 16 digits."""
+        """Whether the header names the group; it holds the first 16 digits of the id."""
         claimed = claimed_rollout_id(message.headers)
         if claimed is None:
             return False
@@ -176,7 +176,7 @@ class Search:
         return scored.origin == "local" and Maker(scored.group.node, scored.group.draw) in self.path.makers
 
     async def _newest(self, plane: Transport, stream: str, window_of: str | None) -> AsyncIterator[StoredMessage]:
-        """The newest messages of a stream of groups, and in `windows` since when it keeps them."""
+        """The newest messages of a stream of groups; `windows` notes how far back they go."""
         try:
             state = await plane.stream_state(stream)
         except TransportError:
@@ -201,7 +201,7 @@ class Search:
 def _window(node: str, since_s: float) -> str:
     whose = f"{node}'s stream of scored groups" if node else "the swarm's stream"
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_s))
-    return f"it is not in {whose}, of which all since {at} was looked at"
+    return f"it is not in {whose}, which was searched back to {at}"
 
 
 async def _read(plane: Transport, message: StoredMessage, kind: type[M]) -> M | None:

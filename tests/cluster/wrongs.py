@@ -118,6 +118,12 @@ def a_volume_of_another_size(cluster: Cluster) -> Callable[[], str]:
     return lambda: said
 
 
+@says("spec is immutable after creation")
+def a_claim_of_another_class(cluster: Cluster) -> Callable[[], str]:
+    assert not refused(cluster, claim("a", STORAGE))()
+    return refused(cluster, claim("a", MOVABLE))
+
+
 @says("Insufficient nvidia.com/gpu")
 def machines_without_gpus(cluster: Cluster) -> Callable[[], str]:
     cluster.machines.add(PLAIN_MACHINE)

@@ -1,5 +1,5 @@
-"""A stopped trainer as somebody on call sees it, with nothing made quicker: `swarm up` and
-`swarm dashboard` as users run them.
+"""Faults as somebody who looks at the local page is told of them, with nothing made quicker:
+`swarm up` and `swarm dashboard` as users run them.
 
 The short form, with the rules' patience scaled down, is in
 `tests/monitoring/test_real_prometheus.py`.
@@ -16,19 +16,26 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm, free_port_range
+from tests.monitoring.watched_swarm import flooding
+from tests.nats_server import NatsServer, free_port
 
 TOLD_S = 120.0
 QUIET_S = 60.0
+FLOODED = {("SwarmFlood", "alpha"), ("SwarmFlood", "beta")}
+DOWN = ("NatsDown", "")
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus on the PATH (Debian's package prometheus)"),
 ]
 
@@ -76,44 +83,117 @@ def pid_of(swarm: Swarm, node: str, role: str) -> int:
     return int(started[-1]["pid"])
 
 
-def steps_of(swarm: Swarm, node: str) -> int:
-    nodes: dict[str, Any] = swarm.status().get("nodes") or {}
-    return int(nodes[node]["step"]) if node in nodes else 0
+@dataclass
+class Shown:
+    """A swarm as `swarm up` runs it, and the page of `swarm dashboard` on it."""
+
+    swarm: Swarm
+    up: subprocess.Popen[str]
+    page: Page
+
+    def told_s(self, alert: tuple[str, str], what: str) -> float:
+        """Seconds until it fires."""
+        return wait_until(lambda: alert in self.page.firing(), TOLD_S, f"{what} is told")
+
+    def over(self, alert: tuple[str, str], what: str) -> None:
+        wait_until(lambda: alert not in self.page.firing(), START_TIMEOUT_S, what)
 
 
-def test_a_stopped_trainer_is_told_within_two_minutes_and_an_ended_run_leaves_nothing(tmp_path: Path) -> None:
-    swarm, port = Swarm(tmp_path), free_port_range()
-    page, url = Page(port), f"nats://127.0.0.1:{swarm.nats_port}"
-    running = swarm.up("--no-progress")
+@contextmanager
+def shown_swarm(
+    folder: Path, up: tuple[str, ...] = (), dashboard: tuple[str, ...] = (), port: int | None = None
+) -> Iterator[Shown]:
+    """Once the trainers' usual pace is known. up, dashboard: more arguments of the two commands;
+    port: of a NATS server that `swarm up` does not start.
+    """
+    swarm, page_port = Swarm(folder), free_port_range()
+    swarm.nats_port = port or swarm.nats_port
+    page, url = Page(page_port), f"nats://127.0.0.1:{swarm.nats_port}"
+    running = swarm.up("--no-progress", *up)
     watching: subprocess.Popen[str] | None = None
-    trainer = 0
     try:
         wait_until(
             lambda: (swarm.status().get("nodes") or {}).get("alpha", {}).get("step", 0) > 20, START_TIMEOUT_S, "twenty steps"
         )
-        watching = swarm._start("dashboard", "--port", str(port), "--node-url", url, "--folder", str(tmp_path / "watch"))
+        arguments = ("--port", str(page_port), "--node-url", url, "--folder", str(folder / "watch"), *dashboard)
+        watching = swarm._start("dashboard", *arguments)
         pace = 'node:swarm_trainer_step_duration_seconds:mean6h{node="alpha"}'
         wait_until(lambda: page.query(pace), START_TIMEOUT_S, "the usual pace of alpha's trainer")
-        assert ("SwarmTrainerStalled", "alpha") not in page.firing()
-
-        trainer = pid_of(swarm, "alpha", "trainer")
-        os.kill(trainer, signal.SIGSTOP)
-        told_s = wait_until(lambda: ("SwarmTrainerStalled", "alpha") in page.firing(), TOLD_S, "the stopped trainer is told")
-        screen = swarm.call("top", "alpha", "--once", "--node-url", url).stdout
-        print(f"told after {told_s:.0f} s\n{screen}")
-        assert "trainer silent for" in screen and "– steps/s" in screen and "compute" not in screen
-        assert len(page.get("expected.json")) == len(page.query('up{job="swarm"}')) == 8
-
-        os.kill(trainer, signal.SIGCONT)
-        trainer = 0
-        wait_until(lambda: ("SwarmTrainerStalled", "alpha") not in page.firing(), START_TIMEOUT_S, "it goes on")
-        running.send_signal(signal.SIGINT)
-        running.communicate(timeout=120)
-        wait_until(lambda: not page.query("up") and not page.firing(), QUIET_S, "a run that ended in order leaves no alert")
+        yield Shown(swarm, running, page)
     finally:
-        if trainer:
-            os.kill(trainer, signal.SIGCONT)
         for process in (running, watching):
             if process is not None and process.poll() is None:
                 process.send_signal(signal.SIGINT)
                 process.communicate(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    with shown_swarm(tmp_path_factory.mktemp("told")) as found:
+        yield found
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """It does not run for the length of the block, and is there."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_flood_is_told_within_two_minutes(shown: Shown) -> None:
+    assert not FLOODED & shown.page.firing()
+    with flooding(f"nats://127.0.0.1:{shown.swarm.nats_port}", swarm_id="first", most=1_000_000):
+        told_s = wait_until(lambda: FLOODED & shown.page.firing(), TOLD_S, "the flood is told")
+    print(f"a flood: told after {told_s:.0f} s")
+    wait_until(lambda: not FLOODED & shown.page.firing(), START_TIMEOUT_S, "a flood that is over is told no more")
+
+
+def test_a_stopped_trainer_is_told_within_two_minutes(shown: Shown) -> None:
+    stalled = ("SwarmTrainerStalled", "alpha")
+    assert stalled not in shown.page.firing()
+    with stopped(pid_of(shown.swarm, "alpha", "trainer")):
+        told_s = shown.told_s(stalled, "the stopped trainer")
+        screen = shown.swarm.call("top", "alpha", "--once", "--node-url", f"nats://127.0.0.1:{shown.swarm.nats_port}").stdout
+        print(f"a stopped trainer: told after {told_s:.0f} s\n{screen}")
+        assert "trainer silent for" in screen and "– steps/s" in screen and "compute" not in screen
+        assert len(shown.page.get("expected.json")) == len(shown.page.query('up{job="swarm"}')) == 8
+    shown.over(stalled, "it goes on")
+
+
+def test_a_server_that_hangs_is_told_within_two_minutes(shown: Shown) -> None:
+    assert DOWN not in shown.page.firing()
+    (note,) = (shown.swarm.folder / "var" / "runs" / "first").glob("nats-server_*.ports")
+    with stopped(int(note.stem.removeprefix("nats-server_"))):
+        told_s = shown.told_s(DOWN, "the server that hangs")
+        print(f"a server that hangs: told after {told_s:.0f} s")
+    shown.over(DOWN, "it answers again")
+
+
+def test_a_run_that_ended_in_order_leaves_no_alert(shown: Shown) -> None:
+    shown.up.send_signal(signal.SIGINT)
+    shown.up.communicate(timeout=120)
+    wait_until(lambda: not shown.page.query("up") and not shown.page.firing(), QUIET_S, "nothing is watched, and nothing told")
+
+
+@pytest.mark.parametrize("monitored", [True, False])
+def test_a_killed_server_is_told_within_two_minutes(tmp_path: Path, monitored: bool) -> None:
+    """Of `swarm up` with a server that it did not start: its own it starts again at once. Where
+    nobody said where the server's figures are, its nodes tell it.
+    """
+    monitor = free_port()
+    server = NatsServer(tmp_path / "nats", config=f"http: 127.0.0.1:{monitor}\nmax_payload: 8MB").start()
+    more = ("--nats-monitor", f"http://127.0.0.1:{monitor}") if monitored else ()
+    try:
+        with shown_swarm(tmp_path, ("--nats-url", server.url), more, server.port) as shown:
+            alert = DOWN if monitored else ("SwarmNatsDisconnected", "alpha")
+            assert alert not in shown.page.firing()
+            server.kill()
+            told_s = shown.told_s(alert, "the killed server")
+            print(f"a killed server: told by {alert[0]} after {told_s:.0f} s")
+            server.start()
+            shown.over(alert, "it is back")
+    finally:
+        server.kill()

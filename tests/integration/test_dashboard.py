@@ -197,7 +197,7 @@ def test_it_waits_for_a_swarm_that_is_not_there_and_names_a_taken_port(tmp_path:
     second = start(port, "nats://127.0.0.1:9", tmp_path / "second")
     _, said = second.communicate(timeout=DEADLINE_S)
     assert second.returncode == 1
-    assert f"port {port}, wanted for the page, is taken" in said and f"port {port + 1}, wanted for Prometheus" in said
+    assert f"port {port}, needed for the page, is taken" in said and f"port {port + 1}, needed for Prometheus" in said
     assert "--port" in said and "Traceback" not in said
     time.sleep(2)
     process.send_signal(signal.SIGTERM)

@@ -205,7 +205,7 @@ async def test_a_person_lists_shows_and_requeues_dead_letters(nats_server: MakeS
 
         for arguments, complaint in (
             (["show", "9"], "no dead letter 9"),
-            (["requeue"], "say which: numbers of letters"),
+            (["requeue"], "name the letters to requeue"),
             (["requeue", "1", "9"], "no dead letter 9"),
             (["requeue", "1", "3"], "letter 3 cannot be scored"),
         ):

@@ -175,7 +175,7 @@ def test_a_token_with_a_key_is_all_that_a_newcomer_needs_and_replaces_no_key(hub
     assert kept == (hub.keys / "gamma" / "swarm.nk").read_bytes()
     with pytest.raises(CommandError, match="the token is for a node called gamma"):
         found(invitation, name="delta")
-    with pytest.raises(CommandError, match="holds another key than the token: a key is not replaced"):
+    with pytest.raises(CommandError, match="holds another key than the token, and keys are never replaced"):
         found(invited(hub, "--node", "delta"))
     assert (machine / "swarm.nk").read_bytes() == kept
     list_nodes(hub, "alpha")
@@ -207,7 +207,7 @@ def test_who_has_no_key_for_looking_is_told_whom_to_ask(hub: SecuredServer) -> N
 
 
 def test_a_token_for_looking_joins_nothing(hub: SecuredServer, machine: Path) -> None:
-    with pytest.raises(CommandError, match="this token is for looking at the swarm"):
+    with pytest.raises(CommandError, match="this token only allows looking"):
         prepare(invited(hub, "--observer"))
     assert not machine.exists()
 

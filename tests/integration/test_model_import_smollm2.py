@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.generator.engines.model_folder import read_model_folder
 from shared.config.sections import ModelSection
-from shared.model.loading import load_tokenizer
 from shared.model.prompts import render_prompt
+from shared.model.reading import load_tokenizer
 from swarm_cli.model.importing import import_model
 from swarm_cli.observe.evaluations import read_evaluations, read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
@@ -75,6 +75,7 @@ def test_a_node_trains_it_and_publishes_what_changed(smollm2: Path, tmp_path: Pa
         # Nobody else is there to wait for.
         SWARM_SAMPLER__EXTERNAL="0",
         SWARM_GENERATOR__MAX_NEW_TOKENS="12",
+        SWARM_EVAL__TASKS="2",
     )
     process = swarm.up("--nodes", "1", "--steps", "2", "--config", "config/smollm2.toml")
     try:

@@ -23,7 +23,7 @@ from shared.contracts.codec import decode
 from shared.contracts.lease import LeaseRecord
 from shared.contracts.messages import Batch
 from shared.contracts.subjects import TRAINER_KEY, lease_key, node_bucket
-from shared.model.loading import load_tokenizer
+from shared.model.reading import load_tokenizer
 from shared.runtime import EXIT_CONFIG
 from shared.transport.base import Transport
 from shared.transport.connect import connect

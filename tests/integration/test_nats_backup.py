@@ -30,6 +30,8 @@ from shared.contracts.subjects import (
 )
 from shared.transport.base import TransportError
 from shared.transport.connect import connect
+from shared.transport.deadline import Deadline
+from shared.transport.nats.jetstream_api import call
 from shared.transport.nats.snapshots import TransferLost, put_back, take_snapshot
 from shared.transport.nats.transport import NatsTransport
 from swarm_cli.app import app
@@ -159,11 +161,12 @@ def test_a_backup_is_private_has_what_refers_first_and_its_sum_is_that_of_its_ma
     names = [each["name"] for each in manifest["streams"]]
     assert names.index(BUCKET) < names.index(QUEUE) < names.index(SCORED) < names.index(f"{SCORED}_BLOBS")
     assert saved.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in saved.iterdir()} == {0o600}
     sha256 = hashlib.sha256((saved / "backup.json").read_bytes()).hexdigest()
     code, said = swarm("restore", str(saved), "--check", "--sha256", sha256, url=target.url)
     assert code == 0 and "nothing was changed" in said and names_on(target) == set(), said
     code, said = swarm("restore", str(saved), "--check", "--sha256", "0" * 64, url=target.url)
-    assert code == 1 and "another one, or was changed" in said, said
+    assert code == 1 and "it is another backup, or it was changed" in said, said
 
 
 def test_a_backup_of_some_streams_has_those_alone(source: NatsServer, tmp_path: Path) -> None:
@@ -179,7 +182,7 @@ def test_a_backup_of_some_streams_has_those_alone(source: NatsServer, tmp_path: 
         (("--out", str(tmp_path / "one")), "not empty"),
         (("--out", str(tmp_path / "two"), "--stream", "NODE_OMEGA_SCORED"), "no stream NODE_OMEGA_SCORED"),
         (("--out", str(tmp_path / "two"), "--node", "omega"), "no stream of node omega"),
-        (("--out", str(tmp_path / "two"), "--plane", "both"), "one plane at a time"),
+        (("--out", str(tmp_path / "two"), "--plane", "both"), "choose one plane"),
     ):
         code, said = swarm("backup", *words, url=source.url)
         assert code == 1 and told in said, said
@@ -211,7 +214,7 @@ def test_copies_are_not_cut_unless_told(copied: Path, target: NatsServer) -> Non
     code, said = swarm("restore", str(copied), "--replicas", "1", url=target.url)
     assert code == 1 and "--lower" in said and QUEUE in said and SCORED not in said, said
     code, said = swarm("restore", str(copied), "--stream", QUEUE, url=target.url)
-    assert code == 1 and "replicas" in said and "To go on" in said, said
+    assert code == 1 and "replicas" in said and "go on with: swarm nats restore" in said, said
     code, said = swarm("restore", str(copied), "--replicas", "1", "--lower", "--stream", QUEUE, url=target.url)
     assert code == 0 and names_on(target) == {QUEUE}, said
 
@@ -247,11 +250,11 @@ def test_a_changed_backup_restores_nothing(copied: Path, tmp_path: Path, target:
         pipe: "cannot be read",
         lambda: change(copied, SCORED, republish={"src": ">", "dest": "swarm.rollouts.v2.alpha"}): "republish",
         lambda: change(copied, SCORED, sources=[{"name": "OTHER"}]): "sources",
-        lambda: change(copied, SCORED, name="OTHER"): "another stream's",
-        lambda: manifest.write_text(said_before.replace(SCORED, "../../etc/x")): "no stream's name",
+        lambda: change(copied, SCORED, name="OTHER"): "belong to another stream",
+        lambda: manifest.write_text(said_before.replace(SCORED, "../../etc/x")): "not a stream's name",
         lambda: manifest.write_text(said_before.replace('"format": 1', '"format": 2')): "format 2",
-        lambda: manifest.write_text(said_before[:-40]): "no manifest",
-        lambda: manifest.write_text("[" * 100_000): "no manifest",
+        lambda: manifest.write_text(said_before[:-40]): "not a backup's manifest",
+        lambda: manifest.write_text("[" * 100_000): "not a backup's manifest",
         lambda: manifest.write_text(said_before.replace('"size_bytes": ', '"size_bytes": -')): "negative size",
         manifest.unlink: "cannot be read",
     }
@@ -275,6 +278,27 @@ def test_a_consumer_that_the_manifest_does_not_name_takes_its_stream_with_it(cop
     (copied / "backup.json").write_text(json.dumps(manifest))
     code, said = swarm("restore", str(copied), "--stream", QUEUE, url=target.url)
     assert code == 1 and VERIFIER_CONSUMER in said and "removed again" in said and names_on(target) == set(), said
+
+
+async def test_a_consumer_that_pushes_is_restored_from_no_backup(source: NatsServer, target: NatsServer, tmp_path: Path) -> None:
+    """Not either where the manifest names it, which whoever made the backup wrote too."""
+    transport = await opened(source.url)
+    config = {"durable_name": "verifier", "deliver_subject": "$KV.node_alpha.policy", "ack_policy": "none", "deliver_policy": "all"}
+    request = {"stream_name": SCORED, "config": config}
+    await call(transport._connection, f"CONSUMER.DURABLE.CREATE.{SCORED}.verifier", request, Deadline(5.0), "a consumer")
+    code, said = await asyncio.to_thread(swarm, "backup", "--out", str(tmp_path / "made"), "--stream", SCORED, url=source.url)
+    await call(transport._connection, f"CONSUMER.DELETE.{SCORED}.verifier", None, Deadline(5.0), "a consumer")
+    await transport.close()
+    assert code == 0 and json.loads((tmp_path / "made" / "backup.json").read_bytes())["streams"][0]["consumers"], said
+    code, said = await asyncio.to_thread(swarm, "restore", str(tmp_path / "made"), url=target.url)
+    assert code == 1 and "push messages elsewhere" in said and not await states(target.url), said
+
+
+def test_a_time_that_is_none_stops_no_restore(copied: Path, target: NatsServer) -> None:
+    manifest = json.loads((copied / "backup.json").read_bytes())
+    (copied / "backup.json").write_text(json.dumps(manifest | {"made_at": 1e300}))
+    code, said = swarm("restore", str(copied), "--check", url=target.url)
+    assert code == 0 and "made at a time that is none" in said, said
 
 
 async def test_a_file_that_changes_while_it_is_sent_makes_no_stream(source: NatsServer, target: NatsServer) -> None:

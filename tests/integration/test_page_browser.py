@@ -88,9 +88,9 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
         shown.until_state("empty")
         every_look(browser, shown.url, "empty", "No node yet")
         for state, words in (
-            ("starting", "the first step is not taken yet"),
+            ("starting", "evaluating the base policy before the first step"),
             ("running", "Leaderboard"),
-            ("failed", "went silent"),
+            ("failed", "fell silent"),
             ("finished", "Every node here has taken its steps"),
         ):
             written(write(state))
@@ -106,7 +106,7 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
         server.stop()
         lost = shown.until_state("lost")
         assert lost["leaderboard"], "what was known stays"
-        every_look(browser, shown.url, "lost", "What is below was known before")
+        every_look(browser, shown.url, "lost", "The page shows what was seen last")
     finally:
         server.stop()
         shown.close()
@@ -153,7 +153,7 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         page.get_by_role("cell", name="-1.500").nth(1).wait_for()
         assert page.get_by_role("cell", name="-1.500").count() == 2
         page.goto(shown.url + "#/group/alpha/2/1")
-        page.get_by_text("kept token ids and logprobs to itself").wait_for()
+        page.get_by_text("did not share token ids and logprobs").wait_for()
         looker.check()
         page.goto(shown.url + "#/at/alpha/9999999999")
         page.get_by_role("heading", name="Step 6 of alpha").wait_for()

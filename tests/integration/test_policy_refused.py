@@ -30,7 +30,7 @@ from shared.contracts.codec import encode
 from shared.contracts.control import PolicyPointer
 from shared.contracts.subjects import POLICY_KEY, node_bucket, node_policies_stream
 from shared.device_turns import DeviceTurns
-from shared.model.loading import load_tokenizer
+from shared.model.reading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.policy_store.files import sha256_of
 from shared.runtime import ServiceContext

@@ -120,13 +120,13 @@ async def test_a_person_reads_question_completions_rewards_and_where_a_group_com
         "drawn by learnability with 1.50 of the mean weight",
     ):
         assert words in " ".join(shown.stdout.split())
-    for words in ("question:  1+1", "reference: 2", "staleness 1", "the next of this node", "two", "four", "more characters"):
+    for words in ("question:  1+1", "reference: 2", "staleness 1", "the next group of this node", "two", "four", "more characters"):
         assert words in shown.stdout
     assert "step 1" not in shown.stdout
     assert not set("\x1b\x07\u202e") & set(shown.stdout), "others' words must not act on a terminal"
     assert "not on record here" in shown.stdout
     narrow = swarm(server, "--limit", "1", columns=60).stdout
-    assert "what it earned" in narrow and "what it earned" not in shown.stdout, "side by side where there is room"
+    assert "reward: " in narrow and "reward: " not in shown.stdout, "side by side where there is room"
 
 
 async def test_groups_are_chosen_by_step_origin_sender_dataset_and_marks(server: NatsServer) -> None:
@@ -178,7 +178,7 @@ async def test_what_is_not_there_is_said_with_what_is(server: NatsServer) -> Non
     none = swarm(server, "--dataset", "countdown")
     assert none.returncode == 0 and none.stdout == "" and "no group in the batches of alpha matches" in none.stderr
     both = swarm(server, "--right", "--wrong")
-    assert both.returncode == 1 and "leave nothing together" in both.stderr
+    assert both.returncode == 1 and "together match nothing" in both.stderr
 
 
 def test_the_batches_to_come_are_followed_once_each(server: NatsServer) -> None:

@@ -9,7 +9,8 @@ import json
 from typing import Any
 
 from shared.contracts.messages import TaskRef
-from shared.tasks.derive import _registry, dataset_names, derive_task
+from shared.tasks.datasets import datasets
+from shared.tasks.derive import dataset_names, derive_task
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 
 WRONG = ["0", "1.5", "x"]
@@ -23,7 +24,7 @@ def hostile_configs(dataset: str) -> list[str]:
     """Every number in the dataset's configuration made smaller; many are refused, the rest derives
     as it may.
     """
-    made: Any = _registry()[dataset][1]
+    made: Any = datasets()[dataset][1]
     defaults = {
         field.name: field.default
         for field in dataclasses.fields(made)

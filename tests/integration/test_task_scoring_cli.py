@@ -55,6 +55,9 @@ def test_what_does_not_exist_or_fit_is_a_sentence_and_another_exit_code() -> Non
     for arguments, said in (
         (("score", "gcdd", "--answer", "1"), b"did you mean gcd"),
         (("score", "GCD", "--answer", "1"), b"there is no such task"),
+        (("show", "questions.csv"), b"no such file or folder"),
+        (("show", "pyproject.toml"), b"give a .jsonl or .parquet file"),
+        (("show", "."), b"the folder holds no .arrow, .parquet, .jsonl file"),
         (("score", "gcd", "--answer", "1", "--settings", "{max"), b"--settings is not JSON"),
         (("score", "gcd", "--answer", "1", "--settings", '{"max_valu": 3}'), b"did you mean max_value"),
         (("score", "composite", "--answer", "1"), b"composite cannot be used"),

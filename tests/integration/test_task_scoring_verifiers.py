@@ -76,7 +76,7 @@ async def test_final_number_pays_a_stated_number_at_the_end_and_no_other() -> No
     async with pool(TaskSpec(dataset="products", verifier="final_number")) as scorers:
         (result,) = await scorers.run([ScoringJob(ref=ref, texts=[*right, *wrong])])
     assert result.rewards == [1.0] * len(right) + [0.0] * len(wrong)
-    with pytest.raises(TaskConfigError, match="needs a number as reference answer"):
+    with pytest.raises(TaskConfigError, match="needs a number as reference answer.*for a file exact"):
         check_specs([TaskSpec(dataset="ab", verifier="final_number")])
 
 

@@ -40,7 +40,8 @@ from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.contracts.messages import Batch
 from shared.model.full_precision import computing_in_float32
-from shared.model.loading import load_causal_lm, load_tokenizer
+from shared.model.loading import load_causal_lm
+from shared.model.reading import load_tokenizer
 from shared.runtime import FatalError
 from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, through_a_file, tiny_policy
 from tests.integration.trainer_ranks import in_ranks, joined, train_alone, train_together

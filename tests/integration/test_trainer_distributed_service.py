@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
-from shared.model.loading import load_tokenizer
+from shared.model.reading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.transport.base import Transport
 from shared.transport.connect import connect

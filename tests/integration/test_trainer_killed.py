@@ -20,7 +20,7 @@ import pytest
 
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
-from shared.model.loading import load_tokenizer
+from shared.model.reading import load_tokenizer
 from shared.runtime import EXIT_CONFIG
 from shared.transport.base import Transport
 from shared.transport.connect import connect

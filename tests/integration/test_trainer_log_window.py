@@ -16,7 +16,7 @@ from shared.config.sections import ModelSection
 from shared.contracts.codec import encode
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import node_streams
-from shared.model.loading import load_tokenizer
+from shared.model.reading import load_tokenizer
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
 from tests.full_disk import no_file_above

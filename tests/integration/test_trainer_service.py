@@ -29,7 +29,7 @@ from shared.contracts.senders import FINDINGS_KEY, TrainerFindings
 from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, node_batches_stream, node_bucket
 from shared.device_turns import DeviceTurns, turns_file
 from shared.json_lines import read_jsonl
-from shared.model.loading import load_tokenizer
+from shared.model.reading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.run_records import TRAINED_FILE
 from shared.runtime import FatalError

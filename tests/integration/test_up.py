@@ -145,7 +145,7 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_second_node_and_sto
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "goes on where it stopped" in err
+    assert "continues where it stopped" in err
     alpha = seen["nodes"]["alpha"]
     assert set(alpha["services"]) == set(ROLES)
     assert {stream["stream"] for stream in alpha["streams"]} >= {"NODE_ALPHA_ROLLOUTS", "NODE_ALPHA_SCORED", "NODE_ALPHA_BATCHES"}

@@ -86,7 +86,7 @@ def test_the_demos_configuration_is_shown_and_checked_from_an_empty_folder(insta
     assert shown.stdout.startswith(f"# {installed}/swarm_cli/local/defaults/demo.toml over the defaults\n"), shown.stderr
     checked = swarm(installed, tmp_path, "config", "check")
     assert checked.returncode == 0 and "OK: 4 task sources" in checked.stdout, checked.stderr
-    assert "models/base is not there yet: `swarm up` builds it" in checked.stdout
+    assert "models/base does not exist yet: `swarm up` builds it" in checked.stdout
     assert list(tmp_path.iterdir()) == []
 
 

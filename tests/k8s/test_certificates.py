@@ -147,7 +147,7 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
     before = await asyncio.to_thread(certificates, *(server.url for server in servers), str(folder / "keys/ca.crt"))
     assert before.exit_code == 1
     assert before.stdout.count("\n9 days left") == 2 and "\n3649 days left" in before.stdout
-    assert "3 of 4 certificates last less than 30 days" in str(before.exception)
+    assert "3 of 4 certificates expire in less than 30 days" in str(before.exception)
     days = [(not_after(varz(server)) or 0.0) - time.time() for server in servers]
     assert all(9 * 86_400 < each <= 10 * 86_400 for each in days)
 
@@ -217,9 +217,9 @@ async def test_a_new_authority_takes_three_rounds_in_which_who_knows_both_is_alw
 def test_a_server_that_is_away_or_has_no_tls_is_named_and_a_file_without_a_certificate_too(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
     for argument, said in (
-        ("tls://127.0.0.1:9", "is the server up"),
-        (str(tmp_path / "none.pem"), "cannot be read: No such file or directory: where `swarm k8s secrets` made it"),
-        (str(tmp_path / "key.pem"), "no certificate in PEM form"),
+        ("tls://127.0.0.1:9", "check that the server runs"),
+        (str(tmp_path / "none.pem"), "cannot be read: No such file or directory: `swarm k8s secrets` writes certificates"),
+        (str(tmp_path / "key.pem"), "holds no PEM certificate"),
     ):
         result = certificates(argument)
         assert result.exit_code != 0 and said in str(result.exception), (argument, result.exception)

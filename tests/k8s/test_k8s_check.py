@@ -188,17 +188,17 @@ def small_quota(listed: Listed) -> None:
         (without_secrets, True, ["Secret beta-generator, beta-operator", "are missing", "swarm k8s secrets --nodes"]),
         (without_roster, True, ["ConfigMap swarm-roster is missing"]),
         (without_entry, True, ["Secret alpha-verifier has no entry swarm.nk, which alpha-verifier mounts"]),
-        (unreadable_key, True, ["Secret gamma-trainer: node.nk is no key", "put keys/ back"]),
-        (cut_accounts, True, ["accounts.conf is cut short, and no server starts"]),
-        (expired, True, ["the certificate ran out on", "no client connects", "reload the servers"]),
-        (soon_expired, False, ["the certificate runs out on"]),
+        (unreadable_key, True, ["Secret gamma-trainer: node.nk is not a key", "put keys/ back"]),
+        (cut_accounts, True, ["accounts.conf is incomplete, and no server starts"]),
+        (expired, True, ["the certificate expired on", "no client can connect", "reload the servers"]),
+        (soon_expired, False, ["the certificate expires on"]),
         (another_key, True, ["tls.key is not the key of tls.crt"]),
         (broken_certificate, True, ["cannot be read", "BEGIN CERTIFICATE"]),
         (no_plugin, True, ["no machine that fits offers nvidia.com/gpu", "alpha-generator", "device plugin"]),
         (small_machines, True, ["no machine that fits has 4 nvidia.com/gpu (the most is 2), and gamma-trainer stays Pending"]),
         (few_gpus, True, ["all pods ask for 12 nvidia.com/gpu and all machines have 8"]),
         (other_architecture, True, ["no machine has the label kubernetes.io/arch=amd64", "architecture.yaml"]),
-        (two_machines, True, ["nats wants 3 machines, one a pod, and 2 would do"]),
+        (two_machines, True, ["nats needs 3 machines, one per pod, but only 2 are suitable"]),
         (tainted, True, ["every machine that fits has the taint team=other:NoExecute"]),
         (cordoned, True, ["no machine that takes pods", "uncordon"]),
         (no_default_class, True, ["no default storage class", "is-default-class=true"]),
@@ -219,6 +219,19 @@ def test_what_would_stop_it_is_one_line_with_the_remedy(
     line = only(told(cluster))
     assert line.startswith("stops " if stops else "note ") and "\n" not in line
     assert all(word in line for word in words), line
+
+
+def test_an_overlay_that_names_another_class_than_its_claims_have_is_told_that_apply_is_refused(cluster: Listed) -> None:
+    made: dict[str, Any] = {"spec": {"storageClassName": "files"}, "status": {"phase": "Bound"}}
+    cluster["persistentvolumeclaims"] = [named("PersistentVolumeClaim", each, **made) for each in ("alpha-model", "data-nats-0")]
+    objects = copy.deepcopy([each for each in render("cluster") if each])
+    templates = [claim for each in objects for claim in each.get("spec", {}).get("volumeClaimTemplates", [])]
+    for each in [*templates, *(each for each in objects if each["kind"] == "PersistentVolumeClaim")]:
+        each["spec"]["storageClassName"] = "fast"
+    found = [str(each) for each in findings(Overlay(objects), Cluster(cluster), NOW)]
+    line = only([each for each in found if "made with" in each])
+    assert line.startswith("stops  alpha-model, data-nats-0 was made with the class files, and the overlay names fast")
+    assert not [each for each in told(cluster) if "made with" in each]
 
 
 def test_a_runtime_class_a_label_and_custom_kinds_that_are_missing_are_said(cluster: Listed) -> None:
@@ -272,7 +285,7 @@ def test_a_claim_that_is_bound_is_not_judged_by_its_class(cluster: Listed) -> No
     ("image", "words"),
     [
         ("registry.invalid/set-by-make-images/swarm@sha256:" + "0" * 64, "no image is named yet"),
-        ("registry.example.org/swarm@sha256:abc", "has a digest that is none"),
+        ("registry.example.org/swarm@sha256:abc", "has an invalid digest"),
         ("registry.example.org:5000/swarm", "neither a tag nor a digest"),
         ("localhost/swarm:0.1.0", "kind load docker-image"),
     ],
@@ -360,12 +373,12 @@ def test_without_a_cluster_what_is_missing_is_named_with_the_remedy(tmp_path: Pa
     overlay.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, namespace: swarm}\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     said = CliRunner().invoke(app, ["k8s", "check", str(overlay)]).stderr
-    assert "kubectl is not on the PATH, so no cluster was looked at: install it" in said
+    assert "kubectl is not on the PATH, so no cluster was checked: install it" in said
     kubectl = tmp_path / "kubectl"
     kubectl.write_text("#!/bin/sh\necho error: current-context is not set >&2\nexit 1\n")
     kubectl.chmod(0o755)
     said = CliRunner().invoke(app, ["k8s", "check", str(overlay)]).stderr
-    assert "kubectl has no current context, so no cluster was looked at: set KUBECONFIG" in said
+    assert "kubectl has no current context, so no cluster was checked: set KUBECONFIG" in said
 
 
 @pytest.mark.slow
@@ -374,5 +387,5 @@ def test_a_cluster_that_does_not_answer_and_an_overlay_that_is_none_are_sentence
     assert done.returncode == 1 and "the cluster trial does not answer: Unable to connect" in done.stderr
     (tmp_path / "some.yaml").write_text("a: 1\n")
     done = run(tmp_path, {}, str(tmp_path / "some.yaml"))
-    assert done.returncode == 1 and "holds no objects of Kubernetes alone" in done.stderr
+    assert done.returncode == 1 and "does not hold only Kubernetes objects" in done.stderr
     assert "Traceback" not in done.stderr

@@ -140,7 +140,7 @@ def test_a_key_is_never_replaced_by_another(printed: tuple[Path, str], tmp_path:
     told = refused("--keys", str(tmp_path), "--existing", "-", given=as_kubectl_lists(printed[1]))
     assert "are different keys" in told and "move the file away" in told
     other = as_kubectl_lists(printed[1].replace("node.nk: U1", "node.nk: VT"))
-    assert "has no key where alpha/generator.nk is from" in refused("--existing", "-", given=other)
+    assert "the cluster's Secret for alpha/generator.nk does not hold a key" in refused("--existing", "-", given=other)
 
 
 def test_the_roster_names_each_nodes_signing_key_and_keeps_the_lines_of_others(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_new_key_for_the_certificate_keeps_its_names_and_says_which_were_not_a
     key, certificate = (base64.b64decode(second[name]).decode() for name in ("tls.key", "tls.crt"))
     assert second["tls.key"] != first["tls.key"] and certificates.belongs(key, certificate)
     assert "hub.example.org" in certificates.read(certificate).names
-    assert "made anew with a new key" in result.stderr and "keeps the names hub.example.org" in result.stderr
+    assert "renewed with a new key" in result.stderr and "keeps the names hub.example.org" in result.stderr
 
 
 def test_a_certificate_of_your_own_stays_and_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -190,15 +190,15 @@ def test_a_certificate_of_your_own_stays_and_what_is_missing_is_named(tmp_path: 
     (tmp_path / "ca.key").unlink()
     assert objects(swarm("--keys", str(tmp_path)))["Secret", "nats-server-tls"] == first
     (tmp_path / "tls.key").unlink()
-    assert "ca.key is not there to sign a certificate" in refused("--keys", str(tmp_path))
+    assert "ca.key is missing to sign a certificate" in refused("--keys", str(tmp_path))
     (tmp_path / "tls.key").write_text("no key")
-    assert "holds no private key" in refused("--keys", str(tmp_path))
+    assert "holds no PEM private key" in refused("--keys", str(tmp_path))
 
 
 def test_a_node_that_is_left_out_is_said(tmp_path: Path) -> None:
     swarm("--keys", str(tmp_path))
     result = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", "alpha,gamma", "--keys", str(tmp_path)])
-    assert "the servers refuse them from the next reload on: beta" in result.stderr and result.exit_code == 0
+    assert "the servers will refuse them after the next reload: beta" in result.stderr and result.exit_code == 0
 
 
 def test_a_node_outside_has_an_account_and_no_secrets_and_the_next_run_remembers_it(tmp_path: Path) -> None:
@@ -210,9 +210,9 @@ def test_a_node_outside_has_an_account_and_no_secrets_and_the_next_run_remembers
     assert made.keys() == before.keys() and outside in accounts and "$JS.hub.API" in accounts
     assert swarm("--keys", str(tmp_path)) == text, "the next run drops neither node nor domain"
     told = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", ",".join(NODES), "--existing", "-"], input=as_kubectl_lists(text))
-    assert told.exit_code == 0 and "refuse them from the next reload on: outside" in told.stderr
+    assert told.exit_code == 0 and "refuse them after the next reload: outside" in told.stderr
     both = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", "alpha,outside", "--keys", str(tmp_path)])
-    assert "has outside as a node outside" in str(both.exception) and not (tmp_path / "outside").exists()
+    assert "lists outside as a node outside" in str(both.exception) and not (tmp_path / "outside").exists()
     (tmp_path / "guests.txt").write_text("outside\n")
     assert "outside has no public key: write `outside U...`" in refused("--keys", str(tmp_path))
 
@@ -247,7 +247,7 @@ def test_keys_of_a_swarm_that_runs_are_never_made_anew_because_a_list_lacks_them
         told = refused("--existing", "-", *more, given=cut(printed[1], only="ConfigMap"))
         assert "Secret alpha-generator" in told and "Secret gamma-signing" in told and "Secret swarm-operator" in told
         told = refused("--existing", "-", *more, given=cut(printed[1], without="Secret beta-trainer"))
-        assert "lacks Secret beta-trainer, and no key is made" in told and "--keys" in told
+        assert "lacks Secret beta-trainer, and a key that may be in use is never replaced" in told and "--keys" in told
         assert "lacks ConfigMap swarm-roster," in refused(
             "--existing", "-", *more, given=cut(printed[1], without="ConfigMap swarm")
         )

@@ -266,7 +266,7 @@ async def test_init_without_the_pods_environment_refuses_to_leave_one_copy_of_th
     assert refused.returncode == EXIT_CONFIG, refused.stderr
     assert "num_replicas from 3 to 1" in refused.stderr
     assert "--lower" in refused.stderr and "nats.replicas" in refused.stderr
-    assert "streams are there" not in refused.stdout
+    assert "all streams exist" not in refused.stdout
     assert await copies() == 3
     await ensure_node_streams(operator, "alpha", replicas=1)  # as a service with the default would
     assert await copies() == 3

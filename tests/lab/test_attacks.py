@@ -226,7 +226,7 @@ def test_a_shortcut_s_target_is_the_only_dataset_asked(shared: Shared, folder: P
     assert {group.task.ref.dataset for group in ATTACKS["shortcut"](hostile)} == {"chain_sum"}, "honest before"
     hostile = view(shared, sums(shared), attack=Attack(target="binary_matrix", start_round=2), number=2)
     assert {group.task.ref.dataset for group in ATTACKS["shortcut"](hostile)} == {"binary_matrix"}
-    with pytest.raises(SpecError, match="nim.*is no dataset of the arm"):
+    with pytest.raises(SpecError, match="nim.*is not a dataset of the arm"):
         tiny_spec(folder, attack={"target": "nim"})
 
 

@@ -70,7 +70,7 @@ def test_a_run_under_other_defaults_is_refused_and_the_settings_are_named(tmp_pa
         runs_to_make(spec, tmp_path, seeds=[2])
     said = str(told.value)
     assert "arm 4-4: defaults have changed" in said
-    assert "trainer.importance_cap was 7.5 and is 2.0; trainer.drop_local_negatives was not known and is false" in said
+    assert "trainer.importance_cap was 7.5 and is 2.0; trainer.drop_local_negatives did not exist and is false" in said
     assert "another name" in said
     # What is finished may be asked for again, and another arm made.
     assert runs_to_make(spec, tmp_path, ["4-4"], [1]) == []

@@ -63,7 +63,7 @@ def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path,
     assert done.stat().st_mtime_ns == before
     report = swarm("report", out)
     assert report.returncode == 0, report.stderr
-    assert "No comparison: it takes" in report.stdout, "gcd is out, and there is no other dataset"
+    assert "No comparison: it needs" in report.stdout, "gcd is out, and there is no other dataset"
     found = json.loads((out / "report" / "report.json").read_text())
     assert {arm: summary["seeds"] for arm, summary in found["arms"].items()} == {"8-0": [1, 2], "4-4": [1, 2]}
     manifest = (out / "manifest.json").read_text()

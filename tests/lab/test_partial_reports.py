@@ -73,7 +73,7 @@ def test_a_report_of_a_part_says_so_and_leaves_the_whole_one_alone(tmp_path: Pat
         "baseline": dict.fromkeys("1234", pytest.approx(0.4)),
     }
     part = Part(without=["gcd"], seeds=[2, 3])
-    with pytest.raises(SpecError, match="give a part's another --out"):
+    with pytest.raises(SpecError, match="give another --out for a part"):
         write_report(results, results / "report", part)
     written = write_report(results, results / "other", part)
     text, found = read_report(results / "other")

@@ -92,7 +92,7 @@ def test_a_key_that_one_arm_lacks_is_said_of_it() -> None:
     [
         ([], None, "--arms names none"),
         (None, [], "--seeds names none"),
-        (None, [1, 2, 1], "--seeds: 1 stands there twice"),
+        (None, [1, 2, 1], "--seeds: 1 is listed twice"),
         (None, [-3], "--seeds: -3 is below 0"),
     ],
 )

@@ -1,6 +1,4 @@
-"""A real Prometheus for tests: scrapes every two seconds, evaluates every second, is asked over
-HTTP.
-"""
+"""A real Prometheus for tests, which is asked over HTTP."""
 
 from __future__ import annotations
 
@@ -20,6 +18,7 @@ import yaml
 from tests.nats_server import free_port
 
 START_TIMEOUT_S = 60.0
+QUICK = {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"}
 
 
 def prometheus_is_here() -> bool:
@@ -27,15 +26,19 @@ def prometheus_is_here() -> bool:
 
 
 class PrometheusServer:
-    """One process. `targets` are jobs: a list of (address, labels) each."""
+    """One process. `jobs`: a list of (address, labels) each. `pace`: how often it scrapes and
+    evaluates.
+    """
 
-    def __init__(self, folder: Path, rules: Path, jobs: dict[str, list[tuple[str, dict[str, str]]]]) -> None:
+    def __init__(
+        self, folder: Path, rules: Path, jobs: dict[str, list[tuple[str, dict[str, str]]]], pace: dict[str, str] = QUICK
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         config = {
-            "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
+            "global": pace,
             "rule_files": [str(rules)],
             "scrape_configs": [
                 {"job_name": job, "static_configs": [{"targets": [address], "labels": labels} for address, labels in targets]}

@@ -1,16 +1,11 @@
 """Dashboards and rules before a real Prometheus that scrapes a real running swarm of two nodes, and
 its real NATS server.
-
-The server's exporter is the one thing that is not real: see `nats_exporter.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,45 +15,12 @@ import pytest
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import Panel, substituted
 from monitoring.render import rule_file
-from services.verifier.sharing_rules import sign
-from shared.contracts import subjects
-from shared.contracts.codec import content_id, encode
-from shared.identity.keys import SigningKey, new_seed
-from shared.transport.connect import connect
-from swarm_cli.shipped import DEMO_CONFIG
-from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
-from tests.integration.test_verifier_service import group
-from tests.monitoring.nats_exporter import NatsExporter
+from tests.e2e.processes import wait_until
 from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here
-from tests.nats_server import NatsServer, free_port
+from tests.monitoring.watched_swarm import START_S, WatchedSwarm, firing, flooding, watched_swarm
 
 pytestmark = pytest.mark.skipif(not prometheus_is_here(), reason="no prometheus: scripts/test-packages installs Debian's")
 
-RULES = REPO / "k8s" / "components" / "monitoring" / "rules" / "swarm.yaml"
-CONFIG = """
-[generator]
-engine = "transformers"
-completions = 4
-groups_per_call = 4
-max_new_tokens = 12
-threads = 1
-[eval]
-tasks = 12
-every_versions = 4
-[verifier]
-intake_poll_s = 0.1
-workers = 1
-[sampler]
-local = 2
-external = 2
-shortage = "fill_local"
-shortage_wait_s = 5
-[trainer]
-learning_rate = 1e-4
-checkpoint_every = 4
-threads = 1
-"""
-START_S = 300.0
 DATA_S = 60.0
 WINDOW = "5m"
 """All of the run: a step may take longer than a short window on a busy machine."""
@@ -66,78 +28,41 @@ EVALUATED = 4
 """So many pass rates of twelve tasks do not agree by chance."""
 HELD_OUT = ("node:swarm_held_out_pass_ratio:latest", "swarm_held_out_policy_version")
 EMPTY_ROWS = {"vLLM": "this swarm samples with transformers"}
-EMPTY_PANELS = {"Certificate lasts", "Certificates last"}
+EMPTY_PANELS = {"Certificate time left"}
 """This swarm's servers have no TLS; tests/k8s/test_certificates.py has the figures themselves."""
 
 
 @dataclass
-class Watched:
+class Watched(WatchedSwarm):
     """A swarm that runs, and the Prometheus that has scraped it."""
 
-    nodes: tuple[NodeProcesses, ...]
     prometheus: PrometheusServer
-    server: NatsServer
-    jobs: dict[str, list[tuple[str, dict[str, str]]]]
-
-
-def _http_port(node: NodeProcesses, role: str) -> int | None:
-    log = node.run_dir / f"{role}.log"
-    whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
-    started = [line for line in map(json.loads, whole.splitlines()) if line.get("event") == "started"]
-    return int(started[-1]["http_port"]) if started else None
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     var = tmp_path_factory.mktemp("var")
-    demo = DEMO_CONFIG.read_text()
-    config = var / "test.toml"
-    config.write_text(CONFIG + demo[demo.index("[[tasks]]") :])
-    monitor = free_port()
-    server = NatsServer(var / "nats", config=f"server_name: nats-0\nhttp: 127.0.0.1:{monitor}").start()
-    exporter = NatsExporter(f"http://127.0.0.1:{monitor}")
-    settings = {
-        "SWARM_NATS__NODE_URL": server.url,
-        "SWARM_NATS__SWARM_URL": server.url,
-        "SWARM_MODEL__PATH": str(REPO / "models" / "base"),
-    }
-    nodes = tuple(NodeProcesses(name, "watched", var, settings, config).start() for name in ("alpha", "beta"))
-    prometheus: PrometheusServer | None = None
-    try:
-        ports = {
-            (node.node, role): wait_until(
-                lambda node=node, role=role: _http_port(node, role),  # type: ignore[misc]
-                *nodes,
-                timeout_s=START_S,
-                what=f"the port of {node.node}'s {role}",
-            )
-            for node in nodes
-            for role in ROLES
-        }
-        targets = [(f"127.0.0.1:{port}", {"node": node, "role": role}) for (node, role), port in ports.items()]
-        jobs = {"swarm": targets, "nats": [(exporter.address, {})]}
-        prometheus = PrometheusServer(var / "prometheus", RULES, jobs).start()
-        for node in nodes:
-            wait_until(
-                lambda node=node: any(line["groups_external"] for line in node.steps()),  # type: ignore[misc]
-                *nodes,
-                timeout_s=START_S,
-                what=f"a step of {node.node} on another node's groups",
-            )
-            wait_until(
-                lambda node=node: any(line["policy_version"] > 0 for line in node.evaluations()),  # type: ignore[misc]
-                *nodes,
-                timeout_s=START_S,
-                what=f"an evaluation of a policy that {node.node} has trained",
-            )
-        yield Watched(nodes, prometheus, server, jobs)
-    finally:
-        if prometheus is not None:
+    with watched_swarm(var) as swarm:
+        (var / "rules.yml").write_text(rule_file())
+        prometheus = PrometheusServer(var / "prometheus", var / "rules.yml", swarm.jobs)
+        try:
+            prometheus.start()
+            for node in swarm.nodes:
+                wait_until(
+                    lambda node=node: any(line["groups_external"] for line in node.steps()),  # type: ignore[misc]
+                    *swarm.nodes,
+                    timeout_s=START_S,
+                    what=f"a step of {node.node} on another node's groups",
+                )
+                wait_until(
+                    lambda node=node: any(line["policy_version"] > 0 for line in node.evaluations()),  # type: ignore[misc]
+                    *swarm.nodes,
+                    timeout_s=START_S,
+                    what=f"an evaluation of a policy that {node.node} has trained",
+                )
+            yield Watched(swarm.nodes, swarm.server, swarm.jobs, prometheus)
+        finally:
             prometheus.kill()
-        for node in nodes:
-            node.kill_all()
-        exporter.close()
-        server.kill()
 
 
 def _without_data(watched: Watched, panels: dict[str, Panel]) -> dict[str, list[str]]:
@@ -212,8 +137,6 @@ def test_figures_agree_with_the_run_s_own_records(watched: Watched) -> None:
 PATIENCE = 0.05
 """Of the cluster's with what stands still or is silent: the same rules, and a test that ends."""
 TOLD_S = 120.0
-FLOOD = 4000
-"""Messages that are signed and of tasks of their own: each takes one of the sender's turns."""
 
 
 @pytest.fixture(scope="module")
@@ -224,12 +147,6 @@ def impatient(watched: Watched, tmp_path_factory: pytest.TempPathFactory) -> Ite
     prometheus = PrometheusServer(folder, folder / "rules.yml", watched.jobs).start()
     yield prometheus
     prometheus.kill()
-
-
-def firing(prometheus: PrometheusServer) -> set[tuple[str, str]]:
-    """Alerts that fire, as (name, node)."""
-    alerts = prometheus.ask("alerts")["alerts"]
-    return {(each["labels"]["alertname"], each["labels"].get("node", "")) for each in alerts if each["state"] == "firing"}
 
 
 def test_a_trainer_that_is_stopped_is_told_though_it_answers_no_scrape(watched: Watched, impatient: PrometheusServer) -> None:
@@ -259,20 +176,7 @@ def test_a_server_that_hangs_is_told(watched: Watched, impatient: PrometheusServ
 
 
 def test_a_flood_of_a_stranger_is_told(watched: Watched, impatient: PrometheusServer) -> None:
-    async def flood() -> None:
-        plane = await connect(watched.server.url, name="mallory", timeout_s=30)
-        key = SigningKey(new_seed())
-        for number in range(FLOOD):
-            payload = encode(sign(group("mallory", number), key, share_tokens=False))
-            await plane.publish(
-                subjects.rollouts("mallory"), payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload)
-            )
-        await plane.close()
-
     flooded = {("SwarmFlood", node.node) for node in watched.nodes}
     assert not flooded & firing(impatient)
-    sender = threading.Thread(target=lambda: asyncio.run(flood()), daemon=True)
-    sender.start()
-    wait_until(lambda: flooded & firing(impatient), timeout_s=TOLD_S, what="the flood is told")
-    sender.join(TOLD_S)
-    assert not sender.is_alive()
+    with flooding(watched.server.url):
+        wait_until(lambda: flooded & firing(impatient), timeout_s=TOLD_S, what="the flood is told")

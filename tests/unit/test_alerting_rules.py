@@ -17,7 +17,7 @@ from monitoring.dashboards import DASHBOARDS
 from monitoring.foreign_metrics import FOREIGN
 from monitoring.metrics_doc import ROLES, full_name, role_families, watch_families
 from monitoring.promql import family_of, metrics_of
-from monitoring.render import rendered, stale
+from monitoring.render import COMPONENT, REPOSITORY, rendered, stale
 from monitoring.rules import GROUPS, alerts, records
 from monitoring.rules.base import Severity
 from services.verifier.refusals import Refusal
@@ -28,7 +28,7 @@ REPO = Path(__file__).resolve().parents[2]
 RUNBOOKS = REPO / "docs" / "runbooks"
 RULE_TESTS = REPO / "tests" / "monitoring" / "rules"
 ALWAYS_FIRES = "Watchdog"
-SECTIONS = ("## What it means", "## How to check", "## How to mend", "## On one machine")
+SECTIONS = ("## What it means", "## How to check", "## How to fix", "## On one machine")
 
 
 def _exported() -> set[str]:
@@ -159,6 +159,29 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not()
 def test_the_operator_s_object_holds_the_same_groups_as_the_rule_file() -> None:
     by_name = {path.name: yaml.safe_load(text) for path, text in rendered().items() if path.suffix == ".yaml"}
     assert by_name["prometheus-rule.yaml"]["spec"]["groups"] == by_name["swarm.yaml"]["groups"]
+
+
+@pytest.mark.parametrize(
+    ("alert", "bound_s", "evaluations"),
+    [("SwarmTrainerStalled", 120, 2), ("NatsDown", 0, 1), ("SwarmFlood", 0, 1)],  # a stall is recorded, then looked at
+)
+def test_what_a_cluster_is_promised_within_five_minutes_is_told_by_then_at_the_worst(
+    alert: str, bound_s: int, evaluations: int
+) -> None:
+    texts = {path.name: text for path, text in rendered().items()}
+    groups = yaml.safe_load(texts["swarm.yaml"])["groups"]
+    ((every, rule),) = [(group["interval"], each) for group in groups for each in group["rules"] if each.get("alert") == alert]
+    assert every.endswith("s") and rule["for"].endswith("m") and {group["interval"] for group in groups} == {every}
+    every_s, hold_s = int(every[:-1]), 60 * int(rule["for"][:-1])
+    monitors = yaml.safe_load_all((REPOSITORY / COMPONENT / "pod-monitors.yaml").read_text())
+    scrape_s = max(
+        int(end["interval"].rstrip("s")) + int(end["scrapeTimeout"].rstrip("s"))
+        for monitor in monitors
+        for end in monitor["spec"]["podMetricsEndpoints"]
+    )
+    assert f"> {bound_s}" in rule["expr"] or not bound_s
+    held_s = -(-hold_s // every_s) * every_s
+    assert scrape_s + bound_s + evaluations * every_s + held_s < 300
 
 
 def test_metrics_are_found_in_expressions() -> None:

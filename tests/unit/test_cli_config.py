@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def swarm(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     whole = {**kept, "PYTHONPATH": str(ROOT), **environment}
-    if arguments[:2] == ("config", "check"):  # imports torch, which costs five seconds of a core
+    if arguments[:2] == ("config", "check"):  # imports reasoning-gym, a second of a core
         return forked.run("swarm_cli", arguments, environment=whole, cwd=folder, timeout=60)
     return subprocess.run(
         [sys.executable, "-m", "swarm_cli", *arguments],
@@ -156,7 +156,7 @@ def test_the_toy_policy_that_swarm_up_will_build_is_a_note_and_no_mistake(tmp_pa
     (tmp_path / "node.toml").write_text('[[tasks]]\ndataset = "gcd"\n')
     checked = swarm("config", "check", "--config", "node.toml", folder=tmp_path)
     assert checked.returncode == 0, checked.stderr
-    assert "note: models/base is not there yet: `swarm up` builds it" in checked.stdout
+    assert "note: models/base does not exist yet: `swarm up` builds it" in checked.stdout
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_a_taken_port_is_named_with_its_purpose_before_anything_starts() -> None
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        with pytest.raises(CommandError, match=rf"port {port}, wanted for the NATS server, is taken"):
+        with pytest.raises(CommandError, match=rf"port {port}, needed for the NATS server, is taken"):
             check_ports({port: "the NATS server"})
 
 

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.panels import PanelKind, substituted
-from monitoring.render import COMPONENT, REPOSITORY, rule_file
+from monitoring.render import COMPONENT, EVERY, REPOSITORY, rule_file
 from monitoring.rules import alerts
 from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
@@ -87,7 +87,7 @@ def test_a_status_that_anybody_may_have_written_makes_no_request_to_another_mach
     page = Page()
     told = Scraping(None, "nats://127.0.0.1:1", tmp_path).saw(seen(*written), page)  # type: ignore[arg-type]
     assert "found 0 processes" in told and page.expected == []
-    assert "6 more say that they are on 169.254.169.249, " in told and told.endswith("name it with --scrape")
+    assert "6 more report that they are on 169.254.169.249, " in told and told.endswith("name it with --scrape")
 
 
 class Page:
@@ -146,7 +146,9 @@ def test_prometheus_is_told_the_targets_and_the_clusters_rules(tmp_path: Path) -
     prometheus = Prometheus("prometheus", tmp_path, 1, rule_file())
     config = yaml.safe_load((tmp_path / "prometheus.yml").read_text())
     (rules,) = config["rule_files"]
-    assert Path(rules).read_text() == (REPOSITORY / COMPONENT / "rules" / "swarm.yaml").read_text()
+    shipped = yaml.safe_load((REPOSITORY / COMPONENT / "rules" / "swarm.yaml").read_text())["groups"]
+    assert {group.pop("interval") for group in shipped} == {EVERY}, "which here would be slower than the page's own"
+    assert yaml.safe_load(Path(rules).read_text())["groups"] == shipped
     files = {job["job_name"]: job["file_sd_configs"][0]["files"] for job in config["scrape_configs"]}
     assert files == {"swarm": [str(prometheus.targets)], "nats": [str(prometheus.nats_targets)]}
 
@@ -209,7 +211,7 @@ def _told_s(rule: dict[str, str], scale: float) -> float:
 def test_without_prometheus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert installed_prometheus() is None
-    assert re.search(r"(?s)without panels and alerts.*apt-get install.*brew install.*prometheus.io/download", INSTALL)
+    assert re.search(r"(?s)has no panels and alerts.*apt-get install.*brew install.*prometheus.io/download", INSTALL)
 
 
 def test_a_taken_port_is_named_with_its_purpose_and_the_remedy() -> None:
@@ -217,7 +219,7 @@ def test_a_taken_port_is_named_with_its_purpose_and_the_remedy() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(CommandError, match=rf"(?s)port {port}, wanted for the page.*--port"):
+        with pytest.raises(CommandError, match=rf"(?s)port {port}, needed for the page.*--port"):
             check_ports({port: "the page"}, "choose another with --port")
 
 
@@ -325,3 +327,33 @@ console.log(JSON.stringify([filled, written, legend, tickText(1.25, "suffix: /s"
     assert filled == [substituted(expr, rate_interval="15s", values={"node": "alpha", "job": "swarm"}) for expr in expressions]
     assert written == ["63 %", "4.20 ms", "2 h", "3 MiB", "12.3k", "1.50/s", "–"]
     assert (legend, tick) == ("p95 gcd", "1.25/s")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "image"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe", "Sec-Fetch-Mode": "navigate"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Dest": "script"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate"}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"}, 200),
+        ({"Sec-Fetch-Site": "none", "Sec-Fetch-Dest": "document"}, 200),
+        ({}, 200),
+    ],
+)
+def test_another_sites_page_has_a_browser_ask_for_nothing(headers: dict[str, str], status: int) -> None:
+    """As a picture it could not read a group, but have one after the other read here."""
+    asked = []
+
+    def ask(path: str, query: Mapping[str, str]) -> tuple[int, bytes]:
+        asked.append(path)
+        return 200, b"{}"
+
+    server = PageServer(0, "", {"dashboards": []}, ask=ask)
+    try:
+        line = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2].strip("/")), timeout=5)
+        line.request("GET", "/group.json?node=alpha&step=1&place=0", headers=headers)
+        assert line.getresponse().status == status and len(asked) == (status == 200)
+        line.close()
+    finally:
+        server.close()

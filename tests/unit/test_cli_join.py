@@ -60,12 +60,12 @@ def test_a_key_keeps_the_name_it_came_with(folder: JoinFolder) -> None:
     open_hub, given = invitation(), invitation(url="tls://hub:4222", credential=Credential(user="gamma", seed=SEED))
     assert chosen_name("", open_hub, folder, KEY).endswith(f"-{KEY[-6:].lower()}")
     assert (chosen_name("nova", open_hub, folder, KEY), chosen_name("", given, folder, KEY)) == ("nova", "gamma")
-    with pytest.raises(CommandError, match="leave --name out, or ask for a token for nova"):
+    with pytest.raises(CommandError, match="omit --name, or ask for a token for nova"):
         chosen_name("nova", given, folder, KEY)
     folder.path.mkdir(parents=True)
     folder.config_file.write_text('[node]\nid = "nova"\n')
     assert chosen_name("", open_hub, folder, KEY) == "nova"
-    with pytest.raises(CommandError, match="others know its key by that name"):
+    with pytest.raises(CommandError, match="other nodes know its key by that name"):
         chosen_name("other", open_hub, folder, KEY)
     folder.config_file.write_text('[node]\nid = "../x"\n')
     assert folder.known_name() == ""
@@ -140,7 +140,7 @@ def test_a_token_of_another_hub_gets_neither_the_key_nor_the_folder(
     assert files(folder) == before
     assert prepare(invitation(**SECURED)).hub_key == ours.hub_key, "the hub's own token goes on"
     folder.hub_file.unlink()
-    with pytest.raises(CommandError, match="says of which hub, is not there"):
+    with pytest.raises(CommandError, match="names their hub, is missing"):
         prepare(invitation(**SECURED))
 
 
@@ -240,15 +240,15 @@ FAULTS = [
     (findings.software(invitation(), "0.0.1"), False, "pip install reasoning-gym=="),
     (findings.model(DEMO, ["model.path x: no such folder"]), False, "no such folder"),
     (findings.tasks(DEMO, ACCEPTS, ["tasks[0] gcd: no such setting"]), False, "no such setting"),
-    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=[]), []), False, "leave --tasks out"),
-    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=ACCEPTS.tasks[:1]), []), True, "takes in 1 of these 4"),
+    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=[]), []), False, "omit --tasks"),
+    (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=ACCEPTS.tasks[:1]), []), True, "accepts 1 of these 4"),
     (findings.sizes(with_tokens(64), ACCEPTS), None, "generator.max_new_tokens = 32"),
     (connected(look(unreachable="no NATS server answers: start one with"), invitation()), False, "whether something on the way"),
     (connected(look(refused="the server wants a key"), invitation()), False, "Send its operator this line"),
     (connected(look(streams=False), invitation(**SECURED)), False, "swarm nats init --plane swarm"),
     (findings.clock(look(skew_s=61.0), ACCEPTS), False, "61.0 s ahead of the server's"),
     (findings.clock(look(skew_s=-1000.0), ACCEPTS), False, "timedatectl set-ntp true"),
-    (findings.clock(look(skew_s=-30.0), ACCEPTS), None, "it will do, but set it"),
+    (findings.clock(look(skew_s=-30.0), ACCEPTS), None, "good enough, but better set it"),
     (findings.clock(look(skew_s=None), ACCEPTS), None, "not compared"),
     (findings.name(look(holder=record("nova", OTHER)), "nova", KEY, "nova-abc"), False, "--name nova-abc"),
 ]

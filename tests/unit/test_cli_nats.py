@@ -38,7 +38,7 @@ def keys(tmp_path: Path) -> Path:
         ((*NODE, "--leaf-port", "7422", "--domain", "hub", "--accounts-only"), "--accounts-only prints no leaf port"),
         ((*SWARM, "--host", "0.0.0.0"), "needs --tls-cert and --tls-key"),
         ((*NODE, "--tls-cert", "c.pem"), "give both or neither"),
-        ((*NODE, "--store-dir", "/data", "--accounts-only"), "put store_dir into the file"),
+        ((*NODE, "--store-dir", "/data", "--accounts-only"), "omit --store-dir and set it in the file"),
     ],
 )
 def test_what_would_not_be_safe_is_refused_with_the_remedy(keys: Path, arguments: tuple[str, ...], told: str) -> None:

@@ -15,7 +15,7 @@ from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile
-from swarm_cli.local.up import chosen_names, configured_base_port, swarm_of_run
+from swarm_cli.local.up import checked_run, chosen_names, configured_base_port, swarm_of_run
 from swarm_cli.shipped import DEMO_CONFIG, NATS_CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -63,14 +63,30 @@ def test_nodes_have_the_names_that_they_are_given() -> None:
 @pytest.mark.parametrize(
     ("names", "nodes", "problem"),
     [
-        (["gamma"], 2, "names 1 nodes and --nodes says 2"),
-        (["gamma", "gamma"], 2, "one name of its own"),
+        (["gamma"], 2, "gives 1 different names, and --nodes is 2"),
+        (["gamma", "gamma"], 2, "give each node one name"),
         (["A b"], 1, "letters"),
     ],
 )
 def test_names_that_nodes_cannot_have_are_refused(names: list[str], nodes: int, problem: str) -> None:
     with pytest.raises(CommandError, match=problem):
         chosen_names(names, nodes)
+
+
+@pytest.mark.slow
+def test_names_alone_say_how_many_nodes() -> None:
+    names = [word for node in ("x", "y", "z") for word in ("--name", node)]
+    asked = [sys.executable, "-m", "swarm_cli", "up", "--print-procfile", *names]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
+    printed = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert [line.split(":")[0] for line in printed.splitlines() if "-trainer: " in line] == ["x-trainer", "y-trainer", "z-trainer"]
+
+
+@pytest.mark.parametrize("run", ["../x", "a b", "-x", "é", "x" * 65, "x\n"])
+def test_a_name_that_no_run_can_have_is_refused_as_the_option_that_was_given(run: str) -> None:
+    with pytest.raises(CommandError, match="^--run .*: a run's name has 1 to 64 letters"):
+        checked_run(run)
+    assert (checked_run("2026.a_b-c"), checked_run("")) == ("2026.a_b-c", "")
 
 
 def test_another_server_is_used_and_not_started() -> None:
@@ -112,7 +128,7 @@ def test_base_port_0_leaves_all_ports_to_the_system() -> None:
 def test_ports_that_cannot_be_had_on_one_machine_are_refused_with_the_settings_name() -> None:
     with pytest.raises(CommandError, match="http.port is 9400 for every process.*set http.base_port") as one_port:
         configured_base_port(configured(port=9400), nodes=2)
-    with pytest.raises(CommandError, match="http.base_port is 65400 and 20 nodes"):
+    with pytest.raises(CommandError, match="http.base_port is 65400, and 10 ports each for 20 nodes"):
         configured_base_port(configured(base_port=65_400), nodes=20)
     assert one_port.value.exit_code == EXIT_CONFIG
 
@@ -145,3 +161,17 @@ def test_swarm_up_takes_ports_folder_and_file_from_the_configuration(tmp_path: P
     assert f"--config {NATS_CONFIG} " in lines["nats"], "outside of the source tree the server's file is named in full"
     assert environment_of(lines["beta-verifier"])["SWARM_HTTP__BASE_PORT"] == "12010"
     assert environment_of(lines["beta-verifier"])["SWARM_CONFIG"] == "${SWARM_CONFIG:-node.toml}"
+
+
+@pytest.mark.parametrize("text", ["$(touch made)", "`touch made`", ";touch made;", "'\"}${HOME}\\", "a b&c"])
+def test_a_servers_address_is_an_address_whatever_is_in_it(tmp_path: Path, text: str) -> None:
+    """It comes from the command line, or from the note in a run's folder, which anybody may have
+    made.
+    """
+    environment = {"PATH": os.environ["PATH"], "HOME": "/"}
+    for name, line in process_lines(Layout(nodes=1, nats_url=f"nats://h:1{text}")).items():
+        told, _, _ = line.partition(" exec ")
+        done = subprocess.run(f"{told} exec env", shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        found = dict(each.split("=", 1) for each in done.stdout.splitlines() if "=" in each)
+        assert (found.get("SWARM_NATS__NODE_URL"), found.get("SWARM_NATS__SWARM_URL")) == (f"nats://h:1{text}",) * 2, name
+    assert not list(tmp_path.iterdir())

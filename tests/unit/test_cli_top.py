@@ -152,7 +152,7 @@ def test_a_silent_process_is_named_with_how_long_and_its_node_has_no_rate() -> N
 def test_a_node_that_has_said_nothing_yet_is_shown_as_such() -> None:
     unheard = NodeSnapshot(NodeView("gamma"), (), True)
     text = shown(model(unheard))
-    assert "gamma" in text and "not evaluated yet" in text and "no process has said anything yet" in text
+    assert "gamma" in text and "not evaluated yet" in text and "no process has reported yet" in text
 
 
 def test_the_headline_tells_of_a_server_that_is_away_above_what_was_known() -> None:

@@ -91,7 +91,7 @@ def test_a_collapse_of_the_reward_is_found_in_nearly_every_run(count: int, means
 
 def test_groups_that_are_all_right_or_all_wrong_are_a_note_and_not_a_failure() -> None:
     told = verdict(steps(reward_local=0.3, updated=False), rates(0.3, 0.31))
-    assert told.outcome is Outcome.UNCLEAR and "40 of 40 steps left the weights" in told.reasons[1]
+    assert told.outcome is Outcome.UNCLEAR and "40 of 40 steps did not change the weights" in told.reasons[1]
 
 
 def test_a_policy_that_was_sure_before_it_was_trained_has_not_collapsed() -> None:
@@ -103,7 +103,7 @@ def test_a_pass_rate_below_the_base_policys_is_failing_and_one_within_chance_is_
     assert "from 0.090 to 0.000" in verdict([], rates(0.09, 0.0)).reasons[0]
     assert verdict([], rates(0.09, 0.07)).outcome is Outcome.UNCLEAR
     few = verdict([], rates(1.0, 0.0, n=15))
-    assert few.outcome is Outcome.UNKNOWN and "15 held-out tasks say nothing" in few.reasons[0]
+    assert few.outcome is Outcome.UNKNOWN and "15 held-out tasks are too few" in few.reasons[0]
     assert verdict([], rates(1.0, 0.0, n=16)).outcome is Outcome.FAILED
 
 

@@ -153,7 +153,7 @@ def test_key_files_are_looked_at_and_their_content_is_not_shown(tmp_path: Path) 
     assert len(problems(node_key_file=f"{tmp_path}/{{role}}.nk")) == 4, "one for each role"
     assert "chmod 600" in problems(node_key_file=str(open_seed))[0]
     assert "public key" in problems(swarm_key_file=str(public))[0]
-    assert "no certificate in PEM" in problems(node_ca_file=str(public))[0]
+    assert "is not a PEM certificate" in problems(node_ca_file=str(public))[0]
     assert "cannot be read" in problems(node_ca_file=str(folder))[0]
     openai = configured(generator={"engine": "openai", "openai_url": "http://x/v1", "openai_key_file": str(key)})
     (said,) = key_file_problems(openai)

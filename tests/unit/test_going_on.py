@@ -40,7 +40,16 @@ def test_what_is_given_counts_more_and_nothing_contradicts_it(before: Given, mon
     assert going_on(DEFAULT, "mine")[0].config is None
 
 
+def test_names_that_are_given_are_as_many_nodes_as_they_are(before: Given) -> None:
+    assert going_on(Given(names=("a", "b", "c")), "mine")[0].nodes is None, "and not the one that the run had"
+
+
 def test_a_new_run_and_one_that_was_no_swarm_up_take_nothing(before: Given, tmp_path: Path) -> None:
     assert going_on(DEFAULT, "") == going_on(DEFAULT, "new") == (DEFAULT, [])
     write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "the same `swarm join`"))
+    assert going_on(DEFAULT, "mine") == (DEFAULT, [])
+
+
+def test_a_note_with_a_quotation_that_does_not_end_says_nothing(before: Given, tmp_path: Path) -> None:
+    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "swarm up --run mine --config 'a"))
     assert going_on(DEFAULT, "mine") == (DEFAULT, [])

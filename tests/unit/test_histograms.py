@@ -101,7 +101,7 @@ def test_the_page_on_capacity_tells_the_series_of_a_node() -> None:
     hundred, four = re.findall(r"about ([\d,]+) series where each node has one\s+dataset, and about ([\d,]+)", page)[0]
     assert round(told * 100, -3) == int(hundred.replace(",", ""))
     assert round((told + 3 * (len(DURATION_BUCKETS_S) + 4)) * 100, -3) == int(four.replace(",", ""))
-    (told_kb,) = re.findall(r"bytes of four scrapes, not compressed \| (\d+) kB", page)
+    (told_kb,) = re.findall(r"size of four scrapes, uncompressed \| (\d+) kB", page)
     assert abs(int(told_kb) - sum(map(len, texts.values())) / 1000) <= 10
     (told_more,) = re.findall(r"each further dataset of `\[\[tasks\]\]` \| (\d+) \|", page)
     assert int(told_more) == len(DURATION_BUCKETS_S) + 3 + 1, "buckets, +Inf, sum, count; and the counter of groups"

@@ -39,6 +39,9 @@ from swarm_cli.invitation.token import (
     write_token,
 )
 from swarm_cli.invite_command import accepted
+from swarm_cli.local.control import holding_run
+from swarm_cli.local.run_note import write_note
+from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.secured_server import make_certificates
 
@@ -77,7 +80,7 @@ def test_a_token_with_a_key_says_so_in_its_first_word() -> None:
     said = invitation(url="tls://hub:4222", credential=Credential(user="gamma", seed=SEED))
     token = write_token(said)
     assert token.startswith(f"{SECRET}.") and read_token(token) == said
-    with pytest.raises(TokenError, match="do not fit"):
+    with pytest.raises(TokenError, match="contradict each other"):
         read_token(token.replace(SECRET, PLAIN, 1))
 
 
@@ -100,11 +103,11 @@ def test_a_token_with_a_key_says_so_in_its_first_word() -> None:
         ({"tasks_version": "1.0; rm -rf /"}, "tasks_version"),
         ({"tasks_version": "--index-url=x"}, "tasks_version"),
         ({"credential": Credential(user="gamma", seed=SEED)}, "tls:// address"),
-        ({"url": "tls://h:1", "credential": Credential(user="gamma", seed="SU" + "A" * 56)}, "the key in the token is none"),
+        ({"url": "tls://h:1", "credential": Credential(user="gamma", seed="SU" + "A" * 56)}, "the key in the token is not valid"),
         ({"url": "tls://h:1", "credential": Credential(user="../gamma", seed=SEED)}, "user"),
-        ({"url": "tls://h:1", "authority": b"/etc/passwd"}, "certificate in the token is none"),
+        ({"url": "tls://h:1", "authority": b"/etc/passwd"}, "certificate in the token is not valid"),
         ({"url": "tls://h:1", "authority": b"x" * 20_000}, "authority"),
-        ({"roster": [Member(node="a", public_key="UABC")]}, "key that is none"),
+        ({"roster": [Member(node="a", public_key="UABC")]}, "a key in the token's roster is not valid"),
         ({"roster": [Member(node="a", public_key=KEY), Member(node="b", public_key=KEY)]}, "twice"),
         ({"roster": [Member(node="a\nb", public_key=KEY)]}, "roster"),
         ({"accepts": msgspec.structs.replace(accepted(DEMO), tasks=[OfferedTask(dataset="gcd", config="[" * 4000)])}, "settings"),
@@ -136,7 +139,7 @@ def test_damaged_foreign_and_endless_tokens_are_told_apart() -> None:
             read_token(damaged)
     with pytest.raises(TokenError, match="another version"):
         read_token(token.replace(PLAIN, "swarm2", 1))
-    with pytest.raises(TokenError, match="this is no token"):
+    with pytest.raises(TokenError, match="this is not a token"):
         read_token("nats://hub:4222")
     with pytest.raises(TokenError, match="longer than"):
         read_token("A" * (MAX_CHARS + 1))
@@ -208,11 +211,29 @@ def test_invite_prints_the_token_alone_and_no_secret_unless_asked(tmp_path: Path
     seed = (tmp_path / "keys" / "gamma" / "swarm.nk").read_text().strip()
     said = read_token(token)
     assert said.credential is not None and (said.credential.user, said.credential.seed) == ("gamma", seed)
-    assert seed not in told and token not in told and "send it to that person alone" in told
+    assert seed not in told and token not in told and "send it to that person only" in told
 
     token, told = run("--url", "tls://hub:4222", "--observer", *folder)
     observer = read_token(token).credential
-    assert observer is not None and observer.user == "observer" and "whoever has the token may look" in told
+    assert observer is not None and observer.user == "observer" and "the token allows looking and nothing else" in told
+
+
+def test_invite_takes_the_server_of_the_run_on_this_machine_and_says_that_no_other_machine_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.setenv("SWARM_NATS__SWARM_ID", "mine")
+    mine = tmp_path / "runs" / "mine"
+    mine.mkdir(parents=True)
+    write_note(mine, RunNote("nats://127.0.0.1:31461", "nats://127.0.0.1:31461", "swarm up --run mine"))
+    with holding_run(mine):
+        token, told = run()
+        assert read_token(token).url == "nats://127.0.0.1:31461" and "is this machine alone" in told
+        monkeypatch.setenv("SWARM_NATS__SWARM_URL", "nats://hub:4222")
+        token, told = run()
+        assert read_token(token).url == "nats://hub:4222" and "this machine" not in told
 
 
 @pytest.mark.parametrize(
@@ -220,8 +241,8 @@ def test_invite_prints_the_token_alone_and_no_secret_unless_asked(tmp_path: Path
     [
         (("--url", "http://hub"), "nats://HOST:PORT"),
         (("--url", "nats://hub:1", "--node", "gamma"), "tls:// address"),
-        (("--url", "tls://hub:1", "--node", "operator"), "is no node"),
-        (("--url", "tls://hub:1", "--node", "a", "--observer"), "two tokens"),
+        (("--url", "tls://hub:1", "--node", "operator"), "is not a node"),
+        (("--url", "tls://hub:1", "--node", "a", "--observer"), "give one of the two"),
         (("--url", "tls://hub:1", "--ca", "/dev/null"), "give the"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_step_in_which_nothing_was_measured_is_no_point_of_a_series() -> None:
     ("arm", "said"),
     [
         ({"delay_rounds": [1, 3]}, "delay_rounds"),
-        ({"local": {"reuse": 2}}, "sampler.replay in the place of local.reuse"),
+        ({"local": {"reuse": 2}}, "set sampler.replay instead of local.reuse"),
         ({"nodes": [{"count": 1}, {"count": 1, "role": "wrong"}]}, "role wrong"),
     ],
 )

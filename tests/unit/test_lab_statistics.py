@@ -184,7 +184,7 @@ def test_a_run_of_an_arm_that_has_changed_since_is_not_taken_for_it(tmp_path: Pa
     write_run(done.records, 0.1, 8)
     done.finish(40, 1.0, spec.digest("4-4"))
     changed = parse_spec(spec_source(arms={"8-0": {}, "4-4": {"rounds": 9}}))
-    with pytest.raises(SpecError, match="something else of arm 4-4"):
+    with pytest.raises(SpecError, match="another version of arm 4-4 in the spec"):
         runs_to_make(changed, tmp_path)
     assert len(runs_to_make(parse_spec(spec_source(seeds=[1], arms={"4-4": {"baseline": "8-0"}, "8-0": {}})), tmp_path)) == 1
 

@@ -20,7 +20,7 @@ from services.trainer.selection.tokens import take_in
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.contracts.messages import Batch
-from shared.model.loading import load_tokenizer
+from shared.model.reading import load_tokenizer
 from shared.registry import OBJECTIVES
 from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, through_a_file, tiny_policy
 

@@ -52,7 +52,7 @@ def test_an_ordinary_configuration_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [None, [1], "text", 7, {}])
 def test_a_file_that_holds_no_configuration_is_refused(tmp_path: Path, content: Any) -> None:
     said = refusal(tmp_path / "odd", content)
-    assert "odd has no configuration that transformers reads" in said
+    assert "odd has no configuration that transformers can read" in said
     assert ("config.json holds no JSON object" in said) == (content != {})
 
 
@@ -114,6 +114,5 @@ def test_a_rank_larger_than_every_matrix_is_refused(tmp_path: Path, config: Any,
     assert memory_of(tmp_path / "m", config.to_dict(), rank=largest).ways[1].plain is not None
     said = refusal(tmp_path / "m", config.to_dict(), rank=largest + 1)
     assert (
-        said
-        == f"--rank {largest + 1} is more than {largest}, the highest rank of any of this model's matrices: ask for a lower one"
+        said == f"--rank {largest + 1} is more than {largest}, the highest rank that this model's matrices allow: give a lower one"
     )

@@ -14,7 +14,8 @@ from services.generator.engines.base import EngineError
 from services.generator.engines.model_folder import read_model_folder
 from shared.config.sections import ModelSection
 from shared.model.attention import attention_windows
-from shared.model.loading import ModelLoadError, end_token_id, end_token_ids, load_causal_lm, model_max_length
+from shared.model.loading import end_token_id, end_token_ids, load_causal_lm
+from shared.model.reading import ModelLoadError, model_max_length
 from shared.model.rope import steady_rope_length
 from tests.architectures.tiny import tiny_config, tiny_model
 from tests.engines.tiny_models import byte_tokenizer

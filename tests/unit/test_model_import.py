@@ -23,8 +23,8 @@ from shared.config.sections import ModelSection
 from shared.model.import_plan import check_room, plan_import
 from shared.model.import_refused import ImportRefused
 from shared.model.import_source import find_source
-from shared.model.loading import ModelLoadError, load_tokenizer
 from shared.model.prompts import render_prompt
+from shared.model.reading import ModelLoadError, load_tokenizer
 from swarm_cli.errors import CommandError
 from swarm_cli.model import parity
 from swarm_cli.model.importing import import_model

@@ -21,7 +21,7 @@ from services.generator.engines.base import EngineSettings
 from services.generator.engines.vllm_process import VllmProcess
 from shared.config.sections import ModelSection
 from shared.hub_models import UnpinnedModelError, hub_arguments, pin_problem
-from shared.model.loading import ModelLoadError, load_tokenizer
+from shared.model.reading import ModelLoadError, load_tokenizer
 from swarm_cli.local.base_model import model_problem
 from tests.integration.trainer_life import tiny_policy
 
@@ -31,7 +31,8 @@ PINNED, MOVED, ADAPTER = "a" * 40, "b" * 40, "c" * 40
 PROGRAM = """
 import asyncio, sys, torch
 from shared.config.sections import ModelSection
-from shared.model.loading import load_causal_lm, load_tokenizer, model_max_length
+from shared.model.loading import load_causal_lm
+from shared.model.reading import load_tokenizer, model_max_length
 from services.generator.engines import create_engine
 model = ModelSection(path=sys.argv[1], revision=sys.argv[2])
 loaded = load_causal_lm(model, dtype=torch.float32, device=torch.device("cpu"))

@@ -13,16 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection, ModelSection
-from shared.model.loading import (
-    ModelLoadError,
-    end_token_id,
-    load_causal_lm,
-    load_tokenizer,
-    model_max_length,
-    resolve_device,
-    resolve_dtype,
-    vocabulary_size,
-)
+from shared.model.loading import end_token_id, load_causal_lm, resolve_device, resolve_dtype, vocabulary_size
+from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
 from shared.model.weights import (
     WeightsError,
     load_policy_tensors,

@@ -68,10 +68,10 @@ def consumer(quiet_s: float = 3600.0, **changed: Any) -> dict[str, Any]:
         (
             entry(),
             consumer(num_pending=5),
-            ["verifier of stream NODE_ALPHA_ROLLOUTS has stalled: 5 wait and nothing moved for 3,600 s"],
+            ["verifier of stream NODE_ALPHA_ROLLOUTS has stalled: 5 messages wait and nothing moved for 3,600 s"],
         ),
         (entry(), consumer(num_pending=5, quiet_s=10), []),
-        (entry(), consumer(num_ack_pending=256, num_pending=9), ["all 256 that may be out are out"]),
+        (entry(), consumer(num_ack_pending=256, num_pending=9), ["256 messages are unacknowledged, its limit"]),
         (entry(), consumer(num_pending=1, delivered={}, ack_floor={}, created=ago(10)), []),  # only just made
     ],
 )
@@ -94,8 +94,8 @@ def test_a_report_of_hundreds_of_streams_with_hostile_names_stays_on_its_screen_
     report = Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (), (*streams, wrong), 7, 300.0)
     shown = list(lines(report))
     assert max(map(len, shown)) <= COLUMNS and len(shown) < 80 and all(line.isprintable() for line in shown)
-    assert shown[4].startswith("LOST ") and "NO LEADER" in shown[4] and shown[-1] == "7 more were not asked about"
-    assert report.findings() == ["stream LOST has no leader: it takes and gives nothing"]
+    assert shown[4].startswith("LOST ") and "NO LEADER" in shown[4] and shown[-1] == "7 more were left out"
+    assert report.findings() == ["stream LOST has no leader, so it can be neither written nor read"]
 
 
 def test_servers_that_are_not_well_are_told_and_one_that_does_not_answer_does_not_stop_the_report() -> None:
@@ -132,8 +132,8 @@ def test_positions_are_backed_up_before_what_they_point_to_and_messages_before_t
     [
         ({"storage": 0, "limits": {"max_storage": -1, "max_streams": -1}}, ""),
         ({"storage": 100, "limits": {"max_storage": 400, "max_streams": -1}}, ""),
-        ({"storage": 101, "limits": {"max_storage": 400, "max_streams": -1}}, "want 300"),
-        ({"storage": 0, "reserved_storage": 200, "limits": {"max_storage": 400}}, "want 300"),
+        ({"storage": 101, "limits": {"max_storage": 400, "max_streams": -1}}, "need 300"),
+        ({"storage": 0, "reserved_storage": 200, "limits": {"max_storage": 400}}, "need 300"),
         ({"streams": 3, "limits": {"max_storage": -1, "max_streams": 3}}, "may have 3 streams"),
     ],
 )

@@ -91,10 +91,10 @@ def test_held_out_answers_are_shown_version_by_version(tmp_path: Path) -> None:
     assert "0 (wrong)" in shown and "0.5 (in part)" in shown, "as `swarm rollouts` without --eval says it"
     assert not set("\x1b\x07\u202e\u2066") & set(shown)
     few = swarm(tmp_path, "--eval", "gcd", "--limit", "2").stdout
-    assert "seven" not in few and "1 versions between them are left out" in few
+    assert "seven" not in few and "1 versions in between are left out" in few
     versions = [json.loads(line)["policy_version"] for line in swarm(tmp_path, "--eval", "gcd", "--json").stdout.splitlines()]
     assert versions == [0, 25, 50]
-    assert "there are some of gcd" in str(swarm(tmp_path, "--eval", "chain_sum").exception)
+    assert "choose among gcd" in str(swarm(tmp_path, "--eval", "chain_sum").exception)
     assert "leave one out" in str(swarm(tmp_path, "--eval", "gcd", "--refused").exception)
 
 

@@ -12,10 +12,11 @@ from shared.config import NodeConfig, load_config
 from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
+from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import Target, default_target
+from swarm_cli.looking.target import Target, default_target, looking_at
 from swarm_cli.observe.standing import absent
 from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import END, EXIT_BROKE_OFF, EXIT_ENDED, forget_end, newest_ended, read_end, write_end
@@ -114,8 +115,18 @@ def test_a_command_that_was_told_of_a_server_stays_there_and_names_what_runs_ins
     following = Following(config, default_target(config, given), fixed=True)
     with holding_run(two):
         assert not following.moved() and following.target.node_url == given
-        assert following.instead == "run two runs at nats://127.0.0.1:21002 (--node-url nats://127.0.0.1:21002)"
+        assert following.instead == "run two is running at nats://127.0.0.1:21002 (--node-url nats://127.0.0.1:21002)"
     assert following.instead == ""
+
+
+def test_a_run_that_is_not_here_is_not_taken_for_the_one_that_runs(tmp_path: Path, config: NodeConfig) -> None:
+    one = noted(tmp_path / "runs" / "one", 21_001)
+    (tmp_path / "runs" / "records-of-it").mkdir()
+    with holding_run(one):
+        with pytest.raises(CommandError, match="no run 'oen'"), looking_at(config, "oen", "", only_here=False):
+            pass
+        with looking_at(config, "records-of-it", "", only_here=False) as target:
+            assert target.node_url == "nats://127.0.0.1:21001", "a node whose server is elsewhere leaves records alone"
 
 
 def test_a_node_whose_processes_all_ended_in_order_has_ended_and_waits_for_none() -> None:

@@ -149,7 +149,7 @@ def test_where_nothing_runs_the_newest_run_that_has_ended_is_named_with_the_comm
     sentence = "run new has ended: swarm up --run new --nodes 1 starts it again"
     assert ended_run(var_dir) == sentence
     monkeypatch.setattr(sys, "argv", ["swarm", "status"])
-    assert f"{sentence}\n--run new looks at it as it ended\n" in _where_to_look("status", NotConnected("no answer"))
+    assert f"{sentence}\n--run new shows it as it was when it ended\n" in _where_to_look("status", NotConnected("no answer"))
     assert "--run new looks" not in _where_to_look("ban", NotConnected("no answer"))
     monkeypatch.setattr(sys, "argv", ["swarm", "status", "--node-url=nats://there:1"])
     assert sentence not in _where_to_look("status", NotConnected("no answer"))

@@ -82,19 +82,19 @@ def test_a_statement_of_software_that_did_not_sign_is_read_and_marked() -> None:
 )
 def test_the_signature_covers_all_that_is_shown(change: dict[str, object]) -> None:
     forged = msgspec.structs.replace(signed(report()), body=encode(msgspec.structs.replace(report(), **change)))
-    assert standing(encode(forged)) == (Standing.REFUSED, "the signature is not of the key that it names")
+    assert standing(encode(forged)) == (Standing.REFUSED, "the signature is not by the key that it names")
 
 
 def test_a_statement_counts_in_the_swarm_and_as_the_kind_and_for_the_key_that_it_was_signed_for() -> None:
     moved = msgspec.structs.replace(signed(report()), swarm="run-2")
     assert standing(encode(moved))[0] is Standing.REFUSED, "the swarm is signed"
-    assert standing(encode(signed(report())), "run-2") == (Standing.REFUSED, "it was said in another swarm")
+    assert standing(encode(signed(report())), "run-2") == (Standing.REFUSED, "it was made for another swarm")
     claimed = msgspec.structs.replace(signed(report()), public_key=OTHER.public_key)
     assert standing(encode(claimed))[0] is Standing.REFUSED
     with pytest.raises(MessageError):
         hear(encode(signed(record())), EvalReport, NOW)
     entry = hear(encode(signed(record(OTHER))), NodeRecord, NOW)
-    assert (entry.standing, entry.problem) == (Standing.REFUSED, "the entry names another key than the one that signed it")
+    assert (entry.standing, entry.problem) == (Standing.REFUSED, "the entry names a different key from the one that signed it")
 
 
 def test_a_time_in_the_future_is_refused_as_it_would_stay_the_newest_for_ever() -> None:

@@ -29,7 +29,7 @@ def shown(missing: set[str]) -> str:
 
 def test_what_is_missing_is_named_and_where_to_read_the_remedy() -> None:
     said = shown({"landlock", "network_namespace"})
-    assert "alpha: its scorers run without these protections: landlock, network namespace; cause and remedy" in said
+    assert "alpha: its scorers run without these protections: landlock, network namespace; the verifier's log has the cause" in said
 
 
 def test_a_node_that_has_all_of_them_needs_no_word() -> None:

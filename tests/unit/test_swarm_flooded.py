@@ -226,7 +226,7 @@ async def test_an_invitation_names_the_swarm_of_whoever_was_there_before_and_say
 
     monkeypatch.setattr("shared.transport.connect.connect", connected)
     assert await asyncio.to_thread(members_swarm, "nats://hub") == "run-1"
-    assert "sign for 2 swarms, and the token names run-1: if yours is another (made-up)" in capsys.readouterr().err
+    assert "nodes of 2 swarms use nats://hub, and the token names run-1: if yours is another (made-up)" in capsys.readouterr().err
 
 
 async def test_a_trace_says_of_no_group_that_it_was_shared_which_its_maker_did_not_sign() -> None:

@@ -37,11 +37,11 @@ def run(*arguments: str) -> tuple[int, str, str]:
     ("text", "problem"),
     [
         ("beta", "has no key"),
-        ("beta UNKEY", "no public key"),
-        (f"Beta {KEY.public_key}", "no node name"),
+        ("beta UNKEY", "not a public key"),
+        (f"Beta {KEY.public_key}", "not a node name"),
         (f"beta {KEY.public_key}\nbeta {OTHER_KEY.public_key}", "line 2: beta is listed twice"),
         (f"beta {KEY.public_key}\ngamma {KEY.public_key}", "line 2: gamma has the key of beta"),
-        (f"beta {KEY.public_key[:-1]}{'AB'[KEY.public_key.endswith('A')]}", "no public key"),
+        (f"beta {KEY.public_key[:-1]}{'AB'[KEY.public_key.endswith('A')]}", "not a public key"),
     ],
     ids=["no key", "not a key", "not a name", "a name twice", "a key twice", "a letter of the key changed"],  # keys are made anew
 )
@@ -72,7 +72,7 @@ def test_a_verifier_without_a_usable_roster_does_not_start_and_says_what_to_do(t
     with pytest.raises(FatalError, match="does not exist: create it with `swarm roster add"):
         build()
     (tmp_path / "roster.txt").write_text("beta nokey\n")
-    with pytest.raises(FatalError, match="line 1: 'nokey' is no public key"):
+    with pytest.raises(FatalError, match="line 1: 'nokey' is not a public key"):
         build()
     (tmp_path / "roster.txt").write_text("")
     build()

@@ -75,7 +75,7 @@ def test_a_service_is_restarted_and_the_run_ended_from_another_process(tmp_path:
         assert not any(is_running(pid) for name in "abs" for pid in pids(tmp_path, name))
         assert not (folder / SOCKET).exists()
         again = swarm(tmp_path / "var", "down")
-        assert again.returncode == 1 and "no `swarm up` runs in" in again.stderr
+        assert again.returncode == 1 and "no `swarm up` is running in" in again.stderr
     finally:
         end(up, *(pid for name in "abs" for pid in pids(tmp_path, name)))
 
@@ -143,16 +143,16 @@ async def test_what_is_no_question_is_refused_with_a_sentence(tmp_path: Path, li
     async with answering(tmp_path, never), asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
         writer.write(line + b"\n")
-        assert "a question is one line with a JSON object" in json.loads(await reader.readline())["error"]
+        assert "a request is one line with a JSON object" in json.loads(await reader.readline())["error"]
         writer.close()
 
 
 def test_the_run_that_is_meant_is_found_or_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="no `swarm up` runs in"):
+    with pytest.raises(CommandError, match="no `swarm up` is running in"):
         running_run("", tmp_path)
     with holding_run(tmp_path / "runs" / "one"):
         assert running_run("", tmp_path).name == "one"
-        with pytest.raises(CommandError, match="those that run are one"):
+        with pytest.raises(CommandError, match="running there: one"):
             running_run("two", tmp_path)
         with holding_run(tmp_path / "runs" / "two"), pytest.raises(CommandError, match="name one of one, two"):
             running_run("", tmp_path)
@@ -162,7 +162,7 @@ def test_a_service_is_meant_by_its_name_or_by_its_role() -> None:
     states = dict.fromkeys(("nats", "alpha-trainer", "beta-trainer", "alpha-sampler", "progress"), "")
     assert named("nats", states) == ["nats"]
     assert named("trainer", states) == ["alpha-trainer", "beta-trainer"]
-    with pytest.raises(CommandError, match="nothing here is called 'gamma-trainer'"):
+    with pytest.raises(CommandError, match="no process here is called 'gamma-trainer'"):
         named("gamma-trainer", states)
 
 

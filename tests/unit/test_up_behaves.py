@@ -75,7 +75,7 @@ def test_a_terminal_that_closes_ends_nothing_and_leaves_the_log(tmp_path: Path) 
     try:
         until(lambda: pids(tmp_path, "a"), "the process starts")
         os.close(master)  # SIGHUP, and EIO for who writes
-        until(lambda: "the terminal is gone" in (tmp_path / "up.log").read_text(), "the end of the terminal is noted")
+        until(lambda: "the terminal was closed" in (tmp_path / "up.log").read_text(), "the end of the terminal is noted")
         ticks = (tmp_path / "up.log").read_text().count("tick")
         until(lambda: (tmp_path / "up.log").read_text().count("tick") > ticks, "the swarm runs on")
         up.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The plainest engine there can be: one prompt at a time through `transformers`' own `generate`."""
+"""The simplest possible engine: one prompt at a time through `generate` of `transformers`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlainEngine(Engine):
         self._model = AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.float32).eval()
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
-        async with self._lock:  # all of a call is of one policy
+        async with self._lock:  # all samples of a call must come from one policy
             return [await asyncio.to_thread(self._answers, list(each), n, params, seed + at) for at, each in enumerate(prompts)]
 
     def _answers(self, prompt: list[int], n: int, params: SamplingParams, seed: int) -> list[Sample]:

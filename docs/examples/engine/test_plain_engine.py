@@ -1,5 +1,5 @@
 """`pytest test_plain_engine.py`, in the environment that the example is installed in. `MODEL`: any
-small model's folder; that of the demo lies in the repository.
+small model's folder; the repository contains the demo's.
 """
 
 from __future__ import annotations

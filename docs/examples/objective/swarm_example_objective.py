@@ -1,8 +1,9 @@
-"""Tapered REINFORCE: what the policy would no longer say is not pushed down further (after TOPR,
-arXiv 2503.14286).
+"""Tapered REINFORCE: the less likely a bad answer has become, the less it is pushed down (after
+TOPR, arXiv 2503.14286).
 
-`-w A lp`, with w = 1 for A >= 0 and, for A < 0, the ratio to the policy when the batch came, from
-`floor` to 1. It acts from the second update on a batch on: in the first one the ratio is 1.
+The loss is `-w A lp`. For A >= 0, w is 1. For A < 0, w is the ratio to the policy at the arrival of
+the batch, clamped to `floor` and 1. This matters from the second update on a batch; in the first
+one the ratio is 1.
 
     [trainer]
     objective = "tapered"
@@ -25,7 +26,7 @@ def loss(terms: LossTerms) -> Loss:
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
-    """Rewards minus their mean, divided by nothing."""
+    """Rewards minus their mean, without a division."""
     mean = sum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 

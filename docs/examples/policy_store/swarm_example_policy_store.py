@@ -1,4 +1,4 @@
-"""Policies in a shared folder, compressed: `policy_store.uri = "zstd:///mnt/policies"` for both."""
+"""Stores policies compressed in a shared folder: `policy_store.uri = "zstd:///mnt/policies"`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ZstdStore:
         return StoredPolicy(sha256, len(weights), file.as_uri())
 
     def begin_again(self) -> None:
-        """Every policy stands alone here."""
+        """Nothing to do, because every policy is stored in full."""
 
     async def fetch(self, pointer: PolicyPointer | PolicyFile, into: Path) -> Path:
         label = policy_label(self._node, pointer.version)

@@ -1,4 +1,5 @@
-"""Contested groups first: foreign groups of which about half the completions passed are drawn most.
+"""Contested groups first: draws most often the foreign groups with about half of their completions
+right.
 
 [sampler]
 strategy = "contested"
@@ -14,8 +15,8 @@ from services.sampler.strategies.base import weighted
 
 
 def weigh(entries: Sequence[PoolEntry], wanted: int, knowledge: Knowledge) -> list[float]:
-    """p (1 - p) of each group, with p its mean reward; never 0, so that every group can be drawn
-    when no other is left.
+    """p (1 - p) for each group, where p is its mean reward. Never 0, so that every group can be
+    drawn if no other is left.
     """
     return [max(1e-6, entry.mean_reward * (1.0 - entry.mean_reward)) for entry in entries]
 

@@ -1,4 +1,4 @@
-"""Change due: what a customer gets back, in cents.
+"""Change due: how much money a customer gets back, in cents.
 
 [[tasks]]
 dataset = "change_due"

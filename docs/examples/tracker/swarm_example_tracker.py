@@ -1,4 +1,4 @@
-"""Chosen numbers of each step in a CSV file of the run's folder, for a spreadsheet.
+"""Writes chosen numbers of each step to a CSV file in the run's folder, for a spreadsheet.
 
 [tracking]
 trackers = ["csv"]
@@ -17,7 +17,7 @@ class CsvTracker:
         self._columns = str(run.options.get("columns", "train/reward_local")).split()
         file = run.run_dir / "steps.csv"
         rows = file.read_text().splitlines()[1:] if file.exists() else []
-        # A trainer that starts again repeats the steps after its checkpoint.
+        # A trainer that is restarted repeats the steps after its checkpoint.
         kept = [row for row in rows if int(row.split(",")[0]) <= run.step]
         file.write_text("\n".join([",".join(["step", *self._columns]), *kept, ""]))
         self._file = file.open("a")

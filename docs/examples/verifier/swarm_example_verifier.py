@@ -1,5 +1,5 @@
-"""A right answer in few words: text around the reference answer costs, and beyond a few words
-nothing is paid.
+"""Rewards a right answer in few words: text around the reference answer lowers the reward, and an
+answer of more than a few words earns nothing.
 
 [[tasks]]
 dataset = "gcd"

@@ -22,7 +22,8 @@ from services.trainer.durable.model_card import write_card
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection, ModelSection
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
-from shared.model.loading import DTYPES, load_causal_lm, load_tokenizer
+from shared.model.loading import DTYPES, load_causal_lm
+from shared.model.reading import load_tokenizer
 from shared.model.weights import load_policy_tensors, load_trainable, policy_tensors
 from shared.new_folder import appearing_whole, refuse_filled
 

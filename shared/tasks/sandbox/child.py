@@ -42,8 +42,8 @@ iterate over sets.
 """
 
 _PASSED_ON = ("PYTHONPATH", "MPLCONFIGDIR")
-"""Where a user's own verifier may be installed, and a folder that a library of reasoning-gym needs
-to start.
+"""Where a user's own verifier may be installed, and the folder with matplotlib's font cache, should
+such a verifier import it.
 """
 
 

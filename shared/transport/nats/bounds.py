@@ -11,6 +11,7 @@ from shared.transport import blobs
 from shared.transport.base import Retention, TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.nats import jetstream_api as api
+from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
 
 _ASKED_AGAIN_AFTER_S = 60.0
@@ -46,15 +47,17 @@ class StreamBounds:
         now = time.monotonic()
         if known is not None and now - known.read_at < _ASKED_AGAIN_AFTER_S:
             return known
+        what = f"stream {stream}"
         try:
-            answer = await api.call(self._connection, f"STREAM.INFO.{stream}", None, Deadline(1.0), f"stream {stream}")
+            answer = await api.call(self._connection, f"STREAM.INFO.{stream}", None, Deadline(1.0), what)
+            with readable(what):
+                size = int(answer["config"].get("max_msg_size", -1))
+                work_queue = answer["config"]["retention"] == Retention.WORK_QUEUE.value
         except TransportError:
             if known is not None or not self._connection.connected:
                 return known or Bounds(-1, False, now)
             bounds = Bounds(-1, False, now)
         else:
-            size = int(answer["config"].get("max_msg_size", -1))
-            work_queue = answer["config"]["retention"] == Retention.WORK_QUEUE.value
             bounds = Bounds(size - blobs.HEADER_ROOM_BYTES if size >= blobs.HEADER_ROOM_BYTES else size, work_queue, now)
         self._known[stream] = bounds
         return bounds

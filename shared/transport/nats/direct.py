@@ -19,6 +19,7 @@ import nats.errors
 
 from shared.transport.base import NotConnected, StoredMessage, TransportError
 from shared.transport.deadline import Deadline
+from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.headers import OVERSIZED_HEADER
 from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES
@@ -84,7 +85,7 @@ def parse_reply(stream: str, reply: Any) -> StoredMessage | None:
             bytes(reply.data),
             headers,
         )
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         return None
 
 
@@ -148,6 +149,7 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline,
     """The replies to one batched get, up to the status that ends it. Also stops if there are more
     than were requested, which an honest server does not send.
     """
+    what = f"direct get from stream {stream}"
     messages: list[StoredMessage] = []
     previous: int | None = 0
     size_bytes = 0
@@ -166,10 +168,11 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline,
         headers = reply.headers or {}
         if message is None and "Nats-Sequence" not in headers and (status := headers.get("Status")):
             if status == "204":
-                last = int(headers.get("Nats-Last-Sequence", 0))
+                with readable(what):
+                    last = int(headers.get("Nats-Last-Sequence", 0))
+                    more = int(headers.get("Nats-Num-Pending", 0)) > 0
                 if previous is not None and messages and previous != last:
                     return _interrupted(messages, size_bytes)
-                more = int(headers.get("Nats-Num-Pending", 0)) > 0
                 return Page(messages, last + 1 if more else None, size_bytes)
             if status == "404":
                 return Page([], None)
@@ -177,12 +180,14 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline,
                 return Page([], None, too_many_subjects=True)
             if status == "503":
                 return None
-            raise TransportError(f"direct get from stream {stream}: {status} {headers.get('Description', '')}")
-        size_bytes += len(reply.data) + _header_bytes(headers)
+            raise TransportError(f"{what}: {status} {headers.get('Description', '')}")
+        with readable(what):
+            size_bytes += len(reply.data) + _header_bytes(headers)
+            before = int(headers.get("Nats-Last-Sequence", 0 if previous is None else previous))
         if message is None:
             previous = None
             continue
-        if previous is not None and int(headers.get("Nats-Last-Sequence", previous)) != previous:
+        if previous is not None and before != previous:
             return _interrupted(messages, size_bytes)
         messages.append(message)
         previous = message.seq

@@ -20,6 +20,7 @@ from shared.transport.blobs import HEADER_ROOM_BYTES
 from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
 from shared.transport.lowering import WouldLower, lowered
+from shared.transport.nats.answers import answer_object, count_of, readable
 from shared.transport.nats.connection import Connection
 
 log = structlog.get_logger(__name__)
@@ -60,18 +61,24 @@ class ApiError(TransportError):
         return self.code in (429, 503)
 
 
-async def call(connection: Connection, subject: str, request: Mapping[str, Any] | None, deadline: Deadline, what: str) -> Any:
-    """Make one request of the JSON API. Raises ApiError, or NotConnected if nobody answers before
-    the deadline.
+async def call(
+    connection: Connection, subject: str, request: Mapping[str, Any] | None, deadline: Deadline, what: str
+) -> dict[str, Any]:
+    """Make one request of the JSON API; the answer is an object of which nothing else is known.
+
+    Raises:
+        ApiError: the server refuses.
+        NotConnected: nobody answers before the deadline.
+        TransportError: the answer cannot be read.
     """
     body = b"" if request is None else json.dumps(request).encode()
     while True:
-        answer = json.loads(
-            (await connection.request(f"{connection.options.api_prefix}.{subject}", body, deadline, what=what)).data
-        )
+        reply = await connection.request(f"{connection.options.api_prefix}.{subject}", body, deadline, what=what)
+        answer = answer_object(reply.data, what)
         if "error" not in answer:
             return answer
-        error = ApiError(what, answer["error"])
+        with readable(what):
+            error = ApiError(what, answer["error"])
         if not error.passing or deadline.left_s < 0.5:
             raise error
 
@@ -149,16 +156,25 @@ def _would_lower(wanted: Mapping[str, Any], actual: Mapping[str, Any], higher: S
     return WouldLower(wanted["name"], _in_seconds(wanted), _in_seconds(actual), [SECONDS.get(key, key) for key in higher])
 
 
+async def _config(connection: Connection, name: str, deadline: Deadline) -> dict[str, Any]:
+    what = f"stream {name}"
+    answer = await call(connection, f"STREAM.INFO.{name}", None, deadline, what)
+    with readable(what):
+        return dict(answer["config"])
+
+
 async def _look(connection: Connection, wanted: Mapping[str, Any], deadline: Deadline) -> None:
     """Raises WouldLower if an update would lower a protection; changes nothing."""
     name = wanted["name"]
     try:
-        actual = (await call(connection, f"STREAM.INFO.{name}", None, deadline, f"stream {name}"))["config"]
+        actual = await _config(connection, name, deadline)
     except ApiError as error:
         if error.err_code == STREAM_NOT_FOUND:
             return
         raise
-    if higher := lowered(wanted, actual, PROTECTIONS):
+    with readable(f"stream {name}"):
+        higher = lowered(wanted, actual, PROTECTIONS)
+    if higher:
         raise _would_lower(wanted, actual, higher)
 
 
@@ -186,19 +202,20 @@ async def ensure_stream(connection: Connection, wanted: Mapping[str, Any], lower
             ) from None
         if error.err_code != STREAM_NAME_IN_USE:
             raise
-    actual = (await call(connection, f"STREAM.INFO.{name}", None, deadline, what))["config"]
-    higher = [] if lowering is Lowering.APPLY else lowered(wanted, actual, PROTECTIONS)
+    actual = await _config(connection, name, deadline)
+    with readable(what):
+        higher = [] if lowering is Lowering.APPLY else lowered(wanted, actual, PROTECTIONS)
     if higher and lowering is Lowering.REFUSE:
         raise _would_lower(wanted, actual, higher)
     if higher:
         kept = {key: actual.get(key) for key in higher}
         log.warning("stream_not_lowered", stream=name, kept=kept, wanted={key: wanted[key] for key in higher})
         wanted = {key: value for key, value in wanted.items() if key not in higher}
-    changed = drift(wanted, actual)
+    with readable(what):
+        changed, merged = drift(wanted, actual), {**actual, **wanted}
+        merged["metadata"] = {k: v for k, v in actual.get("metadata", {}).items() if not k.startswith("_nats.")}
     if not changed:
         return
-    merged = {**actual, **wanted}
-    merged["metadata"] = {k: v for k, v in actual.get("metadata", {}).items() if not k.startswith("_nats.")}
     try:
         await call(connection, f"STREAM.UPDATE.{name}", merged, deadline, what)
     except ApiError as error:
@@ -236,22 +253,25 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerSpe
 
 async def stream_state(connection: Connection, stream: str) -> StreamState:
     """State of a stream."""
-    answer = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(READ_TIMEOUT_S), f"stream {stream}")
-    state = answer["state"]
-    return StreamState(state["first_seq"], state["last_seq"], state["messages"], state["bytes"], _unix_time(answer.get("ts")))
+    what = f"stream {stream}"
+    answer = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(READ_TIMEOUT_S), what)
+    with readable(what):
+        first, last, messages, size = (count_of(answer["state"][name]) for name in ("first_seq", "last_seq", "messages", "bytes"))
+        return StreamState(first, last, messages, size, _unix_time(answer.get("ts")))
 
 
 async def counts(connection: Connection, stream: str, subject: str) -> Mapping[str, int]:
     """Messages of a stream by matching subject: the first page of the server's list."""
-    request = {"subjects_filter": subject}
-    answer = await call(connection, f"STREAM.INFO.{stream}", request, Deadline(READ_TIMEOUT_S), f"subjects of stream {stream}")
-    return {str(name): int(count) for name, count in (answer["state"].get("subjects") or {}).items()}
+    request, what = {"subjects_filter": subject}, f"subjects of stream {stream}"
+    answer = await call(connection, f"STREAM.INFO.{stream}", request, Deadline(READ_TIMEOUT_S), what)
+    with readable(what):
+        return {name: count_of(count) for name, count in (answer["state"].get("subjects") or {}).items()}
 
 
 def _unix_time(text: Any) -> float | None:
     try:
         return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -259,7 +279,8 @@ async def consumer_state(connection: Connection, stream: str, consumer: str) -> 
     """Lag of a consumer."""
     subject, what = f"CONSUMER.INFO.{stream}.{consumer}", f"consumer {consumer} of stream {stream}"
     state = await call(connection, subject, None, Deadline(READ_TIMEOUT_S), what)
-    return ConsumerState(state["num_pending"], state["num_ack_pending"], state["num_redelivered"])
+    with readable(what):
+        return ConsumerState(*(count_of(state[name]) for name in ("num_pending", "num_ack_pending", "num_redelivered")))
 
 
 async def purge(connection: Connection, stream: str, first_kept: int) -> None:

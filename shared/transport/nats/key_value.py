@@ -20,11 +20,14 @@ from shared.transport.base import KvEntry, Lowering, StreamState, TooLarge, Tran
 from shared.transport.deadline import Deadline
 from shared.transport.nats import direct, storing
 from shared.transport.nats import jetstream_api as api
+from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 
 log = structlog.get_logger(__name__)
 
 KV_TIMEOUT_S = 5.0
+BUCKETS_TIMEOUT_S = 10.0
+MOST_BUCKETS = 16_384
 _STORED_SOON_S = (0.0, 0.01, 0.05, 0.2)
 """A hint may arrive before the value is stored; these are the delays before reading."""
 
@@ -49,15 +52,18 @@ class NatsKeyValue:
         await api.ensure_stream(self._connection, api.bucket_config(bucket, history, ttl_s, replicas, max_value_bytes), lowering)
 
     async def buckets(self) -> Sequence[str]:
-        """Names of all buckets, sorted."""
-        names: list[str] = []
+        """Names of all buckets, sorted; at most `MOST_BUCKETS`, however many the server says there
+        are.
+        """
+        what, names, deadline = "names of the buckets", list[str](), Deadline(BUCKETS_TIMEOUT_S)
         while True:
             request = {"subject": "$KV.>", "offset": len(names)}
-            answer = await api.call(self._connection, "STREAM.NAMES", request, Deadline(KV_TIMEOUT_S), "names of the buckets")
-            page = answer.get("streams") or []
-            names += page
-            if not page or len(names) >= int(answer["total"]):
-                return sorted(map(keys.bucket_of_stream, names))
+            answer = await api.call(self._connection, "STREAM.NAMES", request, deadline, what)
+            with readable(what):
+                page = [keys.bucket_of_stream(name) for name in answer.get("streams") or []]
+                names += page
+                if not page or len(names) >= min(count_of(answer["total"]), MOST_BUCKETS):
+                    return sorted(names[:MOST_BUCKETS])
 
     async def get(self, bucket: str, key: str) -> KvEntry | None:
         """The newest value of `key`."""

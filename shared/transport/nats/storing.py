@@ -5,14 +5,13 @@ error that the caller understands.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
-from typing import Any
 
 from shared.transport.base import Conflict, NotConnected, PubAck, StreamFull, TooLarge
 from shared.transport.deadline import Deadline
 from shared.transport.nats import direct
 from shared.transport.nats import jetstream_api as api
+from shared.transport.nats.answers import answer_object, count_of, readable
 from shared.transport.nats.connection import Connection
 
 
@@ -27,6 +26,7 @@ async def store(
         StreamFull: a `discard_new` stream is at its limit.
         TooLarge: the server refuses the size.
         NotConnected: no acknowledgement before the deadline.
+        TransportError: the answer cannot be read.
     """
     told = {**headers, "Nats-Expected-Stream": stream}
     what = f"publish on {subject} to stream {stream}"
@@ -38,10 +38,11 @@ async def store(
                 raise
             hint = "if this persists, see the server's log: with a full disk it stops answering until it is restarted"
             raise NotConnected(f"{unanswered}: {hint}") from None
-        answer: dict[str, Any] = json.loads(reply.data)
-        if "error" not in answer:
-            return PubAck(int(answer["seq"]), bool(answer.get("duplicate", False)))
-        error = api.ApiError(what, answer["error"])
+        answer = answer_object(reply.data, what)
+        with readable(what):
+            if "error" not in answer:
+                return PubAck(count_of(answer["seq"]), bool(answer.get("duplicate", False)))
+            error = api.ApiError(what, answer["error"])
         if error.err_code in api.WRONG_LAST_SEQUENCE:
             return await _ours_or_conflict(connection, stream, subject, told, error)
         if error.err_code == api.STORE_FAILED and "exceeded" in error.description:

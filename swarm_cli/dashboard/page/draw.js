@@ -1,4 +1,4 @@
-// Elements, numbers and lines: what every view of the page is made of. Foreign text goes through `textContent` alone.
+// Elements, numbers and lines for all views of the page. Foreign text is only ever set as `textContent`.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -23,7 +23,7 @@ function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** A name that a node chose: apart from the text around it, so that its direction turns nothing else round. */
+/** A name that a node chose, isolated so that right-to-left characters in it do not reorder the text around it. */
 const name = (text, attributes = {}) => el("bdi", { ...attributes, text });
 const ratio = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 const signed = (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(3));
@@ -39,14 +39,14 @@ function ago(seconds) {
 
 const route = (...parts) => "#/" + parts.map(encodeURIComponent).join("/");
 
-/** A wide table that is scrolled by itself, by keyboard too. */
+/** A wide table that scrolls separately, also by keyboard. */
 const scrolled = (label, table) => el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, table);
 
 function section(id, title, ...children) {
   return el("section", { "aria-labelledby": `${id}-title`, id }, el("h2", { id: `${id}-title`, text: title }), ...children);
 }
 
-/** A curve without axes, for a table's cell; its words are for those who do not see it. */
+/** A curve without axes, for a table's cell; its label is for people who cannot see it. */
 function spark(points) {
   const width = 90, height = 22;
   const words = points.length > 1 ? `from ${ratio(points[0][1])} to ${ratio(points.at(-1)[1])} over ${points.length} evaluations` : "one evaluation";
@@ -66,7 +66,7 @@ function bounds(values) {
 
 const DASHES = ["", "6 3", "2 3", "8 3 2 3", "1 2", "10 4", "4 2 1 2", "3 6"];
 
-/** Lines over a common axis, 0 to 1 upwards. `lines`: {title, points: [[x, y]], link?: x => address}. Told apart by dash and number. */
+/** Lines over a common x axis, with y from 0 to 1. `lines`: {title, points: [[x, y]], link?: x => address}. They differ in dash and number. */
 function chart(label, lines, axis) {
   const width = 720, height = 220, left = 52, bottom = 24, right = 26, top = 8;
   const [low, high] = bounds(lines.flatMap(({ points }) => points.map(([x]) => x)));

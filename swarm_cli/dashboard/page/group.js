@@ -1,7 +1,7 @@
 // A step's groups, and one group with its completions side by side.
 "use strict";
 
-/** One line of a list of texts: what was asked, of whom, and what each answer earned. */
+/** A group in a list: its question, its nodes, and the reward of each answer. */
 function groupLine(group, now) {
   const local = group.sender === group.taker;
   const whose = local ? el("span", { text: "local" }) : el("span", {}, "from ", name(group.sender));
@@ -46,7 +46,7 @@ async function showGroup(node, step, place) {
     ["Sampled by", el("span", {}, name(told.model), ` policy version ${told.policy_version}`)],
     ["Staleness", told.staleness === null ? `${ago(told.age_s)} old` : many(told.staleness, "version")],
     ["Chosen by", reason(told)],
-    ["Trained on", told.training ? `${told.training.fate}, at step ${told.training.step}${told.training.updated ? "" : ", which changed nothing"}` : told.waits ? `not yet: its batch waits for its step (swarm rollouts ${node} --trained has groups that were)` : "not on record on this machine"],
+    ["Trained on", told.training ? `${told.training.fate}, at step ${told.training.step}${told.training.updated ? "" : ", which changed nothing"}` : told.waits ? `not yet: its batch waits for its step (for groups that were: swarm rollouts ${node} --trained)` : "not on record on this machine"],
   ];
   const links = [
     told.place > 0 ? el("a", { href: route("group", node, step, told.place - 1), text: "group before" }) : null,
@@ -61,7 +61,7 @@ async function showGroup(node, step, place) {
     told.reference === null ? null : el("h2", { text: "Reference answer" }),
     told.reference === null ? null : el("pre", { dir: "auto", tabindex: "0", "aria-label": "Reference answer", text: told.reference }),
     el("h2", { text: many(told.completions.length + told.completions_left_out, "completion") }),
-    told.completions.some(({ heat }) => heat) ? heatChoice(told.completions) : el("p", { class: "hint", text: "The sender kept token ids and logprobs to itself, so no token is coloured." }),
+    told.completions.some(({ heat }) => heat) ? heatChoice(told.completions) : el("p", { class: "hint", text: "The sender did not share token ids and logprobs, so tokens cannot be coloured." }),
     el("div", { class: "side" }, ...told.completions.map(completionCard)),
     told.completions_left_out ? el("p", { class: "hint", text: `${many(told.completions_left_out, "more completion")} not shown: swarm rollouts ${node} --step ${step}` }) : null,
   ];
@@ -69,7 +69,7 @@ async function showGroup(node, step, place) {
 
 function reason(told) {
   if (told.replayed) return "replay";
-  if (told.origin !== "foreign") return "the next of this node";
+  if (told.origin !== "foreign") return "the next group of this node";
   const weight = told.draw_weight === null ? "" : ` with ${told.draw_weight.toFixed(2)} of the mean weight`;
   return `${told.strategy}${weight}${told.candidate ? ", a candidate: the trainer keeps some by its policy" : ""}`;
 }
@@ -84,20 +84,20 @@ function completionCard(completion) {
     completion.heat ? tokenTable(completion) : null);
 }
 
-/** How tokens are coloured, by what a person chose. Each level has a mark besides its colour; `of` finds a token's level, null where nothing is on record. */
+/** The ways to colour tokens. Each level has a mark besides its colour; `of` returns a token's level, null if nothing is on record. */
 const HEATS = {
   logprob: {
-    intro: "Behind each token: its probability under the policy that sampled it (behaviour logprob):",
+    intro: "Colour of a token: its probability under the policy that sampled it (behaviour logprob):",
     levels: [["heat-0", "likely"], ["heat-1", "under 0.9"], ["heat-2", "under 0.5"], ["heat-3", "under 0.1"], ["heat-4", "under 0.01"]],
     of: ({ logprob }, index) => [0.9, 0.5, 0.1, 0.01, 0].findIndex((least) => Math.exp(logprob[index]) >= least),
   },
   ratio: {
-    intro: "Behind each token: how likely the trainer's policy found it before the step, against the policy that sampled it:",
+    intro: "Colour of a token: its probability under the trainer's policy before the step, compared with the policy that sampled it:",
     levels: [["less-2", "under half as likely"], ["less-1", "under 0.8"], ["heat-0", "about as likely"], ["more-1", "over 1.25"], ["more-2", "over twice as likely"]],
     of: ({ ratio: of }, index) => (typeof of?.[index] !== "number" ? null : [0.5, 0.8, 1.25, 2, Infinity].findIndex((most) => of[index] < most || most === Infinity)),
   },
   weight: {
-    intro: "Behind each token: what its loss was multiplied by:",
+    intro: "Colour of a token: the factor that multiplied its loss:",
     levels: [["weight-0", "0: no part in the loss"], ["weight-1", "under 0.5"], ["weight-2", "under 0.9"], ["heat-0", "about 1"], ["more-1", "over 1.1"]],
     of: ({ weight }, index) => (typeof weight?.[index] !== "number" ? null : weight[index] === 0 ? 0 : [0.5, 0.9, 1.1, Infinity].findIndex((most) => weight[index] < most || most === Infinity) + 1),
   },
@@ -107,13 +107,13 @@ let heatBy = "logprob";
 
 const isCut = ({ ratio: of, weight }, index) => typeof weight?.[index] === "number" && weight[index] > 0 && weight[index] < 0.995 * of?.[index];
 
-/** The marks of one token: its level, and in the view of weights whether its weight was cut below its ratio. */
+/** The marks of one token: its level and, when colouring by weight, whether its weight was cut below its ratio. */
 function marksOf(heat, index, by) {
   const level = HEATS[by].of(heat, index), mark = level === null ? UNKNOWN[0] : HEATS[by].levels[level][0];
   return by === "weight" && isCut(heat, index) ? `${mark} ${CUT[0]}` : mark;
 }
 
-/** What the step made of one answer: its advantage, and the mean weight of its tokens where the objective takes one. */
+/** How the step used one answer: its advantage and, if the objective has weights, the mean weight of its tokens. */
 function trainedOn({ advantage, weight, clipped, left_out: leftOut }) {
   const number = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
   const parts = [`advantage ${typeof advantage === "number" ? number(advantage) : "unknown"}`];
@@ -123,7 +123,7 @@ function trainedOn({ advantage, weight, clipped, left_out: leftOut }) {
   return parts.join(" · ");
 }
 
-/** What the trainer used of one token, where the record has it. */
+/** The trainer's ratio and weight of one token, if they are on record. */
 const usedOf = (heat, index) => ["ratio", "weight"].filter((measure) => typeof heat[measure]?.[index] === "number").map((measure) => `, ${measure} ${heat[measure][index].toPrecision(3)}`).join("");
 
 function heatText({ heat, place }) {
@@ -134,7 +134,7 @@ function heatText({ heat, place }) {
   return shown;
 }
 
-/** The choice of what tokens are coloured by, and what the colours and marks mean. What nothing is on record of cannot be chosen. */
+/** The choice of a colouring, and the meaning of its colours and marks. A colouring without any record cannot be chosen. */
 function heatChoice(completions) {
   const heats = completions.map(({ heat }) => heat).filter(Boolean);
   const known = Object.keys(HEATS).filter((by) => by === "logprob" || heats.some((heat) => heat[by]?.some((value) => typeof value === "number")));
@@ -155,7 +155,7 @@ function heatLegend(heats, by) {
   return [`${HEATS[by].intro} `, ...keys.flatMap((key) => [key, " "])];
 }
 
-/** The same numbers for those who do not see colours; ratios and weights of the trainer where its record has them. */
+/** The same numbers as a table, for people who cannot see colours; with the trainer's ratios and weights if they are on record. */
 function tokenTable({ heat, place }) {
   const measures = ["logprob", "ratio", "weight"].filter((measure) => Array.isArray(heat[measure]));
   const details = el("details", {}, el("summary", { text: "Tokens as a table" }));
@@ -168,7 +168,7 @@ function tokenTable({ heat, place }) {
   return details;
 }
 
-/** Where this page is, as links upwards. */
+/** Links from this page up to the swarm. */
 function trail(...steps) {
   const links = [el("a", { href: "#/", text: "swarm" }), ...steps.map(([text, address]) => (text === "node" ? el("a", { href: route("node", address) }, name(address)) : address ? el("a", { href: address, text }) : el("span", { "aria-current": "page", text })))];
   return el("nav", { "aria-label": "Where this is", class: "trail" }, el("ol", {}, ...links.map((link) => el("li", {}, link))));

@@ -5,7 +5,7 @@ const COLOURS = ["#2f6fde", "#e8833a", "#2f9e62", "#c2405b", "#8459c9", "#0f9aa8
 const GRAFANA = { green: "good", "dark-green": "good", yellow: "warn", orange: "warn", "dark-yellow": "warn", red: "bad", "dark-red": "bad" };
 const POINTS = 240;
 const ROW_PX = 30;
-const MANY = 8; // more series than this, and those that are 0 all the time are left out
+const MANY = 8; // with more series than this, those that are always 0 are left out
 const WHOLE = [1, 2, 5].flatMap((digit) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].map((power) => digit * power)).sort((a, b) => a - b);
 const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const element = (id) => document.getElementById(id);
@@ -137,7 +137,7 @@ class PanelView {
     return { width: Math.max(60, this.body.clientWidth), height: Math.max(40, this.body.clientHeight) };
   }
 
-  /** Values beside the names in the legend: under the pointer, else the newest. */
+  /** Show values beside the names in the legend: those under the pointer, else the newest. */
   values(index) {
     this.legend.querySelectorAll("b").forEach((cell, number) => {
       const points = this.raw[number];
@@ -179,19 +179,19 @@ class PanelView {
     return () => {
       if (!lines.length) return this.say("no data");
       this.body.classList.add("scroll");
-      Object.assign(this.body, { tabIndex: 0, role: "region", ariaLabel: this.panel.title }); // the keyboard scrolls it
+      Object.assign(this.body, { tabIndex: 0, role: "region", ariaLabel: this.panel.title }); // so that the keyboard can scroll it
       this.body.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)));
     };
   }
 }
 
-/** From a point in time of one node's panel to the groups of the step that it was at. */
+/** Open the groups of the step that the node was at, at the clicked time. */
 function toGroups(plot) {
   const at = plot.data[0][plot.cursor.idx];
   if (state.node && at) location.href = `/#/at/${encodeURIComponent(state.node)}/${at}`;
 }
 
-/** Each line on top of the ones before it. */
+/** The lines stacked: each one is drawn on top of the ones before it. */
 function stacked(lines) {
   const below = new Array(lines[0].length).fill(0);
   const empty = below.map((_, index) => lines.every((points) => points[index] === null));
@@ -205,14 +205,14 @@ function yRange(low, high, minimum, maximum) {
   return [bottom, top > bottom ? top : bottom + 1];
 }
 
-/** A tick's time of day; its date too where the day changes, its seconds where minutes do not tell ticks apart. */
+/** A tick's time of day, with the date if the day changes, and seconds if they are not zero. */
 function clock(tick, before) {
   const day = new Date(tick * 1000), two = (number) => String(number).padStart(2, "0");
   const text = `${two(day.getHours())}:${two(day.getMinutes())}` + (day.getSeconds() ? `:${two(day.getSeconds())}` : "");
   return before && new Date(before * 1000).getDate() !== day.getDate() ? `${day.getDate()}.${day.getMonth() + 1}. ${text}` : text;
 }
 
-/** One card for each alert and state, whatever it is about. `Watchdog` only says that alerting works, by firing always. */
+/** One card for each alert name and state. `Watchdog` is left out: it always fires, which shows that alerting works. */
 async function showAlerts() {
   const [{ alerts }, { groups }] = await Promise.all([ask("alerts"), ask("rules", { type: "alert" })]);
   const cards = new Map();
@@ -222,10 +222,10 @@ async function showAlerts() {
   }
   const shown = [...cards].sort(([one], [other]) => one.localeCompare(other)).map(([, same]) => alertCard(same));
   const [checked, good] = whatWasChecked(groups);
-  element("alerts").replaceChildren(...shown, make("span", { class: good ? (shown.length ? "" : "good") : "bad", textContent: (shown.length ? "" : "None fires of ") + checked }));
+  element("alerts").replaceChildren(...shown, make("span", { class: good ? (shown.length ? "" : "good") : "bad", textContent: (shown.length ? "" : "No alert fires: ") + checked }));
 }
 
-/** How many alert rules were looked at and when; not good where nothing is scraped, or the rules were not looked at lately. */
+/** How many alert rules were evaluated and when; not good if nothing is scraped or the evaluation is old. */
 function whatWasChecked(groups) {
   const evaluated = groups.filter(({ rules }) => rules.length);
   const rules = evaluated.reduce((sum, group) => sum + group.rules.filter((rule) => rule.labels?.severity !== "none").length, 0);
@@ -310,7 +310,7 @@ function change(name, value) {
   refresh();
 }
 
-/** One round: targets and alerts first, because the choice of the node follows from them, then every panel in sight. */
+/** One round: targets and alerts first, because the list of nodes depends on them, then every visible panel. */
 async function refresh() {
   clearTimeout(timer);
   const mine = ++round;
@@ -320,7 +320,7 @@ async function refresh() {
     const now = frame();
     await Promise.all(panels.map((panel) => panel.refresh(now)));
   } catch (problem) {
-    element("targets").replaceChildren(make("span", { class: "bad", textContent: `no answer (${problem.message}); is the dashboard still running?` }));
+    element("targets").replaceChildren(make("span", { class: "bad", textContent: `no answer (${problem.message}): check that the dashboard is still running` }));
   }
   if (mine === round && Number(state.refresh)) timer = setTimeout(() => (document.hidden ? (timer = setTimeout(refresh, 1000)) : refresh()), 1000 * Number(state.refresh));
 }
@@ -341,8 +341,8 @@ async function begin() {
     element(name).onchange = (event) => change(name, event.target.value);
   }
   if (prometheus === false) {
-    const words = "The panels come from Prometheus, which is not installed here: install it (Debian: apt-get install prometheus) and start the dashboard again. ";
-    element("rows").replaceChildren(make("p", { class: "without" }, words, make("a", { href: "/", textContent: "The swarm's page" }), " needs none."));
+    const words = "The panels need Prometheus, which is not installed here: install it (Debian: apt-get install prometheus) and start the dashboard again. ";
+    element("rows").replaceChildren(make("p", { class: "without" }, words, make("a", { href: "/", textContent: "The swarm's page" }), " works without it."));
     return;
   }
   build();

@@ -1,32 +1,32 @@
-// The swarm's page: who learns, who learns from whom, what was said, which alerts fire. Everything comes from this machine's dashboard.
+// The swarm's page: which nodes learn, whose groups they train on, questions and answers, and alerts. All data comes from this machine's dashboard.
 "use strict";
 
 const REFRESH_MS = 5000, MATRIX_MOST = 24;
 const chosen = { dataset: "", texts: "", held: false };
 let timer = 0, shown = "", round = 0;
 
-/** What each state of the swarm is called, and what a person can do about it. */
+/** Each state of the swarm: its sign, its name, and what a person can do about it. */
 const STATES = {
-  waiting: ["…", "Waiting for a swarm", "No server answers there yet. Start one with `swarm up` (`make run`) in another terminal; this page follows by itself."],
-  lost: ["!", "The server does not answer", "What is below was known before. The page goes on trying."],
-  empty: ["○", "No node yet", "The server answers and no node has written to it. `swarm up` starts some."],
-  starting: ["◔", "Starting", "Processes are there and the first step is not taken yet: models are loaded and the base policy is evaluated. That takes a minute or so."],
+  waiting: ["…", "Waiting for a swarm", "No server answers there yet. Start a swarm with `swarm up` (`make run`) in another terminal; this page then shows it."],
+  lost: ["!", "The server does not answer", "The page shows what was seen last, and keeps trying."],
+  empty: ["○", "No node yet", "The server answers, but no node has written to it. `swarm up` starts nodes."],
+  starting: ["◔", "Starting", "The processes are loading their models and evaluating the base policy before the first step. That takes about a minute."],
   running: ["●", "Running", ""],
-  finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` goes on with a run, `swarm plot NAME` draws its curves."],
-  stopped: ["■", "Stopped", "The nodes here were ended in order before their last step. `swarm up --run NAME` goes on."],
+  finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` continues a run, `swarm plot NAME` draws its curves."],
+  stopped: ["■", "Stopped", "The nodes here were stopped before their last step. `swarm up --run NAME` continues the run."],
   ended: ["■", "The run has ended", ""],
-  failed: ["!", "A process does not answer", "At least one node has a process that went silent without ending in order: see Nodes below and that process's log."],
+  failed: ["!", "A process does not answer", "At least one node has a process that fell silent without ending in order: see Nodes below and that process's log."],
 };
 const GOOD = { running: "good", finished: "good", lost: "bad", failed: "bad", starting: "warn", waiting: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };
 
-/** Words with `code` between backquotes. */
+/** Text in which the parts between backquotes are shown as code. */
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 
-/** How the run ended, and whether the page shows a copy of it or what was seen before its server went. */
+/** How the run ended, and whether the page shows a copy of it or what was seen before its server ended. */
 function endOf({ run, words, copied, follows }) {
-  const now = copied ? "This is a copy of what its server had stored; none of its processes is alive." : `What is below was seen before.${follows ? " When the next run starts here, this page shows it." : ""}`;
-  return `${words[0].toUpperCase()}${words.slice(1)}. ${now} \`swarm up --run ${run}\` goes on with it.`;
+  const now = copied ? "This is a copy of what its server had stored; none of its processes is running." : `The page shows what was seen last.${follows ? " When the next run starts here, this page shows that one." : ""}`;
+  return `${words[0].toUpperCase()}${words.slice(1)}. ${now} \`swarm up --run ${run}\` continues it.`;
 }
 
 function banner(told) {
@@ -44,18 +44,18 @@ const standing = (what, problem) => el("span", { class: what === "badly signed" 
 
 function leaderboardSection(told) {
   const rows = told.leaderboard || [];
-  if (!rows.length) return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "No held-out score was heard yet. Each node evaluates its base policy first and then every few versions." }));
+  if (!rows.length) return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "No held-out score was received yet. Each node first evaluates its base policy, and then a version every now and then." }));
   const sets = new Map();
   for (const row of rows) {
     const key = row.trusted ? `${row.set} ${row.n}` : "untrusted";
     sets.set(key, [...(sets.get(key) || []), row]);
   }
   const tables = [...sets].map(([key, same]) => leaderboardTable(key === "untrusted" ? null : same[0], same));
-  return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "Held-out pass rate over that of the base policy. Only scores on the same held-out set compare; a node evaluates itself, and its key signs what it says." }), ...tables, leftOut(told.rows_left_out, "row"));
+  return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "Gain in held-out pass rate over the base policy. Only scores on the same held-out set can be compared. Nodes evaluate themselves and sign their reports." }), ...tables, leftOut(told.rows_left_out, "row"));
 }
 
 function leaderboardTable(set, rows) {
-  const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}` : "Not ranked: whose word these are is not known";
+  const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}` : "Not ranked: nothing proves which node wrote these";
   const head = ["rank", "node", "gain", "newest", "base", "version", "curve", "signature"];
   const lines = rows.map((row, index) => el("tr", {},
     el("td", { text: set ? String(index + 1) : "–" }),
@@ -65,16 +65,16 @@ function leaderboardTable(set, rows) {
   return scrolled(caption, el("table", {}, el("caption", { text: caption }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines)));
 }
 
-/** Groups in batches by sender (columns) and taker (rows); the rarest beyond `MATRIX_MOST` are added up. */
+/** Groups in batches by sender (columns) and node (rows); beyond `MATRIX_MOST` names, those with fewest groups are added up as others. */
 function exchangeSection(told) {
   const cells = told.exchange || [];
   const intro = el("p", { class: "hint", text: `Groups in the batches of each node (rows), by the node that sampled them (columns), in ${many(told.batches || 0, "batch", "batches")} that this page has read.` });
-  if (!cells.length) return section("exchange", "Who learns from whom", el("p", { class: "hint", text: "No batch was read yet: the first comes when a sampler has enough groups. Batches of nodes whose own server is elsewhere are not seen here." }));
+  if (!cells.length) return section("exchange", "Who learns from whom", el("p", { class: "hint", text: "No batch was read yet: the first one comes when a sampler has enough groups. Batches of nodes on other servers cannot be seen here." }));
   const datasets = [...new Set(cells.map(([, , dataset]) => dataset))].sort();
   if (chosen.dataset && !datasets.includes(chosen.dataset)) chosen.dataset = "";
   const choice = el("p", {}, el("label", { for: "dataset", text: "Dataset " }), select("dataset", [["", "all"], ...datasets.map((dataset) => [dataset, dataset])], chosen.dataset, (value) => (chosen.dataset = value)));
   const wanted = cells.filter(([, , dataset]) => !chosen.dataset || dataset === chosen.dataset);
-  return section("exchange", "Who learns from whom", intro, choice, matrix(wanted), leftOut(told.batches_left_out, "batch or group that was too many or too large to read", "batches or groups that were too many or too large to read"));
+  return section("exchange", "Who learns from whom", intro, choice, matrix(wanted), leftOut(told.batches_left_out, "batch or group, beyond the limits on number and size,", "batches or groups, beyond the limits on number and size,"));
 }
 
 function matrix(cells) {
@@ -91,11 +91,11 @@ function matrix(cells) {
     if (taker === sender && taker !== "…") cell.append(el("small", { text: " local" }));
     return cell;
   }));
-  const head = el("tr", {}, el("th", { scope: "col", text: "taker" }), ...senders.map((sender) => el("th", { scope: "col" }, sender === "…" ? "others" : name(sender))));
-  return scrolled("Groups by taker and sender", el("table", { class: "matrix" }, el("caption", { text: "Groups in batches; darker is more" }), el("thead", {}, head), el("tbody", {}, ...takers.map(line))));
+  const head = el("tr", {}, el("th", { scope: "col", text: "node" }), ...senders.map((sender) => el("th", { scope: "col" }, sender === "…" ? "others" : name(sender))));
+  return scrolled("Groups by node and sender", el("table", { class: "matrix" }, el("caption", { text: "Groups in batches; darker is more" }), el("thead", {}, head), el("tbody", {}, ...takers.map(line))));
 }
 
-/** The names in one column of the cells, those with most groups; and what each name is shown under. */
+/** The names in one column of the cells with the most groups; and a function from each name to the one it is shown under. */
 function ranked(cells, column) {
   const sums = new Map();
   for (const cell of cells) sums.set(cell[column], (sums.get(cell[column]) || 0) + cell[3]);
@@ -115,12 +115,12 @@ function nodesSection(told) {
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
     el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: `, ${ago(node.heard_s)} ago` }))));
-  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", {}, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "entry of the directory that is no node's", "entries of the directory that are no node's"));
+  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", {}, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
 }
 
 function textsSection(told) {
   const groups = told.groups || [];
-  if (!groups.length) return section("texts", "Texts", el("p", { class: "hint", text: "What was asked and answered comes here with the first batch." }));
+  if (!groups.length) return section("texts", "Texts", el("p", { class: "hint", text: "Questions and answers appear here with the first batch." }));
   const datasets = [...new Set(groups.map(({ dataset }) => dataset))].sort();
   if (chosen.texts && !datasets.includes(chosen.texts)) chosen.texts = "";
   const wanted = groups.filter(({ dataset }) => !chosen.texts || dataset === chosen.texts).slice(0, 12);
@@ -136,7 +136,7 @@ function select(id, options, value, change) {
   return node;
 }
 
-/** What Prometheus says of alerts. Where it says nothing, nobody may read that all is well. */
+/** The alerts from Prometheus. Without an answer from it, the page must not look as if all were well. */
 async function alertsSection() {
   let words, cards = [];
   try {
@@ -144,7 +144,7 @@ async function alertsSection() {
     const firing = alerts.data.alerts.filter(({ state, labels }) => state === "firing" && labels.severity !== "none");
     const scraped = Number(up.data.result[0]?.value[1] || 0);
     cards = firing.slice(0, 30).map(({ labels, annotations }) => el("li", { class: `card alert ${labels.severity === "critical" ? "bad" : "warn"}` }, el("b", {}, labels.severity === "critical" ? "! " : "△ ", name(labels.alertname)), " ", el("span", { text: labels.severity || "" }), labels.node ? el("span", {}, " of ", name(labels.node)) : null, el("p", { text: annotations.summary || "" })));
-    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.` : scraped ? `No alert fires. ${many(scraped, "process", "processes")} watched.` : "No process is scraped yet, so no alert could fire.";
+    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.` : scraped ? `No alert fires. ${many(scraped, "process", "processes")} watched.` : "No process is scraped yet, so no alert can fire.";
   } catch (problem) {
     words = `Alerts are not watched here: ${problem.message}. Everything else on this page comes from the nodes themselves.`;
   }
@@ -162,9 +162,9 @@ async function showNode(node, key) {
     trail([node]),
     el("h1", {}, name(node)),
     row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}` }), row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
-    section("curves", "Held-out pass rate by task", curves.length ? chart(`Held-out pass rate of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score of this key was heard through the swarm yet." }), curves.length ? curveTable(curves) : null),
-    section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; each point leads to its groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there is none yet." }), stepForm(node)),
-    section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state.now))) : el("p", { class: "hint", text: "None was read." })),
+    section("curves", "Held-out pass rate by task", curves.length ? chart(`Held-out pass rate of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score signed by this key was received yet." }), curves.length ? curveTable(curves) : null),
+    section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; each point links to its groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), stepForm(node)),
+    section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state.now))) : el("p", { class: "hint", text: "No group was read yet." })),
   ];
 }
 
@@ -187,11 +187,11 @@ async function showSwarm() {
   return [banner(told), ...(quiet ? [] : [alerts, leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
 }
 
-/** The groups of the last batch that a node had at a time (Unix seconds): where a panel's spike leads to. */
+/** The groups of a node's last batch at a time (Unix seconds): the target of a click in a panel. */
 async function showAt(node, time) {
   const { steps } = await get("node.json", { node });
   const found = steps.findLast(([, at]) => at <= time);
-  if (!found) throw new Error(`No batch of ${node} from before ${new Date(time * 1000).toLocaleString()} was read by this page`);
+  if (!found) throw new Error(`This page has read no batch of ${node} from before ${new Date(time * 1000).toLocaleString()}`);
   history.replaceState(null, "", route("step", node, found[0]));
   return showStep(node, found[0]);
 }
@@ -205,7 +205,7 @@ function view() {
   return { build: showSwarm, live: true };
 }
 
-/** Put the parts on the page. A section that says what it said stays, with its focus and its scroll; another keeps the focus where it can. */
+/** Put the parts on the page. An unchanged section stays, with its focus and scroll position; a changed one keeps the focus if it can. */
 function place(parts, live) {
   const main = byId("main"), wanted = parts.filter(Boolean);
   if (!live) return main.replaceChildren(...wanted);
@@ -233,7 +233,7 @@ async function show() {
     parts = await build();
   } catch (problem) {
     const gone = problem instanceof TypeError;
-    parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine sleeps. The page goes on trying." : name(problem.message)), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
+    parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : name(problem.message)), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
     if (live && byId("main").querySelector("section")) parts = [...parts, ...[...byId("main").children].filter((child) => child.tagName === "SECTION")];
   }
   if (mine !== round) return;

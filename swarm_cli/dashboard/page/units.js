@@ -1,7 +1,7 @@
 // Words and numbers: queries with their variables filled in, legends, and values in their unit.
 "use strict";
 
-/** `expr` with `$name` and `${name}` replaced; a variable that nobody chose means everything. */
+/** `expr` with `$name` and `${name}` replaced; a variable without a value matches everything. */
 function substituted(expr, values) {
   return expr.replace(/\$\{?(\w+)\}?/g, (_, name) => values[name] ?? ".*");
 }
@@ -28,7 +28,7 @@ function plain(value, digits) {
   return value.toFixed(Math.min(6, size > 0 && size < 0.1 ? digits + 1 : decimals));
 }
 
-/** Seconds as people say them. */
+/** A duration in seconds, in the largest fitting unit. */
 function duration(value) {
   const size = Math.abs(value);
   if (size === 0) return "0 s";
@@ -62,7 +62,7 @@ function percent(value, decimals) {
   return value.toFixed(decimals ?? (Math.abs(value) < 10 && value !== 0 ? 1 : 0)) + " %";
 }
 
-/** A number beside an axis whose ticks are `apart`: as many digits as tell them apart, and no words. */
+/** A number beside an axis whose ticks are `apart`: as few digits as distinguish them, and no words. */
 function tickText(value, unit, apart) {
   const scale = unit === "percentunit" ? 100 : 1, decimals = decimalsOf(apart * scale);
   if (unit === "percentunit" || unit === "percent") return percent(value * scale, decimals);

@@ -1,5 +1,5 @@
-"""`swarm k8s check`: what in an overlay, or in the cluster that it is meant for, would stop it.
+"""`swarm k8s check`: finds what in an overlay, or in its cluster, would stop it.
 
-The rules are pure functions over the objects as Kubernetes writes them (`Overlay`, `Cluster`);
-`kubectl` alone is asked, and only to read.
+The rules are pure functions over Kubernetes objects (`Overlay`, `Cluster`). The only program used
+is `kubectl`, and only to read.
 """

@@ -1,4 +1,4 @@
-"""What a cluster says of itself, as far as it could be read. Pure."""
+"""The objects of a cluster, as far as they could be read. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Cluster:
 
     listed: Mapping[str, Sequence[Object]]
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Why a kind could not be read; no rule says anything about it."""
+    """For each kind that could not be read, why; rules do not judge it."""
     minor: int = 0
     """Kubernetes 1.minor; 0: not known."""
     custom: frozenset[str] = frozenset()
-    """Names of custom resources' definitions: `scaledobjects.keda.sh`."""
+    """Names of custom resource definitions, such as `scaledobjects.keda.sh`."""
     may_create_priorities: bool = True
 
     def knows(self, kind: str) -> bool:
@@ -31,5 +31,5 @@ class Cluster:
         return {each["metadata"]["name"] for each in self.listed.get(kind, ())}
 
     def find(self, kind: str, name: str) -> Object | None:
-        """One object; None: it is not there, or its kind was not read."""
+        """One object; None if it does not exist or its kind was not read."""
         return next((each for each in self.listed.get(kind, ()) if each["metadata"]["name"] == name), None)

@@ -21,11 +21,11 @@ def check(
     context: Annotated[str, typer.Option(help="Context of the kubeconfig.  [default: the current one]")] = "",
     cluster: Annotated[bool, typer.Option("--cluster/--no-cluster", help="Also look at the cluster.")] = True,
 ) -> None:
-    """Say what in an overlay, or in the cluster behind your kubeconfig, would stop it, before
-    `kubectl apply` does.
+    """Find what in an overlay, or in your kubeconfig's cluster, would stop the swarm, before you
+    run `kubectl apply`.
 
-    Only reads. Each finding is one line: `stops` or `note`, what is wrong, and the remedy. Ends
-    with 1 if anything stops the swarm or a part of it.
+    Only reads. Each finding is one line: `stops` or `note`, what is wrong, and the remedy. Exits
+    with 1 if a finding stops the swarm or a part of it.
     """
     objects = rendered(overlay)
     found = list(images.findings(objects))
@@ -34,20 +34,18 @@ def check(
         found += findings(objects, read_cluster(objects.namespace, asked), datetime.now(UTC))
     elif cluster:
         missing, remedy = why_no_cluster()
-        note(f"{missing}, so no cluster was looked at: {remedy}, or say --no-cluster")
+        note(f"{missing}, so no cluster was checked: {remedy}, or give --no-cluster")
     for each in sorted(found, key=lambda finding: not finding.stops):
         say(str(each))
     stopping = sum(each.stops for each in found)
     where = f"{overlay} on {asked}" if asked else overlay
-    note(
-        f"{where}: {stopping} of {len(found)} findings would stop it" if stopping else f"{where}: nothing found that would stop it"
-    )
+    note(f"{where}: {stopping} of {len(found)} findings would stop it" if stopping else f"{where}: no finding would stop it")
     if stopping:
         raise typer.Exit(1)
 
 
 def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> list[Finding]:
-    """What every rule says of an overlay and a cluster."""
+    """The findings of all rules about an overlay and a cluster."""
     return [
         *control_plane.findings(overlay, cluster),
         *mounted.findings(overlay, cluster, now),
@@ -61,4 +59,4 @@ def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> list[Finding]
 def _unread(cluster: Cluster) -> Iterator[Finding]:
     for kind, why in sorted(cluster.unread.items()):
         what = "DNS pods" if kind == "dns" else kind
-        yield Finding(False, f"{what} could not be read ({why}), so nothing is said of them", "ask for the right to list them")
+        yield Finding(False, f"{what} could not be read ({why}), so they were not checked", "ask for the right to list them")

@@ -1,5 +1,5 @@
-"""What the overlay needs of the cluster besides machines, volumes and Secrets: kinds of objects,
-classes, metrics, queues and quotas.
+"""Checks what else the overlay needs from the cluster, besides machines, volumes and Secrets: kinds
+of objects, classes, metrics, queues and quotas.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _QUEUES = "localqueues.kueue.x-k8s.io"
 _METRICS = "v1beta1.metrics.k8s.io"
 _BUILT_IN = {"", "apps", "autoscaling", "batch", "policy"}
-"""Groups of the API server's own, besides those that end in `.k8s.io` with no `x-` before it."""
+"""The API server's built-in groups, besides those that end in `.k8s.io` but not in `.x-k8s.io`."""
 _BRINGS = {
     "keda.sh": "install KEDA, or put a # before `keda` and take it from `hpa` in every-node/kustomization.yaml",
     "monitoring.coreos.com": "install Prometheus's operator, or choose `monitoring-plain` in place of `monitoring`",
@@ -26,7 +26,7 @@ _BRINGS = {
 
 
 def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """In the order in which `kubectl apply` and the controllers would notice."""
+    """Findings in the order in which `kubectl apply` and the controllers would meet them."""
     if 0 < cluster.minor < OLDEST_MINOR:
         yield Finding(True, f"the cluster is Kubernetes 1.{cluster.minor}", f"the manifests need 1.{OLDEST_MINOR} or newer")
     yield from _custom_kinds(overlay, cluster)
@@ -37,19 +37,19 @@ def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _custom_kinds(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """Kinds that only a definition brings, which apply refuses without: `no matches for kind`."""
+    """Custom kinds without a definition, which apply refuses: `no matches for kind`."""
     if not cluster.knows("customresourcedefinitions"):
         return
     asked = {(str(each["apiVersion"]).rpartition("/")[0], str(each["kind"])) for each in overlay.objects}
     for group, kind in sorted(asked):
         own = group in _BUILT_IN or (group.endswith(".k8s.io") and ".x-k8s.io" not in f".{group}")
         if not own and f"{_plural(kind)}.{group}" not in cluster.custom:
-            remedy = _BRINGS.get(group, "install what defines it, or take the component out of the overlay")
+            remedy = _BRINGS.get(group, "install what defines it, or remove the component from the overlay")
             yield Finding(True, f"the cluster does not know the kind {kind} ({group}), and apply ends with an error", remedy)
 
 
 def _classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """RuntimeClasses and PriorityClasses: a pod that names one that is missing is never created."""
+    """Missing RuntimeClasses and PriorityClasses: a pod that names one is never created."""
     brought = {str(each["metadata"]["name"]) for each in overlay.with_kind("PriorityClass")}
     runtimes: dict[str, list[str]] = {}
     priorities: dict[str, list[str]] = {}
@@ -65,10 +65,10 @@ def _classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
         return
     for name in sorted(priorities.keys() - cluster.names("priorityclasses")):
         what = f"PriorityClass {name} does not exist, and no pod of {listed(priorities[name])} is ever created"
-        yield Finding(True, what, "take `priorities` into the overlay, or ask for the class")
+        yield Finding(True, what, "add `priorities` to the overlay, or ask for the class")
     if (new := brought - cluster.names("priorityclasses")) and not cluster.may_create_priorities:
         what = f"you may not create PriorityClasses ({listed(new)}), which belong to the whole cluster"
-        yield Finding(True, what, "put a # before `priorities` in the overlay, or ask whoever may")
+        yield Finding(True, what, "put a # before `priorities` in the overlay, or ask somebody who may")
 
 
 def _metrics(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
@@ -78,12 +78,12 @@ def _metrics(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
     served = cluster.find("apiservices", _METRICS)
     conditions = served.get("status", {}).get("conditions", []) if served is not None else []
     if not any(each["type"] == "Available" and each["status"] == "True" for each in conditions):
-        what = "nothing serves metrics.k8s.io, so verifiers stay at the number they have"
-        yield Finding(False, what, "install metrics-server, or take the component `hpa` out")
+        what = "nothing serves metrics.k8s.io, so the number of verifiers does not change"
+        yield Finding(False, what, "install metrics-server, or remove the component `hpa`")
 
 
 def _queues(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """Kueue holds a workload that names no queue of its namespace for ever."""
+    """Kueue holds a workload for ever if it names a queue that does not exist in its namespace."""
     named: dict[str, list[str]] = {}
     for workload in overlay.workloads():
         if queue := workload.labels.get(QUEUE_LABEL):
@@ -91,7 +91,7 @@ def _queues(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
     if not named or not cluster.knows("customresourcedefinitions"):
         return
     if _QUEUES not in cluster.custom:
-        yield Finding(False, "Kueue is not installed, so its queues' label does nothing", "install it, or take `kueue` out")
+        yield Finding(False, "Kueue is not installed, so its queue label has no effect", "install it, or remove `kueue`")
     elif cluster.knows("localqueues"):
         for queue in sorted(named.keys() - cluster.names("localqueues")):
             what = f"LocalQueue {queue} does not exist in {overlay.namespace}, and Kueue holds {listed(named[queue])} back"
@@ -99,21 +99,21 @@ def _queues(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _quotas(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """What the namespace may have in all, against what the overlay asks for in all."""
+    """Compare the namespace's quotas with the overlay's total requests."""
     asked = _asked(overlay)
     for quota in cluster.listed.get("resourcequotas", ()):
         if quota.get("spec", {}).get("scopes") or quota.get("spec", {}).get("scopeSelector"):
-            continue  # of some pods alone
+            continue  # it applies only to some pods
         for resource, hard in (quota["spec"].get("hard") or {}).items():
             name = resource.removeprefix("requests.")
             if asked.get(name, 0.0) > quantity(hard):
                 there = shown(name, quantity(hard))
                 what = f"ResourceQuota {quota['metadata']['name']} allows {there} {resource} and the overlay asks for"
-                yield Finding(True, f"{what} {shown(name, asked[name])}", "have it raised, or take nodes out of the overlay")
+                yield Finding(True, f"{what} {shown(name, asked[name])}", "have it raised, or remove nodes from the overlay")
 
 
 def _asked(overlay: Overlay) -> dict[str, float]:
-    """Requests of all pods, their number, and that and the size of all volumes."""
+    """The requests of all pods, the number of pods, and the number and size of all volumes."""
     total: dict[str, float] = {"pods": 0.0}
     for workload in overlay.workloads():
         total["pods"] += workload.replicas

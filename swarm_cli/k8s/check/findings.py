@@ -1,4 +1,4 @@
-"""What a rule has to say."""
+"""The result of a rule."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line for a person: what is wrong, for whom, and what to do."""
+    """One line for the user: what is wrong, what it affects, and the remedy."""
 
     stops: bool
-    """Whether a part of the swarm would not run; otherwise something to know or to look at."""
+    """Whether a part of the swarm would not run; if not, it is only worth knowing."""
     what: str
     remedy: str
 
@@ -20,6 +20,6 @@ class Finding:
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:
-    """Names in a sentence: all of a few, the first of many."""
+    """Names for a sentence: at most `most`, and how many more there are."""
     each = sorted(set(names))
     return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")

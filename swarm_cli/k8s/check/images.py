@@ -1,4 +1,4 @@
-"""Images that no registry has."""
+"""Checks that every image is named and can be pulled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _FROM_MAKE = "`make images REGISTRY=... PUSH=1` writes the digests of what it pu
 
 
 def findings(overlay: Overlay) -> Iterator[Finding]:
-    """Placeholders, malformed digests, tags that move, and images that nobody serves."""
+    """Findings about placeholders, malformed digests, moving tags, and images without a
+    registry.
+    """
     images = {container["image"] for workload in overlay.workloads() for container in workload.containers}
     placeholders = {image for image in images if image.startswith("registry.invalid/") or image.endswith(_NOTHING)}
     if placeholders:
@@ -22,9 +24,9 @@ def findings(overlay: Overlay) -> Iterator[Finding]:
     for image in sorted(images - placeholders):
         name, at, digest = image.partition("@")
         if at and not _DIGEST.fullmatch(digest):
-            yield Finding(True, f"image {image} has a digest that is none, of sha256: and 64 hexadecimal digits", _FROM_MAKE)
+            yield Finding(True, f"image {image} has an invalid digest: it needs sha256: and 64 hexadecimal digits", _FROM_MAKE)
         elif not at and ":" not in name.rsplit("/", 1)[-1]:
             yield Finding(True, f"image {image} has neither a tag nor a digest, so it is whatever was pushed last", _FROM_MAKE)
     if local := {image for image in images if image.startswith("localhost/")}:
         remedy = "load them with `kind load docker-image`, `k3d image import` or `minikube image load`"
-        yield Finding(False, f"images of localhost have to be on every machine ({listed(local, 2)})", remedy)
+        yield Finding(False, f"images of localhost must be on every machine ({listed(local, 2)})", remedy)

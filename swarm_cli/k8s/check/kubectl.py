@@ -1,4 +1,4 @@
-"""Renders an overlay and reads a cluster with `kubectl`. Asks, and changes nothing."""
+"""Renders an overlay and reads a cluster with `kubectl`. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.overlay import Overlay
 
 TIMEOUT_S = 30.0
-"""Of one question. The first may have to fetch a token."""
+"""For one request. The first may have to fetch a token."""
 STANDARD = "-"
 _DNS_LABELS = ("k8s-app in (kube-dns,coredns,node-local-dns)", "dns.operator.openshift.io/daemonset-dns")
 _WHOLE_CLUSTER = ("nodes", "runtimeclasses", "storageclasses", "priorityclasses", "apiservices")
@@ -42,17 +42,17 @@ def rendered(source: str) -> Overlay:
         )
         objects = [each for each in yaml.safe_load_all(text) if each]
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{source} cannot be read ({error}): give an overlay's folder, a file of YAML, or -") from None
+        raise CommandError(f"{source} cannot be read ({error}): give an overlay's folder, a YAML file, or -") from None
     except yaml.YAMLError as error:
-        raise CommandError(f"{source} is no YAML ({' '.join(str(error).split())}): give what `kubectl kustomize` prints") from None
+        raise CommandError(f"{source} is not YAML ({' '.join(str(error).split())}): give what `kubectl kustomize` prints") from None
     whole = [each for each in objects if isinstance(each, dict) and {"apiVersion", "kind", "metadata"} <= each.keys()]
     if not whole or len(whole) < len(objects):
-        raise CommandError(f"{source} holds no objects of Kubernetes alone: give what `kubectl kustomize` prints")
+        raise CommandError(f"{source} does not hold only Kubernetes objects: give what `kubectl kustomize` prints")
     return Overlay(whole)
 
 
 def current_context(context: str) -> str:
-    """The cluster that kubectl would ask; empty: there is none (`why_no_cluster`)."""
+    """The context that kubectl would use; empty if there is none (`why_no_cluster`)."""
     if shutil.which("kubectl") is None:
         return ""
     if context:
@@ -62,14 +62,14 @@ def current_context(context: str) -> str:
 
 
 def why_no_cluster() -> tuple[str, str]:
-    """What is missing where `current_context` is empty, and the remedy."""
+    """What is missing if `current_context` is empty, and the remedy."""
     if shutil.which("kubectl") is None:
         return "kubectl is not on the PATH", "install it"
     return "kubectl has no current context", "set KUBECONFIG to the cluster's kubeconfig, or run `kubectl config use-context NAME`"
 
 
 def read_cluster(namespace: str, context: str) -> Cluster:
-    """What the cluster says of itself; what this user may not read is in `unread`.
+    """The cluster's objects; the kinds that this user may not read are in `unread`.
 
     Raises:
         CommandError: the cluster does not answer.
@@ -118,7 +118,9 @@ def read_cluster(namespace: str, context: str) -> Cluster:
 def _kustomize(folder: Path) -> str:
     command = ["kubectl", "kustomize"] if shutil.which("kubectl") else ["kustomize", "build"]
     if shutil.which(command[0]) is None:
-        raise CommandError("neither kubectl nor kustomize is installed to render a folder: install one, or give what it printed")
+        raise CommandError(
+            "rendering a folder needs kubectl or kustomize, and neither is installed: install one, or give its output"
+        )
     try:
         done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=TIMEOUT_S * 2, check=False)
     except subprocess.TimeoutExpired:
@@ -136,7 +138,7 @@ def _listed(*arguments: str) -> list[Mapping[str, Any]] | str:
     try:
         items: list[Mapping[str, Any]] = json.loads(done.stdout)["items"]
     except (ValueError, KeyError, TypeError):
-        return "kubectl printed no list"
+        return "kubectl did not print a list"
     return items
 
 

@@ -1,4 +1,4 @@
-"""Machines: whether each pod fits on one, and all of them on all."""
+"""Checks whether each pod fits on a machine, and all pods together on all machines."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NO_GPU = (
 
 
 def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """What the scheduler would say of each pod with no other pod on the machines, and of all
-    together. What others already use is not looked at.
+    """What the scheduler would report about each pod on otherwise empty machines, and about all
+    pods together. Resources that other pods use are ignored.
     """
     if not cluster.knows("nodes"):
         return
@@ -39,8 +39,8 @@ def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _why_nowhere(workload: Workload, machines: Sequence[Object]) -> tuple[str, str] | None:
-    """Why no machine takes a pod of `workload`, and the remedy; None: one does. The order of the
-    questions makes the first answer the cause.
+    """Why no machine takes a pod of `workload`, and the remedy; None if one does. Conditions are
+    checked in order, so that the first failure is the cause.
     """
     left = list(machines)
     for label, value in (workload.pod.get("nodeSelector") or {}).items():
@@ -76,12 +76,12 @@ def _together(workloads: Sequence[Workload], machines: Sequence[Object]) -> Iter
 
 
 def _apart(workloads: Sequence[Workload], machines: Sequence[Object]) -> Iterator[Finding]:
-    """Pods of which a machine takes one, as NATS's servers."""
+    """Pods that each need a separate machine, such as the NATS servers."""
     for workload in workloads:
         if workload.alone_on_a_machine():
             fitting = sum(_why_nowhere(workload, [each]) is None for each in machines)
             if 0 < fitting < workload.replicas:
-                what = f"{workload.name} wants {workload.replicas} machines, one a pod, and {fitting} would do"
+                what = f"{workload.name} needs {workload.replicas} machines, one per pod, but only {fitting} are suitable"
                 remedy = 'add machines, or let pods share one (docs/operations.md, "A cluster")'
                 yield Finding(True, what, remedy)
 
@@ -92,7 +92,7 @@ def _allocatable(machine: Object, resource: str) -> float:
 
 
 def _untolerated(workload: Workload, machine: Object) -> str:
-    """A taint that keeps the pod away; empty: none does."""
+    """A taint that keeps the pod away; empty if none does."""
     for taint in machine["spec"].get("taints", []):
         if taint["effect"] != "PreferNoSchedule" and not any(
             _tolerates(each, taint) for each in workload.pod.get("tolerations", [])
@@ -111,7 +111,7 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 
 def _label_remedy(label: str) -> str:
     if label == "nvidia.com/gpu.present":
-        return "feature discovery of NVIDIA's GPU operator sets it; without the operator put a # before gpu-nvidia-operator"
+        return "the feature discovery of NVIDIA's GPU operator sets it; without the operator put a # before gpu-nvidia-operator"
     if label == "kubernetes.io/arch":
         return "build the images on such a machine and change k8s/components/images/architecture.yaml"
     return "label a machine, or change the nodeSelector"

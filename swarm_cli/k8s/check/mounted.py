@@ -1,4 +1,4 @@
-"""Secrets and ConfigMaps that pods mount: missing, incomplete, unreadable or out of date."""
+"""Checks the Secrets and ConfigMaps that pods mount: missing, incomplete, unreadable or expired."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = {"Secret": "secrets", "ConfigMap": "configmaps"}
 
 
 def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Finding]:
-    """Of what the overlay's pods cannot start without and the overlay does not bring."""
+    """Findings about objects that the overlay's pods need to start but the overlay lacks."""
     references = overlay.references()
     for kind, kinds in _KINDS.items():
         if not cluster.knows(kinds):
@@ -35,7 +35,7 @@ def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Find
 
 
 def _contents(reference: Reference, found: Object, workloads: list[str]) -> Iterator[Finding]:
-    """Entries that a pod picks and that are not there, and keys that are none."""
+    """Entries that a pod picks but that are missing, and keys that are not valid."""
     entries = found.get("data") or {}
     for key in sorted(reference.keys - entries.keys()):
         what = f"{reference.kind} {reference.name} has no entry {key}, which {listed(workloads, 2)} mounts"
@@ -43,30 +43,30 @@ def _contents(reference: Reference, found: Object, workloads: list[str]) -> Iter
     for key in entries if reference.kind == "Secret" else ():
         text = _text(entries[key])
         if key.endswith(".nk") and not is_seed(text.strip()):
-            what = f"Secret {reference.name}: {key} is no key (a seed has 58 characters and begins with SU)"
-            yield Finding(True, what, f"delete it and put keys/ back, or let {listed(workloads, 2)} have a new one; {_MAKE}")
+            what = f"Secret {reference.name}: {key} is not a key (a seed has 58 characters and begins with SU)"
+            yield Finding(True, what, f"delete it and put keys/ back, or give {listed(workloads, 2)} a new one; {_MAKE}")
         elif key == "accounts.conf" and MAX_CONNECTIONS_VARIABLE not in text:
-            yield Finding(True, f"Secret {reference.name}: accounts.conf is cut short, and no server starts from it", _MAKE)
+            yield Finding(True, f"Secret {reference.name}: accounts.conf is incomplete, and no server starts with it", _MAKE)
 
 
 def _certificate(secret: Object, now: datetime) -> Iterator[Finding]:
-    """The servers' certificate, seen as a client will see it."""
+    """Check the servers' certificate the way a client will."""
     entries = {key: _text(value) for key, value in (secret.get("data") or {}).items()}
     certificate, key, authority = (entries.get(name, "") for name in ("tls.crt", "tls.key", "ca.crt"))
     name = "Secret nats-server-tls"
-    anew = "run `swarm k8s secrets` again where keys/ca.key is, apply what it prints, and reload the servers"
+    anew = "run `swarm k8s secrets` again where keys/ca.key is, apply its output, and reload the servers"
     try:
         said = certificates.read(certificate)
         if said.not_after <= now:
-            yield Finding(True, f"{name}: the certificate ran out on {said.not_after:%Y-%m-%d}, and no client connects", anew)
+            yield Finding(True, f"{name}: the certificate expired on {said.not_after:%Y-%m-%d}, and no client can connect", anew)
         elif said.not_after - now < certificates.RENEWED_WITHIN:
-            yield Finding(False, f"{name}: the certificate runs out on {said.not_after:%Y-%m-%d}", anew)
+            yield Finding(False, f"{name}: the certificate expires on {said.not_after:%Y-%m-%d}", anew)
         if not certificates.belongs(key, certificate):
             yield Finding(True, f"{name}: tls.key is not the key of tls.crt, and no server starts", anew)
         if "nats" not in said.names:
-            yield Finding(True, f"{name}: the certificate does not name `nats`, by which services connect", anew)
+            yield Finding(True, f"{name}: the certificate lacks the name `nats`, which services connect to", anew)
         if authority and not certificates.is_signed_by(certificate, authority):
-            yield Finding(False, f"{name}: ca.crt did not sign tls.crt itself", "leave it if a certificate in between did")
+            yield Finding(False, f"{name}: ca.crt did not sign tls.crt directly", "ignore this if an intermediate certificate did")
     except certificates.CertificateError as error:
         yield Finding(True, f"{name}: tls.crt or tls.key cannot be read: {error}", anew)
 

@@ -1,4 +1,4 @@
-"""DNS: whether the overlay's network policy lets pods ask whoever answers in this cluster."""
+"""Checks whether the overlay's network policy lets pods reach this cluster's DNS servers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import Overlay
 
 _NAMESPACE = "kubernetes.io/metadata.name"
-_ALLOW = "add it to k8s/components/network-policy/default-deny.yaml; without, pods find no names and say `cannot connect` to nats"
+_ALLOW = "add it to k8s/components/network-policy/default-deny.yaml; else pods resolve no names and report `cannot connect` to nats"
 
 
 def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """Nothing where no policy limits what pods may reach."""
+    """Findings about DNS; none if no policy limits what pods may reach."""
     policies = [each for each in overlay.with_kind("NetworkPolicy") if "Egress" in each["spec"].get("policyTypes", [])]
     if not policies or not cluster.knows("dns"):
         return
@@ -31,7 +31,7 @@ def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
     servers = cluster.listed["dns"]
     if not servers:
         what = "no pod answers DNS here, so something outside the pods does (GKE's Cloud DNS: 169.254.169.254)"
-        yield Finding(False, what, f"if pods find no names, take the address from a pod's /etc/resolv.conf and {_ALLOW}")
+        yield Finding(False, what, f"if pods resolve no names, take the address from a pod's /etc/resolv.conf and {_ALLOW}")
     pods = [each for each in servers if not each["spec"].get("hostNetwork")]
     if closed := {each["metadata"]["namespace"] for each in pods} - namespaces:
         yield Finding(True, f"DNS is in the namespace {listed(closed)}, which the network policy does not let pods reach", _ALLOW)
@@ -48,6 +48,6 @@ def _is_for_names(rule: Object) -> bool:
 
 
 def _link_local(pod: Object) -> set[str]:
-    """The address that NodeLocal DNSCache is told to listen on, beside the Service's own."""
+    """The address that NodeLocal DNSCache listens on besides the Service's."""
     told = " ".join(str(word) for each in pod["spec"]["containers"] for word in [*each.get("command", []), *each.get("args", [])])
     return set(re.findall(r"169\.254\.\d+\.\d+", told))

@@ -1,4 +1,4 @@
-"""A rendered overlay: what its pods ask for. Pure."""
+"""A rendered overlay, and what its pods need. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Reference:
     kind: str
     name: str
     keys: frozenset[str]
-    """The entries that it picks; empty: whatever is in it."""
+    """The entries that the pod picks; empty: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Pods of one template."""
+    """The pods made from one template."""
 
     kind: str
     name: str
@@ -35,12 +35,13 @@ class Workload:
 
     @property
     def containers(self) -> list[Object]:
-        """All containers, those that run first included."""
+        """All containers, including init containers."""
         return [*self.pod.get("initContainers", []), *self.pod.get("containers", [])]
 
     def requests(self) -> dict[str, float]:
-        """What a machine sets aside for one pod: the sum of its containers, or the largest that
-        runs before them. A limit without a request is one.
+        """The resources that a machine reserves for one pod: the sum over its containers, or those
+        of the largest init container if they are more. A limit without a request counts as a
+        request.
         """
         running: Counter[str] = Counter()
         for container in self.pod.get("containers", []):
@@ -52,14 +53,14 @@ class Workload:
         }
 
     def alone_on_a_machine(self) -> bool:
-        """Whether two of its pods may not be on one machine."""
+        """Whether two of its pods must not be on one machine."""
         terms = self.pod.get("affinity", {}).get("podAntiAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", [])
         return any(term.get("topologyKey") == "kubernetes.io/hostname" for term in terms)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A volume that is asked for."""
+    """A request for a volume."""
 
     name: str
     storage_class: str | None
@@ -68,7 +69,7 @@ class Claim:
     storage: float
     copies: int = 1
     workload: str = ""
-    """The StatefulSet whose template this is."""
+    """The StatefulSet that this is a template of; empty if it is none's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Overlay:
 
     @property
     def namespace(self) -> str:
-        """That of its pods."""
+        """The namespace of its pods."""
         named = [each["metadata"].get("namespace") for each in self.objects if each["kind"] in _POD_MAKERS]
         return next(filter(None, named), "default")
 
@@ -88,11 +89,13 @@ class Overlay:
         return [each for each in self.objects if each["kind"] == kind]
 
     def workloads(self) -> list[Workload]:
-        """Everything that makes pods."""
+        """All objects that make pods."""
         return [_workload(each) for each in self.objects if each["kind"] in _POD_MAKERS]
 
     def references(self) -> dict[Reference, list[str]]:
-        """What pods mount and the overlay does not bring, with the workloads that do."""
+        """The Secrets and ConfigMaps that pods use but the overlay lacks, each with its
+        workloads.
+        """
         here = {(each["kind"], each["metadata"]["name"]) for each in self.objects}
         found: dict[Reference, list[str]] = {}
         for workload in self.workloads():
@@ -102,7 +105,7 @@ class Overlay:
         return found
 
     def claims(self) -> list[Claim]:
-        """Volumes of the overlay and of its StatefulSets' templates."""
+        """Claims of the overlay and of its StatefulSets' templates."""
         found = [_claim(each["metadata"]["name"], each["spec"]) for each in self.with_kind("PersistentVolumeClaim")]
         for each in self.with_kind("StatefulSet"):
             name, copies = each["metadata"]["name"], each["spec"].get("replicas", 1)
@@ -125,7 +128,7 @@ def _requests(container: Object) -> dict[str, float]:
 
 
 def _references(workload: Workload) -> Iterator[Reference]:
-    """From volumes, projected volumes and the environment; what is optional is left out."""
+    """References from volumes, projected volumes and the environment, without optional ones."""
     for volume in workload.pod.get("volumes", []):
         for source in [volume, *volume.get("projected", {}).get("sources", [])]:
             for field_name, kind in (("secret", "Secret"), ("configMap", "ConfigMap")):

@@ -9,7 +9,7 @@ _SUFFIXES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP"
 
 
 def quantity(text: object) -> float:
-    """The number that a quantity stands for. Raises ValueError for anything else."""
+    """The value of a quantity. Raises ValueError for anything else."""
     found = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTP]?|[KMGTP]i)", str(text))
     if found is None:
         raise ValueError(f"{text!r} is not a quantity")
@@ -17,7 +17,7 @@ def quantity(text: object) -> float:
 
 
 def shown(resource: str, amount: float) -> str:
-    """An amount as people read it."""
+    """An amount for display."""
     if "memory" in resource or "storage" in resource:
         return f"{amount / 2**30:.0f} GiB"
     return f"{amount:g}"

@@ -1,4 +1,6 @@
-"""Volumes: whether the cluster has a class for each, and whether that class can serve it."""
+"""Checks whether the cluster has a storage class for each volume, and whether the class can provide
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ ONE_MACHINE = {
     "rancher.io/local-path",
     "topolvm.io",
 }
-"""Provisioners of volumes that one machine mounts at a time; they refuse ReadWriteMany."""
+"""Provisioners of volumes that only one machine at a time can mount; they refuse ReadWriteMany."""
 NETWORK_FILES = {
     "efs.csi.aws.com",
     "file.csi.azure.com",
@@ -35,13 +37,14 @@ NETWORK_FILES = {
     "smb.csi.k8s.io",
     "cluster.local/nfs-subdir-external-provisioner",
 }
-"""Network file systems: many machines mount them, and NATS is slow and unsafe on them."""
+"""Network file systems: many machines can mount them, but NATS is slow and unsafe on them."""
 _MANY = "ReadWriteMany"
 _ANOTHER = "name a class that many machines can mount (NFS, CephFS, EFS, Filestore, Azure Files) in the claim's storageClassName"
 
 
 def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """Of claims that are not bound already."""
+    """Findings about claims that are not bound yet, and those whose class the overlay changes."""
+    yield from _other_classes(overlay, cluster)
     if not cluster.knows("storageclasses"):
         return
     claims = [each for each in overlay.claims() if not _is_bound(each, cluster)]
@@ -60,7 +63,7 @@ def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
 
 
 def _abilities(claims: list[Claim], default: Object | None, cluster: Cluster) -> Iterator[Finding]:
-    """What the provisioner behind each claim's class is known to refuse."""
+    """Claims that their class's provisioner is known to refuse."""
     unable: dict[tuple[str, str], list[str]] = {}
     for each in claims:
         used = cluster.find("storageclasses", each.storage_class) if each.storage_class else default
@@ -70,7 +73,7 @@ def _abilities(claims: list[Claim], default: Object | None, cluster: Cluster) ->
         if _MANY in each.access_modes and provisioner in ONE_MACHINE:
             unable.setdefault((name, provisioner), []).append(each.name)
         elif _MANY in each.access_modes and provisioner == "kubernetes.io/no-provisioner":
-            yield Finding(False, f"nothing makes volumes of the class {name}", f"make one for {each.name} by hand, with {_MANY}")
+            yield Finding(False, f"nothing provisions volumes of class {name}", f"make one for {each.name} by hand, with {_MANY}")
         if each.workload == "nats" and provisioner in NETWORK_FILES:
             what = f"{each.name} would be on {name} ({provisioner}), a network file system"
             yield Finding(False, what, "give NATS fast local or block storage")
@@ -78,10 +81,28 @@ def _abilities(claims: list[Claim], default: Object | None, cluster: Cluster) ->
         yield Finding(True, f"{listed(names)} asks for {_MANY}, which the class {name} ({provisioner}) refuses", _ANOTHER)
 
 
-def _is_bound(claim: Claim, cluster: Cluster) -> bool:
+def _other_classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Claims that are there with another class than the overlay names: the API server refuses to
+    change it, of a claim as of a StatefulSet's template.
+    """
+    changed: dict[tuple[str, str], list[str]] = {}
+    for each in overlay.claims():
+        for found in filter(None, _there(each, cluster)):
+            has = found.get("spec", {}).get("storageClassName")
+            if has and each.storage_class and has != each.storage_class:
+                changed.setdefault((has, each.storage_class), []).append(found["metadata"]["name"])
+    for (has, named), names in sorted(changed.items()):
+        what = f"{listed(names)} was made with the class {has}, and the overlay names {named}: `kubectl apply` is refused"
+        yield Finding(True, what, f"name {has}, or delete claim and StatefulSet with all that is on the volume, and apply")
+
+
+def _there(claim: Claim, cluster: Cluster) -> list[Object | None]:
     names = [claim.name] if not claim.workload else [f"{claim.name}-{index}" for index in range(claim.copies)]
-    found = [cluster.find("persistentvolumeclaims", name) for name in names]
-    return all(each is not None and each.get("status", {}).get("phase") == "Bound" for each in found)
+    return [cluster.find("persistentvolumeclaims", name) for name in names]
+
+
+def _is_bound(claim: Claim, cluster: Cluster) -> bool:
+    return all(each is not None and each.get("status", {}).get("phase") == "Bound" for each in _there(claim, cluster))
 
 
 def _is_default(each: Object) -> bool:

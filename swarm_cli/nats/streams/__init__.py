@@ -1,3 +1,3 @@
-"""`swarm nats report`, `backup` and `restore`: what an operator asks of and does with whole
-streams. Making them and their settings is `swarm nats init`'s.
+"""`swarm nats report`, `backup` and `restore`: inspect, save and restore whole streams. `swarm nats
+init` makes them and changes their settings.
 """

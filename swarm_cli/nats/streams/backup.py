@@ -1,5 +1,5 @@
-"""`swarm nats backup`: streams with settings, messages and durable consumers, into a folder that is
-there as a whole or not at all.
+"""`swarm nats backup`: saves streams with settings, messages and durable consumers to a folder that
+appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ from swarm_cli.nats.streams.manifest import (
 from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
 
 ATTEMPTS = 3
-"""For each stream: a server that is restarted, or a leader that moves, breaks one off."""
+"""Attempts per stream: a server restart or a change of leader breaks a transfer off."""
 AGAIN_S = 1.0
 LISTING_S = 30.0
 
 StreamsOption = Annotated[
-    list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.  [default: all that the key sees]")
+    list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.  [default: all that the key can see]")
 ]
 
 
 def backup(
     out: Annotated[Path, typer.Option(help="Folder to make: it must be missing or empty.")],
     stream: StreamsOption = None,
-    node: Annotated[str, typer.Option(help="Only this node's streams, where a server has several nodes'.")] = "",
+    node: Annotated[str, typer.Option(help="Only this node's streams, if the server has several nodes'.")] = "",
     plane: PlaneOption = Plane.NODE,
     key: KeyOption = None,
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Back streams up into a folder: settings, messages and durable consumers, with checksums.
+    """Back up streams into a folder: settings, messages and durable consumers, with checksums.
 
-    The folder appears when all of it is on the disk; a command that is interrupted leaves none, and
-    is run again. It works on a running server; docs/operations.md says what a backup of a running
-    node means. `swarm nats restore` puts it back.
+    The folder appears once all of it is on disk; an interrupted backup leaves no folder and can be
+    run again. It works on a running server; docs/operations.md explains what a backup of a running
+    node holds. `swarm nats restore` restores it.
     """
     try:
         refuse_filled(out, "the backup")
-        with unwinding_on_signals(), appearing_whole(out) as staging:
+        with unwinding_on_signals(), appearing_whole(out, private=True) as staging:  # it holds what the streams hold
             manifest = with_connection(
                 for_node(load_chosen(config), node),
                 plane,
@@ -79,7 +79,6 @@ def backup(
                 lambda connection: _back_up(connection, staging, stream or [], node),
             )
             sha256 = write_manifest(staging, manifest)
-        out.chmod(0o700)  # it holds what the streams hold
     except FileExistsError as error:
         raise CommandError(str(error)) from None
     except OSError as error:
@@ -91,7 +90,7 @@ def backup(
 
 
 def belongs_to(stream: str, node: str) -> bool:
-    """Whether a stream's name is one of a node's."""
+    """Whether a stream belongs to the node, by its name."""
     return stream.startswith(f"NODE_{node.upper()}_") or stream == bucket_stream(node_bucket(node))
 
 
@@ -99,37 +98,37 @@ def chosen(found: Sequence[str], wanted: Collection[str], node: str) -> list[str
     """The streams to back up, in their order.
 
     Raises:
-        CommandError: one of `wanted` is not there, or nothing is left.
+        CommandError: one of `wanted` does not exist, or nothing is left.
     """
     if missing := sorted(set(wanted) - set(found)):
         known = ", ".join(map(visible, found[:20])) or "none"
-        raise CommandError(f"no stream {', '.join(missing)} on this server for this key; it sees: {known}")
+        raise CommandError(f"no stream {', '.join(missing)} is visible to this key on this server: choose among {known}")
     names = [name for name in found if (not wanted or name in wanted) and (not node or belongs_to(name, node))]
     if not names:
-        raise CommandError(f"this key sees no stream{f' of node {node}' if node else ''}: is it the right server, plane and key?")
+        raise CommandError(f"this key sees no stream{f' of node {node}' if node else ''}: check the server, the plane and the key")
     return sorted(names, key=backup_order)
 
 
 async def _back_up(connection: Connection, folder: Path, wanted: Sequence[str], node: str) -> Manifest:
-    """Look at everything first, so that what cannot be backed up is told before the first byte."""
+    """Back up the streams. Everything is checked before the first byte is written."""
     if connection.options.domain:
-        raise CommandError("streams behind a leaf server are backed up at the servers that hold them: give their url")
+        raise CommandError("streams cannot be backed up through a leaf server: give the url of the servers that hold them")
     listed = await listing.streams(connection, Deadline(LISTING_S))
     if listed.left_out:
-        raise CommandError(f"{listed.left_out} streams are more than one backup takes: name some with --stream")
+        raise CommandError(f"{listed.left_out} streams too many for one backup: choose some with --stream")
     found = {each["config"]["name"]: each for each in listed.entries}
     names = chosen(sorted([*found, *listed.missing]), wanted, node)
     if leaderless := [name for name in names if name in listed.missing]:
         raise CommandError(
-            f"no leader, so nobody can say what they hold: {', '.join(map(visible, leaderless))} (`swarm nats report`)"
+            f"these streams have no leader and cannot be read: {', '.join(map(visible, leaderless))}: see `swarm nats report`"
         )
     if in_memory := [name for name in names if found[name]["config"].get("storage") == "memory"]:
-        raise CommandError(f"kept in memory, of which JetStream makes no snapshot: {', '.join(map(visible, in_memory))}")
+        raise CommandError(f"JetStream cannot back up streams in memory: {', '.join(map(visible, in_memory))}: leave them out")
     size_bytes = sum(int(found[name]["state"]["bytes"]) for name in names)
     free_bytes = shutil.disk_usage(folder).free
     if size_bytes > free_bytes:
         raise CommandError(
-            f"the streams hold {size_bytes:,} bytes and {folder.parent} has {free_bytes:,} left: choose another --out"
+            f"the streams hold {size_bytes:,} bytes and {folder.parent} has {free_bytes:,} free: choose another --out"
         )
     entries = []
     for name in names:
@@ -140,20 +139,20 @@ async def _back_up(connection: Connection, folder: Path, wanted: Sequence[str], 
 
 
 class _Summed:
-    """Writes to a file and knows what it wrote."""
+    """Writes to a file, and computes the size and checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sha256, self.size_bytes = file, hashlib.sha256(), 0
 
     def write(self, part: bytes) -> None:
-        """One part more."""
+        """Append a part."""
         self._file.write(part)
         self.sha256.update(part)
         self.size_bytes += len(part)
 
 
 async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
-    """One stream's file, from its beginning again where the transfer broke off."""
+    """Back up one stream into its file; starts over if the transfer breaks off."""
     for attempt in range(1, ATTEMPTS + 1):
         await connection.until_connected(Deadline(LISTING_S))
         try:
@@ -168,14 +167,16 @@ async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
             )
         except (TransferLost, NotConnected) as error:
             if attempt == ATTEMPTS:
-                raise CommandError(f"{error}: no backup was made: run it again when `swarm nats report` finds nothing") from None
+                raise CommandError(f"{error}: no backup was made: run it again once `swarm nats report` has no findings") from None
             note(f"{error}: trying again")
-            await asyncio.sleep(AGAIN_S)  # a leader is elected meanwhile
+            await asyncio.sleep(AGAIN_S)  # time to elect a leader
     raise AssertionError("the last attempt returns or raises")
 
 
 def _durable(consumers: Sequence[dict[str, Any]]) -> list[ConsumerEntry]:
-    """Ephemeral ones are a program's own, which makes them again."""
+    """The durable consumers. Ephemeral ones are left out, because their programs make
+    them again.
+    """
     return [
         ConsumerEntry(each["name"], int(each["ack_floor"]["stream_seq"]))
         for each in consumers

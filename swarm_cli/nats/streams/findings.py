@@ -1,4 +1,4 @@
-"""What is wrong with streams, consumers and servers, from what JetStream says of them. Pure."""
+"""Finds what is wrong with streams, consumers and servers, from JetStream's own reports. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from datetime import datetime
 from typing import Any
 
 NEARLY_FULL = 0.9
-"""Of a stream that refuses what does not fit. A window, which drops its oldest, is full as a
-rule.
+"""For streams that refuse messages when full. A stream that drops its oldest messages is usually
+full.
 """
 STORAGE_NEARLY_FULL = 0.85
-"""As the alert NatsJetStreamStorageHigh has it."""
+"""The same threshold as the alert NatsJetStreamStorageHigh's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A consumer's figures. `quiet_s`: since it last delivered or was acknowledged, or was made."""
+    """A consumer's figures. `quiet_s`: seconds since its last delivery or acknowledgement, or since
+    it was made.
+    """
 
     name: str
     pending: int
@@ -30,8 +32,8 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream's figures. Limits are None where there is none; `leader` is empty where nobody
-    leads. `behind`: copies that lack something, with what.
+    """A stream's figures. Limits are None if there are none; `leader` is empty if there is no
+    leader. `behind`: a description of each copy that is offline or behind.
     """
 
     name: str
@@ -48,17 +50,17 @@ class Stream:
 
     @property
     def fill(self) -> float:
-        """The larger share of its limits; 0 without any."""
+        """The fill level of the fuller of its limits, from 0 to 1; 0 without limits."""
         shares = [now / most for now, most in ((self.messages, self.messages_most), (self.bytes, self.bytes_most)) if most]
         return max(shares, default=0.0)
 
 
 def read_stream(entry: dict[str, Any], consumers: Sequence[dict[str, Any]], server: str, now: float) -> Stream:
-    """A stream of the server's list. `server`: name of the one that is asked, which leads what has
-    no cluster.
+    """A stream from the server's list. `server`: name of the answering server, which is the leader
+    if there is no cluster.
 
     Raises:
-        KeyError, TypeError, ValueError: the answer is no stream's.
+        KeyError, TypeError, ValueError: the entry does not describe a stream.
     """
     config, state, cluster = entry["config"], entry["state"], entry.get("cluster")
     copies = (cluster or {}).get("replicas") or []
@@ -80,14 +82,14 @@ def read_stream(entry: dict[str, Any], consumers: Sequence[dict[str, Any]], serv
 def stream_findings(stream: Stream, stalled_s: float) -> Iterator[str]:
     """A sentence for each thing that is wrong with it."""
     if not stream.leader:
-        yield f"stream {stream.name} has no leader: it takes and gives nothing"
+        yield f"stream {stream.name} has no leader, so it can be neither written nor read"
         return
     if 1 + len(stream.others) < stream.replicas:
         yield f"stream {stream.name} has {1 + len(stream.others)} of {stream.replicas} copies"
     for copy in stream.behind:
         yield f"stream {stream.name}: copy {copy}"
     if stream.refuses and stream.fill >= NEARLY_FULL:
-        yield f"stream {stream.name} is {stream.fill:.0%} full and refuses what does not fit"
+        yield f"stream {stream.name} is {stream.fill:.0%} full and refuses messages that do not fit"
     for consumer in stream.consumers:
         yield from (f"consumer {consumer.name} of stream {stream.name} {what}" for what in _consumer_findings(consumer, stalled_s))
 
@@ -103,9 +105,9 @@ def _consumer_findings(consumer: Consumer, stalled_s: float) -> Iterator[str]:
         return
     quiet = f"for {consumer.quiet_s:,.0f} s"
     if 0 < consumer.ack_pending_most <= consumer.ack_pending:
-        yield f"has stalled: all {consumer.ack_pending:,} that may be out are out, and none was acknowledged {quiet}"
+        yield f"has stalled: {consumer.ack_pending:,} messages are unacknowledged, its limit, and nothing moved {quiet}"
     elif consumer.pending or consumer.ack_pending:
-        yield f"has stalled: {consumer.pending + consumer.ack_pending:,} wait and nothing moved {quiet}"
+        yield f"has stalled: {consumer.pending + consumer.ack_pending:,} messages wait and nothing moved {quiet}"
 
 
 def _consumer(entry: dict[str, Any], now: float) -> Consumer:
@@ -124,7 +126,7 @@ def _consumer(entry: dict[str, Any], now: float) -> Consumer:
 
 
 def _behind(copy: dict[str, Any]) -> str:
-    """What a copy lacks; empty: nothing."""
+    """What is wrong with a copy; empty if nothing is."""
     name, lag = copy.get("name"), int(copy.get("lag") or 0)
     if copy.get("offline"):
         return f"{name} is offline"

@@ -1,6 +1,6 @@
-"""What a backup's folder holds: a file for each stream, and a manifest with settings, counts and
-checksums. Whoever wrote the folder is not trusted: no path comes from it, every size is bounded,
-and settings that reach beyond the stream itself are refused.
+"""The contents of a backup's folder: a file for each stream, and a manifest with settings, counts
+and checksums. They are not trusted: no path is taken from them, every size is bounded, and settings
+that affect more than the stream itself are refused.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ PART_BYTES = 128 * 1024
 _MANIFEST_BYTES = 64 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 REACHING_BEYOND = ("republish", "mirror", "sources", "subject_transform")
-"""Settings with which a stream sends messages elsewhere or fetches them from there. No stream of a
+"""Settings that make a stream send messages elsewhere or fetch them from elsewhere. No stream of a
 swarm has one.
 """
 _REFERRING = ("_BATCHES", "_ROLLOUTS", "_SCORED")
-"""In this order; see `backup_order`."""
+"""Name endings of streams that refer to other streams, in the order of `backup_order`."""
 
 
 class ConsumerEntry(msgspec.Struct, frozen=True):
-    """A durable consumer, and up to which message all was acknowledged shortly before."""
+    """A durable consumer, and the message up to which all were acknowledged just before
+    the backup.
+    """
 
     name: str
     acknowledged_seq: int
@@ -57,12 +59,12 @@ class StreamEntry(msgspec.Struct, frozen=True):
     size_bytes: int
     config: dict[str, Any]
     server_state: dict[str, Any]
-    """State in the server's words, for the server."""
+    """The state in the server's format; it is passed back to the server on restore."""
     consumers: list[ConsumerEntry] = []
 
     @property
     def state(self) -> State:
-        """The same in ours."""
+        """The state, typed."""
         return msgspec.convert(self.server_state, State)
 
     @property
@@ -73,7 +75,7 @@ class StreamEntry(msgspec.Struct, frozen=True):
 
     @property
     def reserved_bytes(self) -> int:
-        """What one copy takes of a server's room: a stream with a bound has it set aside."""
+        """Bytes that one copy takes on a server: a stream with a size limit reserves all of it."""
         bound = self.config.get("max_bytes", -1)
         return max(self.state.bytes, bound if isinstance(bound, int) else 0)
 
@@ -89,10 +91,10 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def backup_order(name: str) -> tuple[int, str]:
-    """Sorts streams so that what refers to others comes before what it refers to: positions before
-    the streams, batches before the groups they count, a queue before what is made of it, a message
-    before its chunks. What a running node stores meanwhile is then at worst stored without being
-    referred to.
+    """Sort key that puts streams before those that they refer to: positions before the streams,
+    batches before the groups they count, a queue before what is made from it, messages before their
+    chunks. If a running node stores more meanwhile, the backup then at worst holds something that
+    nothing refers to, but no reference to something missing.
     """
     if name.startswith(bucket_stream("")):
         return 0, name
@@ -102,25 +104,26 @@ def backup_order(name: str) -> tuple[int, str]:
 
 
 def file_of(folder: Path, stream: str) -> Path:
-    """The file of a stream. Raises CommandError for a name that no file should have."""
+    """The file of a stream. Raises CommandError for a name that is unsafe as a file's name."""
     if not _NAME.fullmatch(stream):
         raise CommandError(f"stream {stream[:80]!r}: only names of letters, digits, - and _ are backed up and restored")
     return folder / f"{stream}.snapshot"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> str:
-    """Write it; returns its SHA-256, which stands for the whole backup."""
+    """Write the manifest. Returns its SHA-256, which identifies the whole backup."""
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     (folder / MANIFEST).write_bytes(text)
     return hashlib.sha256(text).hexdigest()
 
 
 def read_manifest(folder: Path, sha256: str = "") -> Manifest:
-    """The manifest of a backup, checked but for the streams' files.
+    """The manifest of a backup, checked; the streams' files are not.
 
     Raises:
-        CommandError: there is none, it is not the one with `sha256`, or it asks for what a backup
-            of this command never does.
+        CommandError: there is none, its SHA-256 is not `sha256`, or it holds values that `swarm
+        nats
+            backup` never writes.
     """
     path = folder / MANIFEST
     try:
@@ -129,30 +132,30 @@ def read_manifest(folder: Path, sha256: str = "") -> Manifest:
     except OSError as error:
         raise CommandError(f"{path} cannot be read ({error.strerror}): name the folder that `swarm nats backup` wrote") from None
     if len(text) > _MANIFEST_BYTES:
-        raise CommandError(f"{path} is larger than any backup's")
+        raise CommandError(f"{path} is too large to be a manifest: name the folder that `swarm nats backup` wrote")
     if sha256 and hashlib.sha256(text).hexdigest() != sha256.lower():
-        raise CommandError(f"{path} is not the manifest with that SHA-256: the backup is another one, or was changed")
+        raise CommandError(f"{path} does not have that SHA-256: it is another backup, or it was changed; get the right one")
     try:
         manifest = msgspec.json.decode(text, type=Manifest)
         problem = next(filter(None, map(_problem, manifest.streams)), "")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CommandError(f"{path} is no manifest of a backup ({error}): it was changed or is of another version") from None
+        raise CommandError(f"{path} is not a backup's manifest ({error}): it was changed, or another version wrote it") from None
     names = [each.name for each in manifest.streams]
     if manifest.format != FORMAT:
         raise CommandError(f"{path} has format {manifest.format} and this version reads {FORMAT}: use the version that wrote it")
     if problem or len(set(names)) != len(names):
-        raise CommandError(f"{path}: {problem or 'a stream is in it twice'}: restore nothing that somebody has changed")
+        raise CommandError(f"{path}: {problem or 'a stream is listed twice'}: somebody changed it; restore an unchanged backup")
     return manifest
 
 
 def _problem(entry: StreamEntry) -> str:
-    """Why this entry is not restored; empty: it may be."""
+    """Why this entry must not be restored; empty if it may be."""
     if not _NAME.fullmatch(entry.name):
-        return f"{entry.name[:80]!r} is no stream's name"
+        return f"{entry.name[:80]!r} is not a stream's name"
     if entry.config.get("name") != entry.name:
-        return f"the settings of stream {entry.name} are another stream's"
+        return f"the settings of stream {entry.name} belong to another stream"
     if found := [setting for setting in REACHING_BEYOND if entry.config.get(setting)]:
-        return f"stream {entry.name} has the setting {found[0]}, with which messages leave it or come from elsewhere"
+        return f"stream {entry.name} has the setting {found[0]}, which sends messages elsewhere or fetches them"
     state = entry.state
     if entry.size_bytes < 0 or min(state.messages, state.bytes, state.first_seq, state.last_seq) < 0:
         return f"stream {entry.name} has a negative size"
@@ -161,22 +164,22 @@ def _problem(entry: StreamEntry) -> str:
 
 @contextmanager
 def regular_file(path: Path) -> Iterator[BinaryIO]:
-    """`path` open for reading. Raises OSError also for a link, a pipe or a device."""
+    """`path` open for reading. Raises OSError for a link, a pipe or a device, too."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(0, "it is no regular file")
+            raise OSError(0, "it is not a regular file")
         yield file
 
 
 class StreamFile:
-    """A stream's file while it is read, which has to be what the manifest says of it."""
+    """A stream's file, checked against the manifest while it is read."""
 
     def __init__(self, folder: Path, entry: StreamEntry) -> None:
         self._path, self._entry = file_of(folder, entry.name), entry
         self._sum, self._read_bytes = hashlib.sha256(), 0
 
     def parts(self) -> Iterator[bytes]:
-        """The file in parts. Raises CommandError where it cannot be read or is longer."""
+        """The file in parts. Raises CommandError if it cannot be read or is too long."""
         self._sum, self._read_bytes = hashlib.sha256(), 0
         try:
             with regular_file(self._path) as file:
@@ -187,12 +190,14 @@ class StreamFile:
                     self._sum.update(part)
                     yield part
         except OSError as error:
-            raise CommandError(f"{self._path} cannot be read ({error.strerror}): nothing of it was restored") from None
+            raise CommandError(
+                f"{self._path} cannot be read ({error.strerror}), so its stream was not restored: copy the backup again"
+            ) from None
 
     def confirm(self) -> None:
-        """Raises CommandError unless all parts together are what was backed up."""
+        """Raises CommandError unless all the parts together are what was backed up."""
         if self._read_bytes != self._entry.size_bytes or self._sum.hexdigest() != self._entry.sha256:
             raise CommandError(self._damage())
 
     def _damage(self) -> str:
-        return f"{self._path} is not what was backed up (size or SHA-256): copy the backup here again"
+        return f"{self._path} is not what was backed up (its size or SHA-256 differs): copy the backup here again"

@@ -1,5 +1,5 @@
-"""What a server's monitoring port adds to a report: the server itself, and who leads the
-cluster.
+"""Reads from a server's monitoring port what a report says about the server itself and the
+cluster's leader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server's own figures. `problem`: why it could not be asked; the rest is empty then."""
+    """A server's figures. `problem`: why it could not be asked; then the rest is empty."""
 
     url: str
     problem: str = ""
@@ -35,7 +35,7 @@ class Server:
     store_most_bytes: int = 0
     reserved_bytes: int = 0
     leader: str | None = None
-    """Of the cluster; None for a server alone, empty where there is none."""
+    """Leader of the cluster; None for a single server, empty if there is no leader."""
     offline: tuple[str, ...] = ()
 
     def findings(self) -> Iterator[str]:
@@ -48,12 +48,12 @@ class Server:
         if self.leader == "":
             yield f"server {self.name} knows no leader of the cluster: no stream can be made or changed"
         for name in self.offline:
-            yield f"server {name} is offline, says {self.name}"
+            yield f"server {name} is offline, according to {self.name}"
         yield from storage_finding(f"server {self.name}", self.store_bytes, self.store_most_bytes)
 
 
 def ask(url: str) -> Server:
-    """A server's figures. Never raises: one that does not answer says so in `problem`."""
+    """A server's figures. Never raises: if the server does not answer, `problem` says why."""
     base = url.rstrip("/")
     try:
         about, stored, health = (_get(f"{base}/{page}") for page in ("varz", "jsz", "healthz"))
@@ -84,7 +84,7 @@ def _get(url: str) -> dict[str, Any]:
     try:
         with _DIRECT.open(url, timeout=TIMEOUT_S) as answer:
             text = answer.read(_ANSWER_BYTES)
-    except urllib.error.HTTPError as error:  # /healthz answers 503 with the same body when it is not well
+    except urllib.error.HTTPError as error:  # /healthz answers 503 with the same body if the server is not healthy
         text = error.read(_ANSWER_BYTES)
     found: dict[str, Any] = json.loads(text)
     return found

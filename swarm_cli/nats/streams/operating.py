@@ -1,4 +1,4 @@
-"""The connection of a person who operates the streams of a plane, and its options."""
+"""An operator's connection to the streams of a plane, and its options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 10.0
 T = TypeVar("T")
 
 PlaneOption = Annotated[
-    Plane, typer.Option(help="Whose server and key: the node's streams, or the swarm's. Without keys both may be on one server.")
+    Plane, typer.Option(help="Whose server and key to use: the node's or the swarm's. Without keys both may be on one server.")
 ]
 KeyOption = Annotated[
     Path | None, typer.Option(help="Operator's key file.  [default: nats.node_key_file or swarm_key_file, as operator]")
@@ -32,14 +32,14 @@ KeyOption = Annotated[
 def with_connection(
     config: NodeConfig, plane: Plane, key: Path | None, node_url: str, swarm_url: str, work: Callable[[Connection], Awaitable[T]]
 ) -> T:
-    """Do `work` with a connection to the plane's servers as its operator.
+    """Run `work` with an operator's connection to the plane's servers.
 
     Raises:
-        CommandError: no such plane.
-        TransportError: nobody answers, the key is refused, or it is a server inside this process.
+        CommandError: there is no such plane, or two were named.
+        TransportError: no server answers, the key is refused, or the transport is in-memory.
     """
     if plane is Plane.BOTH:
-        raise CommandError("one plane at a time, because each has its own key: --plane node, then --plane swarm")
+        raise CommandError("choose one plane, because each has its own key: --plane node, then --plane swarm")
     return asyncio.run(_with_connection(config, plane, key, servers(config, node_url, swarm_url), work))
 
 
@@ -50,14 +50,13 @@ async def _with_connection(
     urls: tuple[str, str | None],
     work: Callable[[Connection], Awaitable[T]],
 ) -> T:
-    # A key given on the command line stands for the configured one of the plane that is meant; the
-    # other plane's is of no use there.
+    # A key from the command line replaces the configured one of the chosen plane only.
     node_url, swarm_url = urls
     field = "node_key_file" if plane is Plane.NODE else "swarm_key_file"
     if key is not None:
         config = config.model_copy(update={"nats": config.nats.model_copy(update={field: str(key)})})
     if plane is Plane.SWARM and swarm_url is None:
-        raise CommandError("nats.swarm_url is none: a node alone has no swarm plane")
+        raise CommandError("nats.swarm_url is none, so this node has no swarm plane: set nats.swarm_url, or use --plane node")
     if plane is Plane.NODE:
         transport = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=node_url)
     else:

@@ -28,15 +28,15 @@ from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connec
 
 COLUMNS = 100
 SHOWN = 60
-"""Lines of streams, of consumers and of findings each; --json has all."""
+"""The most lines of streams, of consumers and of findings; --json has all."""
 SERVER_CHARACTERS = 24
-"""Of a server's name: one without a name in its configuration is called by its key of 56."""
+"""Of a server's name: a server without a configured name is called by its key of 56 characters."""
 LISTING_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of it, as of one moment. `account` is JetStream's own answer on the account."""
+    """The report at one moment. `account` is JetStream's answer about the account."""
 
     at: float
     server: str
@@ -48,7 +48,7 @@ class Report:
     stalled_s: float
 
     def findings(self) -> list[str]:
-        """What is wrong, a sentence each: servers before streams."""
+        """A sentence for each problem: servers before streams."""
         limits = self.account.get("limits") or {}
         found = [sentence for server in self.servers for sentence in server.findings()]
         found += storage_finding("the account", int(self.account.get("storage", 0)), int(limits.get("max_storage", -1)))
@@ -57,25 +57,24 @@ class Report:
 
 
 def report(
-    node: Annotated[str, typer.Option(help="Only this node's streams, where a server has several nodes'.")] = "",
+    node: Annotated[str, typer.Option(help="Only this node's streams, if the server has several nodes'.")] = "",
     plane: PlaneOption = Plane.NODE,
     key: KeyOption = None,
     monitor: Annotated[
         list[str] | None, typer.Option(help="Also ask a server's monitoring port: http://HOST:8222; may be repeated.")
     ] = None,
     stalled_s: Annotated[
-        float, typer.Option(min=1, help="A consumer with work that neither delivers nor is acknowledged for so long has stalled.")
+        float, typer.Option(min=1, help="Seconds without delivery or acknowledgement after which a consumer with work has stalled.")
     ] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with everything.")] = False,
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show servers, streams and consumers of a plane, and say what is wrong with them.
+    """Show the servers, streams and consumers of a plane, and what is wrong with them.
 
-    Exits with 1 and a sentence for each thing that is wrong: no leader, a copy offline or behind, a
-    queue or a store nearly full, a consumer that has stalled, a server that is not healthy. It
-    changes nothing.
+    Exits with 1 and a sentence for each problem: no leader, a copy offline or behind, a queue or a
+    store nearly full, a stalled consumer, an unhealthy server. It changes nothing.
     """
     node_config = for_node(load_chosen(config), node)
     servers = tuple(map(ask, monitor or []))
@@ -95,7 +94,7 @@ def report(
 
 
 async def _look(connection: Connection, servers: tuple[Server, ...], node: str, stalled_s: float) -> Report:
-    # Consumers are asked for only where a stream has some: most have none.
+    # Ask for consumers only if the stream has some; most have none.
     deadline = Deadline(LISTING_S)
     account = await listing.account(connection, deadline)
     listed = await listing.streams(connection, deadline)
@@ -109,7 +108,9 @@ async def _look(connection: Connection, servers: tuple[Server, ...], node: str, 
         leaderless = [Stream(each) for each in listed.missing if not node or belongs_to(each, node)]
         left_out = listed.left_out + sum(each.left_out for each in consumers.values())
     except (KeyError, TypeError, ValueError) as error:
-        raise TransportError(f"the server's list of streams cannot be read ({type(error).__name__})") from None
+        raise TransportError(
+            f"the server's list of streams cannot be read ({type(error).__name__}): its version may not be supported"
+        ) from None
     return Report(now, name, version, account, servers, (*leaderless, *streams), left_out, stalled_s)
 
 
@@ -119,7 +120,7 @@ def _of(consumers: dict[str, Any], entry: dict[str, Any]) -> Sequence[dict[str, 
 
 
 def lines(found: Report) -> Iterator[str]:
-    """The report as text, none of its lines longer than `COLUMNS`: what is wrong comes first."""
+    """The report as text, in lines of at most `COLUMNS` characters; problems come first."""
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.at))
     used, limits = found.account, found.account.get("limits") or {}
     most = int(limits.get("max_storage", -1))
@@ -144,7 +145,7 @@ def lines(found: Report) -> Iterator[str]:
         yield from (_consumer(stream, consumer) for stream, consumer in consumers[:SHOWN])
         yield from _more(len(consumers), "consumers")
     if found.left_out:
-        yield f"{found.left_out} more were not asked about"
+        yield f"{found.left_out} more were left out"
 
 
 def _works(consumer: Consumer, stalled_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""`swarm nats restore`: puts the streams of a backup back onto servers that do not have them."""
+"""`swarm nats restore`: restores the streams of a backup on servers that do not have them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from swarm_cli.nats.streams.manifest import Manifest, State, StreamEntry, Stream
 from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
 
 COPIES_S = 60.0
-"""For the other servers to have all of a stream; after that it is said and not waited for."""
+"""How long to wait until the other servers have their copies; after that it is only reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Wanted:
     made_at: float
 
     def copies(self, entry: StreamEntry) -> int:
-        """Of a stream, once it is restored."""
+        """How many copies a stream has once it is restored."""
         return self.replicas or entry.replicas
 
 
@@ -56,30 +56,30 @@ def restore(
     lower: Annotated[bool, typer.Option("--lower", help="Allow --replicas to be fewer than a stream had.")] = False,
     replace_empty: Annotated[
         bool,
-        typer.Option(
-            "--replace-empty", help="Remove streams of these names that never held a message, as `swarm nats init` makes."
-        ),
+        typer.Option("--replace-empty", help="Replace streams that never held a message, such as `swarm nats init` makes."),
     ] = False,
-    sha256: Annotated[str, typer.Option(help="What `swarm nats backup` printed: restore that backup or nothing.")] = "",
+    sha256: Annotated[
+        str, typer.Option(help="The manifest's SHA-256, which `swarm nats backup` printed: restore only that backup.")
+    ] = "",
     timeout_s: Annotated[float, typer.Option(min=1, help="How long a server may take to write one stream, in seconds.")] = 1800.0,
-    check: Annotated[bool, typer.Option("--check", help="Look at everything, restore nothing.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check everything, restore nothing.")] = False,
     plane: PlaneOption = Plane.NODE,
     key: KeyOption = None,
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Put the streams of a backup back: settings, messages and durable consumers.
+    """Restore the streams of a backup: settings, messages and durable consumers.
 
-    A stream that exists is never overwritten, and all is looked at before the first is made: files
-    and checksums, names, copies, the account's room. Afterwards the counts are compared with the
-    backup's. Stop the services first. A stream keeps its name, which its messages' subjects have
-    too.
+    An existing stream is never overwritten. Everything is checked before the first stream is made:
+    files and checksums, names, copies, the account's free space. Afterwards the counts are compared
+    with the backup's. Stop the services first. Streams cannot be renamed, because their messages'
+    subjects contain the name.
     """
     manifest = read_manifest(folder, sha256)
     names = chosen([each.name for each in manifest.streams], stream or [], node)
-    # What is referred to first, so that a restore that breaks off leaves nothing that refers to
-    # what is not there.
+    # Streams that others refer to come first, so that an interrupted restore leaves no reference to
+    # something missing.
     by_name = {each.name: each for each in manifest.streams}
     entries = tuple(by_name[name] for name in reversed(names))
     wanted = _Wanted(folder, entries, replicas, lower, replace_empty, timeout_s, manifest.made_at)
@@ -94,13 +94,13 @@ def restore(
 
 
 async def _restore(connection: Connection, wanted: _Wanted, manifest: Manifest, check: bool) -> None:
-    """All is looked at before the first stream is made; a stream that fails ends it, with the words
-    that go on.
+    """Check everything, then restore the streams one by one. The first failure ends it, with the
+    command that continues.
     """
     if connection.options.domain:
-        raise CommandError("streams behind a leaf server are restored at the servers that hold them: give their url")
+        raise CommandError("streams cannot be restored through a leaf server: give the url of the servers that are to hold them")
     replaced = await _look(connection, wanted)
-    made = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest.made_at))
+    made = _told(manifest.made_at)
     if check:
         say(f"{wanted.folder}, made {made}: {count(len(wanted.entries), 'stream')} can be restored; nothing was changed")
         return
@@ -122,18 +122,26 @@ async def _restore(connection: Connection, wanted: _Wanted, manifest: Manifest, 
     say(f"{wanted.folder}, made {made}: {count(len(done), 'stream')} restored")
 
 
+def _told(made_at: float) -> str:
+    """A time as the manifest has it, which may be none."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(made_at))
+    except (OverflowError, ValueError, OSError):
+        return "at a time that is none"
+
+
 def _refuse_fewer_copies(wanted: _Wanted) -> None:
     fewer = [entry.name for entry in wanted.entries if wanted.copies(entry) < entry.replicas]
     if fewer and not wanted.lower:
         raise CommandError(
-            f"--replicas {wanted.replicas} is fewer copies than these had: {', '.join(fewer)}. To keep as many, leave it out; to "
-            "have fewer, as on a single server, add --lower"
+            f"--replicas {wanted.replicas} is fewer copies than these had: {', '.join(fewer)}. To keep as many, omit --replicas; "
+            "to have fewer, as on a single server, add --lower"
         )
 
 
 async def _look(connection: Connection, wanted: _Wanted) -> list[str]:
-    """Raises CommandError for what would stop the restore half-way; returns the names of empty
-    streams that stand in its place.
+    """Raises CommandError for anything that would stop the restore half-way; returns the names of
+    the existing empty streams to replace.
     """
     deadline = Deadline(LISTING_S)
     listed = await listing.streams(connection, deadline)
@@ -144,24 +152,22 @@ async def _look(connection: Connection, wanted: _Wanted) -> list[str]:
     if filled:
         raise CommandError(f"these streams exist and are not overwritten: {', '.join(filled)}: choose others with --stream")
     if empty and not wanted.replace_empty:
-        raise CommandError(
-            f"these streams exist, and never held a message: {', '.join(empty)}: --replace-empty puts the backup's there"
-        )
+        raise CommandError(f"these streams exist, but never held a message: {', '.join(empty)}: replace them with --replace-empty")
     _check_room(await listing.account(connection, deadline), wanted)
     return empty
 
 
 def _check_room(account: dict[str, Any], wanted: _Wanted) -> None:
-    """Raises CommandError if the account may not have as much. A server's own room is checked by
-    the server, before it takes the first byte of a stream.
+    """Raises CommandError if the account's limits are too low. A server checks its free space
+    itself before it accepts the first byte of a stream.
     """
     limits = account.get("limits") or {}
     most, used = int(limits.get("max_storage", -1)), max(int(account.get("storage", 0)), int(account.get("reserved_storage", 0)))
     needed = sum(entry.reserved_bytes * wanted.copies(entry) for entry in wanted.entries)
     if 0 <= most < used + needed:
         raise CommandError(
-            f"the account may store {most:,} bytes, uses {used:,} and the streams want {needed:,} with all copies: raise it "
-            "(`swarm nats config --node-storage-gib`) or restore fewer with --stream"
+            f"the account may store {most:,} bytes and uses {used:,}, but the streams need {needed:,} with all copies: raise the "
+            "limit (`swarm nats config --node-storage-gib`) or restore fewer with --stream"
         )
     streams = int(limits.get("max_streams", -1))
     if 0 <= streams < int(account.get("streams", 0)) + len(wanted.entries):
@@ -174,7 +180,7 @@ async def _remove(connection: Connection, names: Collection[str]) -> None:
 
 
 async def _one(connection: Connection, wanted: _Wanted, entry: StreamEntry) -> list[str]:
-    """Restore one stream and compare it; what is worth saying of it."""
+    """Restore one stream and compare it with the backup; returns remarks to print."""
     config = {**entry.config, "num_replicas": wanted.copies(entry)}
     config["metadata"] = {name: text for name, text in (config.get("metadata") or {}).items() if not name.startswith("_nats.")}
     file = StreamFile(wanted.folder, entry)
@@ -182,41 +188,43 @@ async def _one(connection: Connection, wanted: _Wanted, entry: StreamEntry) -> l
     notes = _compare(entry, msgspec.convert(made["state"], State))
     await _consumers_are_there(connection, entry)
     if await _copies_behind(connection, entry.name):
-        notes.append(f"{entry.name}: other servers are still being sent their copies; `swarm nats report` says when they have them")
+        notes.append(f"{entry.name}: other servers are still receiving their copies; `swarm nats report` shows when they are done")
     return notes
 
 
 def _compare(entry: StreamEntry, found: State) -> list[str]:
-    """Raises CommandError unless the stream holds what was backed up, or less of it because of its
-    age.
+    """Raises CommandError unless the stream holds what was backed up, or less because messages have
+    passed its maximum age.
     """
     was = entry.state
     counts = found.messages, found.bytes, found.last_seq
-    # A stream without messages begins nowhere: the server says 0, 1 or what comes next.
+    # For a stream without messages the first number is arbitrary: the server says 0, 1 or the next
+    # one.
     if counts == (was.messages, was.bytes, was.last_seq) and (found.first_seq == was.first_seq or not was.messages):
         return []
     aged = entry.config.get("max_age", 0) and found.last_seq == was.last_seq and found.messages < was.messages
     if aged and found.first_seq >= was.first_seq:
-        return [f"{entry.name}: {was.messages - found.messages:,} of {was.messages:,} messages are past the stream's age and gone"]
-    raise CommandError(f"the stream holds {found} and was backed up with {was}")
+        return [
+            f"{entry.name}: {was.messages - found.messages:,} of {was.messages:,} messages had passed the maximum age and are gone"
+        ]
+    raise CommandError(f"the restored stream holds {found}, but {was} was backed up")
 
 
 async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> None:
-    """A cluster makes them after the stream. Raises CommandError if one is missing, is behind, or
-    is none of the backup's: it could send the stream's messages elsewhere.
+    """A cluster makes them after the stream. Raises CommandError if one is missing, is behind, is
+    none of the backup's, or pushes messages to a subject: none of a swarm's does, and it could send
+    them anywhere.
     """
     deadline, wanted = Deadline(COPIES_S), {each.name: each.acknowledged_seq for each in entry.consumers}
     while True:
-        found = {
-            each["name"]: int(each["ack_floor"]["stream_seq"])
-            for each in (await listing.consumers(connection, [entry.name], deadline))[entry.name].entries
-            if each["config"].get("durable_name") or each["config"].get("deliver_subject")
-        }
-        if more := sorted(set(found) - set(wanted)):
+        listed = (await listing.consumers(connection, [entry.name], deadline))[entry.name].entries
+        found = {each["name"]: int(each["ack_floor"]["stream_seq"]) for each in listed if each["config"].get("durable_name")}
+        pushing = {each["name"] for each in listed if each["config"].get("deliver_subject")}
+        if more := sorted(pushing | (set(found) - set(wanted))):
             await _remove(connection, [entry.name])
             raise CommandError(
-                f"the file holds consumers that the manifest does not name ({', '.join(map(visible, more))}), so somebody changed "
-                "it; the stream was removed again"
+                f"the file holds consumers that no backup of ours has ({', '.join(map(visible, more))}): they are not in the "
+                "manifest, or push messages elsewhere, so somebody changed it; the stream was removed again"
             )
         short = [name for name, seq in wanted.items() if found.get(name, -1) < seq]
         if not short:
@@ -227,7 +235,7 @@ async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> No
 
 
 async def _copies_behind(connection: Connection, stream: str) -> bool:
-    """Whether other servers still lack a part of the stream after `COPIES_S`."""
+    """Whether other servers' copies of the stream are still incomplete after `COPIES_S`."""
     deadline = Deadline(COPIES_S)
     while True:
         info = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(LISTING_S), f"stream {stream}")
@@ -240,12 +248,12 @@ async def _copies_behind(connection: Connection, stream: str) -> bool:
 
 
 def _how_to_go_on(wanted: _Wanted, failed: str, done: Collection[str], error: Exception) -> str:
-    """What happened and the words that restore the rest. A transfer that broke off is undone by the
-    server itself.
+    """What happened, and the command that restores the rest. The server itself undoes an
+    interrupted transfer.
     """
     left = " ".join(f"--stream {shlex.quote(entry.name)}" for entry in wanted.entries if entry.name not in done)
     return (
-        f"{failed}: {error}. To go on once the cause is gone: swarm nats restore {shlex.quote(str(wanted.folder))} {left} with the "
-        f"same options. The server gives up by itself, within 10 s, what was cut off; if {failed} exists then with less in it, "
-        "it has to be removed first"
+        f"{failed}: {error}. Once the cause is gone, go on with: swarm nats restore {shlex.quote(str(wanted.folder))} {left} and "
+        f"the same options. Within 10 s the server itself removes what was transferred so far; if {failed} still exists after "
+        "that, incomplete, remove it first"
     )

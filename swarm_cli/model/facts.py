@@ -1,0 +1,82 @@
+"""Reads what a check needs to know about a model, in a separate process that runs without torch:
+importing torch takes longer than all of `swarm config check` otherwise does.
+
+`python -m swarm_cli.model.facts` is that process: the section `[model]` comes on standard input,
+the facts go to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from shared.config.sections import ModelSection
+from swarm_cli.local.base_model import model_problem
+
+MODULE = "swarm_cli.model.facts"
+
+
+class ModelFacts(NamedTuple):
+    """What the services will find when they load the model's configuration and tokenizer."""
+
+    problems: list[str]
+    """Why they would refuse it; the other facts hold only where this is empty."""
+    context_tokens: int = 0
+    has_chat_template: bool = False
+
+
+def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
+    """Begin to read the model's configuration and tokenizer (for a hub name, from the hub or its
+    cache), but not its weights. The returned function waits for the facts.
+    """
+    if problem := model_problem(model.path, model.revision):
+        return lambda: ModelFacts([problem])
+    process = subprocess.Popen(
+        [sys.executable, "-m", MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # transformers advises to install torch where it finds none.
+        env=os.environ | {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},
+    )
+
+    assert process.stdin is not None and process.stdout is not None
+    answer = process.stdout
+    with process.stdin as section:
+        section.write(model.model_dump_json().encode())
+
+    def wait() -> ModelFacts:
+        try:
+            with process, answer:
+                return ModelFacts(*json.loads(answer.read()))
+        except ValueError:
+            return ModelFacts([f"the process that reads model.path {model.path!r} ended with code {process.returncode}"])
+
+    return wait
+
+
+def _facts(model: ModelSection) -> ModelFacts:
+    from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
+
+    try:
+        return ModelFacts([], model_max_length(model), bool(load_tokenizer(model).chat_template))
+    except ModelLoadError as error:
+        return ModelFacts([str(error)])
+
+
+def main() -> None:
+    """Read the section, write the facts."""
+    # This makes transformers find no torch; it reads tokenizers and configurations without.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    # A tokenizer's code that prints must not write into the answer.
+    answer: Any = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    json.dump(_facts(ModelSection.model_validate_json(sys.stdin.buffer.read())), answer)
+    answer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A swarm's server that answers rubbish, or a stranger on an open one who answers before it does: a
+request fails as one that got no answer does, and a node goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import nats
+import nats.aio.msg
+import pytest
+import structlog
+
+from shared.contracts.streams import ensure_swarm_streams, verifier_consumer
+from shared.runtime.service import _connect_swarm_plane
+from shared.transport.base import Lowering, StreamSpec, Transport, TransportError
+from shared.transport.connect import connect
+from tests.integration.test_verifier_service import MakeServer, configured, generate, group, scored, until, verifier
+
+NOT_THE_SERVER = "accounts { A { users: [ { user: a, password: a } ] } }\nno_auth_user: a"
+"""Nobody has JetStream here, so a stranger's answer is the only one."""
+STREAM = StreamSpec(name="S", subjects=("s",), max_bytes=1)
+ANSWERS = (
+    b"", b"[", b"[]", b"7", b"{}", b"[" * 100_000, b'{"error": 5}', b'{"error": {"code": "x"}}', b'{"state": [], "config": []}',
+    b'{"state": {"first_seq": "x", "last_seq": {}, "messages": -1, "bytes": 1}, "config": {"max_bytes": "x", "metadata": 3}}',
+    b'{"state": {"subjects": [1]}, "total": "x", "streams": [7], "seq": -1, "num_pending": null}',
+    b'{"total": 1e400, "streams": {"a": 1}, "seq": 99999999999999999999999, "state": {"subjects": {"a": "b"}}}',
+)  # fmt: skip
+REQUESTS: dict[str, Callable[[Transport], Awaitable[object]]] = {
+    "state": lambda hub: hub.stream_state("S"),
+    "counts": lambda hub: hub.counts("S", ">"),
+    "consumer": lambda hub: hub.consumer_state("S", "C"),
+    "make a consumer": lambda hub: hub.ensure_consumer("S", verifier_consumer()),
+    "look at a stream": lambda hub: hub.ensure_stream(STREAM, Lowering.LOOK),
+    "publish": lambda hub: hub.publish("s", b"x", stream="S", message_id="1", timeout_s=2.0),
+    "write a key": lambda hub: hub.kv.put("b", "k", b"x"),
+    "buckets": lambda hub: hub.kv.buckets(),
+    "newest keys": lambda hub: hub.kv.newest("b", 10),
+    "swarm's streams": ensure_swarm_streams,
+}
+
+
+@asynccontextmanager
+async def answering(url: str, answer: bytes, headers: dict[str, str] | None = None, subject: str = ">") -> AsyncIterator[None]:
+    """Somebody who answers every request on `subject` with `answer`."""
+    stranger = await nats.connect(url)
+
+    async def reply(message: nats.aio.msg.Msg) -> None:
+        if message.reply:
+            await stranger.publish(message.reply, answer, headers=headers)
+
+    await stranger.subscribe(subject, cb=reply)
+    await stranger.flush()
+    try:
+        yield
+    finally:
+        await stranger.close()
+
+
+@pytest.mark.deadline(120)
+async def test_an_answer_that_is_none_is_a_request_that_failed(nats_server: MakeServer) -> None:
+    url = nats_server(config=NOT_THE_SERVER).url
+    hub = await connect(url, name="test")
+    taken = set()
+    for answer in ANSWERS:
+        async with answering(url, answer):
+            for name, ask in REQUESTS.items():
+                with suppress(TransportError):
+                    async with asyncio.timeout(20):
+                        await ask(hub)
+                    taken.add(name)
+    # The others take an object without what they look for as one that says there is nothing.
+    assert not taken & {"state", "consumer", "publish", "write a key", "newest keys"}
+    await hub.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Status": "204", "Nats-Last-Sequence": "x"},
+        {"Nats-Subject": "s", "Nats-Sequence": "1", "Nats-Time-Stamp": "0001-01-01T00:00:00+23:59", "Nats-Last-Sequence": "x"},
+    ],
+)
+async def test_headers_that_are_no_numbers_are_a_request_that_failed(nats_server: MakeServer, headers: dict[str, str]) -> None:
+    url = nats_server(config=NOT_THE_SERVER).url
+    hub = await connect(url, name="test")
+    async with answering(url, b"", headers):
+        with pytest.raises(TransportError, match="cannot be read"):
+            await hub.read("S", 1, 10)
+    await hub.close()
+
+
+async def test_a_list_of_buckets_without_end_ends(nats_server: MakeServer) -> None:
+    url = nats_server(config=NOT_THE_SERVER).url
+    hub = await connect(url, name="test")
+    many = b'{"total": 9999999999, "streams": [%s]}' % b",".join(b'"KV_node_n%d"' % number for number in range(2000))
+    async with answering(url, many), asyncio.timeout(15):
+        assert len(await hub.kv.buckets()) == 16_384
+    await hub.close()
+
+
+@pytest.mark.deadline(90)
+@pytest.mark.parametrize("answer", [b"{}", b'{"error": {"code": 500, "err_code": 10023, "description": "insufficient resources"}}'])
+async def test_a_node_scores_on_whatever_its_swarm_answers(nats_server: MakeServer, tmp_path: Path, answer: bytes) -> None:
+    hub, own = nats_server(config=NOT_THE_SERVER).url, nats_server().url
+    config = configured("alpha", own, tmp_path, swarm_url=hub, workers=1)
+    async with answering(hub, answer):
+        swarm = await _connect_swarm_plane(config, structlog.get_logger("verifier"))  # as a verifier does before it starts
+        if swarm is not None:
+            await swarm.close()
+        async with verifier(config) as alpha:
+            await generate(alpha.node, group("alpha", 0))
+            await until(lambda: alpha.status.get("scored_local") == 1)
+            await asyncio.sleep(5.0)  # sharing, the directory, the scores and the intake have met the answers
+            await generate(alpha.node, group("alpha", 1))
+            await until(lambda: alpha.status.get("scored_local") == 2)
+            assert len(await scored(alpha.node, "alpha")) == 2

@@ -1,0 +1,149 @@
+"""A swarm of two nodes and its NATS server, all real, for a Prometheus to scrape; and what is done
+to it.
+
+The server's exporter is the one thing that is not real: see `nats_exporter.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.verifier.sharing_rules import sign
+from shared.contracts import subjects
+from shared.contracts.codec import content_id, encode
+from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.identity.keys import SigningKey, new_seed
+from shared.transport.connect import connect
+from swarm_cli.shipped import DEMO_CONFIG
+from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
+from tests.integration.test_verifier_service import group
+from tests.monitoring.nats_exporter import NatsExporter
+from tests.monitoring.prometheus_server import PrometheusServer
+from tests.nats_server import NatsServer, free_port
+
+RULES = REPO / "k8s" / "components" / "monitoring" / "rules" / "swarm.yaml"
+START_S = 300.0
+FLOOD = 4000
+"""Messages that are signed and of tasks of their own: each takes one of the sender's turns."""
+_END_S = 60.0
+_CONFIG = """
+[generator]
+engine = "transformers"
+completions = 4
+groups_per_call = 4
+max_new_tokens = 12
+threads = 1
+[eval]
+tasks = 12
+every_versions = 4
+[verifier]
+intake_poll_s = 0.1
+workers = 1
+[sampler]
+local = 2
+external = 2
+shortage = "fill_local"
+shortage_wait_s = 5
+[trainer]
+learning_rate = 1e-4
+checkpoint_every = 4
+threads = 1
+"""
+
+
+@dataclass
+class WatchedSwarm:
+    """What runs, and where a Prometheus finds it."""
+
+    nodes: tuple[NodeProcesses, ...]
+    server: NatsServer
+    jobs: dict[str, list[tuple[str, dict[str, str]]]]
+
+
+@contextmanager
+def watched_swarm(var: Path) -> Iterator[WatchedSwarm]:
+    """Every process listens. `var`: for all that they write."""
+    demo = DEMO_CONFIG.read_text()
+    config = var / "test.toml"
+    config.write_text(_CONFIG + demo[demo.index("[[tasks]]") :])
+    monitor = free_port()
+    server = NatsServer(var / "nats", config=f"server_name: nats-0\nhttp: 127.0.0.1:{monitor}").start()
+    exporter = NatsExporter(f"http://127.0.0.1:{monitor}")
+    settings = {
+        "SWARM_NATS__NODE_URL": server.url,
+        "SWARM_NATS__SWARM_URL": server.url,
+        "SWARM_MODEL__PATH": str(REPO / "models" / "base"),
+    }
+    nodes = tuple(NodeProcesses(name, "watched", var, settings, config).start() for name in ("alpha", "beta"))
+    try:
+        ports = {
+            (node.node, role): wait_until(
+                lambda node=node, role=role: _http_port(node, role),  # type: ignore[misc]
+                *nodes,
+                timeout_s=START_S,
+                what=f"the port of {node.node}'s {role}",
+            )
+            for node in nodes
+            for role in ROLES
+        }
+        targets = [(f"127.0.0.1:{port}", {"node": node, "role": role}) for (node, role), port in ports.items()]
+        yield WatchedSwarm(nodes, server, {"swarm": targets, "nats": [(exporter.address, {})]})
+    finally:
+        for node in nodes:
+            node.kill_all()
+        exporter.close()
+        server.kill()
+
+
+def _http_port(node: NodeProcesses, role: str) -> int | None:
+    log = node.run_dir / f"{role}.log"
+    whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
+    started = [line for line in map(json.loads, whole.splitlines()) if line.get("event") == "started"]
+    return int(started[-1]["http_port"]) if started else None
+
+
+def firing(prometheus: PrometheusServer) -> set[tuple[str, str]]:
+    """Alerts that fire, as (name, node)."""
+    alerts = prometheus.ask("alerts")["alerts"]
+    return {(each["labels"]["alertname"], each["labels"].get("node", "")) for each in alerts if each["state"] == "firing"}
+
+
+@contextmanager
+def flooding(url: str, swarm_id: str = DEFAULT_SWARM_ID, most: int = FLOOD) -> Iterator[None]:
+    """A stranger with a key of its own sends as fast as the server takes it, for the length of the
+    block and at most `most` messages.
+    """
+    stopping, failed = threading.Event(), list[BaseException]()
+
+    async def send() -> None:
+        plane = await connect(url, name="mallory", timeout_s=30)
+        key = SigningKey(new_seed())
+        for number in range(most):
+            if stopping.is_set():
+                break
+            payload = encode(sign(group("mallory", number), key, share_tokens=False, swarm_id=swarm_id))
+            await plane.publish(
+                subjects.rollouts("mallory"), payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload)
+            )
+        await plane.close()
+
+    def run() -> None:
+        try:
+            asyncio.run(send())
+        except BaseException as error:  # told by the test's own thread
+            failed.append(error)
+
+    sender = threading.Thread(target=run, daemon=True)
+    sender.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        sender.join(_END_S)
+    assert not sender.is_alive() and not failed, f"the flood broke off: {failed}"

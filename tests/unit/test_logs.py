@@ -1,0 +1,40 @@
+"""What a log tells of a crash."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from shared.identity.keys import new_seed
+from shared.runtime.logs import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def fails_with(seed: str) -> None:
+    raise LookupError(f"a key of {len(seed)} characters")
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_a_crash_is_told_with_its_lines_and_without_what_was_in_variables(tmp_path: Path, log_format: str) -> None:
+    stream, file, seed = io.StringIO(), tmp_path / "verifier.log", new_seed().decode()
+    configure_logging(level="info", log_format=log_format, file=file, stream=stream)  # type: ignore[arg-type]
+    try:
+        fails_with(seed)
+    except LookupError:
+        structlog.get_logger("verifier").exception("crashed")
+    for told in (stream.getvalue(), file.read_text()):
+        assert "a key of 58 characters" in told and "fails_with" in told
+        assert seed not in told

@@ -1,0 +1,73 @@
+"""What `swarm config check` reads of a model without torch is what the services read with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from shared.config.sections import ModelSection
+from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
+from swarm_cli.model.facts import ModelFacts, read_facts
+from tests.architectures.tiny import tiny_config
+from tests.integration.trainer_life import tiny_policy
+
+pytestmark = pytest.mark.slow
+
+
+def facts_in_this_process(model: ModelSection) -> ModelFacts:
+    try:
+        return ModelFacts([], model_max_length(model), bool(load_tokenizer(model).chat_template))
+    except ModelLoadError as error:
+        return ModelFacts([str(error)])
+
+
+def model_folder(folder: Path, change: str) -> Path:
+    tiny_policy(folder)
+    config, tokenizer_config = folder / "config.json", folder / "tokenizer_config.json"
+    match change:
+        case "no template":
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer.chat_template = None
+            (folder / "chat_template.jinja").unlink(missing_ok=True)
+            tokenizer.save_pretrained(folder)
+        case "torn config":
+            config.write_text("{")
+        case "torn tokenizer":
+            (folder / "tokenizer.json").write_text('{"model": ')
+        case "unknown class":
+            tokenizer_config.write_text(json.dumps({**json.loads(tokenizer_config.read_text()), "tokenizer_class": "NoSuch"}))
+        case "template that fails":
+            (folder / "chat_template.jinja").write_text("{{ raise_exception('no questions today') }}")
+        case "gemma3_text":
+            tiny_config(change).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "",
+        "no template",
+        "torn config",
+        "torn tokenizer",
+        "unknown class",
+        "template that fails",
+        "half precision",
+        "gemma3_text",
+        "mixtral",
+    ],
+)
+def test_facts_read_without_torch_are_those_read_with_it(change: str, tmp_path: Path) -> None:
+    model = ModelSection(path=str(model_folder(tmp_path / "model", change)), max_length=0)
+    expected = facts_in_this_process(model)
+    assert (
+        bool(expected.problems) == (change in {"torn config", "torn tokenizer", "template that fails"}) or change == "unknown class"
+    )
+    assert read_facts(model)() == expected
+
+
+def test_a_path_that_is_no_model_is_refused_without_a_process(tmp_path: Path) -> None:
+    assert "no such folder" in read_facts(ModelSection(path=str(tmp_path / "nowhere")))().problems[0]
