@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import time
@@ -50,7 +51,13 @@ class Podman:
     def attempt(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """The same, whatever the exit code."""
         return subprocess.run(
-            ["podman", *arguments], capture_output=True, text=True, timeout=timeout_s, env=self.environment, check=False
+            ["podman", *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            env=self.environment,
+            check=False,
         )
 
     def inspect(self, name: str) -> dict[str, Any]:
@@ -85,6 +92,14 @@ def ask(url: str, timeout_s: float = 5.0) -> tuple[int, str]:
         return error.code, error.read().decode()
     except OSError as error:
         return 0, str(error)
+
+
+def figure(url: str, name: str, label: str = "") -> float:
+    """Sum of a metric's samples on a page, those with `label` (`result="ok"`) where one is named; 0
+    where there are none or nobody answers.
+    """
+    samples = re.findall(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", ask(url)[1], re.MULTILINE)
+    return sum(float(value) for labels, value in samples if label in labels)
 
 
 def wait_for_page(url: str, timeout_s: float, poll_s: float = 0.5) -> float:

@@ -15,6 +15,7 @@ from rich.console import Console
 from shared.config import load_config
 from shared.identity.keys import SigningKey, create
 from shared.transport.nats.tcp import PromptTransport
+from swarm_cli.looking.target import Target, check_listening
 from swarm_cli.observe.snapshot import take_snapshot
 from swarm_cli.observe.status import show
 from swarm_cli.observe.top_model import TopHistory
@@ -57,3 +58,7 @@ def test_a_connection_whose_tls_is_over_is_ended_all_the_same() -> None:
     connection._bare_io_writer = SimpleNamespace(transport=SimpleNamespace(abort=lambda: ended.append("bare")))
     connection.abort()
     assert ended == ["bare"]
+
+
+def test_a_look_at_one_of_several_servers_leaves_it_to_the_connection_to_find_one_that_listens() -> None:
+    check_listening(Target("tls://127.0.0.1:1,tls://127.0.0.1:2", None))

@@ -4,9 +4,10 @@ volumes. Nothing is added.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,26 @@ def pods_of(objects: tuple[Object, ...]) -> list[Pod]:
     for workload in workloads(objects):
         assert workload["kind"] in ("Deployment", "StatefulSet"), f"{workload['kind']} is not run here"
         assert not pod_of(workload).get("initContainers"), f"{name_of(workload)}: init containers are not run here"
-        for ordinal in range(workload["spec"].get("replicas", 1)):
-            stateful = workload["kind"] == "StatefulSet"
-            name = f"{name_of(workload)}-{ordinal if stateful else f'6d4cf56db6-x{ordinal}k2q'}"
-            templates = workload["spec"].get("volumeClaimTemplates", [])
-            claims = {template["metadata"]["name"]: f"{template['metadata']['name']}-{name}" for template in templates}
-            labels = pod_labels(workload)
-            pods.append(Pod(name, labels["app.kubernetes.io/component"], labels, pod_of(workload), claims))
+        pods += [pod_from(workload, ordinal) for ordinal in range(workload["spec"].get("replicas", 1))]
     return pods
+
+
+def pod_from(workload: Object, ordinal: int = 0) -> Pod:
+    """One pod of a workload."""
+    stateful = workload["kind"] == "StatefulSet"
+    name = f"{name_of(workload)}-{ordinal if stateful else f'6d4cf56db6-x{ordinal}k2q'}"
+    templates = workload["spec"].get("volumeClaimTemplates", [])
+    claims = {template["metadata"]["name"]: f"{template['metadata']['name']}-{name}" for template in templates}
+    labels = pod_labels(workload)
+    return Pod(name, labels["app.kubernetes.io/component"], labels, pod_of(workload), claims)
+
+
+def apart(pod: Pod) -> list[Pod]:
+    """The pod's containers, the init containers first, each as a pod of its own with the same
+    volumes.
+    """
+    each = [*pod.spec.get("initContainers", []), *pod.spec["containers"]]
+    return [replace(pod, spec={**pod.spec, "initContainers": [], "containers": [one]}) for one in each]
 
 
 def command_of(container: Object, image: Stage) -> list[str]:
@@ -130,7 +143,8 @@ class Volumes:
                 memory.append([mount["mountPath"], volume["emptyDir"]["sizeLimit"].replace("i", "")])
                 continue
             source = self._source(pod, name, volume)
-            read_only = read_only or "configMap" in volume or volume.get("persistentVolumeClaim", {}).get("readOnly", False)
+            read_only = read_only or bool({"configMap", "secret"} & volume.keys())
+            read_only = read_only or volume.get("persistentVolumeClaim", {}).get("readOnly", False)
             binds.append([str(source / mount.get("subPath", "")), mount["mountPath"], read_only])
         return binds, memory
 
@@ -141,6 +155,8 @@ class Volumes:
             for key, text in find(self._objects, "ConfigMap", volume["configMap"]["name"])["data"].items():
                 (folder / key).write_text(text)
             return folder
+        if "secret" in volume:
+            return self._secret(self._folder / f"{pod.name}-{name}", volume["secret"], pod)
         if "persistentVolumeClaim" in volume:
             claim = volume["persistentVolumeClaim"]["claimName"]
             assert claim is not None, f"{pod.name} mounts {name}, which it has not"
@@ -149,6 +165,17 @@ class Volumes:
             return self._for_group(self._folder / f"claim-{claim}", pod)
         assert "emptyDir" in volume, f"{pod.name}: a volume that this does not know: {volume}"
         return self._for_group(self._folder / f"{pod.name}-{name}", pod)
+
+    def _secret(self, folder: Path, secret: Object, pod: Pod) -> Path:
+        # As the kubelet does with fsGroup: root's, and readable for the pod's group alone.
+        folder.mkdir(parents=True, exist_ok=True)
+        entries: dict[str, str] = find(self._objects, "Secret", secret["secretName"])["data"]
+        paths = {item["key"]: item["path"] for item in secret.get("items", [])} or {key: key for key in entries}
+        for key, path in paths.items():
+            (folder / path).write_bytes(base64.b64decode(entries[key]))
+            os.chown(folder / path, 0, pod.spec["securityContext"]["fsGroup"])
+            (folder / path).chmod(0o440)
+        return folder
 
     def _for_group(self, folder: Path, pod: Pod) -> Path:
         """What fsGroup does: the folder belongs to the pod's group, which may write."""

@@ -23,29 +23,42 @@ from tests.k8s.test_nats_config import START_TIMEOUT_S, Server, cluster, keys
 __all__ = ["cluster", "keys"]
 
 PAGES = [REPOSITORY / "docs/operations.md", *sorted((REPOSITORY / "docs/runbooks").glob("*.md"))]
+FENCED = re.compile(r"^```.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OURS = {"swarm", "python", "torchrun", "hf"}
 """Programs that the images' environment brings (pyproject.toml)."""
-ELSEWHERE = ("up", "down", "top", "dashboard", "plot", "rollouts", "eval", "model", "task", "keys", "config", "roster")
-"""Not of a server: of a machine's own run, of files, or until Ctrl-C."""
+ELSEWHERE = (
+    *("up", "down", "top", "dashboard", "plot", "rollouts", "eval", "model", "task", "keys", "config", "roster"),
+    *("invite", "join"),
+)
+"""Not of a server: of a machine's own run, of files, of somebody else's swarm, or until Ctrl-C."""
 REPORT = "swarm nats report"
 """Of `swarm nats`, what looks at a server; `test_operating_steps` backs up and restores."""
 PLACEHOLDERS = {"NODE": "alpha", "NAME": "mallory", "SEQ": "1"}
 
 
 def inline(page: Path) -> list[str]:
-    """Pieces of code on a page: within backticks, also over a line's end, and indented lines."""
+    """Pieces of code on a page: within backticks, also over a line's end, and the lines of fenced
+    and of indented code. What is not closed within its paragraph is none, so that no piece of prose
+    between two of code is taken for one.
+    """
     text = page.read_text()
-    indented = [line.strip() for line in text.splitlines() if line.startswith("    ")]
-    return [*(" ".join(each.split()) for each in re.findall(r"`([^`]+)`", text)), *indented]
+    lines = [line.strip() for block in FENCED.findall(text) for line in block.splitlines()]
+    said = FENCED.sub("\n", text).splitlines()
+    lines += [line.strip() for line in said if line.startswith("    ")]
+    prose = "\n".join("" if line.startswith("    ") else line for line in said)
+    pieces = [piece for paragraph in prose.split("\n\n") for piece in re.findall(r"`([^`]+)`", paragraph)]
+    return [*(" ".join(piece.split()) for piece in pieces), *lines]
 
 
 def executed() -> list[tuple[str, str, str, str]]:
-    """Each `kubectl exec`: page, pod, container and program."""
+    """Each `kubectl exec`, once for each time that a page has it: page, pod, container and the
+    command, with where it reads from and writes to.
+    """
     found = []
     for page in PAGES:
         for line in inline(page):
-            for pod, container, program in re.findall(r"exec (?:-it? )?(\S+) (?:-c (\S+) )?-- (\S+)", line):
-                found.append((page.name, pod, container, program))
+            for pod, container, command in re.findall(r"exec (?:-it? )?(\S+) (?:-c (\S+) )?-- ([^;#]+)", line):
+                found.append((page.name, pod, container, command.strip()))
     return found
 
 
@@ -64,7 +77,8 @@ def test_every_program_that_a_page_runs_in_a_pod_is_in_that_containers_image() -
     assert {"sh", "tar", "df", "sleep"} <= has and not {"wget", "curl"} & has
     seen = executed()
     assert len(seen) >= 6
-    for page, pod, container, program in seen:
+    for page, pod, container, command in seen:
+        program = command.split()[0]
         name = re.sub(r"^(?:deploy|sts)/|-\$?\w$|\$\w+", "", pod).replace("NODE", "alpha").removeprefix("pod/")
         kind = "Deployment" if "deploy/" in pod else "StatefulSet"
         containers = pod_of(find(objects, kind, name))["containers"]
@@ -100,19 +114,38 @@ def run(words: list[str], told: dict[str, str]) -> tuple[int, str]:
     return done.exit_code, done.output + str(done.exception or "")
 
 
+def said_commands() -> set[str]:
+    """Every `swarm` command that the pages tell to type or name, each once, without what it is
+    piped to or from. One with `...` in it is not whole.
+    """
+    said = {line for page in PAGES for line in inline(page) if re.match(r"swarm [a-z]", line)}
+    return {re.split(r" (?:&&|[|<>]+|#) ", line)[0].strip() for line in said if "..." not in line.replace('"..."', "")}
+
+
 def for_the_operator() -> list[str]:
     """What the pages tell to type that asks or changes a server, each once."""
-    said = {line for page in PAGES for line in inline(page) if re.match(r"swarm [a-z]", line)}
-    commands = {re.split(r" (?:&&|[<>]+|#) ", line)[0].strip() for line in said if "..." not in line.replace('"..."', "")}
-    commands = {each for each in commands if not each.startswith(("swarm plane", "swarm nats ")) or each.startswith(REPORT)}
+    commands = {each for each in said_commands() if not each.startswith(("swarm plane", "swarm nats ")) or each.startswith(REPORT)}
     named = [each for each in commands if each.split()[1] not in ELSEWHERE and "--monitor" not in each]
     return sorted([*named, "swarm nats init --plane node", "swarm nats init --plane swarm"])
 
 
+def refuse_what_a_page_must_not_lead_to(command: str, code: int, said: str) -> None:
+    """A command that a page shows may find nothing, or say what it lacks; it may not be denied,
+    hang or break.
+    """
+    print(code, command, "->", said.strip()[-160:])
+    assert "Traceback" not in said and not re.search(r"denied|permission|cannot connect|timed? ?out", said, re.IGNORECASE), said
+    assert code == 0 or said.strip(), command
+    if command == "swarm status":  # shows the node's streams, though this pod has no key for the swarm's
+        assert "NODE_ALPHA_ROLLOUTS" in said and "no service has written a status" in said, said
+
+
 @pytest.mark.slow
 def test_the_operators_pod_makes_the_streams_and_runs_what_the_pages_tell_it_to(
-    cluster: list[Server], keys: Path, tmp_path: Path
+    cluster: list[Server], keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # `swarm k8s secrets` writes keys where it is typed
+    (tmp_path / "k8s").symlink_to(REPOSITORY / "k8s")
     objects = render("cluster")
     told = as_operator(objects, tmp_path, keys, cluster)
     first = {"node-plane": "node plane of alpha: all streams exist", "swarm-plane": "swarm plane: all streams exist"}
@@ -132,9 +165,7 @@ def test_the_operators_pod_makes_the_streams_and_runs_what_the_pages_tell_it_to(
     for command in commands:
         words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command)[1:]]
         code, said = run(words, told)
-        print(code, command, "->", said.strip()[-160:])
-        assert "Traceback" not in said and not re.search(r"denied|permission|cannot connect|timed? ?out", said, re.IGNORECASE), said
-        assert code == 0 or said.strip(), command
+        refuse_what_a_page_must_not_lead_to(command, code, said)
         if command == "swarm status":  # shows the node's streams, though this pod has no key for the swarm's
             # A narrow terminal cuts the names of streams.
             assert "NODE_ALPHA_R" in said and "no service has written a status" in said, said
