@@ -40,6 +40,7 @@ ROWS = {
     "policy-delta-link": ("benchmarks.policy_delta", 600),
     "waiting": ("benchmarks.waiting", 300),
     "commands": ("benchmarks.commands", 300),
+    "page": ("benchmarks.page", 300),
 }
 TARGET = Path("docs/benchmarks.md")
 

@@ -225,6 +225,17 @@ async def usual(swarm: PageSwarm, *, steps: int = 6) -> None:
             await swarm.batch(taker, own, theirs, *far)
 
 
+async def a_hundred(swarm: PageSwarm) -> None:
+    """`usual`, and 97 more nodes elsewhere with long names, twenty scores and a group each."""
+    await usual(swarm)
+    for number in range(97):
+        name = f"node-{number:03d}-" + "n" * 20
+        await swarm.node(name, here=False)
+        for version in range(0, 500, 25):
+            await swarm.score(swarm.report(name, version, 0.1 + number / 200 + version / 2000, datasets=8))
+        await swarm.batch("alpha", group("alpha", name, "q" * 2000, [("a" * 500, 1.0)] * 16, tokens=False))
+
+
 async def publish_raw(url: str, subject: str, payload: bytes) -> None:
     """As a stranger does who has no code of ours."""
     peer = await nats.connect(url)

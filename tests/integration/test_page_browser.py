@@ -22,7 +22,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.runtime.health import HealthServer, Heartbeat
 from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, WAIT_MS, Looker, a_browser, written
-from tests.integration.page_swarm import SWARM, Dashboard, PageSwarm, group, publish_raw, usual
+from tests.integration.page_swarm import SWARM, Dashboard, PageSwarm, a_hundred, group, publish_raw, usual
 from tests.nats_server import NatsServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright comes with the extra `test`")
@@ -173,6 +173,40 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         shown.close()
 
 
+@pytest.mark.parametrize("differs", [False, True], ids=["same", "changed"])
+def test_a_click_during_which_the_page_is_refreshed_is_followed(
+    differs: bool, browser: Any, server: NatsServer, tmp_path: Path
+) -> None:
+    async def write() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await usual(swarm)
+        await swarm.transport.close()
+
+    written(write())
+    shown = Dashboard(server.url, tmp_path)
+    looker = Looker(browser)
+    try:
+        shown.until_state("running")
+        page = looker.open(shown.url)
+        if differs:
+            page.evaluate("document.querySelector('#nodes').append('what the next refresh replaces')")
+        page.locator("#nodes").get_by_role("link", name="alpha").hover()
+        page.mouse.down()
+        with page.expect_response("**/swarm.json*"):
+            page.evaluate("void show()")
+        page.wait_for_timeout(500)
+        page.mouse.up()
+        page.get_by_role("heading", name="Reward by step").wait_for()
+        assert page.url.startswith(shown.url + "#/node/alpha")
+        page.get_by_role("link", name="The swarm").click()
+        page.get_by_role("heading", name="Running").wait_for()
+        assert "what the next refresh replaces" not in page.locator("#nodes").inner_text()
+        looker.check()
+    finally:
+        looker.close()
+        shown.close()
+
+
 @pytest.mark.skipif(not PROMETHEUS, reason="no prometheus on the PATH (Debian's package prometheus)")
 def test_an_alert_that_fires_has_its_card_on_both_pages_and_axe_finds_nothing_on_the_panels(
     browser: Any, server: NatsServer, tmp_path: Path
@@ -278,18 +312,12 @@ def test_scores_are_ranked_on_the_same_tasks_and_by_signature_and_hostile_text_i
         shown.close()
 
 
-def test_a_swarm_of_a_hundred_nodes_is_there_in_a_second_and_300_kilobytes(
-    browser: Any, server: NatsServer, tmp_path: Path
-) -> None:
+def test_a_swarm_of_a_hundred_nodes_fits_in_300_kilobytes(browser: Any, server: NatsServer, tmp_path: Path) -> None:
+    """How long it takes is measured by `python -m benchmarks page`."""
+
     async def write() -> None:
         swarm = await PageSwarm.open(server.url)
-        await usual(swarm)
-        for number in range(97):
-            name = f"node-{number:03d}-" + "n" * 20
-            await swarm.node(name, here=False)
-            for version in range(0, 500, 25):
-                await swarm.score(swarm.report(name, version, 0.1 + number / 200 + version / 2000, datasets=8))
-            await swarm.batch("alpha", *(group("alpha", name, "q" * 2000, [("a" * 500, 1.0)] * 16, tokens=False) for _ in range(1)))
+        await a_hundred(swarm)
         await swarm.transport.close()
 
     written(write())
@@ -299,20 +327,12 @@ def test_a_swarm_of_a_hundred_nodes_is_there_in_a_second_and_300_kilobytes(
         shown.until_state("running")
         sizes: list[int] = []
         looker.page.on("response", lambda response: sizes.append(int(response.headers.get("content-length", "0"))))
-        times = []
-        for _ in range(8):  # the best of a few: other work on the machine is no property of the page
-            sizes.clear()
-            page = looker.open(shown.url)
-            times.append(page.evaluate("performance.now()"))
-            assert sum(sizes) < 300_000, f"{sum(sizes):,} bytes"
-            if min(times) < 1000:
-                break
+        page = looker.open(shown.url)
+        assert 0 < sum(sizes) < 300_000, f"{sum(sizes):,} bytes"
         assert page.locator("#leaderboard tbody tr").count() == 100
         assert page.locator("#nodes tbody tr").count() == 100
-        assert min(times) < 1000, f"{times} ms"
         looker.check()
         looker.shot("hundred-1280-light")
-        print(f"{sum(sizes):,} bytes, {min(times):.0f} ms")
     finally:
         looker.close()
         shown.close()

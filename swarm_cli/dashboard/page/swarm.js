@@ -1,7 +1,7 @@
 // The swarm's page: which nodes learn, whose groups they train on, questions and answers, and alerts. All data comes from this machine's dashboard.
 "use strict";
 
-const REFRESH_MS = 5000, MATRIX_MOST = 24;
+const REFRESH_MS = 5000, HELD_MS = 5000, MATRIX_MOST = 24;
 const chosen = { dataset: "", texts: "", held: false };
 let timer = 0, shown = "", round = 0;
 
@@ -205,21 +205,30 @@ function view() {
   return { build: showSwarm, live: true };
 }
 
-/** Put the parts on the page. An unchanged section stays, with its focus and scroll position; a changed one keeps the focus if it can. */
+/** Put the parts on the page. An unchanged section is not touched, so that its focus, its selected text and its scroll position stay; a changed one keeps the focus if it can. */
 function place(parts, live) {
   const main = byId("main"), wanted = parts.filter(Boolean);
   if (!live) return main.replaceChildren(...wanted);
   const old = new Map([...main.children].map((child) => [child.id || child.className.split(" ")[0], child]));
   const focus = document.activeElement, focused = main.contains(focus) && (focus.id ? `#${CSS.escape(focus.id)}` : focus.getAttribute("href") ? `[href="${CSS.escape(focus.getAttribute("href"))}"]` : null);
-  main.replaceChildren(...wanted.map((part) => {
+  const next = wanted.map((part) => {
     const before = old.get(part.id || part.className.split(" ")[0]);
     if (before && (before.isEqualNode(part) || (part.id === "texts" && chosen.held && !changed))) return before;
     part.querySelectorAll(".scroll").forEach((each, index) => { const last = before?.querySelectorAll(".scroll")[index]; if (last) each.dataset.left = last.scrollLeft; });
     return part;
-  }));
+  });
+  [...main.children].filter((child) => !next.includes(child)).forEach((child) => child.remove());
+  next.forEach((part, index) => { if (main.children[index] !== part) main.insertBefore(part, main.children[index] || null); });
   main.querySelectorAll(".scroll[data-left]").forEach((each) => { each.scrollLeft = Number(each.dataset.left); delete each.dataset.left; });
   if (focused && document.activeElement !== focus) main.querySelector(focused)?.focus({ preventScroll: true });
 }
+
+/** Resolves when the pointer is not pressed, and after HELD_MS at the latest: a link that is replaced between press and release is not followed. */
+let release = null;
+const unpressed = () => release && Promise.race([release.promise, new Promise((resolve) => setTimeout(resolve, HELD_MS))]);
+addEventListener("pointerdown", ({ button }) => { if (button === 0 && !release) { release = {}; release.promise = new Promise((resolve) => { release.now = resolve; }); } }, true);
+// The click follows pointerup, so it goes first.
+for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(() => { release?.now(); release = null; }), true);
 
 let changed = false;
 const again = () => { changed = true; show(); };
@@ -236,6 +245,7 @@ async function show() {
     parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : name(problem.message)), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
     if (live && byId("main").querySelector("section")) parts = [...parts, ...[...byId("main").children].filter((child) => child.tagName === "SECTION")];
   }
+  if (live && here === shown) await unpressed();
   if (mine !== round) return;
   place(parts, live && here === shown);
   changed = false;
