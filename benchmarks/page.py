@@ -54,7 +54,9 @@ def _loads(folder: Path, url: str) -> tuple[list[float], int]:
             for number in range(-1, TIMES):  # the first load does not count: the browser starts
                 looker = Looker(browser)
                 sizes = []
-                looker.page.on("response", lambda response, into=sizes: into.append(int(response.headers.get("content-length", "0"))))
+                looker.page.on(
+                    "response", lambda response, into=sizes: into.append(int(response.headers.get("content-length", "0")))
+                )
                 page = looker.open(shown.url)
                 times.append(page.evaluate("performance.now()") / 1000)
                 assert page.locator("#leaderboard tbody tr").count() == 100

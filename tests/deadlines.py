@@ -21,7 +21,7 @@ import pytest
 
 from shared.cancelling import cancel_and_wait
 
-ASYNC_TEST_TIMEOUT_S = 120.0
+ASYNC_TEST_TIMEOUT_S = 300.0
 _FIXTURES_S = 300.0
 """Additional time for the fixtures of a coroutine test with a long deadline."""
 MISSING = (

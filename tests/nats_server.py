@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-START_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 120.0
 
 
 def find_binary() -> str:

@@ -58,18 +58,18 @@ async def _run(folder: Path) -> None:
                 return None
             return True
 
-        await eventually(set_up, 30.0)
+        await eventually(set_up, 120)
         observer = await nats.connect(cluster.url.split(","), max_reconnect_attempts=-1, reconnect_time_wait=0.1)
         loads = [Load(transport, f"p{number}") for number, transport in enumerate(transports)]
         publishing = [asyncio.create_task(load.run()) for load in loads]
         killed = []
         for _ in range(SCALE.leader_kills):
-            name = await eventually(lambda: leader(observer, "CHAOS_LOAD"), 60.0)
+            name = await eventually(lambda: leader(observer, "CHAOS_LOAD"), 120)
             await asyncio.sleep(1.0)
             cluster.servers[name].kill()
             killed.append(name)
             await cluster.restart(name, DOWN_S)
-        await eventually(lambda: leader(observer, "CHAOS_LOAD"), 60.0)
+        await eventually(lambda: leader(observer, "CHAOS_LOAD"), 120)
         await asyncio.sleep(0.5)
         for load in loads:
             load.stop()

@@ -64,7 +64,7 @@ async def test_own_groups_sent_twice_in_disorder_and_delivered_again_count_once(
         where = subjects.node_scored_stream("alpha")
         await thief.publish(subjects.node_scored("alpha"), encode(done), stream=where, message_id=done.group_id)
     async with verifier(config) as alpha:
-        await until(lambda: queue_is_empty(alpha.node, "alpha"), 60.0)
+        await until(lambda: queue_is_empty(alpha.node, "alpha"), 120)
         counts = Counter(each.group_id for each in await scored(alpha.node, "alpha"))
     await thief.close()
     lost = sum(counts[content_id(payload)] == 0 for payload in payloads)

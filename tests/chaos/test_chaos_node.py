@@ -153,7 +153,7 @@ def test_with_the_swarm_plane_away_the_node_trains_alone_and_shares_again_afterw
     assert alone >= 2, "the node did not train while the swarm plane was away"
     wounded.swarm_server.start()
     started = time.monotonic()
-    wait_until(lambda: figure("shared") > shared_before, wounded.node, timeout_s=60.0, what="local groups shared again")
+    wait_until(lambda: figure("shared") > shared_before, wounded.node, timeout_s=120, what="local groups shared again")
     back_s = time.monotonic() - started
     external = sum(line["groups_external"] for line in wounded.node.steps())
     wait_until(
@@ -203,10 +203,10 @@ def test_a_frozen_service_holds_the_node_back_and_loses_nothing(wounded: Wounded
 def test_afterwards_every_acknowledged_group_was_scored_once_and_every_batch_trained_once(wounded: Wounded, tmp_path: Path) -> None:
     node, observer = wounded.node, wounded.observer
     assert node.stop("generator") == 0
-    wait_until(lambda: observer.queued() == 0, timeout_s=60.0, what="an empty queue of local groups")
-    wait_until(observer.caught_up, timeout_s=30.0, what="all of both logs read")
+    wait_until(lambda: observer.queued() == 0, timeout_s=120, what="an empty queue of local groups")
+    wait_until(observer.caught_up, timeout_s=120, what="all of both logs read")
     assert node.stop("sampler") == 0
-    wait_until(observer.caught_up, timeout_s=30.0, what="all of both logs read")
+    wait_until(observer.caught_up, timeout_s=120, what="all of both logs read")
     batches = observer.numbered_batches()
     last = f"batch {batches[-1].number}, the last of {len(batches)} in the log up to {max(observer.batches)}, trained"
     wait_until(lambda: wounded.step >= len(batches), timeout_s=GOES_ON_S, what=last)

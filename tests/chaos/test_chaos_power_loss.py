@@ -48,7 +48,9 @@ def strace_works() -> bool:
     """Whether this machine has strace and lets it trace."""
     if shutil.which("strace") is None:
         return False
-    return subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, timeout=20, check=False).returncode == 0
+    return (
+        subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, timeout=180, check=False).returncode == 0
+    )
 
 
 class Durable:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-REQUEST_TIMEOUT_S = 60.0
-PROXY_START_S = 30.0
+REQUEST_TIMEOUT_S = 120.0
+PROXY_START_S = 120.0
 
 Object = dict[str, Any]
 

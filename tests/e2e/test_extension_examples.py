@@ -102,7 +102,7 @@ def swarm(installed: Path, collector: Collector, tmp_path_factory: pytest.TempPa
         out, err = process.communicate(timeout=START_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=180)
         pytest.fail(f"swarm up --steps 2 did not end by itself:\n{out[-6000:]}\n{err[-2000:]}")
     assert process.returncode == 0, out[-6000:]
     return swarm

@@ -38,7 +38,7 @@ def test_a_newcomer_in_another_network_accepts_a_foreign_group_within_two_minute
     hub_log, join_log = tmp_path / "hub.log", tmp_path / "join.log"
     (tmp_path / "hub.conf").write_text(HUB.replace("hub-streams", str(tmp_path / "store")))
     networks.start("hub", find_binary(), "-c", str(tmp_path / "hub.conf"), log=hub_log)
-    until("the hub listens", lambda: b"Server is ready" in hub_log.read_bytes(), 30.0, hub_log)
+    until("the hub listens", lambda: b"Server is ready" in hub_log.read_bytes(), 120, hub_log)
     environment = {
         "SWARM_NATS__NODE_URL": hub_url,
         "SWARM_NATS__SWARM_URL": hub_url,

@@ -81,7 +81,7 @@ class Operator:
     def _start(self, file: Path) -> None:
         log = file.with_suffix(".log")
         self.networks.start("hub", find_binary(), "-c", str(file), log=log)
-        until(f"{file} serves", lambda: "Server is ready" in log.read_text(), 30.0, log)
+        until(f"{file} serves", lambda: "Server is ready" in log.read_text(), 120, log)
 
     def start_own(self) -> None:
         """Alpha's own server: on loopback, without keys, as `swarm join` makes one."""

@@ -39,7 +39,7 @@ async def test_a_call_that_nobody_waits_for_any_more_ends_at_its_next_token(tmp_
     loop = asyncio.get_running_loop()
     engine._model.register_forward_hook(count)
     calling = asyncio.create_task(engine.generate([[65, 66]], 8, SamplingParams(max_new_tokens=200), seed=1))
-    await asyncio.wait_for(forwards.wait(), 30)
+    await asyncio.wait_for(forwards.wait(), 120)
     calling.cancel()
     await engine.rest()
     assert len(counted) < 150

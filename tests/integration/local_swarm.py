@@ -16,7 +16,7 @@ from tests import forked
 from tests.nats_server import free_port
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 480.0
 WITH_TORCH = ("eval", "model")
 """Commands that import torch, and are not about starting."""
 

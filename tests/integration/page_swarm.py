@@ -43,7 +43,7 @@ from shared.transport.connect import connect
 from tests.integration.local_swarm import free_port_range
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 SWARM = "first"
 SET = "ab" * 32
 TOKENIZER = ROOT / "models" / "base" / "tokenizer.json"
@@ -285,6 +285,6 @@ class Dashboard:
 
     def close(self) -> str:
         self.process.terminate()
-        said, _ = self.process.communicate(timeout=30)
+        said, _ = self.process.communicate(timeout=180)
         assert self.process.returncode == 0, said
         return said

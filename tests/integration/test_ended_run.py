@@ -31,7 +31,7 @@ from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.page_swarm import Dashboard, PageSwarm, usual
 from tests.nats_server import NatsServer
 
-DEADLINE_S = 30.0
+DEADLINE_S = 180.0
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from swarm_cli.running import RunNote
 from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 COMMANDS = {
     "status": "from swarm_cli.observe import status as module; module.take_snapshot = wait; wanted = ['status']",

@@ -189,7 +189,7 @@ async def test_a_blob_that_trickles_ends_at_one_deadline_for_the_whole(nats_serv
         message = await refer(near, spec.name, "slow.log.a", size, runs, hashlib.sha256(bytes(size)).hexdigest())
         assert await far.payload(message) == bytes(size)
         proxy.delay_s = 1.0
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(90):
             with pytest.raises(TransportError, match="did not arrive within 6.9"):
                 await far.payload(message)
         await near.close()
@@ -210,7 +210,7 @@ async def test_references_that_cost_much_hold_up_nobody_else_and_are_counted_und
             await refer(mallory, subjects.SWARM_ROLLOUTS, MALLORY, 4096, runs, f"{number:064x}", f"loris-{number}")
         for index in range(10):
             await share(mallory, key, "beta", index)
-        await until(lambda: alpha.status.get("accepted") == 10, 30.0)
+        await until(lambda: alpha.status.get("accepted") == 10, 120)
         await until(lambda: alpha.status.get("refused_reference") == 100)
         await mallory.close()
 
@@ -230,7 +230,7 @@ async def test_bytes_stored_once_are_read_once_however_often_they_are_referred_t
             await refer(mallory, subjects.SWARM_ROLLOUTS, MALLORY, size, runs, f"{number:064x}", f"again-{number}")
         for index in range(5):
             await share(mallory, key, "beta", index)
-        await until(lambda: alpha.status.get("accepted") == 5, 60.0)
+        await until(lambda: alpha.status.get("accepted") == 5, 120)
         await until(lambda: alpha.status.get("refused") == 60)
         assert alpha.status.get("refused_blob_missing") == 1 and alpha.status.get("refused_reference") > 0
         assert received_bytes(alpha.swarm) - before < 2 * 8 * MAX_CHUNK_BYTES
@@ -265,7 +265,7 @@ async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(n
                 payload = bytes([number]) * int(7.5 * MIB)
                 subject = subjects.rollouts(f"mallory-{number % 8}")
                 await others.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=f"{number}", timeout_s=20.0)
-            await until(lambda: alpha.status.get("refused") == 48, 60.0)
+            await until(lambda: alpha.status.get("refused") == 48, 120)
             assert alpha.status.get("refused_malformed") == 48
             await others.close()
     assert max(total for total, _ in peaks) <= NODE_BYTES

@@ -33,7 +33,7 @@ from shared.transport.reference import BLOB_HEADER
 from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 180.0
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m[/bold]"
 KEYS = (
     "\x1b]0;owned\x07",

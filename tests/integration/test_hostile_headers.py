@@ -51,7 +51,7 @@ async def published(server: NatsServer, subject: str, block: bytes, times: int, 
         await asyncio.sleep(pause_s)
     writer.write(b"PING\r\n")
     await writer.drain()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while b"PONG" not in await reader.readline():
             pass
     writer.close()
@@ -102,8 +102,8 @@ async def test_large_headers_of_one_sender_cost_the_others_nothing_and_are_count
             await asyncio.sleep(0.5)
         await flood
         sent_at = time.monotonic()
-        await until(lambda: alpha.status.get("accepted") == 12, 15.0)
-        await until(lambda: alpha.status.get("refused_too_large") == FLOOD, 30.0)
+        await until(lambda: alpha.status.get("accepted") == 12, 120)
+        await until(lambda: alpha.status.get("refused_too_large") == FLOOD, 120)
         print(f"all honest groups taken in {time.monotonic() - sent_at:.1f} s after the last was sent")
         await honest.close()
 
@@ -118,7 +118,7 @@ async def test_a_status_that_a_member_writes_keeps_no_draw_from_a_full_stream(na
         honest = await connect(server.url, name="honest")
         for index in range(3):
             await share(honest, key, "beta", index)
-        await until(lambda: alpha.status.get("accepted") == 3, 15.0)
+        await until(lambda: alpha.status.get("accepted") == 3, 120)
         flood = asyncio.create_task(
             published(server, subjects.rollouts("mallory"), BLOCKS["the same as a header"], times=20_000, pause_s=1 / 300)
         )

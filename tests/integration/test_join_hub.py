@@ -64,7 +64,7 @@ def list_nodes(hub: SecuredServer, *nodes: str) -> None:
     for _ in range(2):
         before = hub.log_file.read_text().count("Reloaded server configuration")
         hub.reload()
-        asyncio.run(until(lambda before=before: hub.log_file.read_text().count("Reloaded server configuration") > before, 20.0))
+        asyncio.run(until(lambda before=before: hub.log_file.read_text().count("Reloaded server configuration") > before, 120))
 
 
 def token_of(hub: SecuredServer, *more: str) -> str:

@@ -104,5 +104,5 @@ def test_the_shipped_configurations_of_hub_and_site_are_valid() -> None:
     for name in ("hub", "site"):
         command = [find_binary(), "-t", "-c", str(REPO / "config" / "leaf" / f"{name}.conf")]
         environment = {**os.environ, "SWARM_HUB_URL": "nats://127.0.0.1:7422"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
         assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ from shared.transport.connect import connect
 from tests.integration.trainer_life import mixed_batch, put_batches, set_up, tiny_policy, trainer_position
 from tests.integration.trainer_process import start, write_config
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 LEASE_S = 3.0
 
 

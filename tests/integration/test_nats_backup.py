@@ -42,7 +42,7 @@ QUEUE, SCORED, DEAD = node_rollouts_stream("alpha"), node_scored_stream("alpha")
 BUCKET = "KV_node_alpha"
 LARGE = b"large group " * 200_000
 """More than one message may hold: it travels in chunks."""
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 def swarm(*words: str, url: str = "", **environment: str) -> tuple[int, str]:

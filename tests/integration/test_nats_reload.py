@@ -33,13 +33,13 @@ async def test_a_user_whose_key_is_taken_out_is_disconnected_and_says_so_until_i
         server._text = whole.replace(SigningKey((server.keys / "alpha/trainer.nk").read_bytes().strip()).public_key, stranger())
         server.configure()
         server.reload()
-        await until(lambda: not plane.connected, 10.0)
+        await until(lambda: not plane.connected, 120)
         with pytest.raises(NotConnected):
             await plane.kv.put("node_alpha", subjects.TRAINER_KEY, b"2")
         server._text = whole
         server.configure()
         server.reload()
-        await until(lambda: plane.connected, 30.0)
+        await until(lambda: plane.connected, 120)
         assert await plane.kv.put("node_alpha", subjects.TRAINER_KEY, b"3") > 0
     finally:
         await plane.close()
@@ -54,7 +54,7 @@ async def test_a_reload_without_the_accounts_is_refused_and_nobody_is_let_in(tmp
         server._text = whole[: whole.index("accounts {")] + whole[whole.index("max_connections: ") :]
         server.configure()
         server.reload()
-        await until(lambda: "Failed to reload" in server.log_file.read_text(), 20.0)
+        await until(lambda: "Failed to reload" in server.log_file.read_text(), 120)
         with pytest.raises(AccessDenied, match="wants a key and none is given"):
             await connect(server.url, name="x", timeout_s=20.0, ca_file=str(server.ca_file))
     finally:
@@ -83,7 +83,7 @@ async def test_a_node_that_is_added_by_two_reloads_shares_and_nobody_else_notice
         server.configure()
         for number in (1, 2):
             server.reload()
-            await until(lambda number=number: server.log_file.read_text().count("Reloaded server configuration") == number, 20.0)
+            await until(lambda number=number: server.log_file.read_text().count("Reloaded server configuration") == number, 120)
         beta = await connect_swarm_plane(server.config("beta", tmp_path), "verifier", timeout_s=10.0)
         for plane, node in ((alpha, "alpha"), (beta, "beta")):
             subject = subjects.rollouts(node)
@@ -109,11 +109,11 @@ async def test_a_key_that_is_replaced_under_a_running_service_is_named_once_with
         server.configure()
         server.reload()
         refused = "authentication error"
-        await until(lambda: server.log_file.read_text().count(refused) >= 3, 60.0)
+        await until(lambda: server.log_file.read_text().count(refused) >= 3, 120)
         server._text = whole
         server.configure()
         server.reload()
-        await until(lambda: plane.connected, 60.0)
+        await until(lambda: plane.connected, 120)
         await plane.close()
     finally:
         logging.getLogger().handlers = before[0]

@@ -27,7 +27,7 @@ from tests.integration.nats_users import raw
 from tests.nats_server import NatsServer, free_port
 from tests.secured_server import SecuredServer, swarm
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 class Watching:

@@ -26,7 +26,7 @@ from tests.nats_server import NatsServer
 from tests.unit.sampler_groups import scored_group
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 180.0
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e"
 
 

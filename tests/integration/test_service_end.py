@@ -77,6 +77,6 @@ def test_a_service_whose_server_is_gone_ends_well_only_when_it_was_asked_to(
     if asked:
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=180)
     assert process.returncode == code, said + rest
     assert told in rest

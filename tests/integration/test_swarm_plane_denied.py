@@ -31,7 +31,7 @@ async def test_the_page_shows_the_nodes_of_its_server_where_the_hub_refuses_its_
     config = load_config(overrides={"node": {"var_dir": tmp_path}, "tasks": [{"dataset": "gcd"}]})
     source = SwarmSource(config, Following(config, Target(own.url, hub.url), fixed=True))
     for _ in range(2):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             snapshot = await source.look()
         assert snapshot is not None and [node.node for node in snapshot.nodes] == ["alpha"]
         assert snapshot.swarm_reachable is False and "wants a key" in snapshot.swarm_problem

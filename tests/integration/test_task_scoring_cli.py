@@ -19,7 +19,7 @@ POLYNOMIAL = ("polynomial_multiplication", "--seed", "5", "--index", "1")
 def swarm(*arguments: str, given: bytes = b"", hash_seed: str = "random") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "swarm_cli", "task", *arguments]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    return subprocess.run(command, cwd=ROOT, env=environment, input=given, capture_output=True, timeout=90)
+    return subprocess.run(command, cwd=ROOT, env=environment, input=given, capture_output=True, timeout=180)
 
 
 def reward(scored: subprocess.CompletedProcess[bytes]) -> float:

@@ -32,7 +32,7 @@ from swarm_cli.running import RunNote
 from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 40.0
+DEADLINE_S = 180.0
 
 
 @pytest.fixture

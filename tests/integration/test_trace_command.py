@@ -31,7 +31,7 @@ from tests.nats_server import NatsServer
 from tests.unit.sampler_groups import scored_group
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
+DEADLINE_S = 180.0
 MADE_AT = 1_700_000_000.0
 
 

@@ -32,7 +32,7 @@ from tests.integration.trainer_process import Death, arrange, write_config
 from tests.integration.trainer_ranks import start_ranks
 
 STEPS = 4
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 LOST = "training processes exited, or did not answer for"
 
 

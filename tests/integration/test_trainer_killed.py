@@ -28,7 +28,7 @@ from tests.integration.trainer_life import final_state, metric_lines, mixed_batc
 from tests.integration.trainer_process import Death, start, write_config
 
 STEPS = 6
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @dataclass

@@ -207,7 +207,7 @@ async def test_a_step_that_does_not_fit_is_fatal_unless_others_may_have_the_memo
     with pytest.raises((FatalError, RuntimeError), match="step 1 does not fit .*2.00 GiB.*lower trainer.token_budget") as raised:
         await Life(config, transport, learn=FullDevice).end()
     assert isinstance(raised.value, FatalError) != in_turns
-    async with asyncio.timeout(10), DeviceTurns(turns_file(tmp_path, "cpu"), "the next").turn():
+    async with asyncio.timeout(120), DeviceTurns(turns_file(tmp_path, "cpu"), "the next").turn():
         pass
 
 

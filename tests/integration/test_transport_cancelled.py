@@ -65,7 +65,7 @@ class Scene:
 
     async def take(self) -> Delivery:
         """The next of the queue, which may have been handed to a fetch that was cancelled."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while True:
                 for delivery in await self.transport.fetch(self.queue.name, WORKER.name, 1, 1.0):
                     return delivery

@@ -39,7 +39,7 @@ def finished(swarm: Swarm) -> subprocess.CompletedProcess[str]:
         out, err = process.communicate(timeout=START_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=180)
         pytest.fail(f"swarm up --steps {STEPS} did not end by itself:\n{out[-6000:]}\n{err[-2000:]}")
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -143,7 +143,7 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_second_node_and_sto
             pytest.fail(f"the second node did not come:\n{added.stderr}\n{json.dumps(second)[:3000]}")
     finally:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=180)
     assert process.returncode == 130
     assert "continues where it stopped" in err
     alpha = seen["nodes"]["alpha"]

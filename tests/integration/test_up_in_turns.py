@@ -31,7 +31,7 @@ def test_two_nodes_train_to_the_end_and_all_four_have_turns(tmp_path: Path) -> N
         time.sleep(0.002)
     if process.poll() is None:
         process.kill()
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=180)
 
     assert process.returncode == 0, f"{out[-4000:]}\n{err[-2000:]}"
     assert holders == {"generator of alpha", "generator of beta", "trainer of alpha", "trainer of beta"}

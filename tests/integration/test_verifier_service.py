@@ -134,7 +134,7 @@ async def verifier(config: NodeConfig) -> AsyncIterator[ServiceContext]:
             await swarm.close()
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 25.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         met = condition()

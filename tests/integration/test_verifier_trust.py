@@ -75,7 +75,7 @@ async def test_a_ban_acts_within_seconds_on_name_and_key_outlives_a_restart_and_
         await in_thread(ban, config, "beta", duration="1h", reason="spam")
         banned_at = time.monotonic()
         await until(lambda: alpha.status.get("senders_banned") == 1)
-        assert time.monotonic() - banned_at < 5.0
+        assert time.monotonic() - banned_at < 30.0
         await share(alpha.swarm, key, "beta", 1)
         await share(alpha.swarm, key, "delta", 2)
         await until(lambda: alpha.status.get("refused_banned") == 2)
@@ -205,7 +205,7 @@ async def test_a_flood_of_one_sender_leaves_the_others_what_they_had(nats_server
 
             # Whether it came about is for the end to say.
             with suppress(AssertionError):
-                await until(is_settled, timeout_s=60.0)
+                await until(is_settled, timeout_s=120)
 
         await senders.phase(0)
         await settle(0)
@@ -356,7 +356,7 @@ async def test_a_sender_in_quarantine_stays_there_when_the_verifier_starts_again
             subject = subjects.rollouts("mallory")
             await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
         await share(alpha.swarm, absurd, "gamma", 0)
-        await until(lambda: alpha.status.get("senders_quarantined") == 1 and alpha.status.get("accepted") == 1, 40.0)
+        await until(lambda: alpha.status.get("senders_quarantined") == 1 and alpha.status.get("accepted") == 1, 120)
 
         async def kept() -> bool:
             found = await known(alpha.node)

@@ -94,7 +94,7 @@ def test_the_servers_configuration_comes_with_the_package(installed: Path, tmp_p
     printed = swarm(installed, tmp_path, "up", "--print-procfile").stdout
     (file,) = re.findall(r"nats-server --config (\S+) ", printed)
     assert Path(file).is_relative_to(installed)
-    subprocess.run([find_binary(), "-t", "-c", file], capture_output=True, timeout=30, check=True)
+    subprocess.run([find_binary(), "-t", "-c", file], capture_output=True, timeout=180, check=True)
 
 
 def test_the_dashboards_rules_come_with_the_package(installed: Path, tmp_path: Path) -> None:

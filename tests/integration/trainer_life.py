@@ -49,7 +49,7 @@ from tests.engines.tiny_models import byte_tokenizer
 
 NODE = "alpha"
 OTHER_TOKENIZER = "f" * 64
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 def tiny_policy(folder: Path, *, tied: bool = True, attention_bias: bool = True) -> Path:

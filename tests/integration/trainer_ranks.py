@@ -30,7 +30,7 @@ from shared.contracts.messages import Batch
 from shared.model.adapter_merge import DeltaRounding
 from tests import forked
 
-DEADLINE_S = 100.0
+DEADLINE_S = 180.0
 
 
 @dataclass

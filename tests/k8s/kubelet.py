@@ -27,7 +27,7 @@ LEAST_GRACE_S = 2.0
 """What kubelet leaves between SIGTERM and SIGKILL when the hook took all of the grace period."""
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 PROBE_FIELDS = {"httpGet", "initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold", "failureThreshold"}
-STARTING_S = 30.0
+STARTING_S = 120.0
 
 
 @dataclass(frozen=True)

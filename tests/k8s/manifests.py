@@ -20,7 +20,7 @@ import yaml
 REPOSITORY = Path(__file__).parents[2]
 K8S = REPOSITORY / "k8s"
 ROLES = ("generator", "verifier", "sampler", "trainer")
-RENDER_TIMEOUT_S = 60.0
+RENDER_TIMEOUT_S = 120.0
 
 Object = dict[str, Any]
 

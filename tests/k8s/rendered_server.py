@@ -16,7 +16,7 @@ from tests.k8s.manifests import Object
 from tests.k8s.test_nats_config import configuration
 from tests.nats_server import find_binary, free_port
 
-START_S = 30.0
+START_S = 120.0
 PORTS = (4222, 6222, 7422, 8222)
 
 
@@ -82,7 +82,7 @@ class RenderedServer:
     def reload(self) -> None:
         """As `kubectl exec nats-0 -- nats-server --signal reload=/run/nats/nats.pid` does."""
         before = self.log.count("Reloaded server configuration")
-        done = subprocess.run([find_binary(), "--signal", f"reload={self.folder}/run/nats/nats.pid"], timeout=30, check=False)
+        done = subprocess.run([find_binary(), "--signal", f"reload={self.folder}/run/nats/nats.pid"], timeout=180, check=False)
         assert done.returncode == 0
         deadline = time.monotonic() + START_S
         while self.log.count("Reloaded server configuration") == before:

@@ -39,7 +39,7 @@ from tests.k8s.manifests import K8S, Object, environment, find, nats_files, pod_
 from tests.nats_server import find_binary, free_port
 from tests.secured_server import swarm
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 NODES = ("alpha", "beta", "gamma")
 
 
@@ -260,7 +260,7 @@ async def test_init_without_the_pods_environment_refuses_to_leave_one_copy_of_th
             "SWARM_NATS__NODE_CA_FILE": str(keys / "ca.crt"),
         }
         command = [sys.executable, "-m", "swarm_cli", "nats", "init", "--plane", "node", "--key", str(keys / "alpha/operator.nk")]
-        return subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, timeout=90, check=False)
+        return subprocess.run([*command, *flags], env=environment, capture_output=True, text=True, timeout=180, check=False)
 
     refused = await asyncio.to_thread(init)
     assert refused.returncode == EXIT_CONFIG, refused.stderr
@@ -356,7 +356,7 @@ async def test_a_server_in_lame_duck_mode_ends_by_itself_within_the_pods_grace_p
     before = await operator.stream_state(node_rollouts_stream("alpha"))
     _, flag, told = pod_of(nats)["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     started = time.monotonic()
-    subprocess.run([find_binary(), flag, told.replace("=/", f"={leaving.folder}/")], check=True, timeout=10)  # noqa: ASYNC221
+    subprocess.run([find_binary(), flag, told.replace("=/", f"={leaving.folder}/")], check=True, timeout=180)  # noqa: ASYNC221
     await asyncio.to_thread(first_signal_read, leaving)
     leaving.process.send_signal(signal.SIGTERM)
     await asyncio.to_thread(leaving.process.wait, pod_of(nats)["terminationGracePeriodSeconds"])

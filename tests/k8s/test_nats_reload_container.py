@@ -21,7 +21,7 @@ from tests.nats_server import find_binary, free_port
 from tests.secured_server import swarm
 
 __all__ = ["keys"]
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from tests.k8s.test_operator_commands import as_operator, run
 from tests.secured_server import swarm
 
 __all__ = ["cluster", "keys"]
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 STREAM = node_rollouts_stream("alpha")
 
 

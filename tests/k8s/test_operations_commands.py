@@ -34,7 +34,7 @@ def test_the_commands_that_add_a_node_bring_its_objects_and_change_nobody_elses(
     shutil.copytree(K8S, tmp_path / "k8s")
     for command in typed("Adding a node"):
         if command.startswith(("cp ", "sed ")):
-            subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=10)
+            subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=180)
     before = render("cluster")
     after = [each for each in yaml.safe_load_all(build(tmp_path / "k8s/overlays/cluster")) if each]
     assert [each for each in after if node_of(each) != "delta"] == list(before)
@@ -85,6 +85,6 @@ def test_a_build_that_fails_is_told_in_a_sentence_and_changes_no_overlay(tmp_pat
     docker.chmod(0o755)
     settings = {**os.environ, "DOCKER": str(docker), "REGISTRY": "registry.example.org/ml", "PUSH": "1"}
     command = [sys.executable, str(REPOSITORY / "scripts/images"), "nats"]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == f"`{docker} build` ended with 1: what it said is above; nothing was written into k8s/"

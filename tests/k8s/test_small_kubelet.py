@@ -20,7 +20,7 @@ from tests.k8s.pod_network import PodNetwork
 from tests.k8s.pods import Pod
 from tests.k8s.test_run_overlay import why_not
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 USER = {"runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001, "readOnlyRootFilesystem": True}
 WAITS = "import signal, time; signal.signal(signal.SIGTERM, {}); print('begun', flush=True); time.sleep(600)"
 SERVES = """

@@ -17,7 +17,7 @@ import yaml
 
 from tests.nats_server import free_port
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 QUICK = {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"}
 
 

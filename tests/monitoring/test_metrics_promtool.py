@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promto
 
 
 def lint(exposition: bytes) -> str:
-    done = subprocess.run(["promtool", "check", "metrics"], input=exposition, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(["promtool", "check", "metrics"], input=exposition, capture_output=True, timeout=180, check=False)
     complaints = (done.stdout + done.stderr).decode().strip()
     return complaints or (f"exit code {done.returncode}" if done.returncode else "")
 

@@ -32,7 +32,7 @@ START_S = 300.0
 FLOOD = 4000
 """Messages that are signed and of tasks of their own: each takes one of the sender's turns."""
 _AT_ONCE = 50
-_END_S = 60.0
+_END_S = 120.0
 _CONFIG = """
 [generator]
 engine = "transformers"

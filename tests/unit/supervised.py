@@ -21,7 +21,7 @@ if "log_file" in options:
     options["log_file"] = Path(options["log_file"])
 sys.exit(run_lines(lines, {}, **options).code)
 """
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 def supervised(lines: dict[str, str], *, stdout: int = subprocess.DEVNULL, **options: object) -> subprocess.Popen[bytes]:

@@ -290,7 +290,7 @@ def test_no_text_that_the_border_lets_through_holds_the_verifier_up(text: str) -
     body = saying([f"{text[:-2]}{number:02}" for number in range(64)])
     started = time.process_time()
     memory.print_of(body)
-    assert time.process_time() - started < 0.5
+    assert time.process_time() - started < 2.0
 
 
 def dressed(body: str, number: int) -> str:

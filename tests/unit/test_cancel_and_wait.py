@@ -140,5 +140,5 @@ async def test_loops_that_swallow_their_cancellation_do_not_outlive_the_service(
     service = await started(run_until_stopped(stopping, *(each.run() for each in swallowing)))
     await asyncio.sleep(0)
     stopping.set()
-    await asyncio.wait_for(service, 10.0)
+    await asyncio.wait_for(service, 120)
     assert [each.left for each in swallowing] == [0, 0]

@@ -33,7 +33,7 @@ def swarm(*arguments: str, folder: Path = ROOT, **environment: str) -> subproces
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     whole = {**kept, "PYTHONPATH": str(ROOT), **environment}
     if arguments[:2] == ("config", "check"):  # imports reasoning-gym, a second of a core
-        return forked.run("swarm_cli", arguments, environment=whole, cwd=folder, timeout=60)
+        return forked.run("swarm_cli", arguments, environment=whole, cwd=folder, timeout=180)
     return subprocess.run(
         [sys.executable, "-m", "swarm_cli", *arguments],
         cwd=folder,
@@ -162,7 +162,7 @@ def test_the_toy_policy_that_swarm_up_will_build_is_a_note_and_no_mistake(tmp_pa
 @pytest.mark.slow
 def test_the_command_line_starts_without_torch() -> None:
     code = "import sys, swarm_cli; print(sorted({'torch', 'transformers', 'matplotlib', 'reasoning_gym'} & set(sys.modules)))"
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=180, check=True)
     assert loaded.stdout.strip() == "[]"
 
 

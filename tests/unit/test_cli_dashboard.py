@@ -322,7 +322,7 @@ const filled = {json.dumps(expressions)}.map((expr) => substituted(expr, chosen)
 const written = {json.dumps(values)}.map(([value, unit]) => inUnit(value, unit));
 const legend = legendText("p95 {{{{task}}}}", {{ task: "gcd" }});
 console.log(JSON.stringify([filled, written, legend, tickText(1.25, "suffix: /s", 0.25)]));"""
-    answer = subprocess.run(["node", "-"], input=script, capture_output=True, text=True, timeout=30, check=True)
+    answer = subprocess.run(["node", "-"], input=script, capture_output=True, text=True, timeout=180, check=True)
     filled, written, legend, tick = json.loads(answer.stdout)
     assert filled == [substituted(expr, rate_interval="15s", values={"node": "alpha", "job": "swarm"}) for expr in expressions]
     assert written == ["63 %", "4.20 ms", "2 h", "3 MiB", "12.3k", "1.50/s", "–"]

@@ -106,5 +106,5 @@ def test_out_writes_what_is_printed_keeps_the_mode_and_the_link_and_the_server_t
     printed = CliRunner().invoke(app, ["nats", "config", *NODE, "--folder", str(keys)]).stdout
     assert run(keys, "config", *NODE, "--out", str(link))[0] == 0
     assert file.read_text() == printed != "" and file.stat().st_mode & 0o777 == 0o640 and link.is_symlink()
-    checked = subprocess.run([find_binary(), "-t", "-c", str(file)], capture_output=True, text=True, timeout=30, check=False)
+    checked = subprocess.run([find_binary(), "-t", "-c", str(file)], capture_output=True, text=True, timeout=180, check=False)
     assert checked.returncode == 0, checked.stderr

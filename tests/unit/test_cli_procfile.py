@@ -78,7 +78,7 @@ def test_names_alone_say_how_many_nodes() -> None:
     names = [word for node in ("x", "y", "z") for word in ("--name", node)]
     asked = [sys.executable, "-m", "swarm_cli", "up", "--print-procfile", *names]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
-    printed = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    printed = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=180).stdout
     assert [line.split(":")[0] for line in printed.splitlines() if "-trainer: " in line] == ["x-trainer", "y-trainer", "z-trainer"]
 
 

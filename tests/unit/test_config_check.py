@@ -121,7 +121,7 @@ def test_config_check_goes_on_with_datasets_and_model_after_a_misspelt_key(tmp_p
         '[trainer]\nlearing_rate = 1e-5\n[model]\npath = "./not-there"\n[[tasks]]\ndataset = "gdc"\n'
     )
     command = [sys.executable, "-m", "swarm_cli", "config", "check", "--config", str(tmp_path / "node.toml")]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert checked.returncode == 78
     for words in ("trainer.learing_rate", "gdc", "not-there"):
         assert words in checked.stderr, checked.stderr

@@ -106,7 +106,7 @@ async def client_of(*made: Hub, ca_file: Path | None = None) -> AsyncIterator[Co
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -156,7 +156,7 @@ async def test_a_message_as_long_as_servers_of_ours_take_is_received_whatever_th
 
     async with hub(says) as made, client_of(made) as connection:
         found = await connection.client.subscribe("x")
-        assert len((await found.next_msg(timeout=20)).data) == USUAL_MESSAGE_BYTES
+        assert len((await found.next_msg(timeout=120)).data) == USUAL_MESSAGE_BYTES
 
 
 async def test_no_server_talks_a_client_into_more_than_servers_ever_take() -> None:
@@ -264,7 +264,7 @@ async def test_a_batch_that_does_not_end_is_cut_at_what_was_asked_for() -> None:
             writer.write(b"HMSG %s 1 %d %d\r\n%s\r\n" % (inbox, len(lines), len(lines), lines))
         await quiet(reader, writer)
 
-    async with hub(says) as made, client_of(made) as connection, asyncio.timeout(20):
+    async with hub(says) as made, client_of(made) as connection, asyncio.timeout(120):
         found = await direct.batch(connection, "LOG", {"seq": 1, "batch": 10}, Deadline(5.0))
         assert len(found.messages) <= direct.MAX_BATCH + 1
 

@@ -28,7 +28,7 @@ def ran(folder: Path, *words: str, **settings: str) -> str:
         program.write_text(ECHO)
         program.chmod(0o755)
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", **settings}
-    done = subprocess.run(["/bin/sh", ENTRYPOINT, *words], env=environment, capture_output=True, text=True, timeout=10, check=True)
+    done = subprocess.run(["/bin/sh", ENTRYPOINT, *words], env=environment, capture_output=True, text=True, timeout=180, check=True)
     return done.stdout.strip()
 
 
@@ -77,5 +77,5 @@ def test_the_first_process_of_a_container_ends_when_asked_while_it_still_looks()
     program = (
         "import os, signal, sys\nos.getpid = lambda: 1\nimport swarm_cli\nsignal.raise_signal(signal.SIGTERM)\nsys.exit('went on')"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=180, check=False)
     assert done.returncode == 143

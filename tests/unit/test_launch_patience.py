@@ -37,7 +37,7 @@ def test_a_process_that_takes_seven_seconds_to_end_is_not_killed(tmp_path: Path)
         "progress": "exec " + shlex.join([sys.executable, "-c", QUICK, str(ready)]),
     }
     command = [sys.executable, "-c", RUN, json.dumps(lines)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env={**os.environ})
+    found = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env={**os.environ})
     assert ended.exists(), found.stdout + found.stderr
     assert "SIGKILL" not in found.stdout
     assert found.returncode == 0

@@ -72,7 +72,7 @@ def test_where_several_runs_are_running_the_command_names_them(var_dir: Path) ->
 @pytest.mark.slow
 def test_a_command_that_finds_no_server_names_the_option(var_dir: Path) -> None:
     command = [sys.executable, "-m", "swarm_cli", "rollouts", "alpha", "--node-url", "nats://127.0.0.1:1"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert answer.returncode == 1 and "--node-url nats://HOST:PORT" in answer.stderr
 
 

@@ -99,7 +99,7 @@ def test_a_dead_endpoint_costs_a_service_nothing(hangs: bool) -> None:
         gc.enable()
         closing = time.monotonic()
         sink.close()
-        assert time.monotonic() - closing < 3
+        assert time.monotonic() - closing < 10
     assert each_s < 0.005 and slowest < 0.2, f"{1e6 * each_s:.0f} us a span, the slowest {1e3 * slowest:.1f} ms"
     assert len(told) <= 1 and all(sentence.startswith(f"{url}/v1/traces did not take ") for sentence in told)
     if not hangs:

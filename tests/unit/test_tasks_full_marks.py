@@ -260,23 +260,23 @@ def test_right_answers_in_another_form_stay_paid(dataset: str, config: dict[str,
 )
 def test_answers_that_took_seconds_are_decided_quickly(dataset: str, answer: str) -> None:
     for item in items(dataset, 3):
-        started_s = time.perf_counter()
+        started_s = time.process_time()
         assert reward(item, answer) < FULL_MARKS
-        assert time.perf_counter() - started_s < QUICK_S
+        assert time.process_time() - started_s < QUICK_S
 
 
 @pytest.mark.slow
 def test_wrong_antiderivatives_are_decided_quickly_and_right_ones_need_not_look_like_the_reference() -> None:
     for item in items("intermediate_integration", 8):
         variable, oracle = item.entry["metadata"]["variable"], right(item)
-        started_s = time.perf_counter()
+        started_s = time.process_time()
         for answer in (
             f"{variable}*({oracle})",
             f"exp({variable})*sin({variable})**3*log({variable}) + C",
             f"tan({variable})**5/7",
         ):
             assert reward(item, answer) == 0.0
-        assert time.perf_counter() - started_s < QUICK_S
+        assert time.process_time() - started_s < QUICK_S
         if "Integral(" not in oracle:
             identity = (
                 f" + sin({variable})**2 + cos({variable})**2"
@@ -312,7 +312,7 @@ def test_the_verifier_math_wants_one_formula_and_is_quick() -> None:
         "nan",
     ):
         assert half(answer) == 0.0, answer
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     for answer in (
         "(x+y+z)^{999}",
         "(x+y+x)^{999}",
@@ -322,7 +322,7 @@ def test_the_verifier_math_wants_one_formula_and_is_quick() -> None:
         "(" * 40 + "x" + ")" * 40,
     ):
         assert polynomial(answer) == half(answer) == 0.0, answer
-    assert time.perf_counter() - started_s < 2 * QUICK_S
+    assert time.process_time() - started_s < 2 * QUICK_S
 
 
 def without_integrating(item: Item) -> str:
