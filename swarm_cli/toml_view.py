@@ -89,10 +89,15 @@ def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Path | str):
-        return json.dumps(str(value), ensure_ascii=False)
+        return _quoted(str(value))
     if isinstance(value, list | tuple):
         return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, dict):
-        pairs = ", ".join(f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
+        pairs = ", ".join(f"{_quoted(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
         return f"{{ {pairs} }}" if pairs else "{}"
     return repr(value)
+
+
+def _quoted(text: str) -> str:
+    """As JSON writes it, with the one control character escaped that only TOML forbids."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
