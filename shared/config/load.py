@@ -257,7 +257,7 @@ def _all_faults(loading: _Loading, error: ValidationError) -> tuple[list[str], N
 
     for _ in range(_ROUNDS):
         add(faults_of(error, NodeConfig, loading.task_places))
-        locations = to_remove(error, NodeConfig, lambda location, now=loading: now.has(location))
+        locations = to_remove(error, NodeConfig, loading.has)
         removed += [in_users_list(location, loading.task_places) for location in locations]
         loading = loading.without(locations)
         try:
