@@ -250,8 +250,9 @@ def test_invite_prints_a_token_for_a_server_that_is_not_there_yet_and_says_so() 
         assert f"nobody answers at {refuses} (Connection refused): check the address (--url)" in told
         token, told = run("--url", f"{answers},{refuses}")
         assert f"nobody answers at {refuses} (Connection refused); the token's other servers answer" in told
-    told = run("--url", "tls://no-such-host.invalid")[1]
-    assert "nobody answers at tls://no-such-host.invalid (" in told and "Errno" not in told
+    told = run("--url", "nats://no-such-host.invalid")[1]
+    assert "nobody answers at nats://no-such-host.invalid (" in told and "Errno" not in told
+    assert "the token names the swarm 'swarm', the default" in told
 
 
 @pytest.mark.parametrize(
