@@ -102,8 +102,9 @@ def members_swarm(url: str) -> str:
         swarms = []
     if not swarms:
         note(
-            f"no node could be seen at {visible(url)}, so the token names the swarm {DEFAULT_SWARM_ID!r}, the default: if its nodes "
-            "use another nats.swarm_id, set it here too (`swarm up` uses the run's name: SWARM_NATS__SWARM_ID=RUN swarm invite ...)"
+            f"no node could be seen at {visible(url)}, so the token names the swarm {DEFAULT_SWARM_ID!r}, the default: if its "
+            "nodes use another nats.swarm_id, set it here too (`swarm up` uses the run's name: SWARM_NATS__SWARM_ID=RUN swarm "
+            "invite ...)"
         )
         return DEFAULT_SWARM_ID
     if len(swarms) > 1:
