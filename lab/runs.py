@@ -30,6 +30,7 @@ from typing import Any
 from lab.records import RECORDS_FILE
 from lab.resolved import differences, resolved_settings, settings_digest
 from lab.spec import Spec, SpecError, seeds_problem
+from shared.os_words import in_words
 
 DONE_FILE = "done.json"
 SETTINGS_FILE = "settings.json"
@@ -240,7 +241,9 @@ def read_manifest(out: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((out / MANIFEST_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SpecError(f"{out}: no manifest can be read ({error}): give the folder that `swarm experiment run` wrote") from None
+        raise SpecError(
+            f"{out}: no manifest can be read ({in_words(error)}): give the folder that `swarm experiment run` wrote"
+        ) from None
     return manifest
 
 

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from lab.mistakes import Mistake, mistakes_of, plain_lines, told
 from shared.config import TaskSpec
+from shared.os_words import in_words
 from shared.tasks.file_source import with_rows
 
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
@@ -232,7 +233,7 @@ def load_spec(path: Path) -> Spec:
     try:
         source = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"spec {path} cannot be read: {error}") from None
+        raise SpecError(f"spec {path} cannot be read ({in_words(error)}): correct the path or the file") from None
     try:
         return parse_spec(source)
     except SpecError as error:

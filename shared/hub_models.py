@@ -48,8 +48,13 @@ def pin_problem(path: str, revision: str) -> str | None:
 
 def how_to_pin(path: str) -> str:
     """The remedy for a missing commit hash of the hub model `path`."""
+    return f"set model.revision to {commit_hash(path)}"
+
+
+def commit_hash(path: str) -> str:
+    """What the commit hash of the hub model `path` is, and where to find it."""
     name = path if _HUB_NAME.fullmatch(path) else "OWNER/NAME"
     return (
-        "set model.revision to the full hash of the commit that you looked at (40 digits; the model's page shows it under Files, "
+        "the full hash of the commit that you looked at (40 digits; the model's page shows it under Files, "
         f"History; so does `python -c \"from huggingface_hub import model_info; print(model_info('{name}').sha)\"`)"
     )

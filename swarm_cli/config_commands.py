@@ -86,7 +86,7 @@ def check(
     model_facts = None if toy else read_facts(node_config.model)
     problems = [
         *([objective] if objective else []),
-        *task_problems(node_config.tasks, node_config.eval.tasks),
+        *task_problems(node_config.tasks, node_config.eval.tasks, faults.task_places if faults else ()),
         *key_file_problems(node_config),
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
@@ -127,16 +127,11 @@ def tracker_problems(config: NodeConfig) -> list[str]:
     return tracking_problems(config)
 
 
-def task_problems(tasks: Sequence[TaskSpec], held_out: int) -> list[str]:
+def task_problems(tasks: Sequence[TaskSpec], held_out: int, places: Sequence[int] = ()) -> list[str]:
     """Read files and derive one task from each source, because some of reasoning-gym's settings
-    fail only then. `held_out`: `eval.tasks`.
+    fail only then. `held_out`: `eval.tasks`; `places`: as in `source_problems`.
     """
-    from shared.tasks.derive import TaskError
-    from shared.tasks.file_source import with_rows
-    from shared.tasks.specs import check_specs
+    from shared.tasks.specs import source_problems
 
-    try:
-        check_specs(with_rows(tasks), held_out)
-    except TaskError as error:
-        return [str(error)]
-    return []
+    problem = source_problems(tasks, held_out, places)
+    return [problem] if problem else []

@@ -18,12 +18,14 @@ from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity import keys
 from shared.identity.permissions import OBSERVER, OPERATOR
 from shared.identity.roster import RosterError, read_roster
+from shared.os_words import in_words
 from shared.registry import VERIFIERS
 from shared.text import visible
 from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.invitation.answering import silent
 from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
 from swarm_cli.running import running_swarm
 
@@ -44,7 +46,8 @@ def invite(
 ) -> None:
     """Print a token with which `swarm join` joins this swarm, or `swarm observe` looks at it.
 
-    Without --node and --observer it holds no secret.
+    Without --node and --observer it holds no secret. If no server answers at the address, standard
+    error says so; the exit code is still 0, because a hub may be started after its tokens are made.
     """
     if node and observer:
         raise CommandError("--node makes a token for a newcomer, --observer one for spectators: give one of the two")
@@ -70,7 +73,7 @@ def invite(
     except TokenError as error:
         raise CommandError(f"no token can be made: {error}") from None
     typer.echo(token)
-    for line in _remarks(chosen, node, observer, address):
+    for line in [*_remarks(chosen, node, observer, address), *_nobody_there(address)]:
         note(line)
 
 
@@ -98,8 +101,11 @@ def members_swarm(url: str) -> str:
     except (TransportError, ValueError):
         swarms = []
     if not swarms:
-        note(f"no node could be seen at {visible(url)}, so the token names the default swarm, {DEFAULT_SWARM_ID}: if its nodes use")
-        note("another nats.swarm_id, set it here too (`swarm up` uses the run's name: SWARM_NATS__SWARM_ID=RUN swarm invite ...)")
+        note(
+            f"no node could be seen at {visible(url)}, so the token names the swarm {DEFAULT_SWARM_ID!r}, the default: if its "
+            "nodes use another nats.swarm_id, set it here too (`swarm up` uses the run's name: SWARM_NATS__SWARM_ID=RUN swarm "
+            "invite ...)"
+        )
         return DEFAULT_SWARM_ID
     if len(swarms) > 1:
         note(
@@ -161,7 +167,7 @@ def _authority(file: Path) -> bytes:
     try:
         context = ssl.create_default_context(cafile=str(file))
     except OSError as error:
-        raise CommandError(f"--ca {file} cannot be read ({error}): give the PEM file of the server's authority") from None
+        raise CommandError(f"--ca {file} cannot be read ({in_words(error)}): give the PEM file of the server's authority") from None
     found = context.get_ca_certs(binary_form=True)
     if not found:
         raise CommandError(f"--ca {file} holds no certificate of an authority: give the PEM file of the server's authority")
@@ -177,8 +183,22 @@ def _credential(node: str, observer: bool, folder: Path) -> Credential | None:
     try:
         keys.load_or_create(path)
         return Credential(user=OBSERVER if observer else node, seed=path.read_text().strip())
-    except (keys.KeyFileError, OSError) as error:
+    except keys.KeyFileError as error:
         raise CommandError(str(error)) from None
+    except OSError as error:
+        raise CommandError(f"key file {path} cannot be read ({in_words(error)}): let this user read it") from None
+
+
+def _nobody_there(address: str) -> list[str]:
+    """That nobody answers where the token leads. Some of several servers may be away."""
+    if not (away := silent(address, LOOK_S)):
+        return []
+    return [
+        f"nobody answers at {', '.join(away)}: check the address (--url) and that the server runs; until then the token, which "
+        "is printed all the same, leads nowhere"
+        if len(away) == len(address.split(","))
+        else f"nobody answers at {', '.join(away)}; the token's other servers answer"
+    ]
 
 
 def _remarks(config: NodeConfig, node: str, observer: bool, address: str) -> list[str]:

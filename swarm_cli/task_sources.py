@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shared.config import TaskSpec
+from shared.os_words import in_words
 from swarm_cli.errors import CommandError
 
 
@@ -30,7 +31,7 @@ def _from_file(path: Path) -> list[TaskSpec]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8")).get("tasks", [])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CommandError(f"--tasks {path}: cannot be read ({error}): correct the path or the file") from None
+        raise CommandError(f"--tasks {path}: cannot be read ({in_words(error)}): correct the path or the file") from None
     if not tables:
         raise CommandError(f"--tasks {path}: the file has no [[tasks]]: add one with a `dataset`")
     return [_source(table, f"--tasks {path}: [[tasks]] {position}") for position, table in enumerate(tables)]

@@ -24,7 +24,7 @@ from services.sampler.memory import SamplerMemory, state_for_new_stream
 from services.sampler.settings import limits_of, steering_rules_of
 from services.sampler.steering import after_batch, in_force, reconciled
 from services.sampler.strategies import configured_strategy
-from services.sampler.told import ConsumedReport, complain, tell_of_gone, tell_of_move, tell_of_unreadable
+from services.sampler.told import ConsumedReport, WaitingTold, tell_of_gone, tell_of_move, tell_of_unreadable
 from shared.config import NodeConfig
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.rollout_id import batch_fields
@@ -41,7 +41,6 @@ IDLE_WHILE_TRAINING_S = 0.1
 """Pause while the trainer is busy; a new position ends it at once."""
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _PURGE_EVERY_S = 20.0
-_COMPLAIN_AFTER_S = 60.0
 _REPLAY_TIMEOUT_S = 60.0
 
 
@@ -83,6 +82,7 @@ class SamplerService:
         self._room = LogRoom(self._batches.stream, context.log)
         self._heard = Heard(self._node, context.node, context.log)
         self._consumed = ConsumedReport(context.node, self._node)
+        self._waiting = WaitingTold(context.log)
         following = [self._heard.follow_trainer(), *([self._heard.follow_evaluations()] if self._steers else [])]
         await run_until_stopped(context.stopping, *following, self._go_on())
 
@@ -146,11 +146,12 @@ class SamplerService:
 
     async def _build_batches(self, loaded: _Loaded) -> None:
         """`news` is cleared before anything is read, so that what arrives while a batch is planned
-        ends the pause at once instead of being overlooked. Complaints and purges have their own
+        ends the pause at once instead of being overlooked. Reports and purges have their own
         intervals, because the loop runs many times per second.
         """
         memory, assembly = loaded.memory, Assembly(self._settings, node=self._node, seed=self._seed)
-        purged_at = waiting_since = complained_at = time.monotonic()
+        purged_at = time.monotonic()
+        self._waiting.begin(purged_at)
         while True:
             self._heard.news.clear()
             cursor = memory.cursor
@@ -170,16 +171,14 @@ class SamplerService:
             if isinstance(decision, BatchPlan):
                 if await self._append(decision, loaded):
                     self._figures.built(decision, time.monotonic() - decided_at, self._clock())
-                    waiting_since = complained_at = time.monotonic()
+                    self._waiting.built(time.monotonic())
                 self._figures.refresh(memory, WaitFor.NOTHING)
                 await self._report(loaded)
                 continue
             self._figures.refresh(memory, decision.reason)
             await self._report(loaded)
-            if time.monotonic() - complained_at > _COMPLAIN_AFTER_S:
-                complained_at = time.monotonic()
-                if not (self._heard.position and self._heard.position.finished):
-                    complain(self._context.log, decision, memory.next_number, complained_at - waiting_since)
+            if not (self._heard.position and self._heard.position.finished):
+                self._waiting.waits(decision, memory.next_number, time.monotonic())
             if time.monotonic() - purged_at > _PURGE_EVERY_S:
                 purged_at = time.monotonic()
                 await self._scored.purge(memory.purgeable_seq(loaded.published))

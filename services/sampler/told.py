@@ -25,6 +25,10 @@ _REMEDIES = {
     WaitFor.NOTHING: "",
 }
 
+TOLD_EVERY_S = 60.0
+FIRST_BATCH_S = 600.0
+"""As long as `swarm status` takes a node without a first step for one that is starting."""
+
 
 def tell_of_unreadable(log: Log, problems: Sequence[str]) -> None:
     """Log scored groups that cannot be decoded and are left out."""
@@ -43,19 +47,48 @@ def tell_of_gone(log: Log, replayable: Sequence[PoolEntry]) -> None:
         )
 
 
-def complain(log: Log, waiting: Wait, next_batch: int, waited_s: float) -> None:
-    """Log that no batch could be built for `waited_s` seconds: what is missing and what to
-    check.
+class WaitingTold:
+    """Logs every `TOLD_EVERY_S` that no batch is built, with what is missing and what to check.
+
+    That is a warning, except until this process's first batch, where it is one only after
+    `FIRST_BATCH_S`: the models are loaded and the first groups sampled meanwhile, which takes
+    minutes even if all is well. `now`: seconds of a clock that only goes forward.
     """
-    log.warning(
-        "no_batch",
-        next_batch=next_batch,
-        waiting_for=waiting.reason.name.lower(),
-        have=waiting.have,
-        need=waiting.need,
-        seconds=round(waited_s),
-        remedy=_REMEDIES[waiting.reason],
-    )
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._any_built = False
+        self._since: float | None = None
+        self._told_at = 0.0
+
+    def begin(self, now: float) -> None:
+        """From now on the next batch is waited for. Called again whenever the logs were read again,
+        which does not make the start longer.
+        """
+        self._told_at = now
+        if self._any_built or self._since is None:
+            self._since = now
+
+    def built(self, now: float) -> None:
+        """A batch was built, and the next is waited for."""
+        self._any_built = True
+        self.begin(now)
+
+    def waits(self, waiting: Wait, next_batch: int, now: float) -> None:
+        """The next batch cannot be built now. Logs that if it is time to."""
+        if now - self._told_at <= TOLD_EVERY_S:
+            return
+        self._told_at, waited_s = now, now - (self._since or 0.0)
+        starting = not self._any_built and waited_s < FIRST_BATCH_S
+        (self._log.info if starting else self._log.warning)(
+            "no_batch_yet" if starting else "no_batch",
+            next_batch=next_batch,
+            waiting_for=waiting.reason.name.lower(),
+            have=waiting.have,
+            need=waiting.need,
+            seconds=round(waited_s),
+            **({"because": "the models may still be loading"} if starting else {"remedy": _REMEDIES[waiting.reason]}),
+        )
 
 
 def tell_of_move(log: Log, was: InForce, becomes: InForce, state: SteeringState) -> None:

@@ -284,7 +284,7 @@ def _opened(payload: bytes, swarm_id: str) -> _Opened | Problem:
     except MessageError as error:
         return _decode_reason(error), error.detail
     if envelope.swarm != swarm_id:
-        return Refusal.OTHER_SWARM, f"signed for swarm {envelope.swarm}, this node is of {swarm_id} (nats.swarm_id)"
+        return Refusal.OTHER_SWARM, f"signed for nats.swarm_id {envelope.swarm!r}, and this node's is {swarm_id!r}"
     if not keys.verify(envelope.public_key, signed_bytes(envelope.swarm, envelope.body), envelope.signature):
         return Refusal.SIGNATURE, "the signature is not by the key that the message names"
     return _Opened(envelope, content_id(envelope.body))

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -26,22 +26,78 @@ def variable_at(location: Location, variables: Mapping[str, str]) -> str | None:
     paths = {tuple(name[len(ENV_PREFIX) :].lower().split("__")): name for name in setting_variables(variables)}
     for length in range(len(location), 0, -1):
         name = paths.get(tuple(str(part) for part in location[:length]))
-        if name is not None and (length == len(location) or _reaches(_parsed(variables[name]), location[length:])):
+        if name is not None and (length == len(location) or reaches(_parsed(variables[name]), location[length:])):
             return name
     return None
 
 
-def fault_lines(error: ValidationError, settings: type[BaseModel], variables: Mapping[str, str]) -> list[str]:
-    """One line per fault: the field, or the variable that sets it, and what is wrong."""
-    lines = []
-    for problem in error.errors():
-        field = ".".join(str(part) for part in problem["loc"])
-        variable = variable_at(problem["loc"], variables)
+class Fault(NamedTuple):
+    """One thing that is wrong at `location`, which is empty for settings of several sections."""
+
+    location: Location
+    message: str
+
+    def line(self, variables: Mapping[str, str]) -> str:
+        """The field, or the variable that sets it, and what is wrong."""
+        field = ".".join(str(part) for part in self.location)
+        variable = variable_at(self.location, variables)
         where = f"environment variable {variable} ({field})" if variable else field
-        message = _message(problem, settings)
-        # The checks of several settings together already give one line per problem.
-        lines += [f"{where}: {message}"] if field else message.splitlines()
-    return lines
+        return f"{where}: {self.message}" if field else self.message
+
+    def follows_from(self, removed: Iterable[Location], settings: type[BaseModel]) -> bool:
+        """Whether it may be wrong only because the settings at `removed` are no longer there: it is
+        at one of them, or its message names one or the setting that was meant by it.
+        """
+        around = ".".join(part for part in self.location if isinstance(part, str))
+        for location in removed:
+            if location == self.location:
+                return True
+            if location[: len(self.location)] == self.location and any(
+                _names(self.message, name, around) for name in _full_names(location, settings)
+            ):
+                return True
+        return False
+
+
+def faults_of(error: ValidationError, settings: type[BaseModel], places: Sequence[int] | None) -> list[Fault]:
+    """The faults, several for a message of several lines. `places`: as in `in_users_list`."""
+    return [
+        Fault(in_users_list(problem["loc"], places), line)
+        for problem in error.errors()
+        for line in _message(problem, settings).splitlines()
+    ]
+
+
+def to_remove(error: ValidationError, settings: type[BaseModel], is_set: Callable[[Location], bool]) -> list[Location]:
+    """Where the faulty settings are. If a section's settings do not go together, only those that
+    the message names are faulty, or the section if it names none that is set.
+    """
+    found: list[Location] = []
+    for problem in error.errors():
+        location = problem["loc"]
+        field = settings.model_fields.get(str(location[0])) if len(location) == 1 else None
+        section = field.annotation if field else None
+        keys = section.model_fields if isinstance(section, type) and issubclass(section, BaseModel) else ()
+        named = [(*location, key) for key in keys if _names(problem["msg"], f"{location[0]}.{key}", str(location[0]))]
+        found += [each for each in named if is_set(each)] or [location]
+    return [location for location in dict.fromkeys(found) if location]
+
+
+def in_users_list(location: Location, places: Sequence[int] | None) -> Location:
+    """A location with the place that a `[[tasks]]` entry had before faulty ones were removed.
+    `places`: those of the entries that are left; None if all are.
+    """
+    if places is None or len(location) < 2 or location[0] != "tasks" or not isinstance(location[1], int):
+        return location
+    return ("tasks", places[location[1]], *location[2:])
+
+
+def places_left(entries: Sequence[Any], locations: Iterable[Location]) -> list[int]:
+    """The places in the list `entries` of `[[tasks]]` that `without` does not remove."""
+    gone = {
+        each[1] for each in locations if each[:1] == ("tasks",) and len(each) > 1 and not (each[2:] and reaches(entries, each[1:3]))
+    }
+    return [place for place in range(len(entries)) if place not in gone]
 
 
 def without(values: dict[str, Any], locations: Sequence[Location]) -> dict[str, Any]:
@@ -50,7 +106,7 @@ def without(values: dict[str, Any], locations: Sequence[Location]) -> dict[str, 
     """
     pruned: dict[str, Any] = _copied(values)
     # In a list, remove later entries first, because removing an earlier one would shift them.
-    for location in sorted(locations, key=lambda each: [str(part).rjust(9, "0") for part in each], reverse=True):
+    for location in sorted(set(locations), key=lambda each: [str(part).rjust(9, "0") for part in each], reverse=True):
         _remove(pruned, location)
     return pruned
 
@@ -67,6 +123,22 @@ def _message(problem: ErrorDetails, settings: type[BaseModel]) -> str:
         if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):
             message += f"; {hint}"
     return message
+
+
+def _full_names(location: Location, settings: type[BaseModel]) -> list[str]:
+    """The dotted name of the setting at `location`, and of those that may have been meant by it."""
+    path = [part for part in location if isinstance(part, str)]
+    meant = meant_key(location, settings) if path and location[-1] == path[-1] else ""
+    words = [word for word in re.findall(r"[a-z_][a-z0-9_.]*", meant.removeprefix("did you mean ")) if word not in ("or", "and")]
+    return [".".join(path), *(word if "." in word else ".".join([*path[:-1], word]) for word in words)]
+
+
+def _names(message: str, name: str, around: str) -> bool:
+    """Whether a message about the section `around` names the setting `name`, in full or from there
+    on.
+    """
+    inner = name.removeprefix(f"{around}.")
+    return re.search(rf"(?<![\w.])({re.escape(name)}|{re.escape(inner)})(?!\w)", message) is not None
 
 
 def _in_words(pattern: str) -> str:
@@ -91,7 +163,8 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _reaches(value: Any, location: Location) -> bool:
+def reaches(value: Any, location: Location) -> bool:
+    """Whether there is a value at `location` in nested `value`."""
     for part in location:
         try:
             value = value[part]
@@ -114,7 +187,7 @@ def _remove(values: Any, location: Location) -> None:
         except (KeyError, IndexError, TypeError):
             return
         last = depth == len(location) - 1
-        if last or not _reaches(inner, location[depth + 1 : depth + 2]):
+        if last or not reaches(inner, location[depth + 1 : depth + 2]):
             del values[part]
             return
         values = inner

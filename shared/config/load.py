@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX, environment_problems
-from shared.config.faults import fault_lines, variable_at, without
+from shared.config.faults import Fault, Location, faults_of, in_users_list, places_left, reaches, to_remove, variable_at, without
 from shared.config.sections import (
     EvalSection,
     GeneratorSection,
@@ -37,18 +37,21 @@ from shared.config.sections import (
     VerifierSection,
 )
 from shared.config.telemetry_sections import TracingSection, TrackingSection
+from shared.os_words import in_words
 from shared.roles import ROLES
 
 
 class ConfigError(ValueError):
     """The configuration is invalid. The message names each field, its problem and where the value
     came from. `rest` is the configuration without the faulty settings, so that further checks can
-    report all mistakes at once; None if nothing usable is left.
+    report all mistakes at once; None if nothing usable is left. `task_places`: where the
+    `[[tasks]]` entries of `rest` were before faulty ones were removed; empty if none was.
     """
 
-    def __init__(self, message: str, rest: NodeConfig | None = None) -> None:
+    def __init__(self, message: str, rest: NodeConfig | None = None, task_places: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.rest = rest
+        self.task_places = task_places
 
 
 class NodeConfig(BaseSettings):
@@ -75,12 +78,12 @@ class NodeConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _combinations(self) -> NodeConfig:
-        problems = [] if _current is not None and not _current.together else list(self._problems_together())
+        problems = [] if _current is not None and not _current.together else list(self.problems_together())
         if problems:
             raise ValueError("\n".join(problems))
         return self
 
-    def _problems_together(self) -> Iterator[str]:
+    def problems_together(self) -> Iterator[str]:
         """Problems that involve several sections. Only what could never run is refused; `swarm
         config check` points out settings without effect.
         """
@@ -146,12 +149,14 @@ class _Loading:
     sources and passes nothing along, so this is kept in a module variable.
 
     left_out: variables that are not read. together: whether to check settings in combination.
+    task_places: as in `ConfigError`; None if no entry was removed.
     """
 
     file: dict[str, Any]
     overrides: dict[str, Any]
     left_out: frozenset[str] = frozenset()
     together: bool = True
+    task_places: tuple[int, ...] | None = None
 
     def config(self) -> NodeConfig:
         """Build the configuration. Raises ValidationError."""
@@ -166,15 +171,38 @@ class _Loading:
         """The environment without the variables in `left_out`."""
         return {name: value for name, value in os.environ.items() if name not in self.left_out}
 
-    def without(self, error: ValidationError) -> _Loading:
-        """The same sources without the faulty settings."""
-        locations = [problem["loc"] for problem in error.errors() if problem["loc"]]
-        at_fault = {name for location in locations if (name := variable_at(location, self.variables()))}
-        return _Loading(without(self.file, locations), without(self.overrides, locations), self.left_out | at_fault, together=False)
+    def without(self, locations: Sequence[Location]) -> _Loading:
+        """The same sources without the settings at `locations`. What a variable sets stays in the
+        file, where it may be right.
+        """
+        at_fault = {location: variable_at(location, self.variables()) for location in locations}
+        in_overrides = [location for location in locations if reaches(self.overrides, location)]
+        in_file = [location for location, name in at_fault.items() if name is None and location not in in_overrides]
+        return _Loading(
+            without(self.file, in_file),
+            without(self.overrides, in_overrides),
+            self.left_out | {name for name in at_fault.values() if name},
+            together=False,
+            task_places=self._places_without(locations),
+        )
+
+    def has(self, location: Location) -> bool:
+        """Whether any source sets the value at `location`."""
+        set_by_variable = variable_at(location, self.variables()) is not None
+        return set_by_variable or reaches(self.overrides, location) or reaches(self.file, location)
+
+    def _places_without(self, locations: Sequence[Location]) -> tuple[int, ...] | None:
+        in_variable = "tasks" not in self.overrides and variable_at(("tasks",), self.variables()) is not None
+        entries = (self.overrides if "tasks" in self.overrides else self.file).get("tasks")
+        if in_variable or not isinstance(entries, list):
+            return self.task_places
+        left = places_left(entries, locations)
+        known = range(len(entries)) if self.task_places is None else self.task_places
+        return tuple(known[place] for place in left)
 
 
 _current: _Loading | None = None
-_ROUNDS = 4
+_ROUNDS = 8
 """How often faulty settings are removed, because each removal may uncover others."""
 
 
@@ -190,14 +218,17 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
             was given.
     """
     chosen = path or (Path(os.environ[CONFIG_FILE_VARIABLE]) if os.environ.get(CONFIG_FILE_VARIABLE) else None)
-    file = _read_toml(chosen) if chosen is not None else {}
     misread = environment_problems(os.environ, NodeConfig)
-    loading = _Loading(file, dict(overrides or {}), frozenset(misread))
+    loading = _Loading({}, dict(overrides or {}), frozenset(misread))
+    try:
+        loading = replace(loading, file=_read_toml(chosen) if chosen is not None else {})
+    except ConfigError as error:
+        raise ConfigError("\n".join([str(error), *misread.values(), *_wrong_variables(loading)])) from None
     try:
         config = loading.config()
     except ValidationError as error:
-        faults = fault_lines(error, NodeConfig, loading.variables())
-        raise ConfigError(_told([*misread.values(), *faults], chosen), _rest(loading, error)) from None
+        lines, rest, places = _all_faults(loading, error)
+        raise ConfigError(_told([*misread.values(), *lines], chosen), rest, places) from None
     if misread:
         raise ConfigError(_told(list(misread.values()), chosen), config)
     return config
@@ -211,14 +242,42 @@ def _told(lines: list[str], file: Path | None) -> str:
     return f"configuration from {source} cannot be used:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def _rest(loading: _Loading, error: ValidationError) -> NodeConfig | None:
+def _all_faults(loading: _Loading, error: ValidationError) -> tuple[list[str], NodeConfig | None, Sequence[int]]:
+    """A line for every fault that can be found, the configuration without the faulty settings, and
+    its `task_places`.
+
+    Pydantic checks a section's settings together only where each is right by itself. So the faulty
+    ones are removed, and what is then found is told too, unless the removal may have caused it.
+    """
+    lines: dict[str, None] = {}
+    removed: list[Location] = []
+
+    def add(faults: Sequence[Fault]) -> None:
+        lines.update((fault.line(loading.variables()), None) for fault in faults if not fault.follows_from(removed, NodeConfig))
+
     for _ in range(_ROUNDS):
-        loading = loading.without(error)
+        add(faults_of(error, NodeConfig, loading.task_places))
+        locations = to_remove(error, NodeConfig, loading.has)
+        removed += [in_users_list(location, loading.task_places) for location in locations]
+        loading = loading.without(locations)
         try:
-            return loading.config()
+            rest = loading.config()
         except ValidationError as further:
             error = further
-    return None
+        else:
+            add([Fault((), problem) for problem in rest.problems_together()])
+            return list(lines), rest, loading.task_places or ()
+    return list(lines), None, ()
+
+
+def _wrong_variables(loading: _Loading) -> list[str]:
+    """The lines for what variables set wrongly, if the file cannot be read."""
+    try:
+        replace(loading, together=False).config()
+    except ValidationError as error:
+        variables = loading.variables()
+        return [fault.line(variables) for fault in faults_of(error, NodeConfig, None) if variable_at(fault.location, variables)]
+    return []
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -229,4 +288,4 @@ def _read_toml(path: Path) -> dict[str, Any]:
             f"configuration file {path} does not exist: give another with --config or {CONFIG_FILE_VARIABLE}"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"configuration file {path} cannot be read: {error}") from None
+        raise ConfigError(f"configuration file {path} cannot be read ({in_words(error)}): correct the path or the file") from None

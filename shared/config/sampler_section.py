@@ -139,7 +139,7 @@ class SamplerSection(Section):
         if not 0.0 <= few < enough <= 1.0:
             raise ValueError(f"adapt_informative {[few, enough]} must be two shares, 0 <= first < second <= 1")
         if len(set(self.bandit_arms)) < len(self.bandit_arms):
-            raise ValueError(f"bandit_arms {self.bandit_arms} names a strategy twice")
+            raise ValueError(f"bandit_arms {self.bandit_arms} names one of them twice")
         return self
 
     @model_validator(mode="after")

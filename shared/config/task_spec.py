@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -57,15 +58,19 @@ class TaskSpec(Section):
 
     @model_validator(mode="after")
     def _fits_its_source(self) -> TaskSpec:
+        if problems := list(self._problems()):
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _problems(self) -> Iterator[str]:
         if self.source == "file":
             if not self.path:
-                raise ValueError('source = "file" needs path, the file with the questions')
+                yield 'source = "file" needs path, the file with the questions'
             if self.config:
-                raise ValueError("a file has no settings: remove `config`")
+                yield "a file has no settings: remove `config`"
             if self.verifier == "reasoning_gym":
-                raise ValueError("verifier reasoning_gym scores only its own datasets: use exact, final_number or math with a file")
+                yield "verifier reasoning_gym scores only its own datasets: use exact, final_number or math with a file"
         elif not self.dataset:
-            raise ValueError('dataset is missing: name one (`swarm task list`), or set source = "file" and path')
+            yield 'dataset is missing: name one (`swarm task list`), or set source = "file" and path'
         elif self.path or (self.question, self.answer) != ("question", "answer"):
-            raise ValueError('path, question and answer apply only to files: also set source = "file"')
-        return self
+            yield 'path, question and answer apply only to files: also set source = "file"'

@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+import stat
 from pathlib import Path
 
 import nkeys
 from nacl.exceptions import BadSignatureError
 from nacl.signing import VerifyKey
+
+from shared.os_words import in_words
 
 _USER_BYTE = nkeys.PREFIX_BYTE_USER
 
@@ -50,7 +53,9 @@ def load_or_create(path: Path) -> SigningKey:
         if not path.exists():
             _create(path, new_seed())
     except OSError as error:
-        raise KeyFileError(f"key file {path}: {error}: make its folder writable or set node.var_dir") from error
+        raise KeyFileError(
+            f"key file {path} cannot be made ({_cause(error)}): make its folder writable or set node.var_dir"
+        ) from error
     return load(path)
 
 
@@ -62,6 +67,8 @@ def load(path: Path) -> SigningKey:
     """
     try:
         state = path.stat()
+        if stat.S_ISDIR(state.st_mode):
+            raise KeyFileError(f"key file {path} is a folder: give the file in it")
         # As in ssh: a file owned by somebody else, such as a mounted secret, was given to this user
         # on purpose.
         if state.st_uid == os.geteuid() and state.st_mode & 0o077:
@@ -70,7 +77,9 @@ def load(path: Path) -> SigningKey:
     except FileNotFoundError:
         raise KeyFileError(f"key file {path} does not exist: create one with `swarm keys new --out {path}`") from None
     except OSError as error:
-        raise KeyFileError(f"key file {path}: {error}: make its folder writable or set node.var_dir") from error
+        raise KeyFileError(
+            f"key file {path} cannot be read ({in_words(error)}): correct the path, or let this user read it"
+        ) from error
     try:
         return SigningKey(seed)
     except Exception as error:
@@ -88,8 +97,16 @@ def create(path: Path, seed: bytes | None = None) -> SigningKey:
         if not _create(path, seed or new_seed()):
             raise KeyFileError(f"key file {path} exists: a key is a node's identity, so it is not replaced; choose another file")
     except OSError as error:
-        raise KeyFileError(f"key file {path}: {error}: make its folder writable") from error
+        raise KeyFileError(
+            f"key file {path} cannot be made ({_cause(error)}): make its folder writable, or choose another"
+        ) from error
     return load(path)
+
+
+def _cause(error: OSError) -> str:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a part of its path is a file"
+    return in_words(error)
 
 
 def is_public_key(text: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shared.contracts.wire import is_node_name
 from shared.identity.keys import is_public_key
+from shared.os_words import in_words
 
 MAX_BYTES = 16 * 2**20
 
@@ -63,7 +64,7 @@ def read_roster(path: Path) -> dict[str, RosterEntry]:
     except FileNotFoundError:
         raise RosterError(f"roster {path} does not exist: create it with `swarm roster add NAME KEY`") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise RosterError(f"roster {path} cannot be read: {error}") from None
+        raise RosterError(f"roster {path} cannot be read ({in_words(error)}): correct the path, or let this user read it") from None
     except RosterError as error:
         raise RosterError(f"roster {path}: {error}") from None
 

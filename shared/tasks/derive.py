@@ -38,6 +38,7 @@ UNSEEDED = frozenset({"codeio", "list_functions", "pool_matrix"})
 each item and restored afterwards.
 """
 
+_MOST_KEYS_TOLD = 4
 CACHED_DATASETS = 64
 CACHED_ITEMS = 256
 
@@ -203,11 +204,12 @@ def _dataset(name: str, config: str, seed: int) -> Any:
         raise TaskError("task_config", f"{name}: config {config[:200]}: {error}") from None
     dataset_class, config_class = registry[name]
     fields = config_class.__dataclass_fields__
-    for key in values:
-        if key not in fields:
-            known = sorted(fields.keys() - {"seed"})
-            hint = did_you_mean(key, known) or f"settings are {', '.join(known)}"
-            raise TaskError("task_config", f"{name}: config key {key!r} is unknown; {hint}")
+    # A sender chooses the keys, so not all of them are told.
+    if unknown := [key for key in values if key not in fields][:_MOST_KEYS_TOLD]:
+        known = sorted(fields.keys() - {"seed"})
+        hints = {key: did_you_mean(key, known) or f"settings are {', '.join(known)}" for key in unknown}
+        told = "; ".join(f"config key {key!r} is unknown; {hint}" for key, hint in hints.items())
+        raise TaskError("task_config", f"{name}: {told}")
     try:
         made = config_class(**values, seed=seed)
         if hasattr(made, "validate"):

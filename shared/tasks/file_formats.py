@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from shared.os_words import in_words
+
 SUFFIXES = (".arrow", ".parquet", ".jsonl")
 """Formats in the order in which a folder is searched for them."""
 _BATCH_ROWS = 256
@@ -75,7 +77,7 @@ def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
         try:
             yield from (_json_lines(file) if file.suffix == ".jsonl" else _tabular(file, columns))
         except OSError as error:
-            raise FileSourceError(f"{file}: cannot be read: {error}") from None
+            raise FileSourceError(f"{file}: cannot be read ({in_words(error)}): let this user read it, or copy it again") from None
 
 
 def _in_folder(folder: Path) -> list[Path]:

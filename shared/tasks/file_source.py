@@ -9,10 +9,11 @@ not have can never be mistaken for one to its own.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from shared.os_words import in_words
 from shared.suggestion import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_formats import FileSourceError, Row, data_files, rows_of
@@ -51,7 +52,7 @@ def load_rows(spec: TaskSpec) -> FileRows:
     try:
         stats = [(str(file.absolute()), file.stat()) for file in files]
     except OSError as error:
-        raise FileSourceError(f"{spec.path}: cannot be read: {error}") from None
+        raise FileSourceError(f"{spec.path}: cannot be read ({in_words(error)}): let this user read it") from None
     key = _Key(tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats), spec.question, spec.answer)
     if key not in _read:
         if sum(stat.st_size for _, stat in stats) > MAX_BYTES:
@@ -70,12 +71,17 @@ def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
     named, problems = [], []
     for position, spec in enumerate(specs):
         try:
-            named.append(_named(spec) if spec.source == "file" else spec)
+            named.append(with_row_name(spec))
         except FileSourceError as error:
-            problems.append(f"  tasks[{position}] {error}")
+            problems.append((position, str(error)))
     if problems:
-        raise TaskConfigError("task_config", "task sources cannot be used:\n" + "\n".join(problems))
+        raise TaskConfigError("task_config", told(problems))
     return named
+
+
+def told(problems: Iterable[tuple[int, str]]) -> str:
+    """Problems of task sources as a message: each source's place in the list, and what is wrong."""
+    return "task sources cannot be used:\n" + "\n".join(f"  tasks[{place}] {problem}" for place, problem in problems)
 
 
 def config_with_rows(config: NodeConfig) -> NodeConfig:
@@ -89,7 +95,10 @@ def config_with_rows(config: NodeConfig) -> NodeConfig:
     return config.model_copy(update={"tasks": with_rows(config.tasks)})
 
 
-def _named(spec: TaskSpec) -> TaskSpec:
+def with_row_name(spec: TaskSpec) -> TaskSpec:
+    """The same source; a file's `dataset` is the name of its rows. Raises FileSourceError."""
+    if spec.source != "file":
+        return spec
     name = load_rows(spec).name
     if spec.dataset not in {"", name}:
         raise FileSourceError(
@@ -114,7 +123,9 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
                 raise FileSourceError(f"{spec.path}: it has no rows: write at least one with a question and an answer")
             rows = writer.finish(spec.path)
     except OSError as error:
-        raise FileSourceError(f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()}: {error}") from None
+        raise FileSourceError(
+            f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()} ({in_words(error)}): make room there or set TMPDIR"
+        ) from None
     found = rows.contradiction()
     if found is not None:
         question = rows.row(found[0])[0]

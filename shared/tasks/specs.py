@@ -4,13 +4,15 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item
+from shared.tasks.file_formats import FileSourceError
+from shared.tasks.file_source import told, with_row_name
 from shared.tasks.held_out import check_share, shares
-from shared.tasks.verifiers import DEFAULT_VERIFIER, load_verifier
+from shared.tasks.verifiers import DEFAULT_VERIFIER, Verifier, load_verifier
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -29,30 +31,60 @@ def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> None:
     for training.
 
     Raises:
-        TaskConfigError: with one line per unusable source that names the dataset, the config key if
-            there is one, the cause and the remedy.
+        TaskConfigError: with one line per problem of a source that names the dataset, the config
+            key if there is one, the cause and the remedy.
     """
-    problems = []
-    reason = "task_config"
+    found = [
+        (position, error)
+        for position, (spec, share) in enumerate(zip(specs, shares(specs, held_out), strict=True))
+        for error in _problems(spec, share)
+    ]
+    if found:
+        raise TaskConfigError(found[-1][1].reason, told([(position, str(error)) for position, error in found]))
+
+
+def source_problems(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequence[int] = ()) -> str:
+    """All that `with_rows` and `check_specs` would refuse, together; empty if nothing.
+
+    `places`: each source's place in the user's list, if that has others too.
+    """
+    found: list[tuple[int, str]] = []
     for position, (spec, share) in enumerate(zip(specs, shares(specs, held_out), strict=True)):
+        place = places[position] if places else position
         try:
-            size = dataset_size(spec.dataset, spec.canonical_config)
-            if spec.source == "file":
-                _check_file(spec, size)
-                check_share(spec, share)
-                continue
-            item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
-            if spec.verifier != DEFAULT_VERIFIER:
-                load_verifier(spec.verifier)(item)
+            named = with_row_name(spec)
+        except FileSourceError as error:
+            found.append((place, str(error)))
+        else:
+            found += [(place, str(error)) for error in _problems(named, share)]
+    return told(found) if found else ""
+
+
+def _problems(spec: TaskSpec, share: int) -> Iterator[TaskError]:
+    """What is wrong with one source. A verifier that is not there does not hide a wrong dataset,
+    nor the reverse.
+    """
+    verify: Verifier | None = None
+    if spec.source == "file" or spec.verifier != DEFAULT_VERIFIER:
+        try:
+            verify = load_verifier(spec.verifier)
         except TaskError as error:
-            reason = error.reason
-            problems.append(f"  tasks[{position}] {error}")
-    if problems:
-        raise TaskConfigError(reason, "task sources cannot be used:\n" + "\n".join(problems))
+            yield error
+    try:
+        size = dataset_size(spec.dataset, spec.canonical_config)
+        if spec.source == "file":
+            check_share(spec, share)
+            if verify:
+                _check_file(spec, size, verify)
+            return
+        item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
+        if verify:
+            verify(item)
+    except TaskError as error:
+        yield error
 
 
-def _check_file(spec: TaskSpec, size: int) -> None:
-    verifier = load_verifier(spec.verifier)
+def _check_file(spec: TaskSpec, size: int, verifier: Verifier) -> None:
     for number in range(min(size, FILE_ROWS_CHECKED)):
         index = number * size // min(size, FILE_ROWS_CHECKED)
         try:

@@ -50,7 +50,11 @@ def dashboard(
     ] = None,
     patience: Annotated[
         float,
-        typer.Option(min=0.01, max=10.0, help="Factor on waiting times before alerts about stalled processes; 1: the cluster's."),
+        typer.Option(
+            min=0.01,
+            max=10.0,
+            help="How long an alert about a stalled or silent process waits: 1 as long as in a cluster, 0.5 half as long.",
+        ),
     ] = PATIENCE,
     config: ConfigOption = None,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shared.os_words import in_words
 from shared.runtime.errors import FatalError
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
@@ -137,8 +138,11 @@ def model(
 
     try:
         folder = build_experiment_base(spec_file, out or spec_file.with_suffix(""))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise CommandError(str(error)) from None
+    except OSError as error:
+        remedy = f"{error.filename} cannot be used ({in_words(error)}): correct the path or its permissions"
+        raise CommandError(remedy if error.filename else str(error)) from None
     typer.echo(str(folder))
 
 

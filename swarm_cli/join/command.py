@@ -106,6 +106,7 @@ class Newcomer:
             hub = asyncio.run(look_at_hub(checked))
         yield findings.connection(hub, invitation, node, self.hub_key, self.signing_key)
         if not hub.refused and not hub.unreachable:
+            yield from filter(None, [findings.storage(hub)])
             yield findings.clock(hub, accepts)
             yield findings.name(hub, node, self.signing_key, default_name(node, self.signing_key))
             yield from filter(None, [findings.admission(invitation, node, self.signing_key)])
@@ -185,7 +186,7 @@ class Newcomer:
             | ({"SWARM_TRAINER__MAX_STEPS": str(steps)} if steps else {})
         )
         note(
-            f"node {config.node.id} joins {self.invitation.swarm_id}; Ctrl-C or `swarm down` ends it, "
+            f"node {config.node.id} joins the swarm called {self.invitation.swarm_id}; Ctrl-C or `swarm down` ends it, "
             "and the same command continues it"
         )
         note(f"files: {config.node.run_dir}; configuration: {self.folder.config_file}")

@@ -12,6 +12,7 @@ from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.version import VERSION
 from swarm_cli.invitation.token import Accepted, Invitation, OfferedTask
 from swarm_cli.join.hub import HubLook
+from swarm_cli.join.room import ALL_STREAMS, in_gib, told_names
 from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
 
 NOTABLE_SKEW_S = 5.0
@@ -130,7 +131,33 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
     there = f"nodes there: {len(look.nodes)}" if look.nodes else "no node is there yet"
     if look.others:
         there += f" ({look.others} more {'entry' if look.others == 1 else 'entries'} in the directory, not signed for this swarm)"
-    return Finding("connection", True, f"{invitation.url}, swarm {invitation.swarm_id}; {there}")
+    return Finding("connection", True, f"{invitation.url}, the swarm called {invitation.swarm_id}; {there}")
+
+
+def storage(look: HubLook) -> Finding | None:
+    """Whether the hub has room for the streams that this node makes there; None if it makes
+    none.
+    """
+    room = look.room
+    if room is None:
+        return None
+    if room.off:
+        return Finding(
+            "storage",
+            False,
+            f"the hub keeps no streams ({room.off}): its operator must add a `jetstream` block to the server's file "
+            "(docs/joining.md) and restart it",
+        )
+    needed = in_gib(room.needed_bytes, up=True)
+    if room.there_bytes is None:
+        return Finding("storage", True, f"the hub has the {needed} that the swarm's streams reserve; the first node makes them")
+    there = f"{told_names(room.missing)} reserve {needed} on the hub, which has {in_gib(room.there_bytes)} left"
+    half_made = "" if len(room.missing) == len(ALL_STREAMS) else ", then run `swarm nats init --plane swarm`"
+    if room.account_bytes is None:
+        limit = f"raise max_file_store in the server's file (and have that much disk), restart it{half_made}"
+    else:
+        limit = f"raise the account's max_file, now {in_gib(room.account_bytes)}, in the server's file, reload it{half_made}"
+    return Finding("storage", False, f"{there}, so this node could not share: the operator must {limit}")
 
 
 def clock(look: HubLook, accepted: Accepted) -> Finding:

@@ -13,6 +13,7 @@ from shared.contracts.wire import is_node_name
 from shared.identity import keys
 from shared.identity.keys import KeyFileError, SigningKey
 from shared.identity.roster import RosterEntry, RosterError, read_roster, write_roster
+from shared.os_words import in_words
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.token import Credential, Invitation, Member
 from swarm_cli.join.membership import bind
@@ -107,8 +108,10 @@ class JoinFolder:
         self._prepare()
         try:
             write_roster(self.roster_file, self.grown_roster(members))
-        except (RosterError, OSError) as error:
+        except RosterError as error:
             raise CommandError(str(error)) from None
+        except OSError as error:
+            raise CommandError(_unusable(self.roster_file, error)) from None
 
     def grown_roster(self, members: list[Member]) -> dict[str, RosterEntry]:
         """The roster's lines together with the token's; writes nothing.
@@ -118,8 +121,10 @@ class JoinFolder:
         """
         try:
             known = dict(read_roster(self.roster_file)) if self.roster_file.exists() else {}
-        except (RosterError, OSError) as error:
+        except RosterError as error:
             raise CommandError(str(error)) from None
+        except OSError as error:
+            raise CommandError(_unusable(self.roster_file, error)) from None
         for member in members:
             if member.node in known and known[member.node].public_key != member.public_key:
                 raise CommandError(
@@ -134,6 +139,10 @@ class JoinFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CommandError(f"{self.path} cannot be made ({error.strerror}): set node.var_dir to a writable folder") from None
+
+
+def _unusable(file: Path, error: OSError) -> str:
+    return f"{file} cannot be used ({in_words(error)}): let this user read and write it, or set node.var_dir to another folder"
 
 
 def _made(path: Path) -> SigningKey:

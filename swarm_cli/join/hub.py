@@ -1,9 +1,11 @@
-"""Inspects a swarm's hub before a newcomer's node is started; only reads."""
+"""Inspects a swarm's hub before a newcomer's node is started. It only reads, except that `room`
+asks an open hub without the swarm's streams to reserve their space for a moment.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
@@ -13,6 +15,7 @@ from shared.contracts.wire import MessageError
 from shared.identity.statements import Standing, hear
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
+from swarm_cli.join.room import Room, room_for_streams
 from swarm_cli.observe.directory import read_directory
 
 LOOK_S = 10.0
@@ -35,6 +38,8 @@ class HubLook:
     """The node that has the requested name."""
     nodes: tuple[str, ...] = ()
     """The nodes whose directory entries are signed for this swarm."""
+    room: Room | None = None
+    """The room for the streams that the node would make; None if it makes none."""
     others: int = 0
     """The number of other directory entries: unsigned, unreadable, or signed for another swarm."""
 
@@ -50,7 +55,10 @@ async def look_at_hub(config: NodeConfig) -> HubLook:
     except NotConnected as error:
         return HubLook(unreachable=str(error))
     try:
-        return await _look(hub, config.node.id, config.nats.swarm_id)
+        look = await _look(hub, config.node.id, config.nats.swarm_id)
+        # Whoever holds a key for a hub may not make streams there.
+        open_hub = not config.nats.swarm_key_file and not look.unreachable
+        return replace(look, room=await room_for_streams(hub, config.nats.swarm_replicas)) if open_hub else look
     finally:
         await hub.close()
 

@@ -14,6 +14,7 @@ import typer
 
 from shared.identity.permissions import OPERATOR
 from shared.identity.roster import RosterError
+from shared.os_words import in_words
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.command import check
@@ -150,7 +151,7 @@ def _refuse_lost(wanted: Sequence[Expected], found: Mapping[str, str], folder: P
     try:
         known = known_nodes(wanted, found, file.read_text() if file.exists() else "")
     except (RosterError, OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"the cluster's roster or {file}: {error}") from None
+        raise CommandError(f"the cluster's roster or {file}: {in_words(error)}") from None
     has = {*found, *folder_files(folder)}
     missing = (
         lost(wanted, has, known) if installed else lost(wanted, has | {ACCOUNTS_FILE, ROSTER_FILE}, {each.node for each in wanted})

@@ -9,6 +9,7 @@ from pathlib import Path
 from shared.identity import keys
 from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
 from shared.identity.roster import RosterEntry, RosterError, parse_roster
+from shared.os_words import in_words
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
 from swarm_cli.k8s.secret_objects import ROSTER_FILE, SIGNING
@@ -91,7 +92,7 @@ def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
         text = "".join(f"{each.name} {each.public_key} {each.note}".rstrip() + "\n" for _, each in sorted(entries.items()))
         parse_roster(text)
     except (RosterError, OSError) as error:
-        raise CommandError(f"roster {folder / ROSTER_FILE}: {error}") from None
+        raise CommandError(f"roster {folder / ROSTER_FILE}: {in_words(error)}") from None
     return text
 
 

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from shared.os_words import in_words
 from swarm_cli.errors import CommandError
 from swarm_cli.running import LOCK, holder, pid_in, running_runs
 
@@ -153,11 +154,11 @@ def ask(folder: Path, question: Mapping[str, Any], deadline_s: float = _QUESTION
     except (OSError, ValueError) as error:
         if not pid:
             raise CommandError(
-                f"run {folder.name} does not answer ({error}), and it is not known which process holds {folder / LOCK}: "
+                f"run {folder.name} does not answer ({in_words(error)}), and it is not known which process holds {folder / LOCK}: "
                 f"`fuser {folder / LOCK}` names it"
             ) from None
         raise CommandError(
-            f"run {folder.name} is running as process {pid} but does not answer ({error}): "
+            f"run {folder.name} is running as process {pid} but does not answer ({in_words(error)}): "
             f"`kill -9 {pid}` ends it, and its services then end by themselves"
         ) from None
     if "error" in answer:

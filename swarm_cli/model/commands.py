@@ -84,7 +84,10 @@ def memory(
     """Estimate the memory for training and generating from the model's configuration; no weights
     are loaded.
     """
-    import torch
+    from swarm_cli.model.named import check_named
+
+    check_named(model, revision)
+    import torch  # takes seconds, so a misspelt name is answered before it
 
     from swarm_cli.model.memory import configuration_of, model_memory, told
 

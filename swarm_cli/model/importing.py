@@ -8,6 +8,7 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.os_words import in_words
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.model.memory import SIDE_BY_SIDE_TOKENS, gigabytes
@@ -129,4 +130,4 @@ def _disk_trouble(error: OSError, out: Path) -> str:
         return f"the disk of {out.absolute().parent} is full: make room there or choose another folder"
     if error.errno == errno.EFBIG:
         return f"a file of the model is larger than {out.absolute().parent} or this process's limits allow: choose another folder"
-    return f"{error}: check the folder and its permissions, or choose another one"
+    return f"{error.filename or out}: {in_words(error)}: check the folder and its permissions, or choose another one"

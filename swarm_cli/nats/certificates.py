@@ -16,6 +16,7 @@ import typer
 from cryptography import x509
 
 from shared.config import NodeConfig
+from shared.os_words import in_words
 from shared.text import visible
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.errors import CommandError
@@ -97,7 +98,9 @@ def shown_by(url: str) -> Found:
             with context.wrap_socket(connection, server_hostname=host) as session:
                 shown = session.getpeercert(binary_form=True)
     except OSError as error:
-        raise CommandError(f"{url}: {error}: check that the server runs and that this is its client or leaf port") from None
+        raise CommandError(
+            f"{url}: {in_words(error)}: check that the server runs and that this is its client or leaf port"
+        ) from None
     if not shown:
         raise CommandError(f"{url}: the server presents no certificate: check that this is its client or leaf port")
     return _found(x509.load_der_x509_certificate(shown), url)

@@ -30,6 +30,10 @@ NODES_SHOWN = 100
 """The most nodes shown by default: first those on this server, then the directory's
 newest entries.
 """
+NOBODY = "no node has written to this server"
+NO_STATUS = "no service has written a status to this server"
+START = "start a swarm (`swarm up`), or name its server"
+"""What to do about either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,8 @@ async def take_snapshot(
     evaluations: EvaluationLog | None = None,
     most: int = NODES_SHOWN,
 ) -> SwarmSnapshot:
-    """Look at `names`; if empty, at up to `most` of the nodes on this server and in the directory;
-    if there are none, at the configuration's node. Also updates `evaluations`.
+    """Look at `names`; if empty, at up to `most` of the nodes on this server and in the directory.
+    Also updates `evaluations`.
 
     Raises:
         CommandError: one of `names` is none.
@@ -189,10 +193,10 @@ def chosen(own: str, here: Collection[str], listed: Directory, most: int, known:
     is on this server; `known`: established names.
 
     This node and the others on this server come first, whatever the directory says, then known
-    names, then the directory's newest. Only `own` if there are none.
+    names, then the directory's newest. None if no node has written anywhere.
     """
     there = [name for name in known if name in listed.payloads]
-    ranked = list(dict.fromkeys([*([own] if own in here else []), *sorted(here), *there, *listed.names])) or [own]
+    ranked = list(dict.fromkeys([*([own] if own in here else []), *sorted(here), *there, *listed.names]))
     return sorted(ranked[:most]), len(ranked[most:]) + listed.left_out
 
 

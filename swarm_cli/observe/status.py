@@ -33,7 +33,16 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.target import LookRunOption, Target, check_listening, looking_at
-from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, ended_snapshot, take_snapshot
+from swarm_cli.observe.snapshot import (
+    NO_STATUS,
+    NOBODY,
+    START,
+    NodeSnapshot,
+    StreamFill,
+    SwarmSnapshot,
+    ended_snapshot,
+    take_snapshot,
+)
 from swarm_cli.observe.standing import absent, duration, finished, standing, trouble
 from swarm_cli.run_end import RunEnd, newest_ended
 from swarm_cli.running import goes_on
@@ -74,7 +83,7 @@ def status(
     if end is not None:
         raise typer.Exit(end[1].exit_code)
     if not as_json and not any(view.statuses for view in snapshot.nodes):
-        raise CommandError("no service has written a status to this server: start a swarm (`swarm up`), or name its server")
+        raise CommandError(f"{NO_STATUS if snapshot.nodes else NOBODY}: {START}")
 
 
 async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmSnapshot:
@@ -176,14 +185,15 @@ def _fill_object(fill: StreamFill) -> dict[str, Any]:
 
 
 def show(snapshot: SwarmSnapshot, console: Console) -> None:
-    """Print the tables."""
+    """Print the tables, without those in which there would be nothing."""
     nodes = Table("node", "step", "version", "held-out", *ROLES, title="nodes", title_justify="left")
     for node in snapshot.nodes:
         evaluation = node.view.evaluation
         held_out = f"{evaluation.pass_rate:.3f} @{evaluation.policy_version}" if evaluation else "–"
         roles = [cell(_role_cell(node, role, snapshot.at)) for role in ROLES]
         nodes.add_row(cell(node.node), str(node.view.step), str(node.view.version), held_out, *roles)
-    console.print(nodes)
+    if snapshot.nodes:
+        console.print(nodes)
     for node in snapshot.nodes:
         if elsewhere := node.view.held_on(socket.gethostname(), snapshot.at):
             console.print(visible(f"{node.node}: another machine holds this name: {', '.join(elsewhere)}"), markup=False)
@@ -194,7 +204,8 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
     for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:
         size_mib = f"{fill.state.size_bytes / 2**20:.2f}"
         streams.add_row(cell(fill.stream), str(fill.state.messages), size_mib, str(fill.state.last_seq), *_lag_cells(fill.consumer))
-    console.print(streams)
+    if streams.row_count or snapshot.nodes:
+        console.print(streams)
     for line in omissions(snapshot):
         console.print(line)
     for node in snapshot.nodes:

@@ -26,7 +26,7 @@ from swarm_cli.looking.following import Following
 from swarm_cli.looking.target import LookRunOption, check_listening, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
-from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snapshot
+from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmSnapshot, ended_snapshot, take_snapshot
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
 from swarm_cli.running import ended_run
@@ -85,7 +85,7 @@ class Top:
         calm = ended is not None and ended[1].in_order
         console.print(screen(model, width=console.width, height=None, headline=self._headline, notice=notice, calm=calm))
         if not any(node.heard for node in model.nodes):
-            raise CommandError("no service has written a status to this server: start a swarm (`swarm up`), or name its server")
+            raise CommandError(f"{NO_STATUS if model.nodes else NOBODY}: {START}")
 
     async def live(self, console: Console, every_s: float) -> None:
         """Look every `every_s` until a key ends it. If the server does not answer, keep trying."""
@@ -101,6 +101,7 @@ class Top:
                     notice = f" {target.ended.sentence(target.run, time.time())}"
                 try:
                     model = await _unless(quit_pressed, self.look()) or model
+                    notice = notice or ("" if model.nodes else f" {NOBODY} yet: {START} (--node-url)")
                 except NotConnected as error:
                     notice = self._away(error)
                     if self._heard_at is not None:

@@ -12,7 +12,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -102,6 +102,22 @@ def test_without_a_server_one_look_says_so_and_fails(tmp_path: Path) -> None:
     )
     assert answer.returncode == 1
     assert "127.0.0.1:9" in answer.stderr and "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("word", ["top", "status"])
+def test_on_a_server_where_no_node_ever_was_none_is_shown(word: str, nats_server: Callable[..., NatsServer]) -> None:
+    asked = [sys.executable, "-m", "swarm_cli", word, "--node-url", (url := nats_server().url), "--swarm-url", url]
+    answer = subprocess.run(asked, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert answer.returncode == 1 and "alpha" not in answer.stdout, answer.stdout
+    assert "no node has written to this server: start a swarm (`swarm up`), or name its server" in answer.stderr
+
+
+def test_on_a_terminal_it_says_that_no_node_is_there_yet(nats_server: Callable[..., NatsServer]) -> None:
+    with Terminal(command(nats_server().url, "--every-s", "0.3")) as terminal:
+        terminal.wait_for("no node has written to this server yet")
+        assert "alpha" not in terminal.text
+        os.write(terminal.master, b"q")
+        assert terminal.process.wait(DEADLINE_S) == 0
 
 
 def test_on_a_terminal_it_lives_through_a_server_that_goes_and_comes_and_q_ends_it(server: NatsServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,33 @@ def test_a_command_starts_without_what_it_may_need_later(command: str) -> None:
     asked = [sys.executable, "-c", IMPORTED, command, ",".join(sorted(HEAVY))]
     imported = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=180).stdout.strip()
     assert set(filter(None, imported.split(","))) <= NEEDED_AT_ONCE.get(command, set())
+
+
+ANSWERED = """
+import sys
+from swarm_cli.app import main
+try:
+    main()
+finally:
+    print(",".join(name for name in ("torch", "transformers", "peft") if name in sys.modules))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (["nosuch"], "there is no folder nosuch: check the spelling, or give a hub name (OWNER/NAME) with --revision"),
+        (["someone/model"], "there is no folder someone/model, and a hub name needs --revision: give the full hash"),
+        (["someone/model", "--revision", "main"], "--revision 'main' is not the full hash of a commit: give the full hash"),
+        ([__file__], "is a file: give a model's folder"),
+        (["."], ". holds no config.json"),
+    ],
+)
+def test_what_is_no_model_is_refused_before_anything_slow_is_imported(model: list[str], said: str) -> None:
+    asked = [sys.executable, "-c", ANSWERED, "model", "memory", *model]
+    answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False, cwd=Path(__file__).parent)
+    assert (answer.returncode, answer.stdout) == (1, "\n") and said in answer.stderr, answer.stderr
 
 
 @pytest.mark.slow

@@ -127,6 +127,76 @@ def test_config_check_goes_on_with_datasets_and_model_after_a_misspelt_key(tmp_p
         assert words in checked.stderr, checked.stderr
 
 
+def faults_in(tmp_path: Path, text: str) -> list[str]:
+    (tmp_path / "node.toml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path / "node.toml")
+    return [line.strip() for line in str(refused.value).splitlines()[1:]]
+
+
+def test_mistakes_that_others_hide_are_told_and_those_that_only_follow_are_not(tmp_path: Path) -> None:
+    told = faults_in(
+        tmp_path,
+        '[trainer]\nlearing_rate = 1e-5\ndual_clip = 1.0\nbetas = [0.9, 1.0]\ncispo_min = "low"\ncispo_max = 0.1\n'
+        "[sampler]\nlocal = -1\nexternal = 0\nstrategy = 'bandit'\nbandit_arms = ['uniform', 'uniform']\n"
+        "[eval]\ntasks = 0\n[generator]\nengine = 'openai'\nopenai_urll = 'http://x/v1'\n"
+        "[[tasks]]\ndatasett = 'gcd'\n[[tasks]]\nweigth = 2.0\n"
+        "[[tasks]]\nsource = 'file'\nconfig = { a = 1 }\nverifier = 'reasoning_gym'\n",
+    )
+    begin = [
+        *("trainer.learing_rate: unknown key", "trainer.cispo_min: ", "sampler.local: ", "generator.openai_urll: unknown key"),
+        *("tasks.0.datasett: unknown key", "tasks.1.weigth: unknown key", 'tasks.2: source = "file" needs path'),
+        *("tasks.2: a file has no settings", "tasks.2: verifier reasoning_gym scores only"),
+        *("trainer: dual_clip 1.0 must be above", "trainer: betas [0.9, 1.0] must be", "sampler: bandit_arms"),
+        *("tasks.1: dataset is missing", "sampler.strategy bandit learns from held-out results"),
+    ]
+    assert all(sum(line.startswith(each) for line in told) == 1 for each in begin), told
+    assert len(told) == len(begin), "cispo_max, dataset and openai_url may be right once the others are"
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_wrong_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_TRAINER__WARMUP_STEPS", "few")
+    monkeypatch.setenv("SWARM_TRIANER__THREADS", "1")
+    (tmp_path / "node.toml").write_text("[sampler\nlocal = -1")
+    for file, said in (("node.toml", "cannot be read (Expected"), ("none.toml", "does not exist"), (".", "(Is a directory)")):
+        with pytest.raises(ConfigError) as refused:
+            load(tmp_path / file)
+        assert said in str(refused.value) and "Errno" not in str(refused.value)
+        assert "WARMUP_STEPS" in str(refused.value) and "TRIANER" in str(refused.value)
+
+
+def test_a_variable_that_is_wrong_leaves_what_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_SAMPLER__LOCAL", "many")
+    (tmp_path / "node.toml").write_text('[sampler]\nlocal = 7\n[[tasks]]\ndataset = "gcd"\n')
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path / "node.toml")
+    assert refused.value.rest is not None and refused.value.rest.sampler.local == 7
+
+
+@pytest.mark.slow
+def test_config_check_numbers_task_sources_as_the_file_does_and_tells_of_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text(
+        '[trainer]\nobjective = "rloo"\nobjective_options = { a = 1 }\nadvantage_scale = "batch"\ndual_clip = 3.0\n'
+        '[[tasks]]\nweight = 1.0\n[[tasks]]\ndataset = "gdc"\nverifier = "math2"\n[[tasks]]\nsource = "file"\npath = "no.jsonl"\n'
+        '[[tasks]]\ndataset = "gcd"\nweight = -1\n[[tasks]]\ndataset = "gcd"\nconfig = { min_valu = 1, max_valu = 2 }\n'
+    )
+    command = [sys.executable, "-m", "swarm_cli", "config", "check", "--config", str(tmp_path / "node.toml")]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+    for words in (
+        *(
+            "tasks.0: dataset is missing",
+            "tasks.3.weight: ",
+            "tasks[1] gdc: neither",
+            "tasks[1] no verifier is called",
+            "tasks[2] no.jsonl",
+        ),
+        *("tasks[4] gcd: config key", "config key 'min_valu' is unknown", "config key 'max_valu' is unknown"),
+        *("objective_options are for installed", "use advantage_scale none or group", "dual_clip is for objectives that clip"),
+    ):
+        assert said.count(words) == 1, (words, said)
+    assert "tasks[0]" not in said and "tasks[3]" not in said, "those are told already"
+
+
 def test_a_key_of_a_task_source_that_was_misspelt_is_answered_too(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('[[tasks]]\ndataset = "gcd"\nweigth = 2.0\n')
     with pytest.raises(ConfigError, match="tasks.0.weigth: unknown key; did you mean weight?"):

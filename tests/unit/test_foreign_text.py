@@ -219,7 +219,7 @@ def test_this_servers_nodes_are_looked_at_before_the_directorys_newest() -> None
     names, left_out = chosen("mine", {"mine", "zz"}, listed, 10)
     assert names == sorted(["mine", "zz", *(f"n{i}" for i in range(50, 42, -1))])
     assert left_out == 42 + 3000
-    assert chosen("mine", set(), directory([]), 10) == (["mine"], 0)
+    assert chosen("mine", set(), directory([]), 10) == ([], 0), "a name from the defaults is no node that is there"
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed
+from services.sampler.told import WaitingTold
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, position, sampler
 
@@ -144,3 +146,24 @@ def test_every_node_and_batch_has_a_seed_of_its_own() -> None:
     assert len(seeds) == 2 * 2 * 49
     assert all(0 <= seed < 2**62 for seed in seeds)
     assert batch_seed(0, "alpha", 1) == 731442922139857421
+
+
+def test_a_wait_for_a_batch_is_a_warning_and_while_the_models_load_only_after_ten_minutes() -> None:
+    def told(waiting: WaitingTold, until_s: float, since_s: float) -> list[tuple[str, str, int]]:
+        with structlog.testing.capture_logs() as logs:
+            for second in range(int(since_s), int(until_s)):
+                waiting.waits(Wait(WaitFor.LOCAL, 0, 2), 1, float(second))
+        return [(each["log_level"], each["event"], each["seconds"]) for each in logs]
+
+    waiting = WaitingTold(structlog.get_logger())
+    waiting.begin(0.0)
+    starting = told(waiting, 300, 0)
+    waiting.begin(300.0)  # the server was away, and the logs were read again
+    starting += told(waiting, 600, 300)
+    assert starting[0] == ("info", "no_batch_yet", 61) and {level for level, *_ in starting} == {"info"}
+    stalled = told(waiting, 800, 600)
+    assert len(stalled) == 4 and {(level, event) for level, event, _ in stalled} == {("warning", "no_batch")}, "told in the end"
+    waiting.built(800.0)
+    assert told(waiting, 862, 800) == [("warning", "no_batch", 61)], "after a batch a minute is long"
+    waiting.begin(900.0)
+    assert told(waiting, 962, 900) == [("warning", "no_batch", 61)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from services.trainer.objectives.base import Aggregation, Objective
 from shared.config import NodeConfig
 from shared.config.objective_section import ObjectiveSection
+from shared.config.trainer_section import TrainerSection
 from shared.registry import OBJECTIVES
 
 
@@ -66,14 +68,24 @@ def configured_objective(config: NodeConfig) -> ConfiguredObjective:
 
     Raises:
         ValueError: it cannot be loaded, or conflicts with other settings; the message names them as
-            the configuration does.
+            the configuration does, one line per conflict.
     """
     trainer = config.trainer
-    if trainer.objective_options and trainer.objective in OBJECTIVES.built_in:
-        raise ValueError(f"trainer.objective_options are for installed objectives: {trainer.objective} has named settings")
-    wanted = ConfiguredObjective(trainer, config.generator.max_new_tokens)
-    if wanted.objective.advantages == "leave_one_out" and trainer.advantage_scale == "batch":
-        raise ValueError(
-            f"trainer.objective {wanted.name} centres each reward on the mean of the others: use advantage_scale none or group"
-        )
+    # Its __post_init__ checks too, but what may not be combined with it is told together.
+    problems = list(_conflicts(trainer))
+    try:
+        wanted = ConfiguredObjective(trainer, config.generator.max_new_tokens)
+    except ValueError as error:
+        raise ValueError("\n".join([*problems, str(error)])) from None
+    if problems:
+        raise ValueError("\n".join(problems))
     return wanted
+
+
+def _conflicts(trainer: TrainerSection) -> Iterator[str]:
+    name = trainer.objective
+    if trainer.objective_options and name in OBJECTIVES.built_in:
+        yield f"trainer.objective_options are for installed objectives: {name} has named settings"
+    objective: Any = OBJECTIVES.load(name)
+    if getattr(objective, "advantages", "") == "leave_one_out" and trainer.advantage_scale == "batch":
+        yield f"trainer.objective {name} centres each reward on the mean of the others: use advantage_scale none or group"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import nats.errors
 import structlog
 
+from shared.os_words import in_words
 from shared.transport.base import AccessDenied
 from shared.transport.counters import Counters, ErrorKind
 from shared.transport.nats import credentials
@@ -65,7 +66,7 @@ class Complaints:
         self._counters.errors[kind] += 1
         if kind == "permissions":
             self._forbidden = str(error).lower()
-        described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        described = f"{type(error).__name__}: {in_words(error)}" if str(error) else type(error).__name__
         self._tell(described)
         self.newest = described
         if denied is not None and opening:

@@ -17,6 +17,7 @@ import nats.errors
 import structlog
 
 from shared.cancelling import cancel_and_wait, heeded_cancellation
+from shared.os_words import in_words
 from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.counters import Counters
 from shared.transport.deadline import Deadline
@@ -89,7 +90,7 @@ class Connection:
             await client.end(1.0)
             raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            reason = str(error) or self._complaints.denials or self._complaints.newest
+            reason = (in_words(error) if str(error) else "") or self._complaints.denials or self._complaints.newest
             await client.end(1.0)
             raise NotConnected(
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}: "

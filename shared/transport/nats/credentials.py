@@ -12,6 +12,7 @@ from typing import Any
 
 import nkeys
 
+from shared.os_words import in_words
 from shared.transport.base import AccessDenied
 
 NO_TLS = "the server offers no TLS"
@@ -34,7 +35,8 @@ def settings(key_file: str | None, ca_file: str | None) -> dict[str, Any]:
             found["tls"] = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
             raise AccessDenied(
-                f"certificate authority {ca_file}: {error}: give the PEM file of the authority that signed the server's certificate"
+                f"certificate authority {ca_file}: {in_words(error)}: give the PEM file of the authority that signed the server's "
+                "certificate"
             ) from None
     return found
 
@@ -83,7 +85,9 @@ def _read(path: str) -> str:
             "nats.swarm_key_file"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise AccessDenied(f"key file {path} cannot be read ({error}): make it readable for this process's user") from None
+        raise AccessDenied(
+            f"key file {path} cannot be read ({in_words(error)}): make it readable for this process's user"
+        ) from None
 
 
 def _checked_seed(path: str, seed: str) -> str:

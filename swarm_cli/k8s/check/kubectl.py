@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from shared.os_words import in_words
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.overlay import Overlay
@@ -42,7 +43,7 @@ def rendered(source: str) -> Overlay:
         )
         objects = [each for each in yaml.safe_load_all(text) if each]
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{source} cannot be read ({error}): give an overlay's folder, a YAML file, or -") from None
+        raise CommandError(f"{source} cannot be read ({in_words(error)}): give an overlay's folder, a YAML file, or -") from None
     except yaml.YAMLError as error:
         raise CommandError(f"{source} is not YAML ({' '.join(str(error).split())}): give what `kubectl kustomize` prints") from None
     whole = [each for each in objects if isinstance(each, dict) and {"apiVersion", "kind", "metadata"} <= each.keys()]
