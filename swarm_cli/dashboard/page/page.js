@@ -221,18 +221,19 @@ async function showAlerts() {
     cards.set(key, [...(cards.get(key) || []), alert]);
   }
   const shown = [...cards].sort(([one], [other]) => one.localeCompare(other)).map(([, same]) => alertCard(same));
-  const [checked, good] = whatWasChecked(groups);
-  element("alerts").replaceChildren(...shown, make("span", { class: good ? (shown.length ? "" : "good") : "bad", textContent: (shown.length ? "" : "No alert fires: ") + checked }));
+  const [checked, kind] = whatWasChecked(groups);
+  const first = shown.length ? (answering ? "" : "No process is scraped yet: ") : answering ? "No alert fires: " : "No process is scraped yet, so no alert can fire: ";
+  element("alerts").replaceChildren(...shown, make("span", { class: kind === "good" && shown.length ? "" : kind, textContent: first + checked }));
 }
 
-/** How many alert rules were evaluated and when; not good if nothing is scraped or the evaluation is old. */
+/** How many alert rules were evaluated and when, and whether that is good: bad if the evaluation is old or fails, a warning if nothing is scraped. */
 function whatWasChecked(groups) {
   const evaluated = groups.filter(({ rules }) => rules.length);
   const rules = evaluated.reduce((sum, group) => sum + group.rules.filter((rule) => rule.labels?.severity !== "none").length, 0);
   const oldest = Math.min(...evaluated.map(({ lastEvaluation }) => Date.parse(lastEvaluation))), age = Math.max(0, (Date.now() - oldest) / 1000);
   const failing = evaluated.flatMap((group) => group.rules).filter((rule) => rule.health === "err").map(({ name }) => name);
-  const words = `${rules} alert rules, checked ${duration(age)} ago` + (answering ? ` over ${answering} processes` : ", but no process is scraped") + (failing.length ? `; not checked: ${failing.join(", ")}` : "");
-  return [words, rules > 0 && age < 60 && answering > 0 && !failing.length];
+  const words = `${rules} alert rules, checked ${duration(age)} ago` + (answering ? ` over ${answering} processes` : "") + (failing.length ? `; not checked: ${failing.join(", ")}` : "");
+  return [words, rules === 0 || age >= 60 || failing.length ? "bad" : answering ? "good" : "warn"];
 }
 
 function alertCard(same) {
@@ -256,7 +257,7 @@ async function showTargets() {
   answering = result.filter(({ value }) => value[1] === "1").length;
   const all = answering + down.length;
   const text = all ? `${answering} of ${all} processes answer` + (down.length ? `; not ${down.join(", ")}` : "") : "no process is scraped yet";
-  element("targets").replaceChildren(make("span", { class: down.length || !result.length ? "bad" : "", textContent: text }));
+  element("targets").replaceChildren(make("span", { class: down.length ? "bad" : result.length ? "" : "warn", textContent: text }));
   chooseNodes(nodes);
 }
 
