@@ -221,19 +221,20 @@ async function showAlerts() {
     cards.set(key, [...(cards.get(key) || []), alert]);
   }
   const shown = [...cards].sort(([one], [other]) => one.localeCompare(other)).map(([, same]) => alertCard(same));
-  const [checked, kind] = whatWasChecked(groups);
-  const first = shown.length ? (answering ? "" : "No process is scraped yet: ") : answering ? "No alert fires: " : "No process is scraped yet, so no alert can fire: ";
+  const [checked, kind, never] = whatWasChecked(groups);
+  const first = !answering ? `No process is scraped yet${shown.length ? "" : ", so no alert can fire"}: ` : shown.length || never ? "" : "No alert fires: ";
   element("alerts").replaceChildren(...shown, make("span", { class: kind === "good" && shown.length ? "" : kind, textContent: first + checked }));
 }
 
-/** How many alert rules were evaluated and when, and whether that is good: bad if the evaluation is old or fails, a warning if nothing is scraped. */
+/** How many alert rules were evaluated and when, and whether that is good: bad if the evaluation is old or fails, a warning if nothing is scraped or Prometheus has only just started. */
 function whatWasChecked(groups) {
   const evaluated = groups.filter(({ rules }) => rules.length);
   const rules = evaluated.reduce((sum, group) => sum + group.rules.filter((rule) => rule.labels?.severity !== "none").length, 0);
   const oldest = Math.min(...evaluated.map(({ lastEvaluation }) => Date.parse(lastEvaluation))), age = Math.max(0, (Date.now() - oldest) / 1000);
   const failing = evaluated.flatMap((group) => group.rules).filter((rule) => rule.health === "err").map(({ name }) => name);
-  const words = `${rules} alert rules, checked ${duration(age)} ago` + (answering ? ` over ${answering} processes` : "") + (failing.length ? `; not checked: ${failing.join(", ")}` : "");
-  return [words, rules === 0 || age >= 60 || failing.length ? "bad" : answering ? "good" : "warn"];
+  const never = oldest < 0; // Prometheus gives the year 1
+  const words = `${rules} alert rules, ${never ? "not checked yet" : `checked ${duration(age)} ago`}` + (answering && !never ? ` over ${answering} processes` : "") + (failing.length ? `; not checked: ${failing.join(", ")}` : "");
+  return [words, rules === 0 || (age >= 60 && !never) || failing.length ? "bad" : answering && !never ? "good" : "warn", never];
 }
 
 function alertCard(same) {
