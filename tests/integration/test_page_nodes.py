@@ -62,20 +62,25 @@ def test_on_a_narrow_screen_all_of_the_leaderboard_and_of_the_nodes_is_in_sight(
         await usual(swarm, steps=1)
         await swarm.node("n" * 32, here=False)
         await swarm.score(swarm.report("n" * 32, 25, 0.5))
+        await swarm.score(swarm.report("o", 25, 0.5, held_out="cd" * 32))
         await swarm.transport.close()
 
     written(write())
     shown = Dashboard(server.url, tmp_path)
     try:
         shown.until_state("running")
-        for width, columns in ((390, 8), (1280, 8)):
+        for width in (390, 1280):
             looker = Looker(browser, width)
             page = looker.open(shown.url)
             cells = page.locator("#leaderboard tbody tr > *")
-            assert cells.count() == 4 * columns
+            assert cells.count() == 5 * 8
             for cell in [*cells.all(), *page.locator("#nodes tbody tr > *").all()]:
                 box = cell.bounding_box()
                 assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width, cell.inner_text()
+            for row in page.locator("#leaderboard tbody tr").all():
+                node, gain = row.locator("th").bounding_box(), row.locator("td").nth(1).bounding_box()
+                assert node is not None and gain is not None
+                assert (gain["y"] >= node["y"] + node["height"]) == (width == 390), "a row's facts are below its name"
             heads = page.evaluate(
                 "[...document.querySelectorAll('#leaderboard tbody td')].map((td) => getComputedStyle(td, '::before').content)"
             )

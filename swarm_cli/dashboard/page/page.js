@@ -233,7 +233,7 @@ function whatWasChecked(groups) {
   const oldest = Math.min(...evaluated.map(({ lastEvaluation }) => Date.parse(lastEvaluation))), age = Math.max(0, (Date.now() - oldest) / 1000);
   const failing = evaluated.flatMap((group) => group.rules).filter((rule) => rule.health === "err").map(({ name }) => name);
   const never = oldest < 0; // Prometheus gives the year 1
-  const words = `${rules} alert rules, ${never ? "not checked yet" : `checked ${duration(age)} ago`}` + (answering && !never ? ` over ${answering} processes` : "") + (failing.length ? `; not checked: ${failing.join(", ")}` : "");
+  const words = `${rules} alert rules, ${never ? "not checked yet" : `checked ${duration(age)} ago`}` + (answering && !never ? ` over ${answering} process${answering === 1 ? "" : "es"}` : "") + (failing.length ? `; not checked: ${failing.join(", ")}` : "");
   return [words, rules === 0 || (age >= 60 && !never) || failing.length ? "bad" : answering && !never ? "good" : "warn", never];
 }
 
