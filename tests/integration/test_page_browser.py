@@ -108,8 +108,13 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
             every_look(browser, shown.url + address, name, words, allowed="404" if words.startswith(("does not", "no ")) else "503")
         server.stop()
         lost = shown.until_state("lost")
+        assert "`swarm up`" in lost["problem"]
         assert lost["leaderboard"], "what was known stays"
         every_look(browser, shown.url, "lost", "The page shows what was seen last")
+        looker = Looker(browser)
+        codes = looker.open(shown.url).locator(".banner .facts code")
+        assert "swarm up" in codes.all_inner_texts(), "a command is shown as one"
+        looker.close()
     finally:
         server.stop()
         shown.close()

@@ -35,7 +35,7 @@ function banner(told) {
   return el("div", { class: `banner ${ended ? (ended.in_order ? "good" : "bad") : GOOD[told.state] || ""}` },
     el("h1", {}, el("span", { "aria-hidden": "true", class: "sign", text: sign }), ` ${title}`),
     words ? el("p", {}, ...worded(words)) : null,
-    el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem ? el("span", {}, name(told.problem)) : null),
+    el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
 }
 
