@@ -81,10 +81,10 @@ def comparisons_text(comparisons: Sequence[Mapping[str, Any]], over: str = "whol
         return ""
     parts = [
         "## Comparisons\n",
-        f"Cumulative gain, screened, over {over}: the ratio of the means over seeds with its 95 % interval when seeds and "
-        "questions are both drawn again (hierarchical bootstrap); the paired difference with Student's interval over seeds; the "
-        "two-sided p of the differences' signs, and that corrected for the number of stated comparisons (Holm). What was not "
-        "stated beforehand is exploratory and has no p.\n",
+        f"Cumulative gain, screened, over {over}. Ratio of the means over seeds, with the 95 % interval of a hierarchical "
+        "bootstrap that resamples seeds and questions. Mean paired difference, with Student's 95 % interval over seeds. p: "
+        "two-sided, from the signs of the differences, also corrected for the number of stated comparisons (Holm). A comparison "
+        "that was not stated beforehand is exploratory and has no p.\n",
         comparisons_table(comparisons),
     ]
     return "\n".join(parts)
@@ -106,8 +106,8 @@ def comparisons_table(comparisons: Sequence[Mapping[str, Any]]) -> str:
     if any(each["seeds"] < FEWEST_SEEDS for each in comparisons):
         lines += [
             "",
-            f"Too few seeds: a bootstrap over fewer than {FEWEST_SEEDS} draws the same few runs again and again, and its interval "
-            "would be far narrower than what other seeds would show.",
+            f"Too few seeds: with fewer than {FEWEST_SEEDS}, a bootstrap draws the same few runs again and again, and its interval "
+            "would be far too narrow.",
         ]
     return "\n".join(lines) + "\n"
 

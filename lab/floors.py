@@ -180,4 +180,4 @@ def _tasks(source: TaskSpec, questions: int) -> list[Task]:
             tasks.append(derive_task(ref))
         if len(tasks) == 2 * questions:
             return tasks
-    raise SpecError(f"{source.dataset}: cannot be screened: of {_PATIENCE * questions} items {len(tasks)} can be made")
+    raise SpecError(f"{source.dataset}: cannot be screened: only {len(tasks)} of {_PATIENCE * questions} items can be made")

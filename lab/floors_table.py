@@ -12,7 +12,7 @@ _MOST_CHARS = 40
 def floors_table(floors: Sequence[Floor]) -> str:
     """Markdown with one row per source."""
     lines = [
-        f"| dataset | best constant | passes | best copy | passes | out (from {OUT_FROM:g}) |",
+        f"| dataset | best constant | pass rate | best copy | pass rate | out ({OUT_FROM:g} or more) |",
         "|---|---|---|---|---|---|",
         *(
             f"| {floor.dataset} | {_shown(floor.constant)} | {floor.constant_rate:.3f} | {_shown(floor.copy)} | "
@@ -26,8 +26,8 @@ def floors_table(floors: Sequence[Floor]) -> str:
 def out_lines(floors: Sequence[Floor]) -> list[str]:
     """For a terminal: a sentence for each excluded dataset, or one saying that there is none."""
     found = [
-        f"{floor.dataset} is out: {_shown(floor.constant, table=False)} passes {floor.constant_rate:.2f}; "
-        "see the columns called screened"
+        f"{floor.dataset} is out: the constant {_shown(floor.constant, table=False)} has a pass rate of {floor.constant_rate:.2f}; "
+        "see the columns named screened"
         for floor in floors
         if floor.out
     ]

@@ -63,7 +63,7 @@ def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | N
 
 
 def _ended(seconds: float | None) -> str:
-    return "is left to the process that has begun it" if seconds is None else f"took {seconds:.0f} s"
+    return "is left to the process that began it" if seconds is None else f"took {seconds:.0f} s"
 
 
 def _make(spec: Spec, folder: RunFolder, threads: int, report: Report | None) -> float:

@@ -43,8 +43,8 @@ _HEALTH_TITLES = {
     "grad_norm": "gradient norm",
     "kl_behaviour": "KL(behaviour, policy), nats per token",
     "importance_weight": "importance weight",
-    "informative_local": "informative local groups a batch",
-    "informative_external": "informative foreign groups a batch",
+    "informative_local": "informative local groups per batch",
+    "informative_external": "informative foreign groups per batch",
 }
 
 
@@ -64,8 +64,8 @@ def _rewards(name: str, runs: Runs, file: Path) -> Path:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharex=True, constrained_layout=True)
     _lines(axes[0], runs, lambda run: _smooth(run.trained))
     _lines(axes[1], runs, lambda run: _smooth(run.local))
-    _label(axes[0], "(a) what is trained on", "mean reward (moving average)")
-    _label(axes[1], "(b) own fresh answers", "mean reward (moving average)")
+    _label(axes[0], "(a) groups trained on", "mean reward (moving average)")
+    _label(axes[1], "(b) fresh local answers", "mean reward (moving average)")
     _legend(axes[0])
     return _save(figure, f"{name}: rewards", file)
 

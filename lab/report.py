@@ -42,9 +42,9 @@ class Part:
         """A sentence at the top of the report; empty if it covers everything."""
         said = [
             *([f"{', '.join(sorted(self.without))} treated as out"] if self.without else []),
-            *([f"seeds {', '.join(map(str, sorted(self.seeds)))} alone"] if self.seeds else []),
+            *([f"only seeds {', '.join(map(str, sorted(self.seeds)))}"] if self.seeds else []),
         ]
-        return f"**A part of the results**: {'; '.join(said)}.\n" if said else ""
+        return f"**Part of the results**: {'; '.join(said)}.\n" if said else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Written:
 
 
 EVERYTHING = Part()
-_NO_COMPARISON = "No comparison: it needs an arm and its baseline with two seeds in common, and a dataset that is not out.\n"
+_NO_COMPARISON = "No comparisons: an arm and its baseline need two seeds in common, and at least one dataset must not be out.\n"
 
 
 def folders_of(results: Path, part: Part = EVERYTHING) -> list[RunFolder]:
@@ -66,10 +66,11 @@ def folders_of(results: Path, part: Part = EVERYTHING) -> list[RunFolder]:
     """
     finished = finished_runs(results)
     if not finished:
-        raise SpecError(f"{results}: no run is complete: `swarm experiment run` makes them")
+        raise SpecError(f"{results}: no run is complete: make runs with `swarm experiment run`")
     there = {folder.seed for folder in finished}
     if missing := sorted(set(part.seeds) - there):
-        raise SpecError(f"{results}: no run of seed {missing[0]} is complete; there are {', '.join(map(str, sorted(there)))}")
+        complete = ", ".join(map(str, sorted(there)))
+        raise SpecError(f"{results}: no run of seed {missing[0]} is complete; seeds with complete runs: {complete}")
     return [folder for folder in finished if not part.seeds or folder.seed in part.seeds]
 
 
@@ -90,7 +91,7 @@ def read_runs(
         runs.setdefault(folder.arm, {})[folder.seed] = measures(read_records(folder.records), out)
     asked = {name for by_seed in runs.values() for run in by_seed.values() for name in run.held_out_of_task}
     if unknown := sorted(set(without) - asked):
-        raise SpecError(f"{results}: no run was evaluated on {unknown[0]!r}; there are {', '.join(sorted(asked))}")
+        raise SpecError(f"{results}: no run was evaluated on {unknown[0]!r}, only on {', '.join(sorted(asked))}")
     known = {arm: place for place, arm in enumerate(order)}
     return manifest, dict(sorted(runs.items(), key=lambda each: known.get(each[0], len(known))))
 
@@ -104,7 +105,7 @@ def write_report(results: Path, out: Path, part: Part = EVERYTHING) -> Written:
     from lab.plots import draw_plots
 
     if part and out.resolve() == (results / "report").resolve():
-        raise SpecError(f"{out} is reserved for the report of all results: give another --out for a part")
+        raise SpecError(f"{out} is reserved for the full report: give another --out for a part")
     folders = folders_of(results, part)
     manifest, runs = read_runs(results, folders, part.without)
     out.mkdir(parents=True, exist_ok=True)

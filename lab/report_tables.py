@@ -46,11 +46,11 @@ _TITLES = {
     "final_mean_reward": "(c) final mean reward",
     "oscillation": "oscillation",
     "completions": "completions",
-    "hostile_share": "hostile part of the foreign groups trained on",
-    "hostile_refused": "refused at the border, a node and round",
-    "absurd_answers": "answers kept out by the own-policy check, a node and round",
+    "hostile_share": "hostile share of the foreign groups trained on",
+    "hostile_refused": "refused at the border, per node and round",
+    "absurd_answers": "answers left out as absurd, per node and round",
     "gain_matched": "(c) cumulative gain at equal completions",
-    "gain_early": "(c) the same at half of these",
+    "gain_early": "(c) cumulative gain at half of these completions",
 }
 
 
@@ -73,8 +73,8 @@ def report_markdown(
         f"# {manifest['name']}\n",
         f"{manifest['question']}\n" if manifest["question"] else "",
         part,
-        f"Driver {manifest['driver']}, seeds {', '.join(map(str, seeds))}. Means over seeds of means over nodes, "
-        "± half width of the 95 % interval (Student's t over seeds); ratios and differences are paired by seed. "
+        f"Driver {manifest['driver']}, seeds {', '.join(map(str, seeds))}. Each value is the mean over nodes and then over seeds, "
+        "± half the width of its 95 % interval (Student's t over seeds); ratios and differences are paired by seed. "
         + _commits_text(summary["commits"]),
         same_records_text(summary["same_records"]),
         "## Results\n",
@@ -85,9 +85,9 @@ def report_markdown(
         _kinds_table(arms),
         "## Held-out pass rate by dataset\n",
         _task_table(arms),
-        "## What answers without skill pass\n",
+        "## Pass rates without skill\n",
         _floors_text(floors),
-        f"Plots, drawn beside this page: {', '.join(f'`{name}`' for name in plots)}.\n" if plots else "",
+        f"Plots, written beside this page: {', '.join(f'`{name}`' for name in plots)}.\n" if plots else "",
         "## What the columns mean\n",
         *[f"- {_TITLES[name]}: {text}" for name, text in NUMBERS.items() if name in _TITLES],
         "",
@@ -97,16 +97,17 @@ def report_markdown(
 
 def _commits_text(commits: Mapping[str, int]) -> str:
     made = ", ".join(f"{count} by `{commit}`" for commit, count in sorted(commits.items()))
-    return f"Runs by the commit of the code that made them: {made}.\n"
+    return f"Runs, and the commits of the code that made them: {made}.\n"
 
 
 def _floors_text(floors: Sequence[Floor] | None) -> str:
     if floors is None:
-        return "These datasets were not screened: `swarm experiment screen SPEC --out DIR` does it.\n"
+        return "These datasets were not screened: run `swarm experiment screen SPEC --out DIR`.\n"
     asked = min(floor.questions for floor in floors)
     return (
-        f"Of {asked} questions that no node is trained on or evaluated on; as many others chose the answer. A gain on a dataset "
-        "that is out may be that constant, learned: the columns called screened leave it out.\n\n" + floors_table(floors)
+        f"Measured on {asked} questions that no node is trained or evaluated on, after choosing the best constant and the best "
+        "copy on as many others. On a dataset that is out, a gain may only mean that the constant was learned; the columns named "
+        "screened leave these datasets out.\n\n" + floors_table(floors)
     )
 
 
@@ -119,8 +120,8 @@ def _comparison(arms: Mapping[str, Any], baseline: str, completions: float) -> s
     differences = [name for name in _DIFFERENCES if _has(compared, "differences", name)]
     parts = [
         *([f"## Ratio to {baseline}\n", _table(compared, "ratios", ratios)] if ratios else []),
-        *([f"## Difference to {baseline}\n", _table(compared, "differences", differences)] if differences else []),
-        f"Equal completions: the first {completions:,.0f} that all nodes together generated.\n",
+        *([f"## Difference from {baseline}\n", _table(compared, "differences", differences)] if differences else []),
+        f"Equal completions: the first {completions:,.0f} completions of all nodes together.\n",
     ]
     return "\n".join(parts)
 
@@ -131,7 +132,7 @@ def _hostile_table(arms: Mapping[str, Any]) -> str:
     """
     if not _has(arms, "estimates", "hostile_share"):
         return ""
-    return "## What got through\n\n" + _table(arms, "estimates", _HOSTILE)
+    return "## Hostile text that got through\n\n" + _table(arms, "estimates", _HOSTILE)
 
 
 def _kinds_table(arms: Mapping[str, Any]) -> str:
@@ -142,7 +143,7 @@ def _kinds_table(arms: Mapping[str, Any]) -> str:
     ]
     if not lines:
         return ""
-    head = ["## Kinds of nodes\n", "| arm | nodes | (c) cumulative gain | difference to the baseline's |", "|---|---|---|---|"]
+    head = ["## Kinds of nodes\n", "| arm | nodes | (c) cumulative gain | difference from the baseline |", "|---|---|---|---|"]
     return "\n".join([*head, *lines]) + "\n"
 
 
@@ -162,7 +163,7 @@ def _table(arms: Mapping[str, Any], kind: str, names: Sequence[str]) -> str:
 def _task_table(arms: Mapping[str, Any]) -> str:
     datasets = list(dict.fromkeys(name for summary in arms.values() for name in summary["tasks"]))
     if not datasets:
-        return "No held-out evaluation was made.\n"
+        return "No run was evaluated.\n"
     lines = ["| dataset | base | " + " | ".join(arms) + " |", "|" + "---|" * (len(arms) + 2)]
     for dataset in datasets:
         rates = [summary["tasks"].get(dataset) for summary in arms.values()]

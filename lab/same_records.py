@@ -30,7 +30,7 @@ def same_records(folders: Iterable[RunFolder]) -> list[dict[str, Any]]:
 def same_records_text(found: Sequence[dict[str, Any]]) -> str:
     """A sentence for each such set of arms; empty if there is none."""
     return "\n".join(
-        f"Arms {' and '.join(each['arms'])} have the same records but for the seconds they took (seeds "
-        f"{', '.join(map(str, each['seeds']))}): what their settings differ in had no effect.\n"
+        f"Arms {' and '.join(each['arms'])} have the same records, apart from timings (seeds "
+        f"{', '.join(map(str, each['seeds']))}): the settings in which they differ had no effect.\n"
         for each in found
     )

@@ -126,4 +126,5 @@ def _ago(seconds: float) -> str:
     for unit, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}s"
-    return f"{max(0.0, seconds):.0f} seconds"
+    whole = f"{max(0.0, seconds):.0f}"
+    return f"{whole} second{'' if whole == '1' else 's'}"

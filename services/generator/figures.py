@@ -25,13 +25,14 @@ class Figures:
             self._groups.labels(dataset)
         self._tokens = Histogram(
             "swarm_completion_tokens",
-            "Tokens per completion; its sum is the tokens generated.",
+            "Tokens per completion; the sum is the number of tokens generated.",
             buckets=_TOKENS,
             registry=registry,
         )
         self._cut = Counter(
             "swarm_completions_cut_total",
-            "Completions truncated by generator.max_new_tokens; swarm_completion_tokens_count counts all completions.",
+            "Completions cut off at generator.max_new_tokens; swarm_completion_tokens_count counts all. If many are cut off, "
+            "answers need a higher limit.",
             registry=registry,
         )
         self._call = Histogram(
@@ -40,25 +41,25 @@ class Figures:
             buckets=DURATION_BUCKETS_S,
             registry=registry,
         )
-        results = "ok, held_back (the queue is full, tried again), error (tried again)"
+        results = "ok, held_back (the queue is full; will be retried), error (will be retried)"
         self.publish = PublishMetrics(registry, "node", ("ok", "held_back", "error"), results)
-        self._version = Gauge("swarm_policy_version", "Policy version that answers now; 0 is the base policy.", registry=registry)
+        self._version = Gauge("swarm_policy_version", "Policy version being sampled from; 0 is the base policy.", registry=registry)
         self._load = Histogram(
             "swarm_policy_load_duration_seconds",
-            "From the start of fetching a new policy until the engine has loaded it.",
+            "Time from the start of fetching a new policy until the engine has loaded it.",
             buckets=DURATION_BUCKETS_S,
             registry=registry,
         )
         self._load_failures = Counter(
-            "swarm_policy_load_failures_total", "Weight swaps that failed; the old policy went on answering.", registry=registry
+            "swarm_policy_load_failures_total", "Failed attempts to load a new policy; the old one stays in use.", registry=registry
         )
         self._allowed = LateGauge(
             "swarm_draws_allowed",
-            "Task draws that admission would hand out now; 0 while the trainer has to catch up. Absent where nobody trains.",
+            "Task draws that may still be started; 0 while the trainer has to catch up. Absent on a node that does not train.",
             registry=registry,
         )
         self._held_out_tasks = Gauge("swarm_held_out_tasks", "Tasks in the held-out set.", registry=registry)
-        same = "The same in every replica. Absent until the first evaluation."
+        same = "Every replica reports the same value. Absent until the first evaluation."
         self._pass_ratio = LateGauge(
             "swarm_held_out_pass_ratio",
             f"Share of held-out tasks solved by the newest evaluated policy. {same}",
@@ -69,7 +70,7 @@ class Figures:
         )
         self._base_pass_ratio = LateGauge(
             "swarm_held_out_base_pass_ratio",
-            "Share of held-out tasks that the base policy solves. Absent in a replica that has not seen its evaluation.",
+            "Share of held-out tasks solved by the base policy. Absent in a replica that has not seen that evaluation.",
             registry=registry,
         )
 

@@ -34,32 +34,41 @@ class Figures:
         self._status = status
         Gauge(
             "swarm_sampler_external_configured",
-            "Most foreign groups of a batch, as configured (sampler.external); the next one may want fewer (sampler.adapt).",
+            "Largest number of foreign groups in a batch (sampler.external); with sampler.adapt the next batch may want fewer.",
             registry=registry,
         ).set(configured_external)
-        self._batches = Counter("swarm_sampler_batches_total", "Batches appended by this process.", registry=registry)
+        self._batches = Counter("swarm_sampler_batches_total", "Batches built and stored by this process.", registry=registry)
         self._short = Counter(
-            "swarm_sampler_short_batches_total", "Batches with fewer than sampler.external foreign groups.", registry=registry
+            "swarm_sampler_short_batches_total", "Batches built with fewer foreign groups than wanted.", registry=registry
         )
         self._sources = Counter(
-            "swarm_sample_source_total", "Groups that went into batches, by source.", ["source"], registry=registry
+            "swarm_sample_source_total",
+            "Groups put into batches, by source; replayed ones are not counted.",
+            ["source"],
+            registry=registry,
         )
         self._replayed = Counter(
             "swarm_sampler_replayed_groups_total",
-            "Replayed local groups in batches (sampler.replay); no other metric of the sampler counts them.",
+            "Local groups put into another batch (sampler.replay); no other counter of the sampler includes them.",
             registry=registry,
         )
         self._dropped = Counter(
-            "swarm_sampler_dropped_groups_total", "Groups dropped: no batch will use them.", ["origin", "reason"], registry=registry
+            "swarm_sampler_dropped_groups_total",
+            "Groups dropped without being used in a batch, by origin and reason.",
+            ["origin", "reason"],
+            registry=registry,
         )
-        self._pool = Gauge("swarm_sampler_pool_groups", "Groups in the pool.", ["origin"], registry=registry)
+        self._pool = Gauge("swarm_sampler_pool_groups", "Groups in the pool, by origin.", ["origin"], registry=registry)
         self._replayable = Gauge(
             "swarm_sampler_replayable_groups",
             "Local groups of earlier batches that the next batch may replay.",
             registry=registry,
         )
         self._wanted = Gauge(
-            "swarm_sampler_groups_wanted", "I (local) and J (external) of the next batch.", ["origin"], registry=registry
+            "swarm_sampler_groups_wanted",
+            "Groups wanted for the next batch: I (local) and J (external).",
+            ["origin"],
+            registry=registry,
         )
         self._strategy = Gauge(
             "swarm_sampler_strategy_in_force",
@@ -69,28 +78,32 @@ class Figures:
         )
         self._waiting = Counter(
             "swarm_sampler_waiting_seconds_total",
-            "Time in which no batch could be built, by what was missing.",
+            "Time during which no batch could be built, by what was missing; trainer: the next step of this node's trainer.",
             ["reason"],
             registry=registry,
         )
         self._lag = Histogram(
             "swarm_sample_policy_lag",
-            "Policy versions between the one that sampled a local group and the one that its batch updates.",
+            "Staleness of local groups in batches: policy versions between the one that sampled a group and the one trained on it.",
             buckets=_LAG_STEPS,
             registry=registry,
         )
         self._age = Histogram(
-            "swarm_sample_age_seconds", "Age of a group when a batch takes it.", ["origin"], buckets=_AGE_S, registry=registry
+            "swarm_sample_age_seconds",
+            "Age of each group when it is put into a batch, by origin.",
+            ["origin"],
+            buckets=_AGE_S,
+            registry=registry,
         )
         self._build = Histogram(
             "swarm_sampler_build_duration_seconds",
-            "Time from the decision to build a batch to its acknowledgement.",
+            "Time from the decision to build a batch until it is stored.",
             buckets=ACK_BUCKETS_S,
             registry=registry,
         )
         self._largest_share = LateGauge(
             "swarm_sampler_groups_per_node_max",
-            "Foreign groups of the node that gave most of them to the last batch. Absent until the first batch.",
+            "Largest number of foreign groups that any one node gave to the last batch. Absent until the first batch.",
             registry=registry,
         )
         for origin in _ORIGINS:

@@ -33,7 +33,7 @@ class TrainerGauges:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def last(name: str, text: str) -> LateGauge:
-            absent = "Absent until a step of this process, and after one in which nothing was measured."
+            absent = "Absent until this process has taken a step, and after a step in which nothing was measured."
             return LateGauge(name, f"{text} in the last step. {absent}", registry=registry)
 
         def late(name: str, text: str) -> LateGauge:
@@ -50,96 +50,106 @@ class TrainerGauges:
         )
         self.unchanged = counter("swarm_trainer_unchanged_steps_total", "Steps that did not change the weights.")
         self.last_step = late(
-            "swarm_trainer_last_step_timestamp_seconds", "Unix time of the last step's end. Absent until a step of this process."
+            "swarm_trainer_last_step_timestamp_seconds",
+            "Unix time of the end of the last step. Absent until this process takes one.",
         )
         self.seconds = Histogram(
             "swarm_trainer_step_duration_seconds",
-            "Duration of each phase of a step.",
+            "Time spent in each phase of a step; wait is for the batch.",
             ["phase"],
             buckets=DURATION_BUCKETS_S,
             registry=registry,
         )
         for phase in _PHASES:
             self.seconds.labels(phase)
-        published = "Absent until this process has published or confirmed one."
+        published = "Absent until this process has published or confirmed a policy."
         self._version = late("swarm_policy_version", f"Version of the newest published policy. {published}")
-        self._published = late("swarm_policy_published_timestamp_seconds", f"Unix time of the newest published policy. {published}")
+        self._published = late("swarm_policy_published_timestamp_seconds", f"Unix time of the newest publication. {published}")
         self.published_bytes = counter(
             "swarm_policy_published_bytes_total",
-            "Bytes of published policies: full copies, and deltas, which say what changed (policy_store.anchor_every).",
+            "Bytes of published policies, by kind: full copies, and deltas with only what changed (policy_store.anchor_every).",
             "kind",
             ("full", "delta"),
         )
         self.delta_lost = late(
             "swarm_trainer_delta_lost_ratio",
-            "Share of what LoRA adapters add that the newest policy lost when it was rounded to the dtype it is published in: "
-            "1 - <kept, delta> / <delta, delta> over all adapted weights, kept = rounded(base + delta) - base. 0: nothing, 1: all, "
-            "it is the base policy. What generators lose that round again, to their own model.dtype, is not in it. Absent without "
-            "adapters, and until this process has published or confirmed a policy.",
+            "Share of the LoRA adapters' delta that was lost when the newest policy was rounded to the dtype it is published in: "
+            "1 - <kept, delta> / <delta, delta> over all adapted weights, where kept = rounded(base + delta) - base. 0: nothing is "
+            "lost; 1: the published policy equals the base policy. Generators that round again, to their own model.dtype, lose "
+            "more, which is not included. Absent without adapters, and until this process has published or confirmed a policy.",
         )
         self.loss = last("swarm_trainer_loss", "Loss")
         self.grad_norm = last("swarm_trainer_grad_norm", "Gradient norm before clipping")
-        self.grad_norm_local = last("swarm_trainer_grad_norm_local", "Norm of what local groups gave to the gradient")
+        self.grad_norm_local = last("swarm_trainer_grad_norm_local", "Norm of the local groups' part of the gradient")
         self.grad_norm_foreign = last(
-            "swarm_trainer_grad_norm_foreign", "Norm of what foreign groups gave to the gradient before any bound"
+            "swarm_trainer_grad_norm_foreign", "Norm of the foreign groups' part of the gradient before any bound"
         )
         self.bounded = counter(
             "swarm_trainer_bounded_groups_total",
             "Foreign groups whose gradient was scaled down (trainer.foreign_norm_factor).",
         )
-        self.entropy = last("swarm_trainer_entropy_nats", "Mean entropy per token")
+        self.entropy = last("swarm_trainer_entropy_nats", "Mean entropy in nats per token")
         self.clip_fraction = last("swarm_trainer_clip_ratio", "Share of clipped tokens")
-        self.importance_ratio = last("swarm_trainer_importance_ratio", "Mean policy to proximal policy ratio over the tokens")
-        self.importance_ratio_max = last("swarm_trainer_importance_ratio_max", "Largest policy to proximal policy ratio of a token")
-        self.kl_behaviour = last("swarm_trainer_kl_behaviour_nats", "Mean KL divergence per token of policy from behaviour")
-        self.kl_reference = last("swarm_trainer_kl_reference_nats", "Mean KL divergence per token of policy from reference")
+        self.importance_ratio = last("swarm_trainer_importance_ratio", "Mean ratio of policy to proximal policy over tokens")
+        self.importance_ratio_max = last(
+            "swarm_trainer_importance_ratio_max", "Largest ratio of policy to proximal policy of a token"
+        )
+        kl = "Mean KL divergence (k3, nats per token) of"
+        self.kl_behaviour = last("swarm_trainer_kl_behaviour_nats", f"{kl} the behaviour policy from the proximal policy")
+        self.kl_reference = last("swarm_trainer_kl_reference_nats", f"{kl} the policy from the reference policy")
         self.learning_rate = last("swarm_trainer_learning_rate", "Learning rate")
         self.reward = Gauge(
             "swarm_trainer_reward",
-            "Mean reward of the completions in the last step that had groups of this origin. Absent until there was one.",
+            "Mean reward of completions by origin, in the last step that had groups of that origin. Absent until such a step.",
             ["origin"],
             registry=registry,
         )
-        self.staleness = last("swarm_trainer_staleness_steps_max", "Largest staleness in policy versions of a local group")
+        self.staleness = last("swarm_trainer_staleness_steps_max", "Largest staleness (policy versions) of a local group")
         self.groups = counter("swarm_trainer_groups_total", "Groups trained on, by origin.", "origin", ("local", "external"))
         self.replayed = counter(
             "swarm_trainer_replayed_groups_total",
-            "Local groups of earlier batches taken in again (sampler.replay); what is told of local groups leaves them out.",
+            "Local groups trained on again (sampler.replay). Counts, reward and staleness of local groups do not include them.",
         )
-        self.zero_advantage = counter("swarm_trainer_zero_advantage_groups_total", "Groups taken in whose rewards do not differ.")
+        self.zero_advantage = counter(
+            "swarm_trainer_zero_advantage_groups_total", "Groups whose rewards are all equal: no advantage."
+        )
         self.skipped = counter(
             "swarm_trainer_skipped_groups_total",
-            "Groups left out because they cannot be trained on, by reason.",
+            "Groups of batches that were not trained on, by reason.",
             "reason",
             _SKIPPED,
         )
         self.left_out = counter(
             "swarm_trainer_left_out_groups_total",
-            "Candidates that were not trained on, by their likelihood under this node's policy.",
+            "Foreign groups passed over by a strategy that compares likelihoods under this node's policy.",
         )
         self.external_logprob = late(
             "swarm_trainer_external_logprob_nats",
-            "Mean logprob per token of the chosen foreign text. Absent without such a choice.",
+            "Mean logprob per token of the foreign groups chosen by likelihood. Absent until a step makes such a choice.",
         )
         self.absurd = counter(
-            "swarm_trainer_absurd_answers_total", "Foreign answers left out because this node's policy finds them absurd."
+            "swarm_trainer_absurd_answers_total",
+            "Foreign answers left out because they are far too unlikely under this node's policy (trainer.foreign_logprob_slack).",
         )
-        self.reencoded = last("swarm_trainer_reencoded_ratio", "Share of groups encoded again from their text")
-        self.tokens = counter("swarm_trainer_tokens_total", "Completion tokens taken in.")
+        self.reencoded = last("swarm_trainer_reencoded_ratio", "Share of groups tokenized again from their text")
+        self.tokens = counter("swarm_trainer_tokens_total", "Completion tokens trained on.")
         self.write_failures = counter(
-            "swarm_trainer_write_failures_total", "Writes that failed and are tried again.", "kind", _WRITES
+            "swarm_trainer_write_failures_total", "Failed writes, by kind; each is retried.", "kind", _WRITES
         )
         saved = "Absent until this process has written one."
         self._checkpoint_step = late("swarm_trainer_checkpoint_step", f"Step of the newest checkpoint. {saved}")
         self._checkpoint_time = late("swarm_trainer_checkpoint_timestamp_seconds", f"Unix time of the newest checkpoint. {saved}")
         self.checkpoint_interval = late(
-            "swarm_trainer_checkpoint_interval_steps", "Steps between checkpoints (trainer.checkpoint_every). Absent until set up."
+            "swarm_trainer_checkpoint_interval_steps",
+            "Steps between checkpoints (trainer.checkpoint_every). Absent until the trainer is set up.",
         )
-        self.finished = Gauge("swarm_trainer_finished", "1 once all trainer.max_steps steps have been taken.", registry=registry)
-        self.fallbacks = counter("swarm_trainer_corrupt_checkpoints_total", "Checkpoints found broken at start.")
+        self.finished = Gauge(
+            "swarm_trainer_finished", "1 once all trainer.max_steps steps have been taken, else 0.", registry=registry
+        )
+        self.fallbacks = counter("swarm_trainer_corrupt_checkpoints_total", "Corrupt checkpoints found when the trainer started.")
         self.wait_ratio = LateGauge(
             "swarm_trainer_wait_ratio",
-            f"Share of the time of the last {_WINDOW_STEPS} steps spent without a batch. Absent until a step of this process.",
+            f"Share of the last {_WINDOW_STEPS} steps' time spent waiting for a batch. Absent until this process has taken a step.",
             registry=registry,
         )
         GpuMemory(registry)

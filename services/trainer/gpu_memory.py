@@ -34,5 +34,7 @@ class GpuMemory(Collector):
 
     @staticmethod
     def _family() -> GaugeMetricFamily:
-        text = "GPU memory of this process as torch counts it, 0 without a GPU: allocated now, reserved now, peak allocated."
+        text = (
+            "GPU memory of this process as counted by torch: allocated now, reserved now, and the peak allocated; 0 without a GPU."
+        )
         return GaugeMetricFamily("swarm_trainer_gpu_memory_bytes", text, labels=["kind"])

@@ -32,34 +32,42 @@ class ScoringFigures:
         self._restarts_seen = 0
         self._jobs = Counter(
             "swarm_verify_jobs_total",
-            "Completions judged, by origin and result: scored, timeout (its scorer hung), killed (its scorer died), "
-            "error (its group could not be scored).",
+            "Completions given to a scorer, by origin and result: scored, timeout (the scorer hung), killed (the scorer died), "
+            "error (the whole group could not be scored).",
             ["origin", "result"],
             registry=registry,
         )
         self._seconds = Histogram(
             "swarm_verify_duration_seconds",
-            f"Scoring of one group, by dataset; {OTHER_TASK} for datasets that are not the node's own.",
+            f"Time to score one group, by dataset; {OTHER_TASK} for datasets that are not among this node's tasks.",
             ["task"],
             buckets=DURATION_BUCKETS_S,
             registry=registry,
         )
         self._rewards = Histogram(
-            "swarm_reward", "This node's reward of each completion, by origin.", ["origin"], buckets=_REWARDS, registry=registry
+            "swarm_reward",
+            "Reward that this node gave each completion, by origin.",
+            ["origin"],
+            buckets=_REWARDS,
+            registry=registry,
         )
         self._scored = Counter("swarm_groups_scored_total", "Groups scored, by origin.", ["origin"], registry=registry)
-        self._failed = Counter("swarm_groups_failed_total", "Local groups that could not be scored.", registry=registry)
+        self._failed = Counter(
+            "swarm_groups_failed_total", "Local groups given up because they could not be scored.", registry=registry
+        )
         self._restarts = Counter(
             "swarm_scorer_restarts_total", "Scorer processes that hung or died and were replaced.", registry=registry
         )
         self._timeouts = Counter(
             "swarm_scorer_timeouts_total", "Answers that made a scorer hang or die; their reward is 0.", registry=registry
         )
-        all_replicas = "The same in every replica. Absent until first read."
+        all_replicas = "Every replica reports the same value. Absent until first read."
         self._queue = LateGauge(
             "swarm_verify_queue_groups", f"Local groups waiting for a verifier or being scored. {all_replicas}", registry=registry
         )
-        self._dead = LateGauge("swarm_dead_letters", f"Dead letters kept for inspection. {all_replicas}", registry=registry)
+        self._dead = LateGauge(
+            "swarm_dead_letters", f"Dead letters (local groups given up) kept for inspection. {all_replicas}", registry=registry
+        )
         self._buried = Counter("swarm_dead_letters_buried_total", "Local groups that became dead letters.", registry=registry)
         for task in (*self._tasks, OTHER_TASK):
             self._seconds.labels(task)
@@ -71,7 +79,7 @@ class ScoringFigures:
                 self._jobs.labels(origin, result)
         self._protections = Gauge(
             "swarm_sandbox_protections",
-            "Whether the system gives the scorers this protection (1) or not (0); the verifier's log has cause and remedy.",
+            "1 if the operating system gives the scorers this protection, 0 if not; the verifier's log has cause and remedy.",
             ["protection"],
             registry=registry,
         )
@@ -143,33 +151,47 @@ class BorderFigures:
     def __init__(self, registry: CollectorRegistry, status: StatusBoard, scoring: ScoringFigures) -> None:
         self._status = status
         self._scoring = scoring
-        results = "ok, dropped (will never reach the swarm), error (tried again)"
+        results = "ok, dropped (will never reach the swarm), error (will be retried)"
         self.publish = PublishMetrics(registry, "swarm", ("ok", "dropped", "error"), results)
-        self._outbox = Gauge("swarm_outbox_groups", "Local groups waiting for the swarm plane.", registry=registry)
+        self._outbox = Gauge(
+            "swarm_outbox_groups",
+            "Local groups waiting to be published on the swarm plane; they pile up while it cannot be reached.",
+            registry=registry,
+        )
         self._reads = Counter(
             "swarm_sample_requests_total",
-            "Reads of the swarm's stream, by result: ok, gap (messages were passed over unread), timeout (no answer), error.",
+            "Reads of the swarm's stream, by result: ok, gap (messages were skipped unread), timeout (no answer), error.",
             ["result"],
             registry=registry,
         )
-        self._accepted = Counter("swarm_ingest_accepted_total", "Foreign groups scored and accepted.", registry=registry)
+        self._accepted = Counter(
+            "swarm_ingest_accepted_total", "Foreign groups that passed all checks and were scored.", registry=registry
+        )
         self._refused = Counter(
-            "swarm_ingest_rejected_total", "Foreign messages refused, by reason.", ["reason"], registry=registry
+            "swarm_ingest_rejected_total", "Foreign messages refused at the border, by reason.", ["reason"], registry=registry
         )
         self._by_sender = Counter(
             "swarm_ingest_rejected_by_sender_total",
-            f"Foreign messages refused, by claimed sender; {OTHER_SENDER} without one and after {MAX_SENDER_LABELS} names.",
+            f"Foreign messages refused at the border, by claimed sender. {OTHER_SENDER}: no sender was claimed, or "
+            f"{MAX_SENDER_LABELS} values were in use already.",
             ["sender"],
             registry=registry,
         )
         self._backlog = Gauge(
-            "swarm_ingest_backlog_messages", "Foreign messages in the swarm's stream that were not examined yet.", registry=registry
+            "swarm_ingest_backlog_messages",
+            "Foreign messages in the swarm's stream that this node has not examined yet.",
+            registry=registry,
         )
         self._waiting = Gauge(
-            "swarm_ingest_waiting_messages", "Foreign messages read and waiting for their sender's turn.", registry=registry
+            "swarm_ingest_waiting_messages",
+            "Foreign messages that were read and are waiting for their sender's turn.",
+            registry=registry,
         )
         self._left_out = Gauge(
-            "swarm_senders_left_out", "Senders from whom nothing is accepted, by cause.", ["why"], registry=registry
+            "swarm_senders_left_out",
+            "Senders from whom nothing is accepted, by cause; other_tasks: they sent only tasks that this node does not accept.",
+            ["why"],
+            registry=registry,
         )
         self._senders = {OTHER_SENDER}
         self._by_sender.labels(OTHER_SENDER)

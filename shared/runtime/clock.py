@@ -25,8 +25,8 @@ class ClockSkew:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._gauge = LateGauge(
             "swarm_clock_skew_seconds",
-            "How far this machine's clock is ahead of its NATS server's; negative: behind. A foreign group's age is judged by its "
-            "sender's clock (verifier.max_clock_skew_s). Absent until measured.",
+            "How far this machine's clock is ahead of its NATS server's; negative: behind. Other nodes judge the age of this "
+            "node's groups by this clock (verifier.max_clock_skew_s). Absent until measured.",
             registry=registry,
         )
 

@@ -68,11 +68,15 @@ def service_registry(ready: Callable[[], bool], run: str = "") -> CollectorRegis
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    Gauge("swarm_build_info", "Version of the software, always 1.", ["version"], registry=registry).labels(VERSION).set(1)
-    text = "Name of the run (node.run), always 1; rules that compare with what was before compare within a run."
+    Gauge("swarm_build_info", "Version of the software, as a label; the value is always 1.", ["version"], registry=registry).labels(
+        VERSION
+    ).set(1)
+    text = "Name of the run (node.run), as a label; the value is always 1. Rules compare values only within a run."
     if run:
         Gauge("swarm_run_info", text, ["run"], registry=registry).labels(run).set(1)
-    Gauge("swarm_ready", "1 while set up and connected to NATS, as /readyz says.", registry=registry).set_function(ready)
+    Gauge(
+        "swarm_ready", "1 while the service is set up and connected to NATS, else 0, as /readyz says.", registry=registry
+    ).set_function(ready)
     return registry
 
 
@@ -141,14 +145,14 @@ class PlaneMetrics(Collector):
         return (
             GaugeMetricFamily(
                 "swarm_nats_connected",
-                "1 while the plane's NATS server can be reached; only the verifier is on the swarm plane.",
+                "1 while connected to the plane's NATS server, else 0; only the verifier is on the swarm plane.",
                 labels=["plane"],
             ),
-            CounterMetricFamily("swarm_nats_reconnects", "Times the connection to the plane came back.", labels=["plane"]),
-            CounterMetricFamily("swarm_nats_errors", "Errors of the connection to the plane, by kind.", labels=["plane", "kind"]),
+            CounterMetricFamily("swarm_nats_reconnects", "Times the connection to the plane was restored.", labels=["plane"]),
+            CounterMetricFamily("swarm_nats_errors", "Errors on the connection to the plane, by kind.", labels=["plane", "kind"]),
             GaugeMetricFamily(
                 "swarm_certificate_expiry_timestamp_seconds",
-                "Unix time at which the certificate of the plane's server runs out, as it was shown when the connection was made. "
+                "Unix time at which the certificate of the plane's server expires, as presented when the connection was made. "
                 "Absent without TLS.",
                 labels=["plane"],
             ),
@@ -160,20 +164,20 @@ class PublishMetrics:
 
     def __init__(self, registry: CollectorRegistry, plane: Plane, results: Sequence[str], results_text: str) -> None:
         self._plane = plane
-        text = f"Attempts to store a group, by plane and result: {results_text}."
+        text = f"Attempts to store a group in the plane's stream, by result: {results_text}."
         self._attempts = Counter("swarm_rollout_publish_total", text, ["plane", "result"], registry=registry)
         for result in results:
             self._attempts.labels(plane, result)
         self._seconds = Histogram(
             "swarm_rollout_publish_duration_seconds",
-            "From publishing a group to its acknowledgement, retries within the call included.",
+            "Time from publishing a group until its acknowledgement, including retries within the call.",
             ["plane"],
             buckets=ACK_BUCKETS_S,
             registry=registry,
         ).labels(plane)
         self._size_bytes = Histogram(
             "swarm_rollout_payload_bytes",
-            "Size of the stored groups, encoded.",
+            "Encoded size of the groups stored.",
             ["plane"],
             buckets=PAYLOAD_BUCKETS_BYTES,
             registry=registry,

@@ -13,20 +13,22 @@ class Figures:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "swarm_nats_api_requests",
-            "Requests of JetStream's API by who made them: looked (changes nothing), usual (a role, within its permissions), "
-            "operator (a client in the account of the streams), unexpected (neither).",
+            "Requests to JetStream's API, by who made them: looked (anybody; it changes nothing), usual (a role, within its "
+            "permissions), operator (a client in the streams' account), unexpected (none of these: see the watch's log).",
             ["by"],
             registry=registry,
         )
         for verdict in Verdict:
             self.requests.labels(verdict.value)
         self.unreadable = Counter(
-            "swarm_nats_advisories_unreadable", "Advisories of JetStream that could not be read.", registry=registry
+            "swarm_nats_advisories_unreadable", "Advisories from JetStream that could not be decoded.", registry=registry
         )
-        self.listening = Gauge("swarm_nats_watch_listening", "1 while the watch is connected and listens.", registry=registry)
+        self.listening = Gauge(
+            "swarm_nats_watch_listening", "1 while the watch is connected and listening, else 0.", registry=registry
+        )
         self.certificates = Gauge(
             "swarm_nats_certificate_expiry_timestamp_seconds",
-            "Unix time at which the certificate runs out that a NATS server shows now, as the server itself says; only with "
+            "Unix time at which the certificate that a NATS server presents now expires, as the server reports it; only with "
             "`swarm nats watch --monitor`.",
             ["server"],
             registry=registry,

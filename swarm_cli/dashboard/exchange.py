@@ -87,6 +87,10 @@ class Exchange:
             if not item.replayed:
                 self._count(taker, item)
 
+    def names(self, node: str) -> bool:
+        """Whether a batch that was read is the node's, or holds a group that it sent."""
+        return any(node in (taker, sender) for taker, sender, _ in list(self._counts)) or node in self._steps
+
     def steps(self, taker: str) -> list[StepPoint]:
         """The newest steps of a node, oldest first."""
         return list(self._steps.get(taker, ()))

@@ -45,6 +45,7 @@ GROUPS_SENT = 100
 
 Answer = tuple[int, dict[str, Any]]
 """HTTP status and the object."""
+NOT_READ_YET = {"problem": "the swarm has not been read yet: try again in a moment"}
 
 
 class SwarmSource:
@@ -64,6 +65,7 @@ class SwarmSource:
         self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config), configured_swarm(config))
         self._batches = BatchFollower()
         self._records: dict[str, TrainedRecords] = {}
+        self._nodes: frozenset[str] = frozenset()
         self._swarm: str | None = None
         self._state: dict[str, Any] = {"state": "waiting", "at": time.time(), "server": server, "problem": "", "ended": None}
         self._heard_at: float | None = None
@@ -101,6 +103,7 @@ class SwarmSource:
         return snapshot
 
     def _show(self, snapshot: SwarmSnapshot) -> None:
+        self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.in_directory)
         state = swarm_object(snapshot, self._scores.heard(snapshot.swarm), self._batches.exchange)
         told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
         if self._following.target.ended is not None:
@@ -148,7 +151,8 @@ class SwarmSource:
         if not is_node_name(node):
             return 400, _json({"problem": "node is missing or not a node's name"})
         if path == "/node.json":
-            return 200, _json(self._node(node, asked.get("key", "")))
+            status, found = self._node(node, asked.get("key", ""))
+            return status, _json(found)
         numbers = [asked.get(name, "0") for name in ("step", "place")]
         if not all(number.isascii() and number.isdigit() and len(number) < 16 for number in numbers):
             return 400, _json({"problem": "step and place are whole numbers"})
@@ -156,10 +160,15 @@ class SwarmSource:
         status, found = self._in_loop(node, step, place if path == "/group.json" else None)
         return status, _json(found)
 
-    def _node(self, node: str, key: str) -> dict[str, Any]:
-        curves = curves_by_task(self._scores.heard(self._swarm), node, key)
+    def _node(self, node: str, key: str) -> Answer:
+        heard = self._scores.heard(self._swarm)
+        if node not in self._nodes and all(each.said.node != node for each in heard) and not self._batches.exchange.names(node):
+            if self._heard_at is None:
+                return 503, NOT_READ_YET
+            return 404, {"problem": f"no node {node}: no process, directory entry, score or group of that name has been seen here"}
+        curves = curves_by_task(heard, node, key)
         groups = self._batches.exchange.recent(GROUPS_SENT, node)
-        return {
+        return 200, {
             "node": node,
             "curves": {dataset: thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
             "groups": [recent_object(group) for group in groups],
@@ -171,7 +180,7 @@ class SwarmSource:
 
     def _in_loop(self, node: str, step: int, place: int | None) -> Answer:
         if self._loop is None:
-            return 503, {"problem": "the swarm has not been read yet: try again in a moment"}
+            return 503, NOT_READ_YET
         future = asyncio.run_coroutine_threadsafe(self._batch(node, step, place), self._loop)
         try:
             return future.result(2 * ASKED_S)

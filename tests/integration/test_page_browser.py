@@ -69,9 +69,11 @@ def every_look(browser: Any, url: str, name: str, wanted: str, *, allowed: str =
 def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_scheme(browser: Any, tmp_path: Path) -> None:
     server = NatsServer(tmp_path / "nats")
     shown = Dashboard(server.url, tmp_path)
+    keys: dict[str, SigningKey] = {}
 
     async def write(what: str) -> None:
         swarm = await PageSwarm.open(server.url)
+        swarm.keys = keys
         if what == "starting":
             await swarm.node("alpha", step=0, state="starting")
         elif what == "running":
@@ -101,12 +103,18 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
             ("step", "#/step/alpha/1", "group"),
             ("node", "#/node/alpha", "Held-out pass rate by task"),
             ("not-found", "#/step/alpha/999", "does not hold step 999"),
+            ("no-node", "#/node/zeta", "no node zeta"),
         ):
-            every_look(browser, shown.url + address, name, words, allowed="404" if name == "not-found" else "503")
+            every_look(browser, shown.url + address, name, words, allowed="404" if words.startswith(("does not", "no ")) else "503")
         server.stop()
         lost = shown.until_state("lost")
+        assert "`swarm up`" in lost["problem"]
         assert lost["leaderboard"], "what was known stays"
         every_look(browser, shown.url, "lost", "The page shows what was seen last")
+        looker = Looker(browser)
+        codes = looker.open(shown.url).locator(".banner .facts code")
+        assert "swarm up" in codes.all_inner_texts(), "a command is shown as one"
+        looker.close()
     finally:
         server.stop()
         shown.close()
@@ -162,11 +170,17 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         page.get_by_role("link", name="Panels").click()
         if PROMETHEUS:
             page.locator("article.panel").first.wait_for()
-            page.get_by_text("but no process is scraped").wait_for()
+            said = page.get_by_text("No process is scraped yet, so no alert can fire")
+            said.wait_for()
+            # Neither good news nor an alert, also before Prometheus has evaluated its rules.
+            assert said.get_attribute("class") == "warn", said.inner_text()
+            assert page.locator("#targets span").get_attribute("class") == "warn", page.locator("#targets").inner_text()
         else:
             page.get_by_text("which is not installed here").wait_for()
         page.get_by_role("link", name="The swarm").click()
         page.locator("#leaderboard").wait_for()
+        if PROMETHEUS:
+            page.locator("#alerts p.warn", has_text="No process is scraped yet, so no alert can fire").wait_for()
         assert looker.problems == [], "the panels are drawn under the same policy"
     finally:
         looker.close()
@@ -290,7 +304,8 @@ def test_scores_are_ranked_on_the_same_tasks_and_by_signature_and_hostile_text_i
             looker = Looker(browser, width, scheme)
             page = looker.open(shown.url)
             tables = page.locator("#leaderboard table")
-            ranks = [[row.split("\t") for row in table.inner_text().splitlines()[2:]] for table in tables.all()]
+            rows_of = [table.locator("tbody tr").all() for table in tables.all()]
+            ranks = [[row.locator("th, td").all_inner_texts() for row in rows] for rows in rows_of]
             names = [[row[1].split()[0] for row in rows] for rows in ranks]
             assert names == [["alpha", "beta", "gamma"], ["delta"], ["alpha", "epsilon"]]
             assert [row[7] for row in ranks[2]] == ["✗ badly signed: another key signed for this name before", "? unsigned"]

@@ -47,7 +47,7 @@ def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path,
     first = swarm("run", spec_file, "--out", out, "--jobs", "2", "--seeds", "1")
     assert first.returncode == 0, first.stderr
     assert "2 runs to make" in first.stderr
-    assert "gcd is out: `" in first.stderr
+    assert "gcd is out: the constant `" in first.stderr
     settings = json.loads((out / "8-0" / "settings.json").read_text())
     assert (settings["nodes"][0]["count"], settings["nodes"][0]["sampler"]["local"]) == (2, 4)
     assert json.loads((out / "floors.json").read_text())[0]["dataset"] == "gcd"
@@ -63,7 +63,7 @@ def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path,
     assert done.stat().st_mtime_ns == before
     report = swarm("report", out)
     assert report.returncode == 0, report.stderr
-    assert "No comparison: it needs" in report.stdout, "gcd is out, and there is no other dataset"
+    assert "No comparisons: an arm and its baseline need" in report.stdout, "gcd is out, and there is no other dataset"
     found = json.loads((out / "report" / "report.json").read_text())
     assert {arm: summary["seeds"] for arm, summary in found["arms"].items()} == {"8-0": [1, 2], "4-4": [1, 2]}
     manifest = (out / "manifest.json").read_text()

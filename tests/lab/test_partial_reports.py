@@ -54,7 +54,7 @@ def test_a_few_seeds_get_no_bootstrap_interval_and_the_report_says_why(tmp_path:
     write_report(results_of(tmp_path / "3", {"a": "11110", "b": "11111"}, 3), tmp_path / "of 3")
     text, found = read_report(tmp_path / "of 3")
     assert "| b | a | exploratory | 3 | 1.25 (too few seeds) |" in text
-    assert "Too few seeds: a bootstrap over fewer than 4" in text
+    assert "Too few seeds: with fewer than 4, a bootstrap" in text
     assert found["comparisons"][0]["ratio_interval"] is None
     write_report(results_of(tmp_path / "4", {"a": "11110", "b": "11111"}, 4), tmp_path / "of 4")
     text, found = read_report(tmp_path / "of 4")
@@ -67,7 +67,7 @@ def test_a_report_of_a_part_says_so_and_leaves_the_whole_one_alone(tmp_path: Pat
     written = write_report(results, results / "report")
     assert "| b | a | exploratory | 4 | 0.50 " in written.findings
     text, found = read_report(results / "report")
-    assert "A part of the results" not in text and "part" not in found
+    assert "Part of the results" not in text and "part" not in found
     assert found["comparisons"][0]["gains"] == {
         "arm": dict.fromkeys("1234", pytest.approx(0.2)),
         "baseline": dict.fromkeys("1234", pytest.approx(0.4)),
@@ -77,16 +77,16 @@ def test_a_report_of_a_part_says_so_and_leaves_the_whole_one_alone(tmp_path: Pat
         write_report(results, results / "report", part)
     written = write_report(results, results / "other", part)
     text, found = read_report(results / "other")
-    assert "**A part of the results**: gcd treated as out; seeds 2, 3 alone." in text
-    assert "A part of the results" in written.findings
+    assert "**Part of the results**: gcd treated as out; only seeds 2, 3." in text
+    assert "Part of the results" in written.findings
     assert found["part"] == {"without": ["gcd"], "seeds": [2, 3]}
     # Of chain_sum alone b passes twice as many.
     assert (found["comparisons"][0]["ratio"], found["comparisons"][0]["seeds"]) == (2.0, 2)
     assert sum(found["commits"].values()) == 4
     assert found["arms"]["b"]["estimates"]["gain_screened"]["mean"] == pytest.approx(0.5)
-    with pytest.raises(SpecError, match="no run of seed 7 is complete; there are 1, 2, 3, 4"):
+    with pytest.raises(SpecError, match="no run of seed 7 is complete; seeds with complete runs: 1, 2, 3, 4"):
         write_report(results, tmp_path / "none", Part(seeds=[7]))
-    with pytest.raises(SpecError, match="no run was evaluated on 'lcm'; there are chain_sum, gcd"):
+    with pytest.raises(SpecError, match="no run was evaluated on 'lcm', only on chain_sum, gcd"):
         write_report(results, tmp_path / "none", Part(without=["lcm"]))
 
 
@@ -109,7 +109,7 @@ def test_arms_with_the_same_records_are_named(tmp_path: Path) -> None:
     written = write_report(results, results / "report")
     text, found = read_report(results / "report")
     assert found["same_records"] == [{"arms": ["m2po", "plain"], "seeds": [1]}]
-    said = "Arms m2po and plain have the same records but for the seconds they took (seeds 1)"
+    said = "Arms m2po and plain have the same records, apart from timings (seeds 1)"
     assert said in text and said in written.findings
 
 
@@ -117,5 +117,7 @@ def test_datasets_that_are_out_are_said_in_a_sentence_each() -> None:
     rest = {"config": "{}", "questions": 50, "copy": "a line 1", "copy_rate": 0.1}
     logic = Floor(dataset="propositional_logic", constant="(Q ∨ P)", constant_rate=0.55, **rest)
     total = Floor(dataset="chain_sum", constant="1", constant_rate=0.02, **rest)
-    assert out_lines([total, logic]) == ["propositional_logic is out: `(Q ∨ P)` passes 0.55; see the columns called screened"]
+    assert out_lines([total, logic]) == [
+        "propositional_logic is out: the constant `(Q ∨ P)` has a pass rate of 0.55; see the columns named screened"
+    ]
     assert out_lines([total]) == ["no dataset is out"]

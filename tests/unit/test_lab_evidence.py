@@ -164,7 +164,7 @@ def test_arms_are_compared_over_whole_runs_or_up_to_where_the_shorter_one_ended(
     (found,) = report["comparisons"]
     assert found["ratio"] == pytest.approx(ratio)
     assert found["ratio_interval"][0] <= ratio <= found["ratio_interval"][1]
-    assert f"screened, over {compare}: " in (tmp_path / "report" / "report.md").read_text()
+    assert f"screened, over {compare}. " in (tmp_path / "report" / "report.md").read_text()
 
 
 @pytest.mark.slow

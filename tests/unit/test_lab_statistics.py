@@ -112,7 +112,7 @@ def test_a_report_says_what_of_hostile_text_got_through(tmp_path: Path) -> None:
     numbers = measures(read_records(run_folder(tmp_path, "b", 1).records)).numbers
     assert (numbers["hostile_share"], numbers["hostile_refused"], numbers["absurd_answers"]) == (0.25, 2.0, 3.0)
     write_report(tmp_path, tmp_path / "report")
-    table = (tmp_path / "report" / "report.md").read_text().split("## What got through\n\n")[1]
+    table = (tmp_path / "report" / "report.md").read_text().split("## Hostile text that got through\n\n")[1]
     assert "| a | 1 | – | – | – |" in table
     assert "| b | 1 | 0.2500 | 2.00 | 3.00 |" in table
 

@@ -49,6 +49,8 @@ def test_a_run_s_end_is_told_with_its_cause_and_its_time(
     assert end is not None and end.exit_code == exit_code
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(end.sentence("one", end.at))
+    for passed_s, ago in ((1.4, "1 second ago"), (2, "2 seconds ago"), (119, "119 seconds ago"), (130, "2 minutes ago")):
+        assert f", {ago}: " in end.sentence("one", end.at + passed_s)
 
 
 def test_a_run_that_says_nothing_of_its_end_was_killed_when_it_last_wrote_something(tmp_path: Path) -> None:

@@ -323,6 +323,8 @@ def test_a_request_for_what_is_no_node_or_number_is_refused_before_anything_is_a
         answered = source.answer(path, query)
         assert answered is not None and answered[0] == 400, (path, query)
     assert source.answer("/elsewhere", {}) is None
+    unread = source.answer("/node.json", {"node": "alpha"})
+    assert unread is not None and unread[0] == 503 and b"not been read yet" in unread[1]
     found = source.answer("/swarm.json", {})
     assert found is not None and json.loads(found[1])["state"] == "waiting"
 

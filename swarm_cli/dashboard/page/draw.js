@@ -39,6 +39,9 @@ function ago(seconds) {
 
 const route = (...parts) => "#/" + parts.map(encodeURIComponent).join("/");
 
+/** A row of a table whose cells a narrow screen stacks: each knows the name of its column. */
+const stacked = (head, ...cells) => el("tr", {}, ...cells.map((cell, index) => (cell.setAttribute("data-head", head[index]), cell)));
+
 /** A wide table that scrolls separately, also by keyboard. */
 const scrolled = (label, table) => el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, table);
 

@@ -221,18 +221,20 @@ async function showAlerts() {
     cards.set(key, [...(cards.get(key) || []), alert]);
   }
   const shown = [...cards].sort(([one], [other]) => one.localeCompare(other)).map(([, same]) => alertCard(same));
-  const [checked, good] = whatWasChecked(groups);
-  element("alerts").replaceChildren(...shown, make("span", { class: good ? (shown.length ? "" : "good") : "bad", textContent: (shown.length ? "" : "No alert fires: ") + checked }));
+  const [checked, kind, never] = whatWasChecked(groups);
+  const first = !answering ? `No process is scraped yet${shown.length ? "" : ", so no alert can fire"}: ` : shown.length || never ? "" : "No alert fires: ";
+  element("alerts").replaceChildren(...shown, make("span", { class: kind === "good" && shown.length ? "" : kind, textContent: first + checked }));
 }
 
-/** How many alert rules were evaluated and when; not good if nothing is scraped or the evaluation is old. */
+/** How many alert rules were evaluated and when, and whether that is good: bad if the evaluation is old or fails, a warning if nothing is scraped or Prometheus has only just started. */
 function whatWasChecked(groups) {
   const evaluated = groups.filter(({ rules }) => rules.length);
   const rules = evaluated.reduce((sum, group) => sum + group.rules.filter((rule) => rule.labels?.severity !== "none").length, 0);
   const oldest = Math.min(...evaluated.map(({ lastEvaluation }) => Date.parse(lastEvaluation))), age = Math.max(0, (Date.now() - oldest) / 1000);
   const failing = evaluated.flatMap((group) => group.rules).filter((rule) => rule.health === "err").map(({ name }) => name);
-  const words = `${rules} alert rules, checked ${duration(age)} ago` + (answering ? ` over ${answering} processes` : ", but no process is scraped") + (failing.length ? `; not checked: ${failing.join(", ")}` : "");
-  return [words, rules > 0 && age < 60 && answering > 0 && !failing.length];
+  const never = oldest < 0; // Prometheus gives the year 1
+  const words = `${rules} alert rules, ${never ? "not checked yet" : `checked ${duration(age)} ago`}` + (answering && !never ? ` over ${answering} process${answering === 1 ? "" : "es"}` : "") + (failing.length ? `; not checked: ${failing.join(", ")}` : "");
+  return [words, rules === 0 || (age >= 60 && !never) || failing.length ? "bad" : answering && !never ? "good" : "warn", never];
 }
 
 function alertCard(same) {
@@ -256,7 +258,7 @@ async function showTargets() {
   answering = result.filter(({ value }) => value[1] === "1").length;
   const all = answering + down.length;
   const text = all ? `${answering} of ${all} processes answer` + (down.length ? `; not ${down.join(", ")}` : "") : "no process is scraped yet";
-  element("targets").replaceChildren(make("span", { class: down.length || !result.length ? "bad" : "", textContent: text }));
+  element("targets").replaceChildren(make("span", { class: down.length ? "bad" : result.length ? "" : "warn", textContent: text }));
   chooseNodes(nodes);
 }
 

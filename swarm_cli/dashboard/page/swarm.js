@@ -35,7 +35,7 @@ function banner(told) {
   return el("div", { class: `banner ${ended ? (ended.in_order ? "good" : "bad") : GOOD[told.state] || ""}` },
     el("h1", {}, el("span", { "aria-hidden": "true", class: "sign", text: sign }), ` ${title}`),
     words ? el("p", {}, ...worded(words)) : null,
-    el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem ? el("span", {}, name(told.problem)) : null),
+    el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
 }
 
@@ -57,12 +57,12 @@ function leaderboardSection(told) {
 function leaderboardTable(set, rows) {
   const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}` : "Not ranked: nothing proves which node wrote these";
   const head = ["rank", "node", "gain", "newest", "base", "version", "curve", "signature"];
-  const lines = rows.map((row, index) => el("tr", {},
+  const lines = rows.map((row, index) => stacked(head,
     el("td", { text: set ? String(index + 1) : "–" }),
     el("th", { scope: "row" }, el("a", { href: route("node", row.node, row.key) }, name(row.node)), row.key ? el("small", { title: row.key, text: ` ${row.key.slice(0, 8)}` }) : null),
     el("td", { text: signed(row.gain) }), el("td", { text: ratio(row.newest) }), el("td", { text: ratio(row.base) }), el("td", { text: count(row.version) }),
     el("td", {}, spark(row.curve)), el("td", { class: "words" }, standing(row.standing, row.problem))));
-  return scrolled(caption, el("table", {}, el("caption", { text: caption }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines)));
+  return scrolled(caption, el("table", { class: "stacks" }, el("caption", { text: caption }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines)));
 }
 
 /** Groups in batches by sender (columns) and node (rows); beyond `MATRIX_MOST` names, those with fewest groups are added up as others. */
@@ -108,14 +108,14 @@ function nodesSection(told) {
   const nodes = told.nodes || [];
   if (!nodes.length) return null;
   const head = ["node", "does", "step", "version", "model", "tasks", "directory entry"];
-  const lines = nodes.map((node) => el("tr", {},
+  const lines = nodes.map((node) => stacked(head,
     el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
     el("td", { class: `words ${node.kind === "silent" ? "bad" : ""}` }, KINDS[node.kind], node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words)) : null),
     el("td", { text: node.kind === "elsewhere" ? "–" : count(node.step) }), el("td", { text: count(node.version) }),
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
     el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: `, ${ago(node.heard_s)} ago` }))));
-  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", {}, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
+  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
 }
 
 function textsSection(told) {
@@ -138,17 +138,18 @@ function select(id, options, value, change) {
 
 /** The alerts from Prometheus. Without an answer from it, the page must not look as if all were well. */
 async function alertsSection() {
-  let words, cards = [];
+  let words, watched = true, cards = [];
   try {
     const [alerts, up] = await Promise.all([get("api/v1/alerts"), get("api/v1/query", { query: 'count(up{job="swarm"})' })]);
     const firing = alerts.data.alerts.filter(({ state, labels }) => state === "firing" && labels.severity !== "none");
     const scraped = Number(up.data.result[0]?.value[1] || 0);
     cards = firing.slice(0, 30).map(({ labels, annotations }) => el("li", { class: `card alert ${labels.severity === "critical" ? "bad" : "warn"}` }, el("b", {}, labels.severity === "critical" ? "! " : "△ ", name(labels.alertname)), " ", el("span", { text: labels.severity || "" }), labels.node ? el("span", {}, " of ", name(labels.node)) : null, el("p", { text: annotations.summary || "" })));
+    watched = firing.length || scraped;
     words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.` : scraped ? `No alert fires. ${many(scraped, "process", "processes")} watched.` : "No process is scraped yet, so no alert can fire.";
   } catch (problem) {
     words = `Alerts are not watched here: ${problem.message}. Everything else on this page comes from the nodes themselves.`;
   }
-  return section("alerts", "Alerts", el("p", { text: words }), cards.length ? el("ul", { class: "cards" }, ...cards) : null);
+  return section("alerts", "Alerts", el("p", { class: watched ? null : "warn", text: words }), cards.length ? el("ul", { class: "cards" }, ...cards) : null);
 }
 
 async function showNode(node, key) {
@@ -242,6 +243,7 @@ async function show() {
     parts = await build();
   } catch (problem) {
     const gone = problem instanceof TypeError;
+    document.title = gone ? "The dashboard does not answer · swarm" : "Not found · swarm";
     parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : name(problem.message)), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
     if (live && byId("main").querySelector("section")) parts = [...parts, ...[...byId("main").children].filter((child) => child.tagName === "SECTION")];
   }

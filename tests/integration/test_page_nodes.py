@@ -1,0 +1,91 @@
+"""The page in a browser: a node's page where there is no such node, and the tables of nodes on a
+narrow screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.page_looker import Looker, a_browser, written
+from tests.integration.page_swarm import Dashboard, PageSwarm, usual
+from tests.nats_server import NatsServer
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with a_browser() as running:
+        yield running
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    running = NatsServer(tmp_path / "nats").start()
+    yield running
+    running.stop()
+
+
+def test_a_node_that_nobody_has_heard_of_is_not_found(browser: Any, server: NatsServer, tmp_path: Path) -> None:
+    async def write() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await usual(swarm, steps=1)
+        await swarm.transport.close()
+
+    written(write())
+    shown = Dashboard(server.url, tmp_path)
+    looker = Looker(browser, allowed="404")
+    try:
+        shown.until_state("running")
+        page = looker.open(shown.url + "#/node/zeta")
+        page.get_by_role("heading", name="Not found").wait_for()
+        page.get_by_text("no node zeta: no process, directory entry, score or group of that name").wait_for()
+        assert page.title() == "Not found · swarm"
+        looker.check()
+        page.get_by_role("link", name="To the swarm").click()
+        page.get_by_role("heading", name="Running").wait_for()
+        for node in ("alpha", "gamma"):
+            page.goto(f"{shown.url}#/node/{node}")
+            page.get_by_role("heading", name=node, exact=True).wait_for()
+    finally:
+        looker.close()
+        shown.close()
+
+
+def test_on_a_narrow_screen_all_of_the_leaderboard_and_of_the_nodes_is_in_sight(
+    browser: Any, server: NatsServer, tmp_path: Path
+) -> None:
+    async def write() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await usual(swarm, steps=1)
+        await swarm.node("n" * 32, here=False)
+        await swarm.score(swarm.report("n" * 32, 25, 0.5))
+        await swarm.score(swarm.report("o", 25, 0.5, held_out="cd" * 32))
+        await swarm.transport.close()
+
+    written(write())
+    shown = Dashboard(server.url, tmp_path)
+    try:
+        shown.until_state("running")
+        for width in (390, 1280):
+            looker = Looker(browser, width)
+            page = looker.open(shown.url)
+            cells = page.locator("#leaderboard tbody tr > *")
+            assert cells.count() == 5 * 8
+            for cell in [*cells.all(), *page.locator("#nodes tbody tr > *").all()]:
+                box = cell.bounding_box()
+                assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width, cell.inner_text()
+            for row in page.locator("#leaderboard tbody tr").all():
+                node, gain = row.locator("th").bounding_box(), row.locator("td").nth(1).bounding_box()
+                assert node is not None and gain is not None
+                assert (gain["y"] >= node["y"] + node["height"]) == (width == 390), "a row's facts are below its name"
+            heads = page.evaluate(
+                "[...document.querySelectorAll('#leaderboard tbody td')].map((td) => getComputedStyle(td, '::before').content)"
+            )
+            assert any("gain" in each for each in heads) == (width == 390), "a stacked fact has its column's name"
+            looker.check()
+            looker.close()
+    finally:
+        shown.close()
