@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,14 @@ from shared.roles import ROLES
 class ConfigError(ValueError):
     """The configuration is invalid. The message names each field, its problem and where the value
     came from. `rest` is the configuration without the faulty settings, so that further checks can
-    report all mistakes at once; None if nothing usable is left.
+    report all mistakes at once; None if nothing usable is left. `faults`: the message's lines, one
+    for each problem; empty if the file could not be read.
     """
 
-    def __init__(self, message: str, rest: NodeConfig | None = None) -> None:
+    def __init__(self, message: str, rest: NodeConfig | None = None, faults: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.rest = rest
+        self.faults = faults
 
 
 class NodeConfig(BaseSettings):
@@ -136,7 +138,8 @@ class NodeConfig(BaseSettings):
         loading = _current or _Loading({}, {})
         if isinstance(env_settings, EnvSettingsSource):
             left_out = {name.lower() for name in loading.left_out}
-            env_settings.env_vars = {name: value for name, value in env_settings.env_vars.items() if name.lower() not in left_out}
+            variables = {name.lower(): value for name, value in loading.environment.items()}
+            env_settings.env_vars = {name: value for name, value in variables.items() if name not in left_out}
         return init_settings, env_settings, InitSettingsSource(settings_cls, loading.file)
 
 
@@ -145,11 +148,13 @@ class _Loading:
     """The sources of the configuration being loaded. pydantic-settings asks the class for its
     sources and passes nothing along, so this is kept in a module variable.
 
-    left_out: variables that are not read. together: whether to check settings in combination.
+    environment: the variables. left_out: those that are not read. together: whether to check
+    settings in combination.
     """
 
     file: dict[str, Any]
     overrides: dict[str, Any]
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     left_out: frozenset[str] = frozenset()
     together: bool = True
 
@@ -164,13 +169,14 @@ class _Loading:
 
     def variables(self) -> dict[str, str]:
         """The environment without the variables in `left_out`."""
-        return {name: value for name, value in os.environ.items() if name not in self.left_out}
+        return {name: value for name, value in self.environment.items() if name not in self.left_out}
 
     def without(self, error: ValidationError) -> _Loading:
         """The same sources without the faulty settings."""
         locations = [problem["loc"] for problem in error.errors() if problem["loc"]]
         at_fault = {name for location in locations if (name := variable_at(location, self.variables()))}
-        return _Loading(without(self.file, locations), without(self.overrides, locations), self.left_out | at_fault, together=False)
+        file, overrides = without(self.file, locations), without(self.overrides, locations)
+        return _Loading(file, overrides, self.environment, self.left_out | at_fault, together=False)
 
 
 _current: _Loading | None = None
@@ -178,28 +184,32 @@ _ROUNDS = 4
 """How often faulty settings are removed, because each removal may uncover others."""
 
 
-def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> NodeConfig:
+def load_config(
+    path: Path | None = None, overrides: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+) -> NodeConfig:
     """Load and check a node's configuration.
 
     Args:
         path: TOML file; None uses the file that `SWARM_CONFIG` names, if any.
         overrides: Nested values that override everything, e.g. `{"node": {"id": "beta"}}`.
+        environment: Variables; None uses this process's.
 
     Raises:
         ConfigError: with one line per problem: field or environment variable, what is wrong, what
             was given.
     """
-    chosen = path or (Path(os.environ[CONFIG_FILE_VARIABLE]) if os.environ.get(CONFIG_FILE_VARIABLE) else None)
+    told = os.environ if environment is None else environment
+    chosen = path or (Path(told[CONFIG_FILE_VARIABLE]) if told.get(CONFIG_FILE_VARIABLE) else None)
     file = _read_toml(chosen) if chosen is not None else {}
-    misread = environment_problems(os.environ, NodeConfig)
-    loading = _Loading(file, dict(overrides or {}), frozenset(misread))
+    misread = environment_problems(told, NodeConfig)
+    loading = _Loading(file, dict(overrides or {}), told, frozenset(misread))
     try:
         config = loading.config()
     except ValidationError as error:
-        faults = fault_lines(error, NodeConfig, loading.variables())
-        raise ConfigError(_told([*misread.values(), *faults], chosen), _rest(loading, error)) from None
+        faults = [*misread.values(), *fault_lines(error, NodeConfig, loading.variables())]
+        raise ConfigError(_told(faults, chosen), _rest(loading, error), faults) from None
     if misread:
-        raise ConfigError(_told(list(misread.values()), chosen), config)
+        raise ConfigError(_told(list(misread.values()), chosen), config, list(misread.values()))
     return config
 
 
