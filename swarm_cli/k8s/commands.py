@@ -96,9 +96,9 @@ def secrets(
 
     Their source is the folder of keys or, with --existing, the cluster itself. You can run this
     again at any time: it prints the same, adds keys for a new node, and renews a certificate that
-    expires within 30 days or lacks a name, with the same key. New keys are named on standard error; with --existing
-    only added nodes get new keys, unless --new says that the cluster has nothing yet. Apply the
-    output with `kubectl apply --server-side --filename -`.
+    expires within 30 days or lacks a name, with the same key. New keys are named on standard error;
+    with --existing only added nodes get new keys, unless --new says that the cluster has nothing
+    yet. Apply the output with `kubectl apply --server-side --filename -`.
     """
     chosen, given = split_nodes(nodes)
     if OPERATOR in {*chosen, *given}:

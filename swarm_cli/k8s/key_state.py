@@ -140,8 +140,10 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         if certificate.exists():
             of_key = "with the same key" if key.exists() else "with a new key"
             yield f"{certificate} {reason}: renewed {of_key}; reload the servers to use it"
-        if others:
-            yield f"{certificate} {'no longer has' if renew else 'keeps'} the names {', '.join(others)}{'' if renew else f': {_DROP}'}"
+        if others and renew:
+            yield f"{certificate} no longer has the names {', '.join(others)}"
+        elif others:
+            yield f"{certificate} keeps the names {', '.join(others)}: {_DROP}"
         if not key.exists():
             _write(key, certificates.new_key())
         wanted = names if renew else [*names, *others]

@@ -20,8 +20,8 @@ from shared.roles import ROLES
 from swarm_cli.chosen_config import objective_problem
 from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import Object, Overlay, Workload
-from swarm_cli.k8s.check.toml_line import line_of
 from swarm_cli.k8s.check.told import File, Variable, mounted_file, probed_ports, variables
+from swarm_cli.k8s.check.toml_line import line_of
 from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.without_effect import settings_without_effect
 
