@@ -133,7 +133,7 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         reason = reason or "is renewed as --renew-certificate asks"
     others = sorted(certificates.read(certificate.read_text()).names - set(names)) if certificate.exists() else []
     if not reason:
-        if elsewhere := _of_other_namespaces(others):
+        if elsewhere := _names_of_other_namespaces(others):
             yield f"{certificate} also has {', '.join(elsewhere)}, of another namespace than --namespace: {_DROP}"
         return
     if authority_key.exists():
@@ -159,7 +159,7 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         raise CommandError(f"{authority_key} is missing to sign a certificate: put it, or tls.crt and tls.key, into {folder}")
 
 
-def _of_other_namespaces(names: Iterable[str]) -> list[str]:
+def _names_of_other_namespaces(names: Iterable[str]) -> list[str]:
     """Those of the form `nats.NAMESPACE.svc`. What is left over from a mistyped --namespace is
     told; a name from --server-name is not.
     """

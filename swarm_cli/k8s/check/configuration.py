@@ -84,7 +84,7 @@ def findings(overlay: Overlay) -> list[Finding]:
     for reader in _readers(overlay):
         config, problems = _loaded(reader)
         if config is not None:
-            problems += [*_of_settings(config, checked), *_of_pod(config, reader)]
+            problems += [*_setting_problems(config, checked), *_pod_problems(config, reader)]
         for problem in problems:
             place = reader.place(problem.sentence)
             found.setdefault((place, reader.remedy(place), problem), []).append(reader.workload.name)
@@ -127,7 +127,7 @@ def _loaded(reader: _Reader) -> tuple[NodeConfig | None, list[_Problem]]:
             return error.rest, [_Problem(" ".join(fault.split())) for fault in error.faults]
 
 
-def _of_settings(config: NodeConfig, checked: Callable[[tuple[str, ...], int], list[str]]) -> list[_Problem]:
+def _setting_problems(config: NodeConfig, checked: Callable[[tuple[str, ...], int], list[str]]) -> list[_Problem]:
     """What `swarm config check` finds that is the same on every machine."""
     objective = objective_problem(config)
     tasks = checked(tuple(task.model_dump_json() for task in config.tasks), config.eval.tasks)
@@ -149,7 +149,7 @@ def _task_problems(tasks: tuple[str, ...], held_out: int) -> list[str]:
     return [" ".join(each.split()) for each in problems]
 
 
-def _of_pod(config: NodeConfig, reader: _Reader) -> Iterator[_Problem]:
+def _pod_problems(config: NodeConfig, reader: _Reader) -> Iterator[_Problem]:
     """Settings that do not fit the pod: the node's name, and where its probes ask."""
     if reader.node and config.node.id != reader.node:
         what = f"node.id is {config.node.id}, but the pods, volumes and keys are those of node {reader.node} (label {NODE_LABEL})"
