@@ -324,6 +324,20 @@ def test_every_new_key_is_named(printed: tuple[Path, str]) -> None:
     assert sorted(line.removeprefix("new keys: ").split(", ")) == sorted(f"delta/{role}.nk" for role in roles)
 
 
+def test_a_pipe_or_a_device_that_is_named_as_the_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+    """As root, renaming a file to /dev/null would take the device from every other program."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    try:
+        swarm("--keys", str(tmp_path / "keys"), "--out", str(pipe))
+        assert pipe.is_fifo()
+        read, _ = reader.communicate(timeout=60)
+        assert objects(read) == objects(swarm("--keys", str(tmp_path / "keys")))
+    finally:
+        reader.kill()
+
+
 @pytest.mark.slow
 def test_it_runs_on_what_the_image_has_without_torch_and_its_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     lock = (REPOSITORY / "requirements" / "image-cpu.lock").read_text()
