@@ -54,7 +54,7 @@ process.
 
 _LOOKING_COMMANDS = {"ban", "dlq", "rollouts", "status", "top", "trace", "unban"}
 _READING_COMMANDS = {"rollouts", "status", "top", "trace"}
-_DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "task"}
+_DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "k8s", "task"}
 
 
 def build(only: str = "") -> typer.Typer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from shared.policy_store.files import draft_in, keep_draft
 from swarm_cli.errors import CommandError
@@ -13,13 +14,18 @@ from swarm_cli.errors import CommandError
 def replace_file(path: Path, text: str, *, private: bool = False) -> None:
     """Write `text` to a temporary file next to `path`, sync it, and rename it to `path`. The mode
     and, if permitted, the owner of an existing file are kept; a symbolic link stays a link. With
-    `private`, only the owner may read the file, even if others could before.
+    `private`, only the owner may read the file, even if others could before. A device or a pipe,
+    such as /dev/null, is written to: a file in its place would break every program that uses it.
 
     Raises:
         CommandError: it cannot be written; an existing file is unchanged.
     """
     target = Path(os.path.realpath(path))
     try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            with target.open("wb", buffering=0) as there:
+                _write_all(there, text)
+            return
         with draft_in(target.parent) as (stream, draft):
             if target.exists():
                 before = target.stat()
@@ -28,9 +34,13 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
                 os.fchmod(stream.fileno(), before.st_mode & 0o777)
             if private:
                 os.fchmod(stream.fileno(), 0o600)
-            left = memoryview(text.encode())
-            while left:
-                left = left[stream.write(left) :]
+            _write_all(stream, text)
             keep_draft(stream, draft, target)
     except OSError as error:
         raise CommandError(f"{path} cannot be written ({error.strerror or error}); an existing file is unchanged") from None
+
+
+def _write_all(stream: BinaryIO, text: str) -> None:
+    left = memoryview(text.encode())
+    while left:
+        left = left[stream.write(left) :]

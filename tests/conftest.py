@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("timeout"):
         config.issue_config_time_warning(pytest.PytestConfigWarning(MISSING), stacklevel=2)
-    # A suite started with nohup, or in the background of a script, ignores these, and so would every
+    # A suite started with nohup, or in the background of a script, ignores these, and so would each
     # process that a test starts and then ends with them.
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) == signal.SIG_IGN:

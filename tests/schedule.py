@@ -21,6 +21,7 @@ DEAREST = (
     "tests/monitoring/test_rules_in_promtool.py",
     "tests/integration/test_verifier_trust.py",
     "tests/integration/test_up.py",
+    "tests/integration/test_runbook_commands.py",
     "tests/monitoring/test_real_prometheus.py",
     "tests/chaos/test_chaos_node.py",
     "tests/integration/test_page_browser.py",

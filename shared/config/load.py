@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,17 @@ from shared.roles import ROLES
 class ConfigError(ValueError):
     """The configuration is invalid. The message names each field, its problem and where the value
     came from. `rest` is the configuration without the faulty settings, so that further checks can
-    report all mistakes at once; None if nothing usable is left. `task_places`: where the
-    `[[tasks]]` entries of `rest` were before faulty ones were removed; empty if none was.
+    report all mistakes at once; None if nothing usable is left. `faults`: the message's lines, one
+    for each problem; empty if the file could not be read. `task_places`: where the `[[tasks]]`
+    entries of `rest` were before faulty ones were removed; empty if none was.
     """
 
-    def __init__(self, message: str, rest: NodeConfig | None = None, task_places: Sequence[int] = ()) -> None:
+    def __init__(
+        self, message: str, rest: NodeConfig | None = None, faults: Sequence[str] = (), task_places: Sequence[int] = ()
+    ) -> None:
         super().__init__(message)
         self.rest = rest
+        self.faults = faults
         self.task_places = task_places
 
 
@@ -139,7 +143,8 @@ class NodeConfig(BaseSettings):
         loading = _current or _Loading({}, {})
         if isinstance(env_settings, EnvSettingsSource):
             left_out = {name.lower() for name in loading.left_out}
-            env_settings.env_vars = {name: value for name, value in env_settings.env_vars.items() if name.lower() not in left_out}
+            variables = {name.lower(): value for name, value in loading.environment.items()}
+            env_settings.env_vars = {name: value for name, value in variables.items() if name not in left_out}
         return init_settings, env_settings, InitSettingsSource(settings_cls, loading.file)
 
 
@@ -148,12 +153,13 @@ class _Loading:
     """The sources of the configuration being loaded. pydantic-settings asks the class for its
     sources and passes nothing along, so this is kept in a module variable.
 
-    left_out: variables that are not read. together: whether to check settings in combination.
-    task_places: as in `ConfigError`; None if no entry was removed.
+    environment: the variables. left_out: those that are not read. together: whether to check
+    settings in combination. task_places: as in `ConfigError`; None if no entry was removed.
     """
 
     file: dict[str, Any]
     overrides: dict[str, Any]
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     left_out: frozenset[str] = frozenset()
     together: bool = True
     task_places: tuple[int, ...] | None = None
@@ -169,7 +175,7 @@ class _Loading:
 
     def variables(self) -> dict[str, str]:
         """The environment without the variables in `left_out`."""
-        return {name: value for name, value in os.environ.items() if name not in self.left_out}
+        return {name: value for name, value in self.environment.items() if name not in self.left_out}
 
     def without(self, locations: Sequence[Location]) -> _Loading:
         """The same sources without the settings at `locations`. What a variable sets stays in the
@@ -181,6 +187,7 @@ class _Loading:
         return _Loading(
             without(self.file, in_file),
             without(self.overrides, in_overrides),
+            self.environment,
             self.left_out | {name for name in at_fault.values() if name},
             together=False,
             task_places=self._places_without(locations),
@@ -206,20 +213,24 @@ _ROUNDS = 8
 """How often faulty settings are removed, because each removal may uncover others."""
 
 
-def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> NodeConfig:
+def load_config(
+    path: Path | None = None, overrides: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
+) -> NodeConfig:
     """Load and check a node's configuration.
 
     Args:
         path: TOML file; None uses the file that `SWARM_CONFIG` names, if any.
         overrides: Nested values that override everything, e.g. `{"node": {"id": "beta"}}`.
+        environment: Variables; None uses this process's.
 
     Raises:
         ConfigError: with one line per problem: field or environment variable, what is wrong, what
             was given.
     """
-    chosen = path or (Path(os.environ[CONFIG_FILE_VARIABLE]) if os.environ.get(CONFIG_FILE_VARIABLE) else None)
-    misread = environment_problems(os.environ, NodeConfig)
-    loading = _Loading({}, dict(overrides or {}), frozenset(misread))
+    told = os.environ if environment is None else environment
+    chosen = path or (Path(told[CONFIG_FILE_VARIABLE]) if told.get(CONFIG_FILE_VARIABLE) else None)
+    misread = environment_problems(told, NodeConfig)
+    loading = _Loading({}, dict(overrides or {}), told, frozenset(misread))
     try:
         loading = replace(loading, file=_read_toml(chosen) if chosen is not None else {})
     except ConfigError as error:
@@ -228,9 +239,10 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
         config = loading.config()
     except ValidationError as error:
         lines, rest, places = _all_faults(loading, error)
-        raise ConfigError(_told([*misread.values(), *lines], chosen), rest, places) from None
+        faults = [*misread.values(), *lines]
+        raise ConfigError(_told(faults, chosen), rest, faults, places) from None
     if misread:
-        raise ConfigError(_told(list(misread.values()), chosen), config)
+        raise ConfigError(_told(list(misread.values()), chosen), config, list(misread.values()))
     return config
 
 

@@ -79,6 +79,10 @@ def secrets(
     server_name: Annotated[
         list[str] | None, typer.Option(help="Another name or address of the servers, for their certificate; may be repeated.")
     ] = None,
+    renew_certificate: Annotated[
+        bool,
+        typer.Option("--renew-certificate", help="Renew the servers' certificate now, for the names of this command alone."),
+    ] = False,
     domain: Annotated[str, typer.Option(help="With nats-expose: hub, for sites with their own servers (kept in domain.txt).")] = "",
     node_connections: Annotated[
         int, typer.Option(min=2, help="Connections that one node may have on the swarm plane: two per verifier plus two.")
@@ -93,13 +97,15 @@ def secrets(
 
     Their source is the folder of keys or, with --existing, the cluster itself. You can run this
     again at any time: it prints the same, adds keys for a new node, and renews a certificate that
-    expires within 30 days, with the same key. New keys are named on standard error; with --existing
-    only added nodes get new keys, unless --new says that the cluster has nothing yet. Apply the
-    output with `kubectl apply --server-side --filename -`.
+    expires within 30 days or lacks a name, with the same key. New keys are named on standard error;
+    with --existing only added nodes get new keys, unless --new says that the cluster has nothing
+    yet. Apply the output with `kubectl apply --server-side --filename -`.
     """
     chosen, given = split_nodes(nodes)
     if OPERATOR in {*chosen, *given}:
         raise CommandError(f"no node may be called {OPERATOR!r}, the name of the user with all rights: rename the node")
+    if cert_manager and renew_certificate:
+        raise CommandError("--renew-certificate: with --cert-manager, cert-manager renews the certificate: give one of the two")
     wanted = expected(chosen, cert_manager=cert_manager)
     found, installed = _found(existing, wanted, namespace) if existing else ({}, False)
     with _folder(keys or (None if existing else KEYS)) as folder:
@@ -117,7 +123,8 @@ def secrets(
             ROSTER_FILE: roster_text(folder, chosen, found.get(ROSTER_FILE, "")),
         }
         if not cert_manager:
-            for line in complete_certificates(folder, server_names(namespace, server_name or []), datetime.now(UTC)):
+            names = server_names(namespace, server_name or [])
+            for line in complete_certificates(folder, names, datetime.now(UTC), renew=renew_certificate):
                 note(line)
             if keys is None and existing and (folder / "ca.key").exists():
                 note("the new authority's key is not saved, so it cannot sign another certificate: to save it, give --keys")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from swarm_cli.replace_file import replace_file
 SERVERS = 3
 """The number that k8s/components/nats-cluster starts."""
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
+_DROP = "--renew-certificate drops every name that is not asked for"
 
 
 def server_names(namespace: str, more: Sequence[str]) -> list[str]:
@@ -96,23 +98,24 @@ def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
     return text
 
 
-def complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> list[str]:
+def complete_certificates(folder: Path, names: Sequence[str], now: datetime, *, renew: bool = False) -> list[str]:
     """Make the authority and the servers' certificate if they are missing, and renew the
     certificate, with the same key, if it expires soon or lacks one of `names`. A new certificate
-    keeps the names of the one it replaces. Returns lines to print.
+    keeps the names of the one it replaces, but not with `renew`, which renews it always and for
+    `names` alone. Returns lines to print.
 
     Raises:
         CommandError: an irreplaceable file is missing, or a file cannot be read.
     """
     try:
-        return list(_complete_certificates(folder, names, now))
+        return list(_complete_certificates(folder, names, now, renew=renew))
     except certificates.CertificateError as error:
         raise CommandError(f"a certificate or key in {folder}: {error}") from None
     except OSError as error:
         raise CommandError(f"{error.filename}: {error.strerror}: give this user access to it") from None
 
 
-def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) -> Iterator[str]:
+def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *, renew: bool) -> Iterator[str]:
     """If the authority's key is missing, which may be on purpose, the existing files are used as
     they are.
     """
@@ -127,23 +130,41 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime) ->
             f"{authority_key} exists but {authority} is missing: put it back, or move the key away for a new authority"
         )
     reason = _why_anew(certificate, key, authority, names, now)
+    if renew and certificate.exists():
+        reason = reason or "is renewed as --renew-certificate asks"
+    others = sorted(certificates.read(certificate.read_text()).names - set(names)) if certificate.exists() else []
     if not reason:
+        if elsewhere := _names_of_other_namespaces(others):
+            yield f"{certificate} also has {', '.join(elsewhere)}, of another namespace than --namespace: {_DROP}"
         return
     if authority_key.exists():
-        kept = sorted(certificates.read(certificate.read_text()).names - set(names)) if certificate.exists() else []
         if certificate.exists():
             of_key = "with the same key" if key.exists() else "with a new key"
             yield f"{certificate} {reason}: renewed {of_key}; reload the servers to use it"
-        if kept:
-            yield f"{certificate} keeps the names {', '.join(kept)}: to drop one, move the file away and run this again"
+        if others and renew:
+            yield f"{certificate} no longer has the names {', '.join(others)}"
+        elif others:
+            yield f"{certificate} keeps the names {', '.join(others)}: {_DROP}"
         if not key.exists():
             _write(key, certificates.new_key())
-        text = certificates.server(key.read_text(), [*names, *kept], authority.read_text(), authority_key.read_text(), now)
-        _write(certificate, text)
+        wanted = names if renew else [*names, *others]
+        _write(certificate, certificates.server(key.read_text(), wanted, authority.read_text(), authority_key.read_text(), now))
+    elif renew:
+        raise CommandError(f"--renew-certificate: {authority_key} is missing to sign a certificate: put it into {folder}")
     elif certificate.exists() and key.exists():
-        yield f"{certificate} {reason}, and {authority_key}, which could sign a new one, is missing: replace both files"
+        yield (
+            f"{certificate} {reason}, and {authority_key}, which could sign a new one, is missing, so it stays as it is: put "
+            f"ca.key into {folder} and run this again, or replace tls.crt and tls.key by some of your own authority"
+        )
     else:
         raise CommandError(f"{authority_key} is missing to sign a certificate: put it, or tls.crt and tls.key, into {folder}")
+
+
+def _names_of_other_namespaces(names: Iterable[str]) -> list[str]:
+    """Those of the form `nats.NAMESPACE.svc`. What is left over from a mistyped --namespace is
+    told; a name from --server-name is not.
+    """
+    return [name for name in names if re.fullmatch(r"nats\.[a-z0-9-]+\.svc", name)]
 
 
 def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str], now: datetime) -> str:
@@ -161,7 +182,7 @@ def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str
     if said.not_after - now < certificates.RENEWED_WITHIN:
         return f"expires on {said.not_after:%Y-%m-%d}"
     missing = [name for name in names if name not in said.names]
-    return f"lacks the name {missing[0]}" if missing else ""
+    return f"lacks the name {', '.join(missing)}" if missing else ""
 
 
 def left_out(folder: Path, nodes: Collection[str], accounts: str) -> list[str]:

@@ -25,7 +25,7 @@ from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Lowering
 from shared.transport.lowering import WouldLower
-from swarm_cli.chosen_config import ConfigOption, load_chosen
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane, accounts_for, key_if_there, named_node, public_key_of
@@ -39,6 +39,7 @@ from swarm_cli.nats.streams.backup import backup
 from swarm_cli.nats.streams.report import report
 from swarm_cli.nats.streams.restore import restore
 from swarm_cli.replace_file import replace_file
+from swarm_cli.running import servers
 
 nats_app = typer.Typer(
     name="nats", help="Keys, configuration and streams of a NATS server: set up, report, back up, restore.", no_args_is_help=True
@@ -186,6 +187,8 @@ def init(
             "limit are deleted at once.",
         ),
     ] = False,
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
     """Create streams, buckets and the verifier's consumer, for services without permission to do so
@@ -195,7 +198,7 @@ def init(
     (nats.replicas, nats.swarm_replicas), and keep their messages. If that would lower replicas or a
     limit, the command refuses and names the differences.
     """
-    node_config = load_chosen(config)
+    node_config = _on_servers(load_chosen(config), node_url, swarm_url)
     if plane in (Plane.SWARM, Plane.BOTH) and node_config.nats.swarm_url is None:
         raise CommandError("nats.swarm_url is none, so this node has no swarm plane: set nats.swarm_url, or use --plane node")
     for_node, for_swarm = _with_key(node_config, "node_key_file", key), _with_key(node_config, "swarm_key_file", key)
@@ -211,6 +214,16 @@ def init(
             typer.echo("swarm plane: all streams exist")
     except WouldLower as error:  # somebody else raised a limit after the check
         raise _refusal(str(error)) from None
+
+
+def _on_servers(config: NodeConfig, node_url: str, swarm_url: str) -> NodeConfig:
+    """The configuration with the servers that the command line names, or those of the only run on
+    this machine if neither it nor the configuration names one.
+    """
+    if not (node_url or swarm_url) and config.nats.model_fields_set & {"node_url", "swarm_url"}:
+        return config
+    node, swarm = servers(config, node_url, swarm_url)
+    return config.model_copy(update={"nats": config.nats.model_copy(update={"node_url": node, "swarm_url": swarm})})
 
 
 def _refusal(found: str) -> CommandError:

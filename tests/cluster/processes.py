@@ -17,6 +17,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,27 @@ class Left(NamedTuple):
     ended: Ended
 
 
+class ClaimedVolumes:
+    """The folders of claims' volumes. A volume goes with its claim, as a storage class with the
+    reclaim policy Delete has it: a claim made again under the same name begins with an empty one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._uids: dict[str, str] = {}
+
+    def path(self, claim: str) -> Path:
+        return self._folder / f"claim-{claim}"
+
+    def keep(self, claims: Iterable[Object]) -> None:
+        """Delete the volumes of all claims known before that are not among these."""
+        here = {each["metadata"]["name"]: each["metadata"]["uid"] for each in claims}
+        for name, uid in self._uids.items():
+            if here.get(name) != uid:
+                shutil.rmtree(self.path(name), ignore_errors=True)
+        self._uids = here
+
+
 class Processes:
     """Runs pods of one namespace in one network. `run` is called with each pod again and again."""
 
@@ -54,6 +76,7 @@ class Processes:
         self._folder = folder
         self._stages = read_stages(REPOSITORY / "Dockerfile")
         self._network = PodNetwork(prefix)
+        self._volumes = ClaimedVolumes(folder / "volumes")
         self._addresses: dict[str, str] = {}
         self._lives: dict[str, Life] = {}
         self.left: list[Left] = []
@@ -69,7 +92,7 @@ class Processes:
 
     def claimed(self, claim: str) -> Path:
         """What is on a claim's volume."""
-        return self._folder / "volumes" / f"claim-{claim}"
+        return self._volumes.path(claim)
 
     def run(self, pod: Object) -> None:
         """Bring a pod on: start it, restart it, report of it, or let it go."""
@@ -92,6 +115,7 @@ class Processes:
         for uid, life in list(self._lives.items()):
             if uid not in uids:
                 self._let_go(uid, life, LEAST_GRACE_S, life.pod.name)
+        self._volumes.keep(self._api.listed("PersistentVolumeClaim", self._namespace))
 
     def close(self) -> None:
         for each in self._lives.values():
@@ -109,6 +133,7 @@ class Processes:
         missing = [name for kind, name in references(spec) if self._api.get(kind, name, self._namespace) is None]
         if missing or self._held_elsewhere(set(claims.values()), spec["nodeName"]) or not self._servers():
             return None
+        self._volumes.keep(self._api.listed("PersistentVolumeClaim", self._namespace))
         labels = metadata["labels"]
         pod = Pod(metadata["name"], labels["app.kubernetes.io/component"], labels, spec, claims)
         self._address(pod.name)

@@ -221,6 +221,17 @@ def test_what_would_stop_it_is_one_line_with_the_remedy(
     assert all(word in line for word in words), line
 
 
+def test_a_certificate_without_the_name_by_which_pods_connect_is_told(cluster: Listed) -> None:
+    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
+    objects = copy.deepcopy([each for each in render("cluster") if each])
+    for each in objects:
+        if each["kind"] == "ConfigMap" and "SWARM_NATS__NODE_URL" in (each.get("data") or {}):
+            each["data"]["SWARM_NATS__NODE_URL"] = "tls://nats.swarm-2.svc:4222"
+    line = only([str(each) for each in findings(Overlay(objects), Cluster(cluster), NOW)])
+    assert line.startswith("stops  Secret nats-server-tls: the certificate lacks the name nats.swarm-2.svc")
+    assert "--namespace" in line
+
+
 def test_an_overlay_that_names_another_class_than_its_claims_have_is_told_that_apply_is_refused(cluster: Listed) -> None:
     made: dict[str, Any] = {"spec": {"storageClassName": "files"}, "status": {"phase": "Bound"}}
     cluster["persistentvolumeclaims"] = [named("PersistentVolumeClaim", each, **made) for each in ("alpha-model", "data-nats-0")]

@@ -185,6 +185,41 @@ def test_a_new_key_for_the_certificate_keeps_its_names_and_says_which_were_not_a
     assert "renewed with a new key" in result.stderr and "keeps the names hub.example.org" in result.stderr
 
 
+def test_names_of_a_mistyped_namespace_are_told_by_every_run_until_a_renewal_drops_them(tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["k8s", "secrets", "--nodes", "alpha", "--keys", str(tmp_path), *arguments])
+        assert done.exit_code == 0, done.output
+        return done.stderr
+
+    run("--namespace", "swrm", "--server-name", "hub.example.org")
+    key, authority = ((tmp_path / name).read_text() for name in ("tls.key", "ca.crt"))
+    said = run()
+    assert "lacks the name nats.swarm.svc: renewed with the same key" in said and "--renew-certificate" in said
+    before = (tmp_path / "tls.crt").read_text()
+    said = run()
+    assert "also has nats.swrm.svc, of another namespace than --namespace" in said and "--renew-certificate" in said
+    assert (tmp_path / "tls.crt").read_text() == before
+    said = run("--renew-certificate", "--server-name", "hub.example.org")
+    assert "no longer has the names nats.swrm.svc" in said and "reload the servers" in said
+    names = certificates.read((tmp_path / "tls.crt").read_text()).names
+    assert {"nats", "nats.swarm.svc", "hub.example.org"} <= names and "nats.swrm.svc" not in names
+    assert key == (tmp_path / "tls.key").read_text() and authority == (tmp_path / "ca.crt").read_text()
+    after = (tmp_path / "tls.crt").read_text()
+    assert "namespace" not in run() and (tmp_path / "tls.crt").read_text() == after
+
+
+def test_a_certificate_that_lacks_a_name_and_cannot_be_signed_again_stays_and_both_remedies_are_told(tmp_path: Path) -> None:
+    command = ["k8s", "secrets", "--nodes", "alpha", "--keys", str(tmp_path)]
+    CliRunner().invoke(app, [*command, "--namespace", "swrm"], catch_exceptions=False)
+    certificate = (tmp_path / "tls.crt").read_text()
+    (tmp_path / "ca.key").rename(tmp_path / "elsewhere")
+    said = CliRunner().invoke(app, command, catch_exceptions=False).stderr
+    assert "lacks the name nats.swarm.svc" in said and "put ca.key into" in said and "replace tls.crt and tls.key" in said
+    assert "ca.key is missing to sign" in refused("--keys", str(tmp_path), "--renew-certificate")
+    assert "give one of the two" in refused("--keys", str(tmp_path), "--renew-certificate", "--cert-manager")
+    assert (tmp_path / "tls.crt").read_text() == certificate
+
+
 def test_a_certificate_of_your_own_stays_and_what_is_missing_is_named(tmp_path: Path) -> None:
     first = objects(swarm("--keys", str(tmp_path)))["Secret", "nats-server-tls"]
     (tmp_path / "ca.key").unlink()
@@ -287,6 +322,20 @@ def test_every_new_key_is_named(printed: tuple[Path, str]) -> None:
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("new keys: ")]
     roles = ("generator", "verifier", "sampler", "trainer", "operator", "swarm", "signing")
     assert sorted(line.removeprefix("new keys: ").split(", ")) == sorted(f"delta/{role}.nk" for role in roles)
+
+
+def test_a_pipe_or_a_device_that_is_named_as_the_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> None:
+    """As root, renaming a file to /dev/null would take the device from every other program."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
+    try:
+        swarm("--keys", str(tmp_path / "keys"), "--out", str(pipe))
+        assert pipe.is_fifo()
+        read, _ = reader.communicate(timeout=60)
+        assert objects(read) == objects(swarm("--keys", str(tmp_path / "keys")))
+    finally:
+        reader.kill()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.lives import FIRST_PAUSE_S, LONGEST_PAUSE_S, BackOff, Life
+from tests.cluster.processes import ClaimedVolumes
 from tests.k8s.images import by_image, read_stages
 from tests.k8s.kubelet import Kubelet, Running
 from tests.k8s.manifests import REPOSITORY
@@ -182,3 +183,20 @@ def test_the_first_restart_comes_at_once_and_the_pause_doubles_until_a_long_life
     assert back_off.restart_at(long_life) == long_life
     back_off.restarted(long_life, long_life)
     assert back_off.restart_at(long_life + 1) == long_life + 1 + FIRST_PAUSE_S
+
+
+def test_a_volume_goes_with_its_claim_and_a_claim_of_the_same_name_begins_with_an_empty_one(tmp_path: Path) -> None:
+    def claims(**uids: str) -> list[dict[str, Any]]:
+        return [{"metadata": {"name": name, "uid": uid}} for name, uid in uids.items()]
+
+    volumes = ClaimedVolumes(tmp_path)
+    volumes.keep(claims(var="1", model="2"))
+    for name in ("var", "model"):
+        volumes.path(name).mkdir()
+        (volumes.path(name) / "file").write_text("kept")
+    volumes.keep(claims(var="1", model="2"))
+    assert (volumes.path("var") / "file").exists() and (volumes.path("model") / "file").exists()
+    volumes.keep(claims(model="2"))
+    assert not volumes.path("var").exists() and (volumes.path("model") / "file").exists()
+    volumes.keep(claims(model="3"))
+    assert not volumes.path("model").exists()

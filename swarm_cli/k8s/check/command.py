@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from swarm_cli.console import note, say
-from swarm_cli.k8s.check import control_plane, images, machines, mounted, names, storage
+from swarm_cli.k8s.check import configuration, control_plane, images, machines, mounted, names, storage
 from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.findings import Finding
 from swarm_cli.k8s.check.kubectl import current_context, read_cluster, rendered, why_no_cluster
@@ -24,11 +24,12 @@ def check(
     """Find what in an overlay, or in your kubeconfig's cluster, would stop the swarm, before you
     run `kubectl apply`.
 
-    Only reads. Each finding is one line: `stops` or `note`, what is wrong, and the remedy. Exits
-    with 1 if a finding stops the swarm or a part of it.
+    Only reads, each node's configuration as its pods would read it. Each finding is one line:
+    `stops` or `note`, what is wrong, and the remedy. Exits with 1 if a finding stops the swarm or a
+    part of it.
     """
     objects = rendered(overlay)
-    found = list(images.findings(objects))
+    found = [*images.findings(objects), *configuration.findings(objects)]
     asked = current_context(context) if cluster else ""
     if asked:
         found += findings(objects, read_cluster(objects.namespace, asked), datetime.now(UTC))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -11,9 +12,11 @@ from swarm_cli.k8s import certificates
 from swarm_cli.k8s.check.cluster import Cluster, Object
 from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import Overlay, Reference
+from swarm_cli.k8s.check.told import variables
 from swarm_cli.nats.accounts import MAX_CONNECTIONS_VARIABLE
 
 _MAKE = "`swarm k8s secrets --nodes ... | kubectl apply --server-side --filename -` makes them"
+_TLS_HOST = re.compile(r"tls://([A-Za-z0-9.-]+)")
 _KINDS = {"Secret": "secrets", "ConfigMap": "configmaps"}
 
 
@@ -31,7 +34,7 @@ def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Find
             if (found := cluster.find(kinds, each.name)) is not None:
                 yield from _contents(each, found, references[each])
     if (server := cluster.find("secrets", "nats-server-tls")) and any(each.name == "nats-server-tls" for each in references):
-        yield from _certificate(server, now)
+        yield from _certificate(server, _asked_names(overlay), now)
 
 
 def _contents(reference: Reference, found: Object, workloads: list[str]) -> Iterator[Finding]:
@@ -49,8 +52,20 @@ def _contents(reference: Reference, found: Object, workloads: list[str]) -> Iter
             yield Finding(True, f"Secret {reference.name}: accounts.conf is incomplete, and no server starts with it", _MAKE)
 
 
-def _certificate(secret: Object, now: datetime) -> Iterator[Finding]:
-    """Check the servers' certificate the way a client will."""
+def _asked_names(overlay: Overlay) -> list[str]:
+    """The names by which the overlay's containers connect to its servers over TLS."""
+    services = {each["metadata"]["name"] for each in overlay.with_kind("Service")}
+    found = {"nats"}
+    for workload in overlay.workloads():
+        for container in workload.containers:
+            words = [each.value for each in variables(overlay, workload, container).values()]
+            for word in [*words, *container.get("command", []), *container.get("args", [])]:
+                found |= {host for host in _TLS_HOST.findall(str(word)) if host.split(".")[0] in services}
+    return sorted(found)
+
+
+def _certificate(secret: Object, asked: list[str], now: datetime) -> Iterator[Finding]:
+    """Check the servers' certificate the way a client will that knows them by a name in `asked`."""
     entries = {key: _text(value) for key, value in (secret.get("data") or {}).items()}
     certificate, key, authority = (entries.get(name, "") for name in ("tls.crt", "tls.key", "ca.crt"))
     name = "Secret nats-server-tls"
@@ -63,8 +78,9 @@ def _certificate(secret: Object, now: datetime) -> Iterator[Finding]:
             yield Finding(False, f"{name}: the certificate expires on {said.not_after:%Y-%m-%d}", anew)
         if not certificates.belongs(key, certificate):
             yield Finding(True, f"{name}: tls.key is not the key of tls.crt, and no server starts", anew)
-        if "nats" not in said.names:
-            yield Finding(True, f"{name}: the certificate lacks the name `nats`, which services connect to", anew)
+        if missing := [each for each in asked if each not in said.names]:
+            what = f"{name}: the certificate lacks the name {listed(missing)}, by which pods connect, and they refuse the servers"
+            yield Finding(True, what, f"{anew} (with --namespace, or --server-name for another name)")
         if authority and not certificates.is_signed_by(certificate, authority):
             yield Finding(False, f"{name}: ca.crt did not sign tls.crt directly", "ignore this if an intermediate certificate did")
     except certificates.CertificateError as error:

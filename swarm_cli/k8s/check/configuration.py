@@ -1,0 +1,179 @@
+"""Checks each node's configuration as its pods will read it: the file in the ConfigMap, and the
+variables that win over it.
+
+What only the pod has (model, keys, installed packages, files with tasks) is not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from shared.config import ConfigError, NodeConfig, TaskSpec, load_config
+from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.roles import ROLES
+from swarm_cli.chosen_config import objective_problem
+from swarm_cli.k8s.check.findings import Finding, listed
+from swarm_cli.k8s.check.overlay import Object, Overlay, Workload
+from swarm_cli.k8s.check.told import File, Variable, mounted_file, probed_ports, variables
+from swarm_cli.k8s.check.toml_line import line_of
+from swarm_cli.ruinous import ruinous_settings
+from swarm_cli.without_effect import settings_without_effect
+
+NODE_LABEL = "swarm-rl.dev/node"
+_VARIABLE = re.compile(r"environment variable (\w+)")
+_PREFIX = re.compile(r"^environment variable \w+(?: \([^)]*\))?: ")
+_FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*): ")
+_SETTING = re.compile(r"\b([a-z_]+(?:\[\d+\]|\.\w+)+)")
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_UNHEARD = "never becomes ready and is restarted again and again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A container that reads a node's configuration when it starts."""
+
+    workload: Workload
+    container: Object
+    variables: Mapping[str, Variable]
+    file: File
+
+    @property
+    def node(self) -> str:
+        return str(self.workload.labels.get(NODE_LABEL, ""))
+
+    def place(self, sentence: str) -> str:
+        """Where the first setting that a sentence names is set, for the user."""
+        found = _FIELD.match(sentence) or _SETTING.search(sentence)
+        name = found[1].replace("[", ".").replace("]", "") if found else ""
+        of_setting = f"SWARM_{name.replace('.', '__').upper()}"
+        variable = named[1] if (named := _VARIABLE.match(sentence)) else of_setting
+        if variable in self.variables:
+            return f"{self.variables[variable].source}, {variable}"
+        line = line_of(self.file.text or "", name.split(".")) if name else 0
+        return f"ConfigMap {self.file.config_map}, {self.file.entry}" + (f" line {line}" if line else "")
+
+    def remedy(self, place: str) -> str:
+        """Which file of the repository to correct."""
+        if self.file.config_map not in place:
+            return "correct the kustomization that sets it"
+        return f"correct {f'nodes/{self.node}' if self.node else 'the folder of its node'}/{self.file.entry}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """What is wrong, and what becomes of a container that reads it: `would end with code 78`."""
+
+    sentence: str
+    effect: str = "would end with code 78"
+    stops: bool = True
+
+
+def findings(overlay: Overlay) -> list[Finding]:
+    """Findings about the configuration of every node: each once, with the workloads that read
+    it.
+    """
+    found: dict[tuple[str, str, _Problem], list[str]] = {}
+    notes: list[Finding] = []
+    checked = cache(_task_problems)
+    for reader in _readers(overlay):
+        config, problems = _loaded(reader)
+        if config is not None:
+            problems += [*_setting_problems(config, checked), *_pod_problems(config, reader)]
+        for problem in problems:
+            place = reader.place(problem.sentence)
+            found.setdefault((place, reader.remedy(place), problem), []).append(reader.workload.name)
+        if config is not None and not problems:
+            notes += _notes(config, reader)
+    stopping = [
+        Finding(problem.stops, f"{place}: {_PREFIX.sub('', problem.sentence)}; {listed(names)} {problem.effect}", remedy)
+        for (place, remedy, problem), names in found.items()
+    ]
+    return list(dict.fromkeys([*stopping, *notes]))
+
+
+def _readers(overlay: Overlay) -> Iterator[_Reader]:
+    """The services' containers and init containers that are given a file by `SWARM_CONFIG`."""
+    for workload in overlay.workloads():
+        starting = workload.pod.get("initContainers", [])
+        for container in [*starting, *(each for each in workload.pod.get("containers", []) if each["name"] in ROLES)]:
+            told = variables(overlay, workload, container)
+            path = told.get(CONFIG_FILE_VARIABLE)
+            file = mounted_file(overlay, workload, container, path.value) if path else None
+            if file is not None:
+                yield _Reader(workload, container, told, file)
+
+
+def _loaded(reader: _Reader) -> tuple[NodeConfig | None, list[_Problem]]:
+    """The configuration, or what is left of it without the faulty settings, and its faults."""
+    if reader.file.text is None:
+        return None, [_Problem(f"there is no entry {reader.file.entry}, which {CONFIG_FILE_VARIABLE} names")]
+    try:
+        tomllib.loads(reader.file.text)
+    except tomllib.TOMLDecodeError as error:
+        return None, [_Problem(f"it is not valid TOML: {error}")]
+    environment = {name: each.value for name, each in reader.variables.items()}
+    with tempfile.TemporaryDirectory(prefix="swarm-check-") as folder:
+        path = Path(folder) / "node.toml"
+        path.write_text(reader.file.text)
+        try:
+            return load_config(path, environment=environment), []
+        except ConfigError as error:
+            return error.rest, [_Problem(" ".join(fault.split())) for fault in error.faults]
+
+
+def _setting_problems(config: NodeConfig, checked: Callable[[tuple[str, ...], int], list[str]]) -> list[_Problem]:
+    """What `swarm config check` finds that is the same on every machine."""
+    objective = objective_problem(config)
+    tasks = checked(tuple(task.model_dump_json() for task in config.tasks), config.eval.tasks)
+    return [_Problem(each) for each in [*([objective] if objective else []), *tasks]]
+
+
+def _task_problems(tasks: tuple[str, ...], held_out: int) -> list[str]:
+    """A sentence for each task source that cannot be used; files are left out, but keep their
+    number.
+    """
+    from swarm_cli.config_commands import task_problems
+
+    specs = [TaskSpec.model_validate_json(each) for each in tasks]
+    derived = [number for number, spec in enumerate(specs) if spec.source != "file"]
+    problems: list[str] = []
+    for text in task_problems([specs[number] for number in derived], held_out if len(derived) == len(specs) else 0):
+        lines = [line.strip() for line in text.splitlines() if re.match(r"\s*tasks\[\d+\] ", line)]
+        problems += [re.sub(r"^tasks\[(\d+)\]", lambda found: f"tasks[{derived[int(found[1])]}]", line) for line in lines or [text]]
+    return [" ".join(each.split()) for each in problems]
+
+
+def _pod_problems(config: NodeConfig, reader: _Reader) -> Iterator[_Problem]:
+    """Settings that do not fit the pod: the node's name, and where its probes ask."""
+    if reader.node and config.node.id != reader.node:
+        what = f"node.id is {config.node.id}, but the pods, volumes and keys are those of node {reader.node} (label {NODE_LABEL})"
+        if any(name.endswith("_KEY_FILE") for name in reader.variables):
+            yield _Problem(what, "would be denied by the servers and end with code 78")
+        else:
+            yield _Problem(what, "would run under that name, and end with code 78 if another node has it", stops=False)
+    role = reader.container["name"]
+    asked = list(probed_ports(reader.container)) if role in ROLES else []
+    if not asked:
+        return
+    port = config.http_port(role)
+    setting = "http.port" if config.http.port is not None else "http.base_port"
+    if wrong := [f"{probe} asks {number}" for probe, number in asked if number != port]:
+        yield _Problem(f"{setting} makes the {role} listen on {port or 'any free port'}, but its {wrong[0]}", _UNHEARD)
+    if config.http.host in _LOOPBACK:
+        yield _Problem(f"http.host is {config.http.host}, where no probe reaches the {role}: it must be 0.0.0.0", _UNHEARD)
+
+
+def _notes(config: NodeConfig, reader: _Reader) -> Iterator[Finding]:
+    for sentence in [*ruinous_settings(config), *settings_without_effect(config)]:
+        place = reader.place(sentence)
+        yield Finding(False, f"{place}: {sentence}", reader.remedy(place))
+    for number, task in enumerate(config.tasks):
+        if task.source == "file":
+            what = f"{reader.place(f'tasks[{number}].path')}: the rows of {task.path} were not checked"
+            yield Finding(False, what, "run `swarm config check` where that file is")
