@@ -37,7 +37,7 @@ class Podman:
         config.write_text(f'[containers]\ndefault_ulimits = [{limits}]\n[engine]\nruntime = "runc"\n')
         self.environment = os.environ | {"CONTAINERS_CONF": str(config)}
 
-    def __call__(self, *arguments: str, timeout_s: float = 120.0) -> str:
+    def __call__(self, *arguments: str, timeout_s: float = 600.0) -> str:
         """Standard output of `podman ARGUMENTS`.
 
         Raises:
@@ -48,7 +48,7 @@ class Podman:
             raise PodmanError(f"podman {' '.join(arguments)}: exit code {answer.returncode}\n{answer.stdout}\n{answer.stderr}")
         return answer.stdout.strip()
 
-    def attempt(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def attempt(self, *arguments: str, timeout_s: float = 600.0) -> subprocess.CompletedProcess[str]:
         """The same, whatever the exit code."""
         return subprocess.run(
             ["podman", *arguments],
@@ -64,7 +64,7 @@ class Podman:
         """What podman knows of an image, container or volume."""
         return dict(json.loads(self("inspect", name))[0])
 
-    def run(self, image: str, *command: str, flags: Sequence[str] = (), timeout_s: float = 120.0) -> str:
+    def run(self, image: str, *command: str, flags: Sequence[str] = (), timeout_s: float = 600.0) -> str:
         """Output of a command in a new container as restricted as a pod: read-only, no capability,
         no network.
         """
