@@ -27,7 +27,7 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.answering import silent
 from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
-from swarm_cli.running import running_swarm
+from swarm_cli.running import RunNote, running_swarm
 
 LOOK_S = 3.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -52,10 +52,14 @@ def invite(
     if node and observer:
         raise CommandError("--node makes a token for a newcomer, --observer one for spectators: give one of the two")
     chosen = load_chosen(config)
-    address = url or _swarm_here(chosen)
-    # A secured server shows nothing without a key, so there the configuration must name the swarm.
-    look = chosen.nats.swarm_id == DEFAULT_SWARM_ID and address.startswith("nats://")
-    swarm_id = members_swarm(address) if look else chosen.nats.swarm_id
+    here = None if url else _swarm_here(chosen)
+    address = url or (here.swarm_url if here else chosen.nats.swarm_url or "")
+    swarm_id = chosen.nats.swarm_id
+    if swarm_id == DEFAULT_SWARM_ID and here and here.swarm_id:
+        swarm_id = here.swarm_id
+    elif swarm_id == DEFAULT_SWARM_ID and address.startswith("nats://"):
+        # A secured server shows nothing without a key: there the configuration must name the swarm.
+        swarm_id = members_swarm(address)
     try:
         token = write_token(
             Invitation(
@@ -77,13 +81,11 @@ def invite(
         note(line)
 
 
-def _swarm_here(config: NodeConfig) -> str:
-    """The server that the configuration names, or else the one of this machine's running run."""
-    named = config.nats.swarm_url or ""
-    if "swarm_url" in config.nats.model_fields_set:
-        return named
-    found = running_swarm(config.node.var_dir, "swarm invite --url")
-    return named if found is None else found
+def _swarm_here(config: NodeConfig) -> RunNote | None:
+    """The note of this machine's running run; None if none is running or the configuration names a
+    server.
+    """
+    return None if "swarm_url" in config.nats.model_fields_set else running_swarm(config.node.var_dir, "swarm invite --url")
 
 
 def members_swarm(url: str) -> str:

@@ -24,12 +24,14 @@ NOTE = "up.json"
 
 class RunNote(msgspec.Struct, frozen=True):
     """node_url, swarm_url: servers of the nodes' streams and of the swarm's; swarm_url "none": no
-    swarm. goes_on: the command that continues the run.
+    swarm. goes_on: the command that continues the run. swarm_id: the swarm that its nodes are in;
+    empty if an earlier version wrote the note.
     """
 
     node_url: str
     swarm_url: str
     goes_on: str
+    swarm_id: str = ""
 
 
 def running_runs(var_dir: Path) -> list[Path]:
@@ -104,8 +106,8 @@ def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
     return found[0] if found else None
 
 
-def running_swarm(var_dir: Path, command: str = "swarm observe") -> str | None:
-    """The server of the swarm of the only running run, which may be "none"; None: none is running.
+def running_swarm(var_dir: Path, command: str = "swarm observe") -> RunNote | None:
+    """The note of the only running run, with its swarm's server; None: none is running.
 
     command: what takes the server's address, for the message.
 
@@ -113,7 +115,7 @@ def running_swarm(var_dir: Path, command: str = "swarm observe") -> str | None:
         CommandError: several are.
     """
     found = _only_run(var_dir, lambda note: f"{command} {note.swarm_url}")
-    return found[1].swarm_url if found else None
+    return found[1] if found else None
 
 
 def _only_run(var_dir: Path, named: Callable[[RunNote], str]) -> tuple[Path, RunNote] | None:

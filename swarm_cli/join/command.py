@@ -138,7 +138,7 @@ class Newcomer:
             ensure_toy_policy(config)
             self._configure(steps)
             forget_end(run_folder)
-            write_note(run_folder, note_of(layout, config, "the same `swarm join`"))
+            write_note(run_folder, note_of(layout, config, "the same `swarm join`", config.nats.swarm_id))
             outcome = run_lines(
                 process_lines(layout),
                 os.environ,

@@ -128,6 +128,13 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
         return Finding(
             "connection", False, "the swarm's streams do not exist: its operator must run `swarm nats init --plane swarm`"
         )
+    if look.others and not look.nodes:
+        return Finding(
+            "connection",
+            None,
+            f"{invitation.url}, but no node there is known to be in the swarm called {invitation.swarm_id}; the directory has "
+            f"{look.others} of others. If that is not its name, the nodes refuse whatever is sent: ask for a new token",
+        )
     there = f"nodes there: {len(look.nodes)}" if look.nodes else "no node is there yet"
     if look.others:
         there += f" ({look.others} more {'entry' if look.others == 1 else 'entries'} in the directory, not signed for this swarm)"

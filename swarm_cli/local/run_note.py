@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shared.config import NodeConfig
+from shared.contracts.wire import DEFAULT_SWARM_ID
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout
 from swarm_cli.replace_file import replace_file
 from swarm_cli.running import NOTE, RunNote
@@ -23,10 +24,21 @@ def write_note(folder: Path, note: RunNote) -> None:
     replace_file(folder / NOTE, msgspec.json.encode(note).decode() + "\n")
 
 
-def note_of(layout: Layout, config: NodeConfig, goes_on: str) -> RunNote:
-    """The note for a run with this layout."""
+def note_of(layout: Layout, config: NodeConfig, goes_on: str, swarm_id: str = "") -> RunNote:
+    """The note for a run with this layout, whose nodes are in this swarm."""
     given = config.nats.swarm_url if "swarm_url" in config.nats.model_fields_set else layout.url
-    return RunNote(layout.url, given or "none", goes_on)
+    return RunNote(layout.url, given or "none", goes_on, swarm_id)
+
+
+def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
+    """The environment variable that names the swarm after the run, so that a server started here
+    keeps runs apart: its folder may still hold an earlier run's groups.
+
+    Empty with somebody else's server, or if the configuration names a swarm.
+    """
+    if layout.nats_url or config.nats.swarm_id != DEFAULT_SWARM_ID:
+        return {}
+    return {"SWARM_NATS__SWARM_ID": config.node.run}
 
 
 def up_command(config: NodeConfig, layout: Layout) -> str:

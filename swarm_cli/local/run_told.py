@@ -10,7 +10,7 @@ from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.console import count, note
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, Outcome
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.run_note import make_command, note_of, up_command, write_note
+from swarm_cli.local.run_note import make_command, note_of, swarm_of_run, up_command, write_note
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.verdict import run_verdicts
 
@@ -25,7 +25,9 @@ class Ran:
     def grow(self, layout: Layout) -> None:
         """Take `layout` as the run's from now on."""
         self.layout = layout
-        write_note(run_folder(self._config), note_of(layout, self._config, up_command(self._config, layout)))
+        config = self._config
+        swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
+        write_note(run_folder(config), note_of(layout, config, up_command(config, layout), swarm_id))
 
 
 def run_folder(config: NodeConfig) -> Path:

@@ -15,7 +15,7 @@ import typer
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.config.sections import RUN_PATTERN
-from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
+from shared.contracts.wire import is_node_name
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import note
@@ -35,6 +35,7 @@ from swarm_cli.local.procfile import (
     process_lines,
     render_procfile,
 )
+from swarm_cli.local.run_note import swarm_of_run
 from swarm_cli.local.run_told import Ran, announce, explain_end
 from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.run_end import forget_end, write_end
@@ -176,14 +177,3 @@ def configured_base_port(config: NodeConfig, nodes: int) -> int:
             EXIT_CONFIG,
         )
     return base_port
-
-
-def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
-    """The environment variable that names the swarm after the run, so that a server started here
-    keeps runs apart: its folder may still hold an earlier run's groups.
-
-    Empty with somebody else's server, or if the configuration names a swarm.
-    """
-    if layout.nats_url or config.nats.swarm_id != DEFAULT_SWARM_ID:
-        return {}
-    return {"SWARM_NATS__SWARM_ID": config.node.run}

@@ -101,15 +101,15 @@ def _target(given: str | None) -> str:
     """
     if given or os.environ.get(TOKEN_VARIABLE, "").strip():
         return given_text(given)
-    url = running_swarm(load_chosen(None).node.var_dir)
-    if url == "none":
-        raise CommandError("the run that is running here is not in a swarm: look at it with `swarm top`")
-    if url is None:
+    found = running_swarm(load_chosen(None).node.var_dir)
+    if found is None:
         raise CommandError(
             "no run is running here, and neither an address nor a token was given: `swarm observe nats://HOST:4222` "
             f"(tls://HOST:4222 if the hub is secured), `swarm observe TOKEN`, or set {TOKEN_VARIABLE}"
         )
-    return url
+    if found.swarm_url == "none":
+        raise CommandError("the run that is running here is not in a swarm: look at it with `swarm top`")
+    return found.swarm_url
 
 
 def _show(hub: Hub, console: Console, *, once: bool, as_json: bool, every_s: float) -> None:

@@ -13,6 +13,7 @@ from shared.config import NodeConfig
 from shared.contracts.messages import ScoredGroup
 from shared.evaluation import PASS_REWARD
 
+UNKNOWN = "not known: the file is not in this configuration (--config gives the node's)"
 NEAR_MISS = "; a near miss from another node counts 0 (verifier.foreign_partial_credit)"
 
 
@@ -36,11 +37,20 @@ class Judge:
         from shared.tasks.verifiers import VerifierChoice
 
         self._choice = VerifierChoice(config.tasks)
+        self._files = [spec for spec in config.tasks if spec.source == "file"]
         self._partial_credit = config.verifier.foreign_partial_credit
 
     def verifier(self, scored: ScoredGroup) -> str:
-        """Name of the verifier that scores a group's answers."""
-        return self._choice.name_for(scored.group.task.ref)
+        """Name of the verifier that scores a group's answers. A file's dataset is named after its
+        rows, which are not read for this: of several files, each one's verifier is named.
+        """
+        from shared.tasks.file_rows import is_file_name
+
+        ref = scored.group.task.ref
+        if not is_file_name(ref.dataset):
+            return self._choice.name_for(ref)
+        files = [spec for spec in self._files if spec.dataset in {"", ref.dataset}]
+        return " or ".join(sorted({spec.verifier for spec in files})) or UNKNOWN
 
     def of(self, scored: ScoredGroup, text: str, reward: float) -> Judged:
         """The explanation of one answer's reward."""

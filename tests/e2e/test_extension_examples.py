@@ -179,7 +179,11 @@ def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward
                 texts = [text.replace("↵\n", "\n") for text in page.locator("main pre").all_text_contents()]
                 answers = [completion["text"] or "(empty)" for completion in group["completions"]]
                 # The page has the token that ended an answer too.
-                assert [text.removesuffix("<|im_end|>") or "(empty)" for text in texts] == [group["question"], group["reference"], *answers]
+                assert [text.removesuffix("<|im_end|>") or "(empty)" for text in texts] == [
+                    group["question"],
+                    group["reference"],
+                    *answers,
+                ]
                 whose = page.locator("dl div", has_text="Whose").inner_text()
                 assert whose.endswith(group["sender"]) and group["origin"] in whose
                 if place + 1 < len(wanted):

@@ -41,9 +41,12 @@ from swarm_cli.invitation.token import (
 )
 from swarm_cli.invite_command import accepted
 from swarm_cli.local.control import holding_run
+from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_note import write_note
+from swarm_cli.local.run_told import Ran
 from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG
+from tests.nats_server import free_port
 from tests.secured_server import make_certificates
 
 SEED = new_seed().decode()
@@ -235,6 +238,24 @@ def test_invite_takes_the_server_of_the_run_on_this_machine_and_says_that_no_oth
         monkeypatch.setenv("SWARM_NATS__SWARM_URL", "nats://hub:4222")
         token, told = run()
         assert read_token(token).url == "nats://hub:4222" and "this machine" not in told
+
+
+def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token for a swarm of another name is accepted by `swarm join` and by no node."""
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    live = tmp_path / "runs" / "live"
+    live.mkdir(parents=True)
+    config = load_config(overrides={"node": {"run": "live", "var_dir": tmp_path}, "tasks": [{"dataset": "gcd"}]})
+    Ran(config, Layout(nats_port=free_port()))
+    with holding_run(live):
+        token, told = run()
+        assert read_token(token).swarm_id == "live" and "the default" not in told
+        monkeypatch.setenv("SWARM_NATS__SWARM_ID", "chosen")
+        assert read_token(run()[0]).swarm_id == "chosen"
 
 
 def test_invite_prints_a_token_for_a_server_that_is_not_there_yet_and_says_so() -> None:

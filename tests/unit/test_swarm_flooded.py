@@ -193,7 +193,9 @@ async def test_a_newcomer_is_told_of_the_nodes_that_signed_for_this_swarm_and_of
         url, swarm_id = "nats://hub", "run-1"
 
     told: Any = connection(look, Said(), "beta", "", "")  # type: ignore[arg-type]
-    assert "nodes there: 1 (3 more entries in the directory, not signed for this swarm)" in told.told
+    assert told.ok and "nodes there: 1 (3 more entries in the directory, not signed for this swarm)" in told.told
+    told = connection(await _look(hub.plane, "beta", "run-2"), Said(), "beta", "", "")  # type: ignore[arg-type]
+    assert told.ok is None and "the directory has 4 of others" in told.told and "ask for a new token" in told.told
 
 
 def test_a_table_that_is_full_leaves_out_those_whom_nobody_knows() -> None:

@@ -266,6 +266,22 @@ def test_a_group_says_who_judged_which_part_of_each_answer() -> None:
     assert plain is not None and plain["completions"][0]["judged"]["read_as"] is None
 
 
+def test_a_file_is_judged_by_the_verifier_of_its_source_and_by_none_if_it_is_not_in_the_configuration() -> None:
+    made = batch(4, item("alpha", "beta", 1.0))
+    scored = made.items[0].scored
+    ref = replace(scored.group.task.ref, dataset="file_" + "0" * 40)
+    of_file = replace(scored, group=replace(scored.group, task=replace(scored.group.task, ref=ref)))
+
+    def judged(*files: dict[str, str]) -> str:
+        tasks = [{"dataset": "gcd"}, *({"source": "file", **file} for file in files)]
+        return Judge(NodeConfig.model_validate({"tasks": tasks})).verifier(of_file)
+
+    first, second = {"path": "a.jsonl", "verifier": "final_number"}, {"path": "b.jsonl", "verifier": "exact"}
+    assert judged(first) == "final_number" and judged(first, second) == "exact or final_number"
+    assert judged().startswith("not known: the file is not in this configuration")
+    assert judged(first | {"dataset": "file_" + "1" * 40}).startswith("not known")
+
+
 def test_a_token_that_had_no_chance_does_not_cost_the_page_of_its_group(tmp_path: Path) -> None:
     completion = item("alpha", "beta", 1.0).scored.group.completions[0]
     absurd = replace(completion, token_ids=pack_ids([1]), behaviour_logprobs=pack_logprobs([float("-inf")]))
