@@ -20,13 +20,16 @@ def verdict(result: Result) -> str:
 
 
 def ratio_text(result: Result) -> str:
-    """The median with minimum and maximum. The median has as many digits as are needed to agree
-    with the verdict.
+    """The median with minimum and maximum, which one turn alone does not have. The median has as
+    many digits as are needed to agree with the verdict.
     """
     digits = 2
     while digits < 6 and replace(result, ratios=[round(result.ratio, digits)]).met != result.met:
         digits += 1
-    return f"{result.ratio:.{digits}f} ({min(result.ratios):.2f} to {max(result.ratios):.2f}, n={len(result.ratios)})"
+    median = f"{result.ratio:.{digits}f}"
+    if len(result.ratios) == 1:
+        return f"{median} (n=1)"
+    return f"{median} ({min(result.ratios):.2f} to {max(result.ratios):.2f}, n={len(result.ratios)})"
 
 
 def bar_text(result: Result) -> str:

@@ -200,14 +200,32 @@ def finished_runs(out: Path) -> list[RunFolder]:
     return sorted(found, key=lambda folder: (folder.arm, folder.seed))
 
 
+def holds_manifest(out: Path, spec: Spec, driver: str) -> bool:
+    """Whether a folder already has a manifest of this spec and driver.
+
+    Raises:
+        SpecError: the folder holds the results of another spec.
+    """
+    file = out / MANIFEST_FILE
+    if not file.is_file():
+        return False
+    before = json.loads(file.read_text(encoding="utf-8"))
+    if _without_size(before["spec"]) != _without_size(spec.source) or before["driver"] != driver:
+        raise SpecError(
+            f"{out} holds results of another spec or driver: give another --out, or remove the folder. "
+            "Only arms and seeds may be added to an experiment that has begun"
+        )
+    return True
+
+
 def write_manifest(out: Path, spec: Spec, driver: str) -> None:
     """Record what the results depend on.
 
     Raises:
         SpecError: the folder holds the results of another spec.
     """
+    holds_manifest(out, spec, driver)
     out.mkdir(parents=True, exist_ok=True)
-    file = out / MANIFEST_FILE
     content = {
         "name": spec.name,
         "question": spec.question,
@@ -220,13 +238,7 @@ def write_manifest(out: Path, spec: Spec, driver: str) -> None:
         "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
         "written": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    if file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))
-        if _without_size(before["spec"]) != _without_size(spec.source) or before["driver"] != driver:
-            raise SpecError(
-                f"{out} holds results of another spec or driver: give another --out, or remove the folder. "
-                "Only arms and seeds may be added to an experiment that has begun"
-            )
+    file = out / MANIFEST_FILE
     draft = file.with_suffix(".new")
     draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(draft, file)

@@ -40,7 +40,7 @@ def run(
     from lab.floors import read_floors
     from lab.floors_table import out_lines
     from lab.jobs import make_runs
-    from lab.runs import runs_to_make, write_manifest
+    from lab.runs import holds_manifest, runs_to_make, write_manifest
     from lab.spec import SpecError, load_spec
 
     chosen = _driver(driver)
@@ -49,6 +49,11 @@ def run(
         folder = out or RESULTS / spec.name
         check_spec(spec, _model_problem(chosen))
         todo = runs_to_make(spec, folder, _names(arms), _numbers(seeds))
+        if holds_manifest(folder, spec, chosen) and not todo:
+            # The manifest says what code made the runs: a command that makes none leaves it alone.
+            note(f"no runs to make: those in {folder} are complete; to make them again, give another --out")
+            typer.echo(str(folder))
+            return
         write_manifest(folder, spec, chosen)
         if todo:
             floors = read_floors(folder)

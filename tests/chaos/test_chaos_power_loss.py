@@ -251,7 +251,7 @@ def test_the_same_power_cut_with_the_servers_default_loses_messages(tmp_path: Pa
             counted="messages published",
             sent=sent,
             lost=lost,
-            remark="lost: the share of message bytes that were not durable",
+            remark="lost: messages published times the share of their bytes that was not durable",
         )
     )
     assert sent > 100

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.runs import run_folder, write_manifest
+from lab.spec import load_spec
 from tests import forked
 from tests.lab.tiny_swarm import tiny_qwen3
 
@@ -69,6 +71,30 @@ def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path,
     manifest = (out / "manifest.json").read_text()
     assert "torch" in manifest
     assert os.uname().nodename not in manifest
+
+
+def test_an_experiment_whose_runs_are_all_there_keeps_its_manifest(spec_file: Path, tmp_path: Path) -> None:
+    spec, out = load_spec(spec_file), tmp_path / "results"
+    write_manifest(out, spec, "simulate")
+    for arm in spec.arms:
+        for seed in spec.seeds:
+            folder = run_folder(out, arm, seed)
+            folder.path.mkdir(parents=True)
+            folder.records.write_bytes(b"")
+            folder.finish(3, 1.0, spec.digest(arm))
+    manifest = out / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "commit": "an earlier one", "written": "2026-01-01"}))
+    before = manifest.read_bytes()
+    told = swarm("run", spec_file, "--out", out)
+    assert told.returncode == 0, told.stderr
+    assert "no runs to make" in told.stderr
+    assert "--out" in told.stderr, "how to make them again"
+    assert manifest.read_bytes() == before
+    assert sorted(file.name for file in out.iterdir()) == ["4-4", "8-0", "manifest.json"], "nothing is screened either"
+    other = tmp_path / "other.toml"
+    other.write_text(spec_file.read_text().replace("rounds = 3", "rounds = 4"))
+    refused = swarm("run", other, "--out", out)
+    assert refused.returncode == 1, "another spec is refused as before"
 
 
 @pytest.mark.parametrize(

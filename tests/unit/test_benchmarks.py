@@ -105,6 +105,11 @@ def test_a_verdict_and_its_ratio_never_disagree_on_the_edge() -> None:
     assert ratio_text(just_below).startswith("0.899 ")
 
 
+def test_one_turn_alone_has_no_range() -> None:
+    assert ratio_text(replace(RESULT, ratios=[0.1])) == "0.10 (n=1)"
+    assert ratio_text(replace(RESULT, ratios=[0.1, 0.3, 0.2])).endswith(" (0.10 to 0.30, n=3)")
+
+
 def test_one_side_alone_is_shown_alone() -> None:
     assert sides_text(replace(RESULT, plain=None)) == "1,234 tokens/s"
 
