@@ -104,6 +104,8 @@ class Newcomer:
         node = config.node.id
         with self._checking() as checked:
             hub = asyncio.run(look_at_hub(checked))
+        if hub.reached:
+            self.folder.confirm()
         yield findings.connection(hub, invitation, node, self.hub_key, self.signing_key)
         if not hub.refused and not hub.unreachable:
             yield from filter(None, [findings.storage(hub)])

@@ -16,7 +16,7 @@ from shared.identity.roster import RosterEntry, RosterError, read_roster, write_
 from shared.os_words import in_words
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.token import Credential, Invitation, Member
-from swarm_cli.join.membership import bind
+from swarm_cli.join.membership import bind, confirm
 from swarm_cli.replace_file import replace_file
 
 
@@ -61,6 +61,10 @@ class JoinFolder:
         belongs to another hub: then nothing in it may be used with this token.
         """
         bind(self.hub_file, invitation, made=self.signing_key_file.exists() or self.hub_key_file.exists())
+
+    def confirm(self) -> None:
+        """Record that the folder's hub answered. Raises CommandError."""
+        confirm(self.hub_file)
 
     def known_name(self) -> str:
         """The name under which this node joined before; empty if it never did or the file cannot be

@@ -29,6 +29,8 @@ class HubLook:
 
     refused: str = ""
     unreachable: str = ""
+    reached: bool = True
+    """Whether a server answered at all and may know this node's keys now."""
     streams: bool = False
     """Whether the swarm's streams exist."""
     skew_s: float | None = None
@@ -53,7 +55,7 @@ async def look_at_hub(config: NodeConfig) -> HubLook:
     except AccessDenied as error:
         return HubLook(refused=str(error))
     except NotConnected as error:
-        return HubLook(unreachable=str(error))
+        return HubLook(unreachable=str(error), reached=False)
     try:
         look = await _look(hub, config.node.id, config.nats.swarm_id)
         # Whoever holds a key for a hub may not make streams there.

@@ -11,33 +11,39 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
-from shared.contracts.codec import decode, encode
+from shared.contracts.codec import decode
 from shared.contracts.wire import Message, MessageError
 from shared.policy_store.files import draft_in
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.token import Invitation
+from swarm_cli.replace_file import replace_file
 
 
 class HubIdentity(Message, frozen=True, kw_only=True):
     """A hub as a token names it. `authority`: SHA-256 of its authority's certificates; empty if the
-    system's authorities are used.
+    system's authorities are used. `reached`: whether it ever answered this folder's keys.
     """
 
     url: Annotated[str, Meta(max_length=1024)]
     authority: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    reached: bool = True
 
 
 def hub_identity(invitation: Invitation) -> HubIdentity:
-    """The hub that a token names."""
+    """The hub that a token names, before it was reached."""
     certificates = invitation.authority
-    return HubIdentity(url=invitation.url, authority=hashlib.sha256(certificates).hexdigest() if certificates else "")
+    authority = hashlib.sha256(certificates).hexdigest() if certificates else ""
+    return HubIdentity(url=invitation.url, authority=authority, reached=False)
 
 
 def bind(file: Path, invitation: Invitation, *, made: bool) -> None:
-    """Record the token's hub in `file`, or check that it is the hub recorded there. `made`: whether
-    the folder holds keys already; without a record they belong to an unknown hub.
+    """Record the token's hub in `file`, or check that it is the hub recorded there. A hub that
+    never answered, as one at a mistyped address, knows no key, and is replaced by the token's.
+    `made`: whether the folder holds keys already; without a record they belong to an unknown hub.
 
     Raises:
         CommandError: the folder belongs to another hub, or the file cannot be used.
@@ -52,14 +58,39 @@ def bind(file: Path, invitation: Invitation, *, made: bool) -> None:
         if not file.exists():
             if made:
                 raise CommandError(f"{file.parent} holds keys, but {file.name}, which names their hub, is missing: {remedy}")
-            _write_once(file, encode(wanted))
-        known = decode(file.read_bytes(), HubIdentity)
+            _write_once(file, msgspec.json.encode(wanted))
+        known = _read(file)
+        if not known.reached and known != wanted:
+            replace_file(file, msgspec.json.encode(wanted).decode())
+            known = wanted
     except OSError as error:
         raise CommandError(f"{file} cannot be used ({error.strerror}): set node.var_dir to a writable folder") from None
     except MessageError as error:
         raise CommandError(f"{file} does not name a hub ({error}): {remedy}") from None
-    if known != wanted:
+    if (known.url, known.authority) != (wanted.url, wanted.authority):
         raise CommandError(f"{file.parent} belongs to {_told(known)}, and the token is for {_told(wanted)}: {remedy}")
+
+
+def confirm(file: Path) -> None:
+    """Record that the hub in `file` answered: from now on the folder is for it alone. Raises
+    CommandError if the file cannot be written.
+    """
+    known = _read(file)
+    if not known.reached:
+        replace_file(file, msgspec.json.encode(replace(known, reached=True)).decode())
+
+
+def _read(file: Path) -> HubIdentity:
+    """JSON, so that a person can write it when the hub changes; earlier versions wrote MessagePack.
+    Raises OSError and MessageError.
+    """
+    payload = file.read_bytes()
+    if not payload.lstrip().startswith(b"{"):
+        return decode(payload, HubIdentity)
+    try:
+        return msgspec.json.decode(payload, type=HubIdentity)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError("malformed", str(error)[:200]) from None
 
 
 def _told(hub: HubIdentity) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import msgspec
 import pytest
 from hypothesis import given
@@ -133,6 +134,7 @@ def test_a_token_of_another_hub_gets_neither_the_key_nor_the_folder(
     monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
     ours = prepare(invitation(**SECURED))
     assert ours.folder == folder
+    folder.confirm()
     before = files(folder)
     assert sorted(before) == ["hub.json", "node.nk", "swarm.nk"], "nothing else before the node is run"
     roster = [Member(node="mallory", public_key=OTHER)]
@@ -317,3 +319,37 @@ def test_spectators_see_the_best_first_and_who_shares_nothing() -> None:
     ]
     assert (seen.left_out, seen.groups, seen.unreadable) == (1, 4, 1)
     assert as_object(seen, "nats://hub")["nodes"][0]["seen_s"] == 30.0
+
+
+def test_a_hub_that_never_answered_is_replaced_by_the_next_tokens_and_one_that_answered_is_not(
+    tmp_path: Path, folder: JoinFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    mistyped, right = invitation(**(SECURED | {"url": "tls://hbu:4222"})), invitation(**SECURED)
+    key = prepare(mistyped).hub_key
+    assert prepare(right).hub_key == key, "which no hub has seen"
+    folder.confirm()
+    with pytest.raises(CommandError, match="belongs to tls://hub:4222"):
+        prepare(mistyped)
+
+
+def test_the_record_of_a_hub_is_json_that_a_person_may_write_and_one_of_an_earlier_version_is_read(
+    tmp_path: Path, folder: JoinFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    key = prepare(invitation(**SECURED)).hub_key
+    folder.confirm()
+    told = json.loads(folder.hub_file.read_text())
+    assert told["url"] == "tls://hub:4222" and len(told["authority"]) == 64
+    moved = invitation(**(SECURED | {"url": "tls://moved:4222"}))
+    folder.hub_file.write_text(json.dumps({"url": "tls://moved:4222", "authority": told["authority"]}))  # as docs/joining.md says
+    assert prepare(moved).hub_key == key
+    with pytest.raises(CommandError, match="belongs to tls://moved:4222"):
+        prepare(invitation(**SECURED))
+    folder.hub_file.write_bytes(msgpack.packb({"url": "tls://hub:4222", "authority": told["authority"]}))
+    assert prepare(invitation(**SECURED)).hub_key == key
+    with pytest.raises(CommandError, match="belongs to tls://hub:4222"):
+        prepare(moved)
+    folder.hub_file.write_text('{"url": 1}')
+    with pytest.raises(CommandError, match="does not name a hub"):
+        prepare(moved)
