@@ -68,7 +68,7 @@ function leaderboardTable(set, rows) {
 /** Groups in batches by sender (columns) and node (rows); beyond `MATRIX_MOST` names, those with fewest groups are added up as others. */
 function exchangeSection(told) {
   const cells = told.exchange || [];
-  const intro = el("p", { class: "hint", text: `Groups in the batches of each node (rows), by the node that sampled them (columns), in ${many(told.batches || 0, "batch", "batches")} that this page has read.` });
+  const intro = el("p", { class: "hint", text: `Groups in the batches of each node (rows), by the node that sampled them (columns), in ${many(told.batches || 0, "batch", "batches")} that this page has read. A trainer may leave some of a batch's groups out; a group's page says what became of it.` });
   if (!cells.length) return section("exchange", "Who learns from whom", el("p", { class: "hint", text: "No batch was read yet: the first one comes when a sampler has enough groups. Batches of nodes on other servers cannot be seen here." }));
   const datasets = [...new Set(cells.map(([, , dataset]) => dataset))].sort();
   if (chosen.dataset && !datasets.includes(chosen.dataset)) chosen.dataset = "";
