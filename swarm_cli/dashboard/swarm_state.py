@@ -19,6 +19,7 @@ from swarm_cli.dashboard.leaderboard import Row, leaderboard
 from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.standing import ended_a_moment_ago
 
 NODES_SENT = 200
 ROWS_SENT = 200
@@ -76,8 +77,9 @@ def overall(kinds: Sequence[str]) -> str:
 
 
 def kind_of(node: NodeSnapshot, now: float) -> str:
-    """A node's state: `elsewhere` (its processes use another server), `finished`, `stopped`,
-    `starting`, `silent` (a process fell silent without ending in order), `running`.
+    """A node's state: `elsewhere` (its processes use another server), `finished`, `stopped` (its
+    processes ended in order, or the first of them a moment ago), `starting` (also again), `silent`
+    (a process fell silent without ending in order, or did not come back), `running`.
     """
     view = node.view
     if not view.statuses:
@@ -89,6 +91,10 @@ def kind_of(node: NodeSnapshot, now: float) -> str:
     if all(each.state == STOPPED for each in newest) and not alive:
         return "stopped"
     if len(alive) < len(ROLES):
+        if view.loading(now):
+            return "starting"
+        if alive and ended_a_moment_ago(view, now):
+            return "stopped"
         never = len(newest) < len(ROLES) and all(each.state != STOPPED for each in newest) and len(alive) == len(newest)
         return "starting" if never and view.step == 0 else "silent"
     return "running" if view.step > 0 else "starting"
@@ -125,6 +131,8 @@ def _words(node: NodeSnapshot, kind: str, now: float) -> str:
         gone = [role for role in ROLES if not view.alive(role, now)]
         since = max((status.updated_at for role in gone for status in view.roles(role)), default=now)
         return f"no word from {', '.join(gone)} for {now - since:.0f} s"
+    if kind == "stopped" and (still := [role for role in ROLES if view.alive(role, now)]):
+        return f"still running: {', '.join(still)}"
     return node_words(view, now) if kind in ("running", "starting") else ""
 
 

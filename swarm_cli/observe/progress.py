@@ -91,7 +91,7 @@ def base_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation | None:
 def state(view: NodeView, now: float) -> str:
     """What the node is doing, or which of its services do not answer."""
     missing = [role for role in ROLES if not view.alive(role, now)]
-    if len(missing) == len(ROLES) or (view.step == 0 and missing):
+    if len(missing) == len(ROLES) or (missing and (view.step == 0 or view.loading(now))):
         return "starting: waiting for " + ", ".join(missing)
     if missing:
         return ", ".join(absent(view, now))

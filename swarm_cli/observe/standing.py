@@ -72,12 +72,18 @@ def absent(view: NodeView, now: float) -> list[str]:
     if view.ended(now):
         return []
     missing = [role for role in ROLES if not view.alive(role, now)]
-    again = [role for role in missing if any(_ended_a_moment_ago(status, now) for status in view.roles(role)[:1])]
+    again = [role for role in missing if any(_just_ended(status, now) for status in view.roles(role)[:1])]
     gone = [role for role in missing if role not in again]
     return [f"{words}{', '.join(roles)}" for words, roles in (("no word from ", gone), ("starting again: ", again)) if roles]
 
 
-def _ended_a_moment_ago(status: ServiceStatus, now: float) -> bool:
+def ended_a_moment_ago(view: NodeView, now: float) -> bool:
+    """Whether each role that does not answer ended in order a moment ago."""
+    missing = [role for role in ROLES if not view.alive(role, now)]
+    return all(any(_just_ended(status, now) for status in view.roles(role)[:1]) for role in missing)
+
+
+def _just_ended(status: ServiceStatus, now: float) -> bool:
     return status.state == STOPPED and now - status.updated_at <= START_AGAIN_S
 
 

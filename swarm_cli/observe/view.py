@@ -18,6 +18,8 @@ from shared.runtime.status import STOPPED, is_alive
 from shared.transport.base import KvEntry, NotConnected, Transport, TransportError
 
 STATUS_PREFIX = "status."
+LOADING_S = 600.0
+"""How long a process of a node that was started again may load before it counts as silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,14 @@ class NodeView:
         newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
         nobody = not any(self.alive(role, now) for role in ROLES)
         return nobody and bool(newest) and all(status.state == STOPPED for status in newest)
+
+    def loading(self, now: float) -> bool:
+        """Whether the node was started again and some of its processes have not reported yet: all
+        that are alive began after the others' last word, and not long ago.
+        """
+        alive = [status.started_at for role in ROLES for status in self.alive(role, now)]
+        gone = [self.roles(role)[0].updated_at for role in ROLES if self.roles(role) and not self.alive(role, now)]
+        return bool(alive and gone) and max(gone) < min(alive) and now - min(alive) <= LOADING_S
 
     def total(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
         """Sum of a counter over all replicas that ever reported, so that a restart does not lower

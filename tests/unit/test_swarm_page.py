@@ -203,6 +203,24 @@ def node(
     return NodeSnapshot(NodeView("alpha", statuses, position), (), True)
 
 
+def lives(*, before: tuple[str, float], now: int, began: float = 20.0, older: int = 0) -> NodeSnapshot:
+    """A node of which the first `now` roles are alive, begun `began` seconds ago (`older` of them
+    long before), and the others had the state `before` so many seconds ago.
+    """
+    statuses = []
+    for place, role in enumerate(ROLES):
+        alive = place < now
+        state, age_s = ("working", 1.0) if alive else before
+        started_at = NOW - (5000.0 if not alive or place < older else began)
+        statuses.append(
+            ServiceStatus(
+                node="alpha", role=role, replica="0", pid=1, host="h", state=state, figures={}, started_at=started_at,
+                updated_at=NOW - age_s,
+            )
+        )  # fmt: skip
+    return NodeSnapshot(NodeView("alpha", tuple(statuses), TrainerPosition(policy_version=3, consumed_local=3)), (), True)
+
+
 @pytest.mark.parametrize(
     ("seen", "kind"),
     [
@@ -215,10 +233,23 @@ def node(
         (node("stopped", finished=True), "finished"),
         (node("stopped", age_s=500.0), "stopped"),
         (NodeSnapshot(NodeView("alpha"), (), True), "elsewhere"),
+        (lives(before=("stopped", 90.0), now=1), "starting"),
+        (lives(before=("working", 90.0), now=3), "starting"),
+        (lives(before=("working", 90.0), now=1, began=20.0, older=1), "silent"),
+        (lives(before=("working", 2000.0), now=3, began=900.0), "silent"),
+        (lives(before=("stopped", 2.0), now=2, began=500.0), "stopped"),
+        (lives(before=("stopped", 200.0), now=2, began=500.0), "silent"),
     ],
 )  # fmt: skip
 def test_what_a_node_does_is_told_from_its_processes(seen: NodeSnapshot, kind: str) -> None:
     assert kind_of(seen, NOW) == kind
+
+
+def test_a_node_that_is_ended_says_which_processes_still_run_and_one_started_again_which_it_waits_for() -> None:
+    ending = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 2.0), now=1, began=500.0),), (), True), [], Exchange())
+    assert ending["nodes"][0]["words"] == f"still running: {ROLES[0]}" and ending["state"] == "stopped"
+    again = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 90.0), now=2),), (), True), [], Exchange())
+    assert again["nodes"][0]["words"] == f"starting: waiting for {ROLES[2]}, {ROLES[3]}" and again["state"] == "starting"
 
 
 def test_one_silent_node_is_not_hidden_behind_those_that_run() -> None:

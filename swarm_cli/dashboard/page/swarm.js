@@ -110,7 +110,7 @@ function nodesSection(told) {
   const head = ["node", "does", "step", "version", "model", "tasks", "directory entry"];
   const lines = nodes.map((node) => stacked(head,
     el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
-    el("td", { class: `words ${node.kind === "silent" ? "bad" : ""}` }, KINDS[node.kind], node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words)) : null),
+    el("td", { class: `words ${node.kind === "silent" ? "bad" : ""}` }, KINDS[node.kind], node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words.replace(`${node.kind}: `, ""))) : null),
     el("td", { text: node.kind === "elsewhere" ? "–" : count(node.step) }), el("td", { text: count(node.version) }),
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
