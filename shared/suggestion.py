@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 100
+"""Characters of a name that is compared: the time grows with their square."""
 _CLEARLY = 0.1
 """How far the best match must lead the second, in difflib's ratio, to be suggested alone."""
 
@@ -14,6 +16,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     Example: `did_you_mean("m2p0", ["dapo", "m2po"])` is `did you mean m2po?`.
     """
+    if len(name) > _LONGEST:
+        return ""
     close = difflib.get_close_matches(name, list(known), n=2)
     if len(close) == 2 and _likeness(name, close[0]) - _likeness(name, close[1]) > _CLEARLY:
         del close[1]

@@ -17,6 +17,8 @@ from shared.config.meant_keys import meant_key
 from shared.suggestion import did_you_mean
 
 Location = tuple[int | str, ...]
+_LONGEST_NAME = 1000
+"""Of a setting: no real one is longer, and to make a pattern takes time with the square of it."""
 
 
 def variable_at(location: Location, variables: Mapping[str, str]) -> str | None:
@@ -137,6 +139,8 @@ def _names(message: str, name: str, around: str) -> bool:
     """Whether a message about the section `around` names the setting `name`, in full or from there
     on.
     """
+    if len(name) > _LONGEST_NAME:
+        return False
     inner = name.removeprefix(f"{around}.")
     return re.search(rf"(?<![\w.])({re.escape(name)}|{re.escape(inner)})(?!\w)", message) is not None
 

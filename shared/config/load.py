@@ -299,5 +299,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"configuration file {path} does not exist: give another with --config or {CONFIG_FILE_VARIABLE}"
         ) from None
+    except RecursionError:
+        raise ConfigError(f"configuration file {path} cannot be read (nested too deep): correct the file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"configuration file {path} cannot be read ({in_words(error)}): correct the path or the file") from None

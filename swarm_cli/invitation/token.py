@@ -180,6 +180,15 @@ def _check_invitation(invitation: Invitation) -> None:
         raise TokenError("a key in the token's roster is not valid: ask for another token")
     try:
         for spec in task_specs(invitation):
+            if _is_deep(spec["config"]):
+                raise ValueError("nested deeper than any dataset's settings")
             TaskSpec.model_validate(spec)
     except (ValueError, RecursionError):
         raise TokenError("a task in the token has invalid settings: ask for another token") from None
+
+
+def _is_deep(value: object, levels: int = 16) -> bool:
+    if levels == 0:
+        return True
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_is_deep(each, levels - 1) for each in inner)

@@ -177,7 +177,11 @@ class Newcomer:
         if self.invitation.authority:
             self.folder.keep_authority(self.invitation.authority)
         if self.invitation.roster:
-            self.folder.keep_roster(self.invitation.roster)
+            for member in self.folder.keep_roster(self.invitation.roster):
+                note(
+                    f"from the token, this node now admits {member.node} ({member.public_key}); "
+                    f"`swarm roster remove {member.node} --file {self.folder.roster_file}` takes that back"
+                )
         replace_file(self.folder.config_file, config_toml(config, ()))
         os.environ.update(
             {

@@ -105,13 +105,17 @@ class JoinFolder:
         self._prepare()
         replace_file(self.authority_file, certificates.decode())
 
-    def keep_roster(self, members: list[Member]) -> None:
-        """Add the token's lines to the roster and keep the existing ones. Raises CommandError, as
-        `grown_roster` does.
+    def keep_roster(self, members: list[Member]) -> list[Member]:
+        """Add the token's lines to the roster and keep the existing ones; returns the added ones,
+        because whoever is told of no new line would not notice one that any member may have put
+        into a token. Raises CommandError, as `grown_roster` does.
         """
         self._prepare()
+        grown = self.grown_roster(members)
         try:
-            write_roster(self.roster_file, self.grown_roster(members))
+            before = set(read_roster(self.roster_file)) if self.roster_file.exists() else set[str]()
+            write_roster(self.roster_file, grown)
+            return [member for member in members if member.node not in before]
         except RosterError as error:
             raise CommandError(str(error)) from None
         except OSError as error:

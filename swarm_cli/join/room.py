@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from shared.contracts.streams import swarm_streams
 from shared.transport.base import Transport, TransportError
 from shared.transport.blobs import companion
 from shared.transport.deadline import Deadline
+from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import STREAM_NOT_FOUND, ApiError, call
 from shared.transport.nats.listing import account
@@ -62,11 +64,23 @@ async def room_for_streams(hub: Transport, replicas: int) -> Room | None:
     if not missing:
         return None
     names, needed = tuple(spec.name for spec in missing), sum(spec.max_bytes * spec.replicas for spec in missing)
-    limits = figures.get("limits") or {}
-    most, used = int(limits.get("max_storage", -1)), max(int(figures.get("storage", 0)), int(figures.get("reserved_storage", 0)))
-    if 0 <= most < used + needed:
+    try:
+        most, used = _storage_of(figures)
+    except TransportError:
+        return None
+    if most is not None and most < used + needed:
         return Room(names, needed, max(0, most - used), most)
     return Room(names, needed, await _too_little(connection, needed, replicas))
+
+
+def _storage_of(figures: dict[str, Any]) -> tuple[int | None, int]:
+    """The account's limit (None: it has none) and what it uses or reserves, in bytes. Raises
+    TransportError.
+    """
+    with readable("the account's figures"):
+        most = (figures.get("limits") or {}).get("max_storage", -1)
+        used = max(count_of(figures.get("storage", 0)), count_of(figures.get("reserved_storage", 0)))
+        return None if most == -1 else count_of(most), used
 
 
 async def _is_missing(hub: Transport, stream: str) -> bool:

@@ -53,7 +53,9 @@ def accounts_for(
 
 def named_node(entry: str) -> tuple[str, str | None]:
     """The name and, for NAME=U..., the public key. Raises CommandError if either is not valid."""
-    name, _, public_key = entry.partition("=")
+    name, given, public_key = entry.partition("=")
+    if given and not public_key:
+        raise CommandError(f"{entry!r} has no public key: write NAME=U..., or NAME alone for a node with keys in the folder")
     if public_key and not re.fullmatch(r"U[A-Z2-7]{55}", public_key):
         raise CommandError(f"{public_key!r} is not a user's public key, which has 56 characters and begins with U")
     return checked_node(name), public_key or None

@@ -35,6 +35,7 @@ from shared.identity.permissions import (
     swarm_observer,
 )
 from shared.roles import ROLES
+from swarm_cli.errors import CommandError
 from swarm_cli.nats.storage import Storage
 
 MAX_CONNECTIONS_VARIABLE = "swarm_max_connections"
@@ -201,7 +202,12 @@ def render_accounts(
             `accounts`; empty: none.
         domain: The server's JetStream domain, if sites connect as leaves; empty: none.
         upstream: The hub, if this is a site's server.
+
+    Raises:
+        CommandError: two users have the same key: a server with such a file refuses every reload
+            and does not start.
     """
+    _refuse_shared_keys(accounts, watch_key)
     lines = ["accounts {"]
     for account in accounts:
         lines += _with_streams(account, watched=bool(watch_key))
@@ -214,6 +220,17 @@ def render_accounts(
     # The main file uses the variable: if these lines are missing or incomplete, the server does not
     # start, or keeps its earlier configuration.
     return [*lines, "}", f"{MAX_CONNECTIONS_VARIABLE}: {MAX_CONNECTIONS}"]
+
+
+def _refuse_shared_keys(accounts: Sequence[Account], watch_key: str) -> None:
+    holders = {watch_key: WATCH} if watch_key else {}
+    for name, public_key in ((f"{user.name} of {account.name}", user.public_key) for account in accounts for user in account.users):
+        if public_key in holders:
+            raise CommandError(
+                f"{holders[public_key]} and {name} have the same public key, {public_key}, and a server that reads this neither "
+                "reloads nor starts: a newcomer's line must have a key of its own; nothing was written"
+            )
+        holders[public_key] = name
 
 
 def local_name(subject: str) -> str:

@@ -107,8 +107,8 @@ def test_what_joining_decides_is_a_configuration_that_its_file_gives_back(
 
 
 def test_a_roster_grows_by_the_tokens_lines_and_a_changed_key_is_refused(folder: JoinFolder) -> None:
-    folder.keep_roster([Member(node="alpha", public_key=KEY)])
-    folder.keep_roster([Member(node="alpha", public_key=KEY), Member(node="beta", public_key=OTHER)])
+    alpha, beta = Member(node="alpha", public_key=KEY), Member(node="beta", public_key=OTHER)
+    assert folder.keep_roster([alpha]) == [alpha] and folder.keep_roster([alpha, beta]) == [beta], "which are told"
     assert [line.split()[:2] for line in folder.roster_file.read_text().splitlines()] == [["alpha", KEY], ["beta", OTHER]]
     with pytest.raises(CommandError, match="another key for alpha than the token"):
         folder.keep_roster([Member(node="alpha", public_key=OTHER)])

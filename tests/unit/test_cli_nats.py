@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swarm_cli.app import app
+from swarm_cli.nats.account_list import public_key_of
 from tests.nats_server import find_binary
 
 NODE = ("--plane", "node", "--nodes", "alpha")
@@ -108,3 +109,16 @@ def test_out_writes_what_is_printed_keeps_the_mode_and_the_link_and_the_server_t
     assert file.read_text() == printed != "" and file.stat().st_mode & 0o777 == 0o640 and link.is_symlink()
     checked = subprocess.run([find_binary(), "-t", "-c", str(file)], capture_output=True, text=True, timeout=180, check=False)
     assert checked.returncode == 0, checked.stderr
+
+
+def test_a_newcomers_line_with_a_members_key_is_refused_because_no_server_would_take_the_file(keys: Path) -> None:
+    """Nor would a server that runs take any later change, or start again."""
+    out = keys / "accounts.conf"
+    for holder in ("alpha", "operator"):
+        taken = public_key_of(keys / holder / "swarm.nk")
+        nodes = ("--plane", "swarm", "--nodes", f"alpha,evil={taken}")
+        code, told = run(keys, "config", *nodes, "--accounts-only", "--out", str(out))
+        assert code and "have the same public key" in told and holder in told and "evil of SWARM" in told, told
+        assert not out.exists()
+    code, told = run(keys, "config", "--plane", "swarm", "--nodes", "alpha,x=")
+    assert code and "'x=' has no public key" in told

@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,13 @@ def test_with_connect_servers_that_do_not_answer_and_ports_that_are_taken_are_na
     assert any(line.startswith("nats.node_url") for line in said)
     assert any(line.startswith("nats.swarm_url") for line in said)
     assert any("is taken" in line for line in said)
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, '[trainer]\n"' + "x" * 400_000 + '" = 1\n'], ids=["deep", "long"])
+def test_a_file_made_to_hold_the_check_up_is_refused_at_once(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    began = time.process_time()
+    with pytest.raises(ConfigError):
+        load_config(file)
+    assert time.process_time() - began < 10, "minutes without a limit"

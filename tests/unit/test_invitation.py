@@ -289,3 +289,18 @@ def test_invite_prints_a_token_for_a_server_that_is_not_there_yet_and_says_so() 
 def test_invite_refuses_what_nobody_could_join_with(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
     result = CliRunner().invoke(app, ["invite", *arguments, "--folder", str(tmp_path)])
     assert result.exit_code != 0 and told in str(result.exception)
+
+
+def test_a_tasks_settings_that_are_nested_too_deep_to_be_shown_are_refused() -> None:
+    deep = OfferedTask(dataset="gcd", config='{"a":' * 300 + "1" + "}" * 300, weight=1.0, verifier="exact")
+    with pytest.raises(TokenError, match="a task in the token has invalid settings"):
+        write_token(
+            Invitation(
+                url="nats://hub:4222",
+                swarm_id="swarm",
+                swarm_schema=SWARM_SCHEMA_VERSION,
+                software="x",
+                tasks_version="1",
+                accepts=msgspec.structs.replace(accepted(load_config(DEMO_CONFIG)), tasks=[deep]),
+            )
+        )
