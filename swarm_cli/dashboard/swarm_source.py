@@ -161,6 +161,7 @@ class SwarmSource:
         return status, _json(found)
 
     def _node(self, node: str, key: str) -> Answer:
+        """A node's page. One of whom nothing was ever heard is not found, not an empty page."""
         heard = self._scores.heard(self._swarm)
         if node not in self._nodes and all(each.said.node != node for each in heard) and not self._batches.exchange.names(node):
             if self._heard_at is None:

@@ -15,7 +15,7 @@ from shared.contracts.wire import MessageError
 from shared.identity.statements import Standing, hear
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
-from swarm_cli.join.room import Room, room_for_streams
+from swarm_cli.join.room import Room
 from swarm_cli.observe.directory import read_directory
 
 LOOK_S = 10.0
@@ -56,6 +56,8 @@ async def look_at_hub(config: NodeConfig) -> HubLook:
         return HubLook(refused=str(error))
     except NotConnected as error:
         return HubLook(unreachable=str(error), reached=False)
+    from swarm_cli.join.room_asked import room_for_streams
+
     try:
         look = await _look(hub, config.node.id, config.nats.swarm_id)
         # Whoever holds a key for a hub may not make streams there.
