@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 from shared.os_words import in_words
 from swarm_cli.errors import CommandError
+from swarm_cli.made_elsewhere import refuse_what_leads_out
 from swarm_cli.running import LOCK, holder, pid_in, running_runs
 
 SOCKET = "up.sock"
@@ -37,7 +38,8 @@ def holding_run(folder: Path) -> Iterator[None]:
     """Be the only process that runs the run in `folder`, for the length of the block.
 
     Raises:
-        CommandError: another process runs it, or the folder cannot be written.
+        CommandError: another process runs it, the folder cannot be written, or something in it
+            leads out of it.
     """
     try:
         new = not folder.exists()
@@ -46,6 +48,7 @@ def holding_run(folder: Path) -> Iterator[None]:
         raise CommandError(
             f"the run's folder {folder} cannot be made ({error.strerror}): set node.var_dir to a folder that can be written"
         ) from None
+    refuse_what_leads_out(folder)
     with _locked(folder) as file:
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -11,7 +11,6 @@ import fcntl
 import json
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from shared.runtime.parent_death import ending_with_parent
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.kept_age import keep_whatever_its_age
+from swarm_cli.made_elsewhere import refuse_all_but_files
 from swarm_cli.running import LOCK, holder
 from swarm_cli.shipped import NATS_CONFIG
 
@@ -166,9 +166,7 @@ def _refuse_foreign(store: Path, path: Path) -> None:
     In somebody else's run a link could lead anywhere, and reading a pipe would never end.
     """
     for each in (path, *(above for above in path.parents if above.is_relative_to(store) and above != store)):
-        kind = each.lstat().st_mode
-        if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
-            raise CommandError(f"{each} is a link, pipe or device, which no NATS server makes: look only at runs that you trust")
+        refuse_all_but_files(each, "NATS server")
 
 
 def _refuse_foreign_in(folder: str, names: list[str]) -> list[str]:
