@@ -16,6 +16,7 @@ from typing import TextIO
 import msgspec
 
 from shared.config import NodeConfig
+from shared.plain_files import open_plain
 from swarm_cli.errors import CommandError
 
 LOCK = "up.lock"
@@ -41,10 +42,13 @@ def running_runs(var_dir: Path) -> list[Path]:
 
 def holder(folder: Path) -> int | None:
     """The id of the process that runs the run in `folder`: 0 if it is not known, None if there is
-    no such process.
+    no such process. Only a file of this user's, or of root's, is a run's lock: in a folder that
+    somebody else made it could be a link to a lock of any process.
     """
     try:
-        with (folder / LOCK).open() as file:
+        with open(open_plain(folder / LOCK)) as file:
+            if os.fstat(file.fileno()).st_uid not in (os.geteuid(), 0):
+                return None
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

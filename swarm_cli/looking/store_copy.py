@@ -189,7 +189,7 @@ def _share_or_copy(source: str, target: str) -> str:
 
 def _lock_state(folder: Path) -> tuple[int, int] | None:
     try:
-        stat = (folder / LOCK).stat()
+        stat = (folder / LOCK).lstat()
     except FileNotFoundError:
         return None
     return stat.st_ino, stat.st_mtime_ns

@@ -4,6 +4,7 @@ nothing outside it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.control_commands import add
+from swarm_cli.running import holder, running_runs
 
 
 @pytest.fixture
@@ -87,3 +89,31 @@ def test_no_node_is_added_to_a_running_run_that_leads_out(folder: Path, tmp_path
         linked_folder(folder)
         with pytest.raises(CommandError, match="beta is a link to"):
             add(1, "gift", tmp_path)
+
+
+def test_a_link_to_another_process_s_lock_is_no_running_run(folder: Path, tmp_path: Path) -> None:
+    (folder / "up.lock").symlink_to(tmp_path / "some.lock")
+    with (tmp_path / "some.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert holder(folder) is None and running_runs(tmp_path) == []
+
+
+def test_a_lock_of_another_user_s_is_no_running_run(folder: Path) -> None:
+    with holding_run(folder):
+        assert holder(folder) == os.getpid()
+        if os.geteuid() == 0:
+            os.chown(folder / "up.lock", 65_534, 65_534)
+            assert holder(folder) is None
+
+
+def test_a_pipe_in_the_lock_s_place_keeps_nobody_waiting(folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(folder / "up.lock")
+    assert holder(folder) is None and running_runs(tmp_path) == []
+
+
+def test_a_lock_that_is_a_link_within_the_run_is_not_truncated(folder: Path) -> None:
+    (folder / "kept.txt").write_text("precious")
+    (folder / "up.lock").symlink_to("kept.txt")
+    with pytest.raises(CommandError, match=r"up\.lock is no file"), holding_run(folder):
+        pass
+    assert (folder / "kept.txt").read_text() == "precious"
