@@ -9,6 +9,9 @@ import os
 import stat
 from pathlib import Path
 
+NO_FILE = (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO)
+"""Error numbers of `open_plain` for a path without a file: nothing, a link, a pipe or a device."""
+
 
 def open_plain(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
     """A descriptor of the file at `path`, opened with these flags of `os.open`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +17,15 @@ from typing import TextIO
 import msgspec
 
 from shared.config import NodeConfig
-from shared.plain_files import open_plain
+from shared.plain_files import open_plain, read_plain
+from shared.text import visible
 from swarm_cli.errors import CommandError
 
 LOCK = "up.lock"
 NOTE = "up.json"
+_NOTE_BYTES = 65_536
+_NO_ADDRESS = re.compile(r"[\s;|&$`<>(){}'\"\\!*#]")
+"""What a shell would not take as part of a word."""
 
 
 class RunNote(msgspec.Struct, frozen=True):
@@ -59,11 +64,15 @@ def holder(folder: Path) -> int | None:
 
 
 def read_note(folder: Path) -> RunNote | None:
-    """The run's note; None if there is none or another version wrote it."""
+    """The run's note; None if there is none or another version wrote it, or if its addresses are
+    none: they are printed in commands, and the note may be somebody else's.
+    """
     try:
-        return msgspec.json.decode((folder / NOTE).read_bytes(), type=RunNote)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        note = msgspec.json.decode(read_plain(folder / NOTE, _NOTE_BYTES), type=RunNote)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    written = (note.node_url, note.swarm_url, note.swarm_id)
+    return None if any(_NO_ADDRESS.search(text) or visible(text) != text for text in written) else note
 
 
 def goes_on(folder: Path) -> str:

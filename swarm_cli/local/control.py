@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from shared.os_words import in_words
-from shared.plain_files import open_plain
+from shared.plain_files import NO_FILE, open_plain
 from swarm_cli.errors import CommandError
 from swarm_cli.made_elsewhere import refuse_what_leads_out
 from swarm_cli.running import LOCK, holder, pid_in, running_runs
@@ -93,7 +93,7 @@ def _opened(lock: Path) -> TextIO:
     try:
         return open(lock, "a+", opener=_for_owner_only)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR):
+        if error.errno not in (*NO_FILE, errno.EISDIR) or error.errno == errno.ENOENT:
             raise
         raise CommandError(f"{lock} is no file, so it cannot be the run's lock: remove it if you trust the run") from None
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shared.json_lines import read_jsonl
+from shared.plain_files import NO_FILE, read_plain_end
 
 EVAL_FILE = "eval.jsonl"
 METRICS_FILE = "metrics.jsonl"
@@ -45,14 +45,13 @@ def read_steps(node_dir: Path) -> list[dict[str, Any]]:
 def newest_step(node_dir: Path) -> dict[str, Any]:
     """The newest training step, read from the end of the file; {} before the first."""
     try:
-        with (node_dir / METRICS_FILE).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return {}
+        lines = read_plain_end(node_dir / METRICS_FILE, TAIL_BYTES)[0].decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return {}
+        raise
     for line in reversed(lines):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(line)
             if isinstance(value, dict):
                 return value
@@ -84,4 +83,5 @@ def _by_task(scores: Any) -> dict[str, float]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether `value` is a number that fits into 64 bits, which JSON's need not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63

