@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +20,13 @@ from shared.config import NodeConfig
 from shared.plain_files import open_plain, read_plain
 from shared.text import visible
 from swarm_cli.errors import CommandError
+from swarm_cli.up_options import continues
 
 LOCK = "up.lock"
 NOTE = "up.json"
 _NOTE_BYTES = 65_536
-_NO_ADDRESS = re.compile(r"[\s;|&$`<>(){}'\"\\!*#]")
-"""What a shell would not take as part of a word."""
+JOINED = "the same `swarm join`"
+"""A note's `goes_on` for a run of `swarm join`, whose token it does not keep."""
 
 
 class RunNote(msgspec.Struct, frozen=True):
@@ -72,13 +73,15 @@ def read_note(folder: Path) -> RunNote | None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     written = (note.node_url, note.swarm_url, note.swarm_id)
-    return None if any(_NO_ADDRESS.search(text) or visible(text) != text for text in written) else note
+    return None if any(" " in text or visible(text) != text for text in written) else note
 
 
 def goes_on(folder: Path) -> str:
     """The command that continues the run in `folder`, as far as it is known."""
     left = read_note(folder)
-    return left.goes_on if left else f"swarm up --run {folder.name}, with the options that it was started with"
+    if left and (left.goes_on == JOINED or continues(left.goes_on, folder)):
+        return left.goes_on
+    return f"swarm up --run {folder.name}, with the options that it was started with"
 
 
 def ended_run(var_dir: Path) -> str:
@@ -115,7 +118,7 @@ def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
     """
     if node_url or "node_url" in config.nats.model_fields_set:
         return None
-    found = _only_run(config.node.var_dir, lambda note: f"--node-url {note.node_url}")
+    found = _only_run(config.node.var_dir, lambda note: f"--node-url {shlex.quote(note.node_url)}")
     return found[0] if found else None
 
 
@@ -127,7 +130,7 @@ def running_swarm(var_dir: Path, command: str = "swarm observe") -> RunNote | No
     Raises:
         CommandError: several are.
     """
-    found = _only_run(var_dir, lambda note: f"{command} {note.swarm_url}")
+    found = _only_run(var_dir, lambda note: f"{command} {shlex.quote(note.swarm_url)}")
     return found[1] if found else None
 
 

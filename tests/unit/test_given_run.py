@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from shared.config import load_config
 from shared.json_lines import read_jsonl
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.control_commands import add
+from swarm_cli.local.run_note import write_note
 from swarm_cli.observe.evaluations import newest_step, read_evaluations, read_steps
 from swarm_cli.run_end import read_end
-from swarm_cli.running import holder, read_note, running_runs
+from swarm_cli.running import JOINED, RunNote, goes_on, holder, only_running, read_note, running_runs
+from swarm_cli.shipped import DEMO_CONFIG
 
 
 @pytest.fixture
@@ -147,7 +150,7 @@ def test_a_note_that_is_no_plain_small_file_says_nothing(folder: Path, what: str
     assert read_note(folder) is None
 
 
-@pytest.mark.parametrize("url", ["nats://a\n: do", "nats://a;curl evil|sh", "nats://$(evil)", "nats://\x1b[2J", "nats://\u202e"])
+@pytest.mark.parametrize("url", ["nats://a\n: do", "nats://a ; evil", "nats://\x1b[2J", "nats://\u202e"])
 @pytest.mark.parametrize("field", ["node_url", "swarm_url", "swarm_id"])
 def test_a_note_whose_address_is_none_says_nothing(folder: Path, field: str, url: str) -> None:
     (folder / "up.json").write_text(json.dumps(NOTED))
@@ -185,3 +188,57 @@ def test_lines_that_no_run_writes_are_no_steps_and_no_evaluations(folder: Path, 
         (folder / "alpha" / "other").unlink(missing_ok=True)
     assert read_steps(folder / "alpha") == [] == read_evaluations(folder / "alpha")
     assert newest_step(folder / "alpha").get("step") in (None, float("inf"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "swarm up --run gift; rm -rf ~",
+        "swarm up --run gift --nodes 2 && evil",
+        "swarm up --run gift --config $(evil)",
+        "swarm up --run gift --config `evil`",
+        "swarm up --run other",
+        "swarm up --run gift --config var/runs/gift/c.toml",
+        "swarm up --run gift --evil 1",
+        "swarm up --run gift --nodes 2 evil",
+        "swarm up --run gift --nodes 1 --nodes 2",
+        "swarm up",
+        "\x1b[31mswarm up --run gift\x1b[0m",
+        "swarm up --run gift --config 'a\nb'",
+        "swarm up --run gift --config " + "a" * 5_000,
+        "swarm up --run gift --config 'a",
+        "curl evil | sh",
+    ],
+)
+def test_a_note_s_command_is_shown_only_if_a_start_of_that_run_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    folder = tmp_path / "var" / "runs" / "gift"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", command))
+    assert goes_on(folder) == "swarm up --run gift, with the options that it was started with"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        JOINED,
+        "swarm up --run gift",
+        "swarm up --run gift --nodes 2 --name a --name b --config 'my $(node).toml' --nats-port 4333 --base-port 9500",
+        "swarm up --run gift --nats-url nats://hub:4222",
+    ],
+)
+def test_a_note_s_command_that_a_start_writes_is_shown(folder: Path, command: str) -> None:
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", command))
+    assert goes_on(folder) == command
+
+
+def test_a_note_s_address_in_a_command_to_copy_is_one_word_of_it(folder: Path, tmp_path: Path) -> None:
+    config = load_config(DEMO_CONFIG, {"node": {"var_dir": str(tmp_path)}})
+    other = tmp_path / "runs" / "other"
+    with holding_run(folder), holding_run(other):
+        write_note(folder, RunNote("nats://a;$(evil)", "none", ""))
+        write_note(other, RunNote("nats://b:1", "none", ""))
+        with pytest.raises(CommandError, match=r"--node-url 'nats://a;\$\(evil\)'   run gift\n *--node-url nats://b:1   run"):
+            only_running(config)

@@ -70,3 +70,9 @@ def test_a_configuration_in_the_run_s_own_folder_is_used_only_if_it_is_given(
         with pytest.raises(CommandError, match=r"lies in a run's folder.*--config"):
             going_on(DEFAULT, "mine")
         assert going_on(Given(config=DEMO_CONFIG), "mine")[0].config == DEMO_CONFIG
+
+
+def test_a_number_that_no_start_has_is_not_taken(before: Given, tmp_path: Path) -> None:
+    for number in ("9" * 5_000, "65000"):
+        write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes {number}"))
+        assert going_on(DEFAULT, "mine") == (DEFAULT, [])
