@@ -38,7 +38,9 @@ def read_steps(node_dir: Path) -> list[dict[str, Any]]:
     """A node's training steps in order. If a resumed trainer repeated a step, the later line
     counts.
     """
-    by_step = {int(line["step"]): line for line in read_jsonl(node_dir / METRICS_FILE) if _is_number(line.get("step"))}
+    by_step = {
+        int(line["step"]): _without_huge(line) for line in read_jsonl(node_dir / METRICS_FILE) if _is_number(line.get("step"))
+    }
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -54,8 +56,13 @@ def newest_step(node_dir: Path) -> dict[str, Any]:
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(line)
             if isinstance(value, dict):
-                return value
+                return _without_huge(value)
     return {}
+
+
+def _without_huge(line: dict[str, Any]) -> dict[str, Any]:
+    """`line` without the integers that no float can hold, which no trainer writes."""
+    return {key: value for key, value in line.items() if not isinstance(value, int) or abs(value) < 2**63}
 
 
 def read_evaluations(node_dir: Path) -> list[Evaluation]:
@@ -67,7 +74,7 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
         version: Any = line.get("policy_version")
         pass_rate: Any = line.get("pass_rate")
         n: Any = line.get("n", 0)
-        if _is_number(version) and _is_number(pass_rate) and _is_number(n):
+        if _is_number(version) and _is_share(pass_rate) and _is_number(n) and n >= 0:
             mean: Any = line.get("mean_reward")
             by_version[int(version)] = Evaluation(
                 int(version), float(pass_rate), int(n), _by_task(line.get("per_task")), float(mean) if _is_number(mean) else None
@@ -79,7 +86,11 @@ def _by_task(scores: Any) -> dict[str, float]:
     if not isinstance(scores, dict):
         return {}
     rates: dict[str, Any] = {name: score.get("pass_rate") for name, score in scores.items() if isinstance(score, dict)}
-    return {name: float(rate) for name, rate in sorted(rates.items()) if _is_number(rate)}
+    return {name: float(rate) for name, rate in sorted(rates.items()) if _is_share(rate)}
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
 
 
 def _is_number(value: Any) -> bool:
