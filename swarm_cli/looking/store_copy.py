@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shared.plain_files import open_plain
 from shared.runtime.parent_death import ending_with_parent
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
@@ -128,8 +131,15 @@ def _place(var_dir: Path) -> Iterator[Path]:
 
 
 def _remove_left_behind(locks: Iterable[Path]) -> None:
+    """Only this user's own: the system's folder for temporary files is everybody's, and another
+    user could put a pipe there, which keeps the reader waiting, or a link.
+    """
     for lock in locks:
-        with suppress(OSError), lock.open() as file:
+        with suppress(OSError):
+            folder = lock.parent.lstat()
+            if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.geteuid():
+                continue
+        with suppress(OSError), open(open_plain(lock)) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
 
@@ -189,10 +199,10 @@ def _share_or_copy(source: str, target: str) -> str:
 
 def _lock_state(folder: Path) -> tuple[int, int] | None:
     try:
-        stat = (folder / LOCK).lstat()
+        found = (folder / LOCK).lstat()
     except FileNotFoundError:
         return None
-    return stat.st_ino, stat.st_mtime_ns
+    return found.st_ino, found.st_mtime_ns
 
 
 @contextmanager
