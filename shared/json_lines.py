@@ -10,20 +10,28 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from shared.plain_files import NO_FILE, read_plain_end
+
+_MOST_BYTES = 2**28
+
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; [] if the file does not exist. A line that is torn or still
-    being written is skipped.
+    """The objects of a JSON-lines file; [] if the file does not exist or is a link, pipe or device.
+    A line that is torn or still being written is skipped. Of a file of more than 256 MiB only
+    the end is read.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
+        content, whole = read_plain_end(path, _MOST_BYTES)
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return []
+        raise
+    lines = content.decode("utf-8", "replace").splitlines()
     objects = []
-    for line in lines:
+    for line in lines if whole else lines[1:]:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             objects.append(value)

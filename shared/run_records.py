@@ -32,4 +32,4 @@ def refused_files(run_dir: Path) -> list[Path]:
     if not run_dir.is_dir():
         return []
     found = [path for path in run_dir.iterdir() if _REFUSED.fullmatch(path.name)]
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    return sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True)

@@ -7,10 +7,11 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from shared.plain_files import read_plain
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.replace_file import replace_file
@@ -23,6 +24,9 @@ EXIT_BROKE_OFF = 4
 """The same for a run that failed or was killed."""
 STOPPED_BY_SIGNAL = (130, 143)
 """Exit codes of a run that SIGINT or SIGTERM ended."""
+_LATEST = 253_402_000_000
+"""Late in the year 9999; the system's calendar ends there."""
+_MOST_BYTES = 65_536
 
 How = Literal["complete", "stopped", "failed", "killed"]
 
@@ -33,9 +37,9 @@ class RunEnd(msgspec.Struct, frozen=True):
     """
 
     how: How
-    at: float
-    code: int | None = None
-    process: str | None = None
+    at: Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
+    code: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
+    process: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,100}\Z")] | None = None
 
     @property
     def in_order(self) -> bool:
@@ -67,7 +71,7 @@ class RunEnd(msgspec.Struct, frozen=True):
         `5 minutes ago` if `now` is None.
         """
         what = {"failed": "failed", "killed": "was killed"}.get(self.how, "ended in order")
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(self.at, 0), _LATEST)))
         ago = "" if now is None else f", {_ago(now - self.at)} ago"
         return f"run {run} {what} at {at}{ago}: {self.cause}"
 
@@ -94,8 +98,8 @@ def read_end(folder: Path) -> RunEnd | None:
     """How the run in `folder` ended; None if it is running or has never run."""
     if not (folder / NOTE).is_file() or holder(folder) is not None:
         return None
-    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return msgspec.json.decode((folder / END).read_bytes(), type=RunEnd)
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(read_plain(folder / END, _MOST_BYTES), type=RunEnd)
     return RunEnd("killed", _last_written(folder))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +17,16 @@ from typing import TextIO
 import msgspec
 
 from shared.config import NodeConfig
+from shared.plain_files import open_plain, read_plain
+from shared.text import visible
 from swarm_cli.errors import CommandError
+from swarm_cli.up_options import continues
 
 LOCK = "up.lock"
 NOTE = "up.json"
+_NOTE_BYTES = 65_536
+JOINED = "the same `swarm join`"
+"""A note's `goes_on` for a run of `swarm join`, whose token it does not keep."""
 
 
 class RunNote(msgspec.Struct, frozen=True):
@@ -41,10 +48,13 @@ def running_runs(var_dir: Path) -> list[Path]:
 
 def holder(folder: Path) -> int | None:
     """The id of the process that runs the run in `folder`: 0 if it is not known, None if there is
-    no such process.
+    no such process. Only a file of this user's, or of root's, is a run's lock: in a folder that
+    somebody else made it could be a link to a lock of any process.
     """
     try:
-        with (folder / LOCK).open() as file:
+        with open(open_plain(folder / LOCK)) as file:
+            if os.fstat(file.fileno()).st_uid not in (os.geteuid(), 0):
+                return None
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -55,17 +65,23 @@ def holder(folder: Path) -> int | None:
 
 
 def read_note(folder: Path) -> RunNote | None:
-    """The run's note; None if there is none or another version wrote it."""
+    """The run's note; None if there is none or another version wrote it, or if its addresses are
+    none: they are printed in commands, and the note may be somebody else's.
+    """
     try:
-        return msgspec.json.decode((folder / NOTE).read_bytes(), type=RunNote)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        note = msgspec.json.decode(read_plain(folder / NOTE, _NOTE_BYTES), type=RunNote)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    written = (note.node_url, note.swarm_url, note.swarm_id)
+    return None if any(" " in text or visible(text) != text for text in written) else note
 
 
 def goes_on(folder: Path) -> str:
     """The command that continues the run in `folder`, as far as it is known."""
     left = read_note(folder)
-    return left.goes_on if left else f"swarm up --run {folder.name}, with the options that it was started with"
+    if left and (left.goes_on == JOINED or continues(left.goes_on, folder)):
+        return left.goes_on
+    return f"swarm up --run {folder.name}, with the options that it was started with"
 
 
 def ended_run(var_dir: Path) -> str:
@@ -102,7 +118,7 @@ def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
     """
     if node_url or "node_url" in config.nats.model_fields_set:
         return None
-    found = _only_run(config.node.var_dir, lambda note: f"--node-url {note.node_url}")
+    found = _only_run(config.node.var_dir, lambda note: f"--node-url {shlex.quote(note.node_url)}")
     return found[0] if found else None
 
 
@@ -114,7 +130,7 @@ def running_swarm(var_dir: Path, command: str = "swarm observe") -> RunNote | No
     Raises:
         CommandError: several are.
     """
-    found = _only_run(var_dir, lambda note: f"{command} {note.swarm_url}")
+    found = _only_run(var_dir, lambda note: f"{command} {shlex.quote(note.swarm_url)}")
     return found[1] if found else None
 
 

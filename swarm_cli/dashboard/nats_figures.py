@@ -9,6 +9,8 @@ It reads a server's monitoring port and uses the exporter's names (`collector.go
 from __future__ import annotations
 
 import json
+import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from shared.plain_files import read_plain
 from swarm_cli.nats.server_certificates import not_after
 
 _STREAM = {"total_messages": "messages", "total_bytes": "bytes", "first_seq": "first_seq", "last_seq": "last_seq"}
@@ -29,23 +32,41 @@ _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 TIMEOUT_S = 1.5
 """Less than the time between two scrapes."""
 _NOTES_BYTES = 65_536
+_NAME = re.compile("[A-Za-z0-9_/]+")
 
 
 def monitor_of(node_url: str, var_dir: Path) -> str | None:
     """Monitoring address of the server at `node_url`, if `swarm up` started it: the server writes
     the address into its run's folder. None if it is no run's server.
+
+    Somebody else's run may hold any file, so only the note of a process that serves that very
+    folder counts, and only an address on this machine.
     """
     port = urlsplit(node_url).port
     notes = [note for run in (var_dir / "runs").glob("*") for note in run.glob("nats-server_*.ports")]
-    found = []
     for note in notes:
         try:
-            written = json.loads(note.read_bytes()[:_NOTES_BYTES])
-            if any(urlsplit(url).port == port for url in written["nats"]):
-                found.append((note.stat().st_mtime, str(written["monitoring"][0])))
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            written = json.loads(read_plain(note, _NOTES_BYTES))
+            if any(urlsplit(url).port == port for url in written["nats"]) and _served_by(note):
+                return next((url for url in written["monitoring"] if _is_here(url)), None)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # the file is being written, or its server ended a moment ago
-    return max(found)[1] if found else None
+    return None
+
+
+def _served_by(note: Path) -> bool:
+    """Whether the process whose id is in the note's name was started with the note's folder as an
+    argument. Raises OSError if there is no such process.
+    """
+    process = Path("/proc", str(int(note.stem.removeprefix("nats-server_"))))
+    words = (process / "cmdline").read_bytes().split(b"\0")
+    folder, at = note.parent.resolve(), (process / "cwd").resolve(strict=True)
+    return any((at / os.fsdecode(word)).resolve() == folder for word in words if word)
+
+
+def _is_here(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
 
 
 def figures(monitor_url: str) -> str:
@@ -105,6 +126,8 @@ def _leads(asset: dict[str, Any], server: str) -> str:
 
 def _numbers(answer: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for key, value in answer.items():
+        if not _NAME.fullmatch(key):
+            continue  # no server names a figure so, and it would be read as other figures
         if isinstance(value, dict):
             yield from _numbers(value, f"{prefix}{key}_")
         elif isinstance(value, int | float) and not isinstance(value, bool):

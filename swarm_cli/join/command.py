@@ -41,6 +41,7 @@ from swarm_cli.local.up import configured_base_port
 from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
 from swarm_cli.run_end import forget_end, write_end
+from swarm_cli.running import JOINED
 from swarm_cli.toml_view import config_toml
 
 
@@ -140,7 +141,7 @@ class Newcomer:
             ensure_toy_policy(config)
             self._configure(steps)
             forget_end(run_folder)
-            write_note(run_folder, note_of(layout, config, "the same `swarm join`", config.nats.swarm_id))
+            write_note(run_folder, note_of(layout, config, JOINED, config.nats.swarm_id))
             outcome = run_lines(
                 process_lines(layout),
                 os.environ,

@@ -10,6 +10,7 @@ one answer.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from shared.os_words import in_words
+from shared.plain_files import NO_FILE, open_plain
 from swarm_cli.errors import CommandError
+from swarm_cli.made_elsewhere import refuse_what_leads_out
 from swarm_cli.running import LOCK, holder, pid_in, running_runs
 
 SOCKET = "up.sock"
@@ -37,7 +40,8 @@ def holding_run(folder: Path) -> Iterator[None]:
     """Be the only process that runs the run in `folder`, for the length of the block.
 
     Raises:
-        CommandError: another process runs it, or the folder cannot be written.
+        CommandError: another process runs it, the folder cannot be written, or something in it
+            leads out of it.
     """
     try:
         new = not folder.exists()
@@ -46,6 +50,7 @@ def holding_run(folder: Path) -> Iterator[None]:
         raise CommandError(
             f"the run's folder {folder} cannot be made ({error.strerror}): set node.var_dir to a folder that can be written"
         ) from None
+    refuse_what_leads_out(folder)
     with _locked(folder) as file:
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -62,26 +67,35 @@ def holding_run(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[TextIO]:
-    """Hold the run's lock. Raises CommandError if another process holds it.
+    """Hold the run's lock. Raises CommandError if another process holds it, or it is no file.
 
     A process that was refused may remove the folder, and the lock with it, while this one waits.
     This one then holds a deleted file instead of the run's lock, and tries again.
     """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / LOCK, "a+", opener=_for_owner_only) as file:
+        with _opened(folder / LOCK) as file:
             if not _taken(file):
                 raise CommandError(
                     f"run {folder.name} is running already{_by(file)}: `swarm down {folder.name}` ends it, "
                     f"`swarm add --run {folder.name}` adds a node to it; or choose another name with --run"
                 )
             try:
-                removed = not os.path.samestat((folder / LOCK).stat(), os.fstat(file.fileno()))
+                removed = not os.path.samestat((folder / LOCK).lstat(), os.fstat(file.fileno()))
             except FileNotFoundError:
                 removed = True
             if not removed:
                 yield file
                 return
+
+
+def _opened(lock: Path) -> TextIO:
+    try:
+        return open(lock, "a+", opener=_for_owner_only)
+    except OSError as error:
+        if error.errno not in (*NO_FILE, errno.EISDIR) or error.errno == errno.ENOENT:
+            raise
+        raise CommandError(f"{lock} is no file, so it cannot be the run's lock: remove it if you trust the run") from None
 
 
 def _remove_if_unused(folder: Path) -> None:
@@ -96,7 +110,7 @@ def _for_owner_only(path: str, flags: int) -> int:
     """Make the file readable by its owner only: anyone who can read a file can lock it
     with flock.
     """
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = open_plain(path, flags, 0o600)
     with suppress(PermissionError):  # another user's
         os.fchmod(descriptor, 0o600)
     return descriptor

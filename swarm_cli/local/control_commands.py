@@ -12,6 +12,7 @@ import typer
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import ask, running_run, wait_until_over
+from swarm_cli.made_elsewhere import refuse_what_leads_out
 from swarm_cli.observe.plot import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
 from swarm_cli.running import goes_on
 
@@ -54,6 +55,7 @@ def add(
     free name.
     """
     folder = running_run(run, var_dir)
+    refuse_what_leads_out(folder)
     for line in ask(folder, {"do": "add", "nodes": nodes}, _PATIENCE_S).get("said", []):
         note(line)
     note(f"to continue this run with all its nodes later: {goes_on(folder)}")

@@ -5,73 +5,41 @@ records, if they are not given again.
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import fields, replace
 
 from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.text import visible
 from swarm_cli.chosen_config import load_chosen
+from swarm_cli.errors import CommandError
+from swarm_cli.local.procfile import MAX_NODES
 from swarm_cli.running import read_note
+from swarm_cli.up_options import Given, as_options, in_a_run, options_in
 
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Options of `swarm up` that say which nodes run where; None or empty if not given."""
-
-    nodes: int | None = None
-    names: tuple[str, ...] = ()
-    config: Path | None = None
-    nats_port: int | None = None
-    nats_url: str = ""
-    base_port: int | None = None
+__all__ = ["Given", "going_on"]
 
 
 def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
     """`given`, completed with the options of the run's earlier start that are missing now; and a
     list of the options added. An earlier option that contradicts a given one is left out.
+
+    Raises:
+        CommandError: the earlier start's configuration lies in a run's folder.
     """
-    note = read_note(load_chosen(given.config).node.var_dir / "runs" / run) if run else None
+    folder = load_chosen(given.config).node.var_dir / "runs" / run
+    note = read_note(folder) if run else None
     if note is None:
         return given, []
     before = options_in(note.goes_on)
-    if given.nodes or given.names:
+    if given.nodes or given.names or (before.nodes or 0) > MAX_NODES:
         before = replace(before, nodes=None, names=())
     if given.config or os.environ.get(CONFIG_FILE_VARIABLE):
         before = replace(before, config=None)
+    if before.config and in_a_run(before.config, folder):
+        raise CommandError(
+            f"run {run} was last started with the configuration {visible(str(before.config), 200)}, which lies in a run's folder, "
+            "so whoever made that run may have written it: read it, and give it with --config, or give your own"
+        )
     if given.nats_url or given.nats_port:
         before = replace(before, nats_url="", nats_port=None)
     added = {field.name: getattr(before, field.name) for field in fields(Given) if not getattr(given, field.name)}
-    return replace(given, **added), list(_as_options(Given(**added)))
-
-
-def options_in(command: str) -> Given:
-    """The options in a note's `swarm up` command; none if it is another command."""
-    try:
-        words = shlex.split(command)
-    except ValueError:  # an unclosed quote, which `swarm up` never writes
-        words = []
-    if words[:3] != ["swarm", "up", "--run"]:
-        return Given()
-    pairs = list(zip(words[4::2], words[5::2], strict=False))
-    said = dict(pairs)
-    return Given(
-        _number(said.get("--nodes")),
-        tuple(value for option, value in pairs if option == "--name"),
-        Path(said["--config"]) if "--config" in said else None,
-        _number(said.get("--nats-port")),
-        said.get("--nats-url", ""),
-        _number(said.get("--base-port")),
-    )
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
-
-
-def _as_options(given: Given) -> Iterator[str]:
-    for field in fields(Given):
-        value = getattr(given, field.name)
-        option = "--name" if field.name == "names" else "--" + field.name.replace("_", "-")
-        for each in value if isinstance(value, tuple) else [value] if value else []:
-            yield f"{option} {shlex.quote(str(each))}"
+    return replace(given, **added), list(as_options(Given(**added)))

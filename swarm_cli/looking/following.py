@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from shared.config import NodeConfig
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.target import Target, default_target
@@ -61,4 +63,4 @@ class Following:
         others = [(run, note.node_url) for run, note in noted if note.node_url != self.target.node_url]
         if not others or len(others) < len(noted):
             return ""
-        return "; ".join(f"run {run} is running at {url} (--node-url {url})" for run, url in others[:3])
+        return "; ".join(f"run {run} is running at {url} (--node-url {shlex.quote(url)})" for run, url in others[:3])

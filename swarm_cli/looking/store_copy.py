@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 import signal
 import stat
@@ -23,10 +24,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shared.plain_files import open_plain
 from shared.runtime.parent_death import ending_with_parent
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.kept_age import keep_whatever_its_age
+from swarm_cli.made_elsewhere import refuse_all_but_files
 from swarm_cli.running import LOCK, holder
 from swarm_cli.shipped import NATS_CONFIG
 
@@ -128,8 +131,15 @@ def _place(var_dir: Path) -> Iterator[Path]:
 
 
 def _remove_left_behind(locks: Iterable[Path]) -> None:
+    """Only this user's own: the system's folder for temporary files is everybody's, and another
+    user could put a pipe there, which keeps the reader waiting, or a link.
+    """
     for lock in locks:
-        with suppress(OSError), lock.open() as file:
+        with suppress(OSError):
+            folder = lock.parent.lstat()
+            if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.geteuid():
+                continue
+        with suppress(OSError), open(open_plain(lock)) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
 
@@ -166,9 +176,7 @@ def _refuse_foreign(store: Path, path: Path) -> None:
     In somebody else's run a link could lead anywhere, and reading a pipe would never end.
     """
     for each in (path, *(above for above in path.parents if above.is_relative_to(store) and above != store)):
-        kind = each.lstat().st_mode
-        if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
-            raise CommandError(f"{each} is a link, pipe or device, which no NATS server makes: look only at runs that you trust")
+        refuse_all_but_files(each, "NATS server")
 
 
 def _refuse_foreign_in(folder: str, names: list[str]) -> list[str]:
@@ -191,10 +199,10 @@ def _share_or_copy(source: str, target: str) -> str:
 
 def _lock_state(folder: Path) -> tuple[int, int] | None:
     try:
-        stat = (folder / LOCK).stat()
+        found = (folder / LOCK).lstat()
     except FileNotFoundError:
         return None
-    return stat.st_ino, stat.st_mtime_ns
+    return found.st_ino, found.st_mtime_ns
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,7 +123,7 @@ def _swarm_of(config: NodeConfig, left: RunNote, copy_url: str) -> str:
         return left.swarm_url
     tell(
         f"the run's swarm was at {left.swarm_url}, and nats.swarm_key_file is for {known or 'another server'}: it was not asked. "
-        f"To ask it with that key: --swarm-url {left.swarm_url}"
+        f"To ask it with that key: --swarm-url {shlex.quote(left.swarm_url)}"
     )
     return "none"
 
@@ -131,7 +132,7 @@ def _not_here(folder: Path, node_url: str) -> str:
     if node_url:
         return (
             f"run {folder.name} has ended, and its streams are on the server at {node_url}, which `swarm up` did not start: "
-            f"look there with --node-url {node_url}"
+            f"look there with --node-url {shlex.quote(node_url)}"
         )
     runs = folder.parent
     stored = sorted(runs.glob(f"*/{STORE}"), key=lambda each: each.stat().st_mtime, reverse=True)

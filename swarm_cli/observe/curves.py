@@ -16,12 +16,15 @@ import matplotlib.pyplot as plt  # noqa: E402  # the backend is chosen first
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 
+from shared.policy_store.files import draft_in, keep_draft  # noqa: E402
+from shared.text import visible  # noqa: E402
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps  # noqa: E402
 
 Evaluations = Mapping[Path, Sequence[Evaluation]]
 
 MOST_TASKS = 12
 """The most datasets with their own diagram; the mean over all would hide which one is learned."""
+_LARGEST = 1e100
 SMOOTHED_POINTS = 60
 """A curve is smoothed with a window that leaves about this many independent points."""
 
@@ -50,9 +53,13 @@ PANELS = (
 )
 
 
-def draw_curves(run: str, node_dirs: Sequence[Path], target: Path) -> None:
+def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: bool = False) -> None:
     """Write the PNG. `node_dirs` hold `metrics.jsonl` and `eval.jsonl`; each node keeps one colour
     in all diagrams.
+
+    through: write to `target` itself, because the user named it, in the format that its name ends
+        with. Otherwise what is there is replaced: it may be a link in a run that somebody else
+        made.
     """
     palette = matplotlib.colormaps["tab10"]
     colours = {folder: palette(position % 10) for position, folder in enumerate(node_dirs)}
@@ -71,19 +78,24 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path) -> None:
         axis.set_axis_off()
     for axis, panel in zip(axes[1:], PANELS, strict=False):
         _draw_panel(axis, panel, steps, colours)
-    figure.suptitle(f"Run {run}", fontsize=15)
-    figure.savefig(target, dpi=110)
+    figure.suptitle(f"Run {_plain(run)}", fontsize=15)
+    if through:
+        figure.savefig(target, dpi=110)
+    else:
+        with draft_in(target.parent) as (stream, draft):
+            figure.savefig(stream, dpi=110, format="png")
+            keep_draft(stream, draft, target)
     plt.close(figure)
 
 
 def _draw_task(axis: Axes, name: str, evaluations: Evaluations, colours: dict[Path, Any]) -> None:
-    axis.set_title(f"Held-out: {name}", fontsize=11)
+    axis.set_title(f"Held-out: {_plain(name)}", fontsize=11)
     axis.set_xlabel("policy version")
     axis.set_ylabel("share of tasks solved")
     for folder, node_evaluations in evaluations.items():
         points = [(each.policy_version, each.by_task[name]) for each in node_evaluations if name in each.by_task]
         if points:
-            axis.plot(*zip(*points, strict=True), color=colours[folder], marker="o", markersize=3, label=folder.name)
+            axis.plot(*zip(*points, strict=True), color=colours[folder], marker="o", markersize=3, label=_plain(folder.name))
     _finish(axis)
     axis.set_ylim(0, 1)
 
@@ -103,7 +115,8 @@ def _draw_held_out(axis: Axes, by_node: Evaluations, colours: dict[Path, Any]) -
         versions = [evaluation.policy_version for evaluation in evaluations]
         rates = [evaluation.pass_rate for evaluation in evaluations]
         bars = [standard_error(evaluation.pass_rate, evaluation.n) for evaluation in evaluations]
-        axis.errorbar(versions, rates, yerr=bars, color=colours[folder], marker="o", markersize=4, capsize=2, label=folder.name)
+        label = _plain(folder.name)
+        axis.errorbar(versions, rates, yerr=bars, color=colours[folder], marker="o", markersize=4, capsize=2, label=label)
     _finish(axis)
     axis.set_ylim(0, 1)
     if sizes:
@@ -122,13 +135,13 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
     positive = False
     for folder, records in steps.items():
         for position, name in enumerate(panel.fields):
-            points = [(record["step"], float(record[name])) for record in records if isinstance(record.get(name), int | float)]
+            points = [(record["step"], float(record[name])) for record in records if _is_drawable(record.get(name))]
             if not points:
                 continue
             xs, ys = [x for x, _ in points], [y for _, y in points]
             positive |= any(y > 0 for y in ys)
             window = max(1, len(ys) // SMOOTHED_POINTS)
-            label = folder.name
+            label = _plain(folder.name)
             if window > 1:
                 axis.plot(xs, ys, color=colours[folder], alpha=0.2, linewidth=0.8)
                 label += f" (mean of {window})"
@@ -140,6 +153,18 @@ def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]
     if panel.labels and axis.lines:
         styles = [Line2D([], [], color="black", linestyle=style) for style in ("-", "--")]
         axis.legend(styles, panel.labels, fontsize=8)
+
+
+def _is_drawable(value: Any) -> bool:
+    """Whether matplotlib can draw it. It leaves gaps for NaN and infinity, and fails for numbers
+    near the largest.
+    """
+    return isinstance(value, int | float) and (not abs(value) > _LARGEST or value in (math.inf, -math.inf))
+
+
+def _plain(text: str) -> str:
+    """`text` as matplotlib shows it unchanged: dollar signs are not the borders of formulas."""
+    return visible(text, 80).replace("$", r"\$")
 
 
 def _finish(axis: Axes) -> None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shared.json_lines import read_jsonl
+from shared.plain_files import NO_FILE, read_plain_end
 
 EVAL_FILE = "eval.jsonl"
 METRICS_FILE = "metrics.jsonl"
@@ -38,25 +38,31 @@ def read_steps(node_dir: Path) -> list[dict[str, Any]]:
     """A node's training steps in order. If a resumed trainer repeated a step, the later line
     counts.
     """
-    by_step = {int(line["step"]): line for line in read_jsonl(node_dir / METRICS_FILE) if _is_number(line.get("step"))}
+    by_step = {
+        int(line["step"]): _without_huge(line) for line in read_jsonl(node_dir / METRICS_FILE) if _is_number(line.get("step"))
+    }
     return [by_step[step] for step in sorted(by_step)]
 
 
 def newest_step(node_dir: Path) -> dict[str, Any]:
     """The newest training step, read from the end of the file; {} before the first."""
     try:
-        with (node_dir / METRICS_FILE).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return {}
+        lines = read_plain_end(node_dir / METRICS_FILE, TAIL_BYTES)[0].decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return {}
+        raise
     for line in reversed(lines):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(line)
             if isinstance(value, dict):
-                return value
+                return _without_huge(value)
     return {}
+
+
+def _without_huge(line: dict[str, Any]) -> dict[str, Any]:
+    """`line` without the integers that no float can hold, which no trainer writes."""
+    return {key: value for key, value in line.items() if not isinstance(value, int) or abs(value) < 2**63}
 
 
 def read_evaluations(node_dir: Path) -> list[Evaluation]:
@@ -68,7 +74,7 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
         version: Any = line.get("policy_version")
         pass_rate: Any = line.get("pass_rate")
         n: Any = line.get("n", 0)
-        if _is_number(version) and _is_number(pass_rate) and _is_number(n):
+        if _is_number(version) and _is_share(pass_rate) and _is_number(n) and n >= 0:
             mean: Any = line.get("mean_reward")
             by_version[int(version)] = Evaluation(
                 int(version), float(pass_rate), int(n), _by_task(line.get("per_task")), float(mean) if _is_number(mean) else None
@@ -80,8 +86,13 @@ def _by_task(scores: Any) -> dict[str, float]:
     if not isinstance(scores, dict):
         return {}
     rates: dict[str, Any] = {name: score.get("pass_rate") for name, score in scores.items() if isinstance(score, dict)}
-    return {name: float(rate) for name, rate in sorted(rates.items()) if _is_number(rate)}
+    return {name: float(rate) for name, rate in sorted(rates.items()) if _is_share(rate)}
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether `value` is a number that fits into 64 bits, which JSON's need not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63

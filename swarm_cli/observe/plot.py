@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig
+from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluations import EVAL_FILE, METRICS_FILE
@@ -35,10 +36,10 @@ def plot(
     if not nodes:
         raise CommandError(f"{run_dir}: no node has written {METRICS_FILE} or {EVAL_FILE} yet: let the run take a step first")
     target.parent.mkdir(parents=True, exist_ok=True)
-    draw_curves(run_dir.resolve().name, nodes, target)
+    draw_curves(run_dir.resolve().name, nodes, target, through=out is not None)
     for line in run_verdicts(run_dir, [node.name for node in nodes]):
         note(line)
-    note(f"{count(len(nodes), 'node')} ({', '.join(node.name for node in nodes)})")
+    note(f"{count(len(nodes), 'node')} ({visible(', '.join(node.name for node in nodes))})")
     typer.echo(str(target))
 
 

@@ -5,6 +5,7 @@ used them, which ones its verifier refused, and some held-out answers. The files
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -13,11 +14,13 @@ import msgspec
 
 from shared.config import NodeConfig
 from shared.json_lines import older
-from shared.run_records import SAMPLES_FILE, TRAINED_FILE, refused_files
+from shared.plain_files import NO_FILE, open_plain, read_plain_end
+from shared.run_records import SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, refused_files
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.plot import find_run
 
 T = TypeVar("T")
+_MOST_BYTES = 2 * TRAINED_MAX_BYTES
 
 
 class TrainedAnswer(msgspec.Struct, frozen=True):
@@ -177,14 +180,16 @@ class TrainedRecords:
             return
         path = self.folder / TRAINED_FILE
         try:
-            stat = path.stat()
+            found = path.lstat()
         except FileNotFoundError:
             return
-        if stat.st_ino != self._inode:
-            self._lines, self._read_bytes, self._inode = {}, 0, stat.st_ino
+        if not stat.S_ISREG(found.st_mode):
+            return
+        if found.st_ino != self._inode:
+            self._lines, self._read_bytes, self._inode = {}, 0, found.st_ino
             for line in _lines(older(path)):
                 self._take(line)
-        with path.open("rb") as file:
+        with open(open_plain(path), "rb") as file:
             file.seek(self._read_bytes)
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
@@ -232,13 +237,15 @@ def _records(folder: Path) -> Iterator[Path]:
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        return path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
+        return read_plain_end(path, _MOST_BYTES)[0].splitlines()
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return []
+        raise
 
 
 def _decoded(line: bytes, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(line, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -27,7 +27,7 @@ from monitoring.rules import alerts
 from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
 from swarm_cli.dashboard.command import PATIENCE, SHOWN
-from swarm_cli.dashboard.nats_figures import figures, monitor_of
+from swarm_cli.dashboard.nats_figures import _numbers, figures, monitor_of
 from swarm_cli.dashboard.prometheus import INSTALL, SCRAPE_S, Prometheus, installed_prometheus
 from swarm_cli.dashboard.scraping import Scraping
 from swarm_cli.dashboard.server import FILES, PAGE, PageServer, page_panels
@@ -35,6 +35,7 @@ from swarm_cli.dashboard.targets import expected, left_out, process_exists, run_
 from swarm_cli.errors import CommandError
 from swarm_cli.local.ports import check_ports
 from swarm_cli.observe.view import NodeView
+from tests.nats_server import find_binary
 
 NOW = 1_000_000.0
 
@@ -171,13 +172,45 @@ def test_a_run_is_over_when_its_server_and_all_its_processes_are_gone() -> None:
     assert process_exists(os.getpid()) and not process_exists(2**31 - 1)
 
 
-def test_a_hung_server_is_told_as_unreachable_and_its_place_is_read_from_its_note(tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "one"
-    run.mkdir(parents=True)
-    (run / "nats-server_7.ports").write_text('{"nats":["nats://127.0.0.1:4222"],"monitoring":["http://127.0.0.1:1"]}')
-    (run / "nats-server_8.ports").write_text('{"nats":')
-    assert monitor_of("nats://localhost:4222", tmp_path) == "http://127.0.0.1:1"
-    assert monitor_of("nats://localhost:4223", tmp_path) is None
+def test_a_server_s_monitoring_address_is_read_from_its_own_note_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, gift = tmp_path / "runs" / "own", tmp_path / "runs" / "gift"
+    for run in (own, gift):
+        run.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    command = [find_binary(), "-a", "127.0.0.1", "-p", "-1", "-m", "-1", "--ports_file_dir", "runs/own"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            deadline = time.monotonic() + 120
+            while not list(own.glob("*.ports")) or not (note := next(own.glob("*.ports")).read_text()).endswith("}"):
+                assert time.monotonic() < deadline, "it starts"
+                time.sleep(0.02)
+            told = json.loads(note)
+            url, monitor = told["nats"][0], told["monitoring"][0]
+            port = int(url.rpartition(":")[2])
+            forged = f'{{"nats":["nats://127.0.0.1:{port}"],"monitoring":["http://127.0.0.1:1"]}}'
+            for number in (7, server.pid, os.getpid()):
+                (gift / f"nats-server_{number}.ports").write_text(forged)
+            (own / "nats-server_7.ports").write_text(forged)
+            (own / "nats-server_x.ports").write_text(forged)
+            (own / "nats-server_8.ports").write_text('{"nats":')
+            (own / "nats-server_9.ports").write_text('{"nats":' + "[" * 60_000)
+            os.mkfifo(own / "nats-server_10.ports")
+            assert monitor_of(f"nats://localhost:{port}", tmp_path) == monitor
+            assert monitor_of(f"nats://localhost:{port ^ 1}", tmp_path) is None
+            next(own.glob(f"*_{server.pid}.ports")).write_text(
+                json.dumps(told | {"monitoring": ["http://example.org:1", "file:///x"]})
+            )
+            assert monitor_of(url, tmp_path) is None, "it is not on this machine"
+        finally:
+            server.kill()
+
+
+def test_a_figure_s_name_cannot_hold_another_figure() -> None:
+    answer = {"connections": 3, 'x 1\nswarm_forged{node="alpha"}': 7, "http_req_stats": {"/varz": 2, "a\n": 1}}
+    assert dict(_numbers(answer)) == {"connections": 3, "http_req_stats__varz": 2}
+
+
+def test_a_hung_server_is_told_as_unreachable() -> None:
     assert figures("http://127.0.0.1:1") == 'nats_healthz_status_value{server_id="", value="unreachable"} 0.0\n'
 
 

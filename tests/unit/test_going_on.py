@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm_cli.errors import CommandError
 from swarm_cli.local.going_on import Given, going_on
 from swarm_cli.local.run_note import write_note
 from swarm_cli.running import RunNote
@@ -53,3 +54,25 @@ def test_a_new_run_and_one_that_was_no_swarm_up_take_nothing(before: Given, tmp_
 def test_a_note_with_a_quotation_that_does_not_end_says_nothing(before: Given, tmp_path: Path) -> None:
     write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "swarm up --run mine --config 'a"))
     assert going_on(DEFAULT, "mine") == (DEFAULT, [])
+
+
+def test_a_configuration_in_the_run_s_own_folder_is_used_only_if_it_is_given(
+    before: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "mine"
+    (folder / "c.toml").touch()
+    (tmp_path / "outside.toml").symlink_to(folder / "c.toml")
+    (folder / "link.toml").symlink_to(DEMO_CONFIG)
+    (tmp_path / "runs" / "other").symlink_to(tmp_path / "runs" / "mine")
+    for named in ("runs/mine/c.toml", "outside.toml", folder / "link.toml", "runs/none/../mine/c.toml", "runs/other/c.toml"):
+        write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes 1 --config {named}"))
+        with pytest.raises(CommandError, match=r"lies in a run's folder.*--config"):
+            going_on(DEFAULT, "mine")
+        assert going_on(Given(config=DEMO_CONFIG), "mine")[0].config == DEMO_CONFIG
+
+
+def test_a_number_that_no_start_has_is_not_taken(before: Given, tmp_path: Path) -> None:
+    for number in ("9" * 5_000, "65000"):
+        write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes {number}"))
+        assert going_on(DEFAULT, "mine") == (DEFAULT, [])

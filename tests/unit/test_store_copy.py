@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,3 +42,29 @@ def test_a_store_with_what_no_server_makes_is_not_copied(tmp_path: Path, make: C
     with pytest.raises(CommandError, match="no NATS server makes"), server_on_copy(folder, tmp_path):
         pass
     assert not list((tmp_path / "looks").glob("*"))
+
+
+def test_what_others_put_among_temporary_files_neither_hinders_a_look_nor_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, mine, folder = tmp_path / "tmp", tmp_path / "mine", tmp_path / "runs" / "given"
+    for each in (temporary, mine, folder / STREAM):
+        each.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    link_out(folder / STREAM)
+    (mine / "lock").touch()
+    (temporary / "swarm-look-link").symlink_to(mine)
+    made = {name: temporary / f"swarm-look-{name}" for name in ("pipe", "linked", "other", "left")}
+    for each in made.values():
+        each.mkdir()
+    os.mkfifo(made["pipe"] / "lock")
+    (made["linked"] / "lock").symlink_to(mine / "lock")
+    (made["other"] / "lock").touch()
+    (made["left"] / "lock").touch()
+    if os.geteuid() == 0:
+        os.chown(made["other"], 65_534, 65_534)
+    with pytest.raises(CommandError, match="no NATS server makes"), server_on_copy(folder, tmp_path):
+        pass
+    assert (mine / "lock").exists() and made["linked"].exists() and made["pipe"].exists()
+    assert made["other"].exists() or os.geteuid() != 0
+    assert not made["left"].exists(), "a killed command's"

@@ -1,0 +1,51 @@
+"""Opens files of a folder that somebody else may have made, in which a name can be a link to
+anywhere or a pipe that nobody writes to.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+NO_FILE = (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO)
+"""Error numbers of `open_plain` for a path without a file: nothing, a link, a pipe or a device."""
+
+
+def open_plain(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+    """A descriptor of the file at `path`, opened with these flags of `os.open`.
+
+    Raises:
+        OSError: it cannot be opened, or is a link, a pipe, a device or a folder.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def read_plain(path: Path, most_bytes: int) -> bytes:
+    """The bytes of the file at `path`.
+
+    Raises:
+        OSError: as with `open_plain`, or the file has more than `most_bytes`.
+    """
+    with open(open_plain(path), "rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"larger than {most_bytes} bytes", str(path))
+    return content
+
+
+def read_plain_end(path: Path, most_bytes: int) -> tuple[bytes, bool]:
+    """The last `most_bytes` of the file at `path`, and whether that is the whole file.
+
+    Raises:
+        OSError: as with `open_plain`.
+    """
+    with open(open_plain(path), "rb") as file:
+        size_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size_bytes - most_bytes))
+        return file.read(most_bytes), size_bytes <= most_bytes
