@@ -27,10 +27,10 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.answering import silent
 from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
+from swarm_cli.loopback import LOOPBACK
 from swarm_cli.running import RunNote, running_swarm
 
 LOOK_S = 3.0
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def invite(

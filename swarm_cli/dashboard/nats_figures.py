@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shared.plain_files import read_plain
+from swarm_cli.loopback import LOOPBACK
 from swarm_cli.nats.server_certificates import not_after
 
 _STREAM = {"total_messages": "messages", "total_bytes": "bytes", "first_seq": "first_seq", "last_seq": "last_seq"}
@@ -66,7 +67,7 @@ def _served_by(note: Path) -> bool:
 
 def _is_here(url: str) -> bool:
     parts = urlsplit(url)
-    return parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
+    return parts.scheme == "http" and parts.hostname in LOOPBACK
 
 
 def figures(monitor_url: str) -> str:

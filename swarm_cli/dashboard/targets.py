@@ -16,10 +16,10 @@ from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
 from shared.runtime.status import STOPPED
+from swarm_cli.loopback import LOOPBACK
 from swarm_cli.observe.view import NodeView
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}|[0-9A-Fa-f:]{2,39}")
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FORGET_S = 24 * 3600.0
 """A silent process stays a target for this long, so that Prometheus shows it as down. A process
 that was killed and never replaced is dropped after a day.
@@ -39,7 +39,7 @@ def target_groups(
     whole file.
     """
     here = here or socket.gethostname()
-    scraped = {here, *_LOOPBACK, *hosts}
+    scraped = {here, *LOOPBACK, *hosts}
     by_address: dict[str, ServiceStatus] = {}
     for status in sorted(_listening(views, now), key=lambda status: status.updated_at):
         if status.host in scraped:
@@ -53,7 +53,7 @@ def left_out(views: Sequence[NodeView], now: float, here: str, hosts: Collection
     """How many processes `target_groups` leaves out because they claim to be on hosts that were not
     named, and these hosts.
     """
-    scraped = {here, *_LOOPBACK, *hosts}
+    scraped = {here, *LOOPBACK, *hosts}
     elsewhere = [status.host for status in _listening(views, now) if status.host not in scraped]
     return len(elsewhere), sorted(set(elsewhere))
 

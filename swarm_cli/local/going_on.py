@@ -15,8 +15,6 @@ from swarm_cli.local.procfile import MAX_NODES
 from swarm_cli.running import read_note
 from swarm_cli.up_options import Given, as_options, in_a_run, options_in
 
-__all__ = ["Given", "going_on"]
-
 
 def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
     """`given`, completed with the options of the run's earlier start that are missing now; and a

@@ -23,7 +23,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
-from swarm_cli.local.going_on import Given, going_on
+from swarm_cli.local.going_on import going_on
 from swarm_cli.local.known_datasets import check_datasets
 from swarm_cli.local.launch import GRACE_S, run_lines
 from swarm_cli.local.ports import check_ports
@@ -40,6 +40,7 @@ from swarm_cli.local.run_told import Ran, announce, explain_end
 from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.run_end import forget_end, write_end
 from swarm_cli.shipped import DEMO_CONFIG, shown
+from swarm_cli.up_options import Given
 
 _HIGHEST_PORT = 65_535
 

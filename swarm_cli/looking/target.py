@@ -18,6 +18,7 @@ from shared.transport.base import NotConnected
 from swarm_cli.console import note as tell
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.store_copy import STORE, StartedMeanwhile, server_on_copy
+from swarm_cli.loopback import LOOPBACK
 from swarm_cli.run_end import RunEnd, read_end
 from swarm_cli.running import RunNote, only_running, read_note, running_runs, servers
 
@@ -55,7 +56,7 @@ def check_listening(target: Target) -> None:
     if target.run or "," in target.node_url:  # of several servers another may listen
         return
     at = urlsplit(target.node_url)
-    if at.hostname not in ("127.0.0.1", "localhost", "::1") or at.port is None:
+    if at.hostname not in LOOPBACK or at.port is None:
         return
     try:
         socket.create_connection((at.hostname, at.port), _LISTENS_S).close()

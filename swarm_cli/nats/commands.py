@@ -28,6 +28,7 @@ from shared.transport.lowering import WouldLower
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.loopback import LOOPBACK
 from swarm_cli.nats.account_list import Plane, accounts_for, key_if_there, named_node, public_key_of
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Upstream, UpstreamNode
 from swarm_cli.nats.beside_server import reload_when_changed, watch_requests
@@ -153,7 +154,7 @@ def print_config(
         return
     if bool(tls_cert) != bool(tls_key):
         raise CommandError("--tls-cert and --tls-key belong together: give both or neither")
-    if not tls_cert and host not in {"127.0.0.1", "localhost", "::1"}:
+    if not tls_cert and host not in LOOPBACK:
         raise CommandError(
             f"without TLS anyone on the network path can read and change messages: {host} needs --tls-cert and --tls-key"
         )

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,6 @@ KEYS = (
     "[link=http://evil]x",
 )
 """Subjects' tokens: everything but white space."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    running = NatsServer(tmp_path / "nats").start()
-    yield running
-    running.stop()
 
 
 def record(node: str, model: str = "models/base") -> NodeRecord:

@@ -7,7 +7,6 @@ Screenshots stay in `build/page`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from shared.contracts.messages import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.runtime.health import HealthServer, Heartbeat
-from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, WAIT_MS, Looker, a_browser, written
+from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, WAIT_MS, Looker, written
 from tests.integration.page_swarm import SWARM, Dashboard, PageSwarm, a_hundred, group, publish_raw, usual
 from tests.nats_server import NatsServer
 
@@ -36,19 +35,6 @@ HOSTILE = (
     "W" * 5000,
     "‮" * 40 + "</pre></main><h1>Finished</h1>",
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with a_browser() as running:
-        yield running
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    running = NatsServer(tmp_path / "nats").start()
-    yield running
-    running.stop()
 
 
 def every_look(browser: Any, url: str, name: str, wanted: str, *, allowed: str = "503") -> None:

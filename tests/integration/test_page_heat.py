@@ -4,31 +4,15 @@ besides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from services.trainer.trained import trained_line
 from shared.contracts.messages import ScoredGroup
 from shared.run_records import TRAINED_FILE
-from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, Looker, a_browser, written
+from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm, group
 from tests.nats_server import NatsServer
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with a_browser() as running:
-        yield running
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    running = NatsServer(tmp_path / "nats").start()
-    yield running
-    running.stop()
 
 
 def trained_on(var_dir: Path, scored: ScoredGroup, ratios: list[float | None], weights: list[float | None]) -> None:

@@ -4,28 +4,12 @@ narrow screen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.integration.page_looker import Looker, a_browser, written
+from tests.integration.page_looker import Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm, usual
 from tests.nats_server import NatsServer
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with a_browser() as running:
-        yield running
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    running = NatsServer(tmp_path / "nats").start()
-    yield running
-    running.stop()
 
 
 def test_a_node_that_nobody_has_heard_of_is_not_found(browser: Any, server: NatsServer, tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from services.trainer.trained import trained_line
 from shared.contracts.codec import encode
@@ -28,13 +27,6 @@ from tests.unit.sampler_groups import scored_group
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180.0
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    running = NatsServer(tmp_path / "nats").start()
-    yield running
-    running.stop()
 
 
 def said(scored: ScoredGroup, *texts: str, dataset: str = "chain_sum") -> ScoredGroup:

@@ -222,12 +222,17 @@ def test_invite_prints_the_token_alone_and_no_secret_unless_asked(tmp_path: Path
     assert observer is not None and observer.user == "observer" and "the token allows looking and nothing else" in told
 
 
+def only_folder_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a user who has set nothing but where runs are."""
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(folder))
+
+
 def test_invite_takes_the_server_of_the_run_on_this_machine_and_says_that_no_other_machine_reaches_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in os.environ if name.startswith("SWARM_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    only_folder_set(tmp_path, monkeypatch)
     monkeypatch.setenv("SWARM_NATS__SWARM_ID", "mine")
     mine = tmp_path / "runs" / "mine"
     mine.mkdir(parents=True)
@@ -244,9 +249,7 @@ def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_b
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A token for a swarm of another name is accepted by `swarm join` and by no node."""
-    for name in [name for name in os.environ if name.startswith("SWARM_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    only_folder_set(tmp_path, monkeypatch)
     live = tmp_path / "runs" / "live"
     live.mkdir(parents=True)
     config = load_config(overrides={"node": {"run": "live", "var_dir": tmp_path}, "tasks": [{"dataset": "gcd"}]})

@@ -22,6 +22,7 @@ from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import Object, Overlay, Workload
 from swarm_cli.k8s.check.told import File, Variable, mounted_file, probed_ports, variables
 from swarm_cli.k8s.check.toml_line import line_of
+from swarm_cli.loopback import LOOPBACK
 from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.without_effect import settings_without_effect
 
@@ -30,7 +31,6 @@ _VARIABLE = re.compile(r"environment variable (\w+)")
 _PREFIX = re.compile(r"^environment variable \w+(?: \([^)]*\))?: ")
 _FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*): ")
 _SETTING = re.compile(r"\b([a-z_]+(?:\[\d+\]|\.\w+)+)")
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _UNHEARD = "never becomes ready and is restarted again and again"
 
 
@@ -165,7 +165,7 @@ def _pod_problems(config: NodeConfig, reader: _Reader) -> Iterator[_Problem]:
     setting = "http.port" if config.http.port is not None else "http.base_port"
     if wrong := [f"{probe} asks {number}" for probe, number in asked if number != port]:
         yield _Problem(f"{setting} makes the {role} listen on {port or 'any free port'}, but its {wrong[0]}", _UNHEARD)
-    if config.http.host in _LOOPBACK:
+    if config.http.host in LOOPBACK:
         yield _Problem(f"http.host is {config.http.host}, where no probe reaches the {role}: it must be 0.0.0.0", _UNHEARD)
 
 
