@@ -31,6 +31,9 @@ LONG_DEADLINES := -o timeout=5400 -o faulthandler_timeout=6000 -o session_timeou
 # fixtures; tests/schedule.py says which files start first.
 TEST_WORKERS ?= 4
 IN_PARALLEL = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+# Container images often set this. A swarm starts dozens of processes and the tests hundreds, and each
+# would compile all of the project's files again.
+unexport PYTHONDONTWRITEBYTECODE
 SOURCES := services shared swarm_cli lab monitoring
 # Hides packages that are already installed, but shows what pip downloads and installs.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
