@@ -63,11 +63,11 @@ watch:  # the old name, to be removed in the next release
 	@$(MAKE) --no-print-directory dashboard
 
 test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 22 minutes on 2 cores)
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j 2 lint compiled-tests
 	$(IN_PARALLEL) --durations=40 --durations-min=2
 
 test-full: $(VENV)/.installed-test  ## All of `make test` and the long forms of tests that have a short one (half an hour or more)
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j 2 lint compiled-tests
 	SWARM_TEST_FULL=1 $(IN_PARALLEL) $(LONG_DEADLINES) --durations=40 --durations-min=2
 
 test-containers: $(VENV)/.installed-test  ## Build the images and run the single-box overlay in containers (as root, with podman)
@@ -86,6 +86,12 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# pytest compiles each test file once more for its assertions. Without this, each worker of a fresh
+# clone would compile all of them, as all start at the same time.
+.PHONY: compiled-tests
+compiled-tests: $(VENV)/.installed-test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only --quiet --quiet >/dev/null || true
 
 bench: $(VENV)/.installed-test  ## Measure speed compared with plain loops; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks
