@@ -45,7 +45,7 @@ from shared.tasks.held_out import HeldOut
 from shared.transport.base import AccessDenied, Conflict, NotConnected, TransportError
 from shared.transport.connect import connect
 from tests.integration.nats_users import raw
-from tests.integration.test_verifier_service import generate, group, until, verifier
+from tests.integration.running_verifier import generate, group, until, verifier
 from tests.secured_server import SecuredServer, make_certificates
 from tests.unit.test_permissions import matches
 
