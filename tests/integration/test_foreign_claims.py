@@ -21,8 +21,8 @@ from shared.transport.base import BadReference, StoredMessage, Transport, Transp
 from shared.transport.blobs import companion_name, companion_subject
 from shared.transport.connect import connect
 from shared.transport.reference import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Reference
+from tests.integration.nats_transports import LossyProxy
 from tests.integration.running_verifier import configured, until, verifier
-from tests.integration.test_transport_nats import LossyProxy
 from tests.integration.test_verifier_trust import share
 from tests.integration.transport_planes import Body, Plane
 from tests.nats_server import NatsServer
