@@ -27,8 +27,8 @@ from shared.contracts.messages import Batch
 from shared.model.reading import load_tokenizer
 from shared.runtime import FatalError
 from tests.integration.trainer_fixtures import model
-from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, through_a_file
-from tests.integration.trainer_ranks import config_for, in_ranks, joined, train_alone, train_together
+from tests.integration.trainer_life import batch_of, config_for, mixed_batch, node_config, scored_group, through_a_file
+from tests.integration.trainer_ranks import in_ranks, joined, train_alone, train_together
 
 __all__ = ["model"]
 

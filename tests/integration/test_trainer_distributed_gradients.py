@@ -28,7 +28,8 @@ from shared.config import NodeConfig
 from shared.model.full_precision import computing_in_float32
 from shared.model.loading import load_causal_lm
 from tests.integration.trainer_fixtures import model
-from tests.integration.trainer_ranks import config_for, in_ranks, joined
+from tests.integration.trainer_life import config_for
+from tests.integration.trainer_ranks import in_ranks, joined
 from tests.objectives import configured
 from tests.unit.trainer_models import VOCABULARY, ragged_groups, small_model
 

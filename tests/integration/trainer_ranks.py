@@ -29,7 +29,6 @@ from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.model.adapter_merge import DeltaRounding
 from tests import forked
-from tests.integration.trainer_life import node_config
 
 DEADLINE_S = 180.0
 
@@ -42,11 +41,6 @@ class Trained:
     policy: dict[str, torch.Tensor]
     records: list[StepRecord] = field(default_factory=list)
     rounding: DeltaRounding | None = None
-
-
-def config_for(model: Path, **trainer: Any) -> NodeConfig:
-    """Of a node whose Adam does not magnify the rounding of small gradients."""
-    return node_config(model, model.parent, trainer={"adam_eps": 1e-3, **trainer})
 
 
 def train(learner: Learner, batches: Sequence[Batch], start_from: LearnerState | None = None) -> Trained:
