@@ -24,8 +24,8 @@ from shared.transport.base import ConsumerSpec, Delivery
 from shared.transport.connect import connect
 from tests.chaos.figures import Row, note
 from tests.chaos.scale import SCALE
-from tests.integration.test_sampler_service import a_node
-from tests.integration.test_verifier_service import MakeServer, configured, group, queue_is_empty, scored, until, verifier
+from tests.integration.running_verifier import MakeServer, configured, group, queue_is_empty, scored, until, verifier
+from tests.integration.sampler_node import a_node
 from tests.unit.sampler_groups import scored_group
 
 MINUTES_10_S = 600.0

@@ -29,7 +29,7 @@ from shared.runtime.status import StatusBoard
 from tests.chaos.figures import Row, note
 from tests.chaos.scale import SCALE
 from tests.fuzz.hostile import CANARY, hostile_messages, resident_bytes
-from tests.integration.test_verifier_service import MakeServer, configured, generate, group, scored, until, verifier
+from tests.integration.running_verifier import MakeServer, configured, generate, group, scored, until, verifier
 
 GROWTH_BYTES = 96 * 2**20
 CHUNK = min(5000, SCALE.intake_messages // 5)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.page_looker import a_browser
+from tests.integration.transport_planes import Body, Plane
 from tests.nats_server import NatsServer
 
 
@@ -24,3 +27,16 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
     running = NatsServer(tmp_path / "nats").start()
     yield running
     running.stop()
+
+
+@pytest.fixture(params=["memory", "nats"])
+def over(request: pytest.FixtureRequest) -> Callable[[Body], Awaitable[None]]:
+    """Runs a test's body on a plane of its own."""
+    tag = f"t{random.getrandbits(40):x}"
+    url = f"memory://{tag}" if request.param == "memory" else request.getfixturevalue("nats_url")
+
+    async def run(body: Body) -> None:
+        async with AsyncExitStack() as stack:
+            await body(Plane(url, tag, stack))
+
+    return run

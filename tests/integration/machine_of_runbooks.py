@@ -22,7 +22,7 @@ from shared.transport.connect import connect
 from swarm_cli.k8s import certificates
 from swarm_cli.observe.evaluations import read_evaluations, read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, free_port_range
-from tests.integration.test_verifier_service import group
+from tests.integration.running_verifier import group
 from tests.nats_server import find_binary, free_port
 from tests.secured_server import SecuredServer
 

@@ -26,7 +26,7 @@ from shared.runtime.status import StatusBoard
 from shared.transport.base import ConsumerSpec, Transport
 from shared.transport.connect import connect
 from swarm_cli.app import app
-from tests.integration.test_verifier_service import configured, generate, group, queue_is_empty, scored, until, verifier
+from tests.integration.running_verifier import configured, generate, group, queue_is_empty, scored, until, verifier
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]

@@ -28,7 +28,7 @@ from swarm_cli.looking.store_copy import server_on_copy
 from swarm_cli.run_end import write_end
 from swarm_cli.running import RunNote
 from tests.integration.page_swarm import PageSwarm
-from tests.integration.test_verifier_service import group
+from tests.integration.running_verifier import group
 from tests.nats_server import NatsServer
 
 KEPT_S = 10.0

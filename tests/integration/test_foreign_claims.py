@@ -21,15 +21,13 @@ from shared.transport.base import BadReference, StoredMessage, Transport, Transp
 from shared.transport.blobs import companion_name, companion_subject
 from shared.transport.connect import connect
 from shared.transport.reference import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Reference
-from tests.integration import test_transport_contract as contract
-from tests.integration.test_transport_contract import Body, Plane
-from tests.integration.test_transport_nats import LossyProxy
-from tests.integration.test_verifier_service import configured, until, verifier
+from tests.integration.nats_transports import LossyProxy
+from tests.integration.running_verifier import configured, until, verifier
 from tests.integration.test_verifier_trust import share
+from tests.integration.transport_planes import Body, Plane
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]
-over = contract.over
 MIB = 2**20
 CHUNKS = companion_name(subjects.SWARM_ROLLOUTS)
 MALLORY = subjects.rollouts("mallory")

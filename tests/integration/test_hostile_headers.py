@@ -16,8 +16,8 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.transport.connect import connect
 from shared.transport.nats import headers
 from shared.transport.reference import UNKNOWN_SIZE
-from tests.integration.test_transport_nats import LOG, opened
-from tests.integration.test_verifier_service import configured, until, verifier
+from tests.integration.nats_transports import LOG, opened
+from tests.integration.running_verifier import configured, until, verifier
 from tests.integration.test_verifier_trust import share
 from tests.nats_server import NatsServer
 

@@ -35,9 +35,8 @@ from swarm_cli.invitation.token import Invitation, read_token
 from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.command import prepare
 from swarm_cli.join.findings import Finding
-from tests.integration.nats_users import raw
-from tests.integration.test_nats_permissions import everything_anybody_may_publish, refused_of
-from tests.integration.test_verifier_service import until
+from tests.integration.nats_users import everything_anybody_may_publish, raw, refused_of
+from tests.integration.running_verifier import until
 from tests.nats_server import NatsServer
 from tests.secured_server import SecuredServer, swarm
 from tests.unit.test_permissions import matches

@@ -8,85 +8,20 @@ import hashlib
 import json
 import os
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
-from shared.contracts.subjects import (
-    POLICY_KEY,
-    VERIFIER_CONSUMER,
-    node_bucket,
-    node_dead_letters,
-    node_dead_letters_stream,
-    node_rollouts,
-    node_rollouts_stream,
-    node_scored,
-    node_scored_stream,
-)
-from shared.transport.base import TransportError
-from shared.transport.connect import connect
+from shared.contracts.streams import ensure_node_streams
+from shared.contracts.subjects import POLICY_KEY, VERIFIER_CONSUMER, node_bucket, node_rollouts, node_scored
 from shared.transport.deadline import Deadline
 from shared.transport.nats.jetstream_api import call
-from shared.transport.nats.snapshots import TransferLost, put_back, take_snapshot
-from shared.transport.nats.transport import NatsTransport
-from swarm_cli.app import app
+from tests.integration.nats_backups import BUCKET, LARGE, QUEUE, SCORED, opened, source, states, swarm, target
 from tests.nats_server import NatsServer
 from tests.secured_server import SecuredServer
 
-QUEUE, SCORED, DEAD = node_rollouts_stream("alpha"), node_scored_stream("alpha"), node_dead_letters_stream("alpha")
-BUCKET = "KV_node_alpha"
-LARGE = b"large group " * 200_000
-"""More than one message may hold: it travels in chunks."""
-DEADLINE_S = 180.0
-
-
-def swarm(*words: str, url: str = "", **environment: str) -> tuple[int, str]:
-    """A `swarm nats` command in this process; its exit code and all it said, on one line."""
-    told = {
-        "SWARM_NODE__ID": "alpha",
-        **({"SWARM_NATS__NODE_URL": url, "SWARM_NATS__SWARM_URL": url} if url else {}),
-        **environment,
-    }
-    done = CliRunner().invoke(app, ["nats", *words], env=told)
-    return done.exit_code, " ".join(f"{done.output} {done.exception or ''}".split())
-
-
-async def opened(url: str, **options: str) -> NatsTransport:
-    transport = await connect(url, name="test", timeout_s=DEADLINE_S, **options)
-    assert isinstance(transport, NatsTransport)
-    return transport
-
-
-async def fill(url: str) -> None:
-    """A node at work: three groups waiting of which one is out and one was acknowledged, others
-    scored, one of them in chunks, a position."""
-    transport = await opened(url)
-    await ensure_node_streams(transport, "alpha")
-    await ensure_swarm_streams(transport)
-    for number in range(4):
-        await transport.publish(node_rollouts("alpha"), b"group %d" % number, stream=QUEUE, message_id=f"draw-{number}")
-    first, second = await transport.fetch(QUEUE, VERIFIER_CONSUMER, 2, 5.0)
-    await first.ack()
-    await transport.publish(node_scored("alpha"), LARGE, stream=SCORED, message_id="large")
-    for number in range(20):
-        await transport.publish(node_scored("alpha"), os.urandom(50_000), stream=SCORED, message_id=f"scored-{number}")
-    letter = await transport.publish(node_dead_letters("alpha"), b"letter", stream=DEAD, message_id="letter")
-    await transport.delete(DEAD, letter.seq)
-    await transport.kv.put(node_bucket("alpha"), POLICY_KEY, b"version 7")
-    await transport.close()
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path_factory.mktemp("source")).start()
-    asyncio.run(fill(server.url))
-    yield server
-    server.kill()
+__all__ = ["source", "target"]
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +31,6 @@ def saved(source: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     code, said = swarm("backup", "--out", str(folder), url=source.url)
     assert code == 0, said
     return folder
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Iterator[NatsServer]:
-    """A server without streams."""
-    server = NatsServer(tmp_path / "target").start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture
@@ -118,19 +45,6 @@ def change(folder: Path, stream: str, **settings: object) -> None:
     (entry,) = [each for each in manifest["streams"] if each["name"] == stream]
     entry["config"] |= settings
     (folder / "backup.json").write_text(json.dumps(manifest))
-
-
-async def states(url: str) -> dict[str, tuple[int, int, int, int]]:
-    transport = await opened(url)
-    names = [
-        each["config"]["name"]
-        for each in json.loads((await transport._connection.client.request("$JS.API.STREAM.LIST")).data)["streams"]
-    ]
-    found = {name: await transport.stream_state(name) for name in names}
-    await transport.close()
-    return {
-        name: (each.messages, each.size_bytes, each.first_seq * bool(each.messages), each.last_seq) for name, each in found.items()
-    }
 
 
 def names_on(server: NatsServer) -> set[str]:
@@ -301,91 +215,8 @@ def test_a_time_that_is_none_stops_no_restore(copied: Path, target: NatsServer) 
     assert code == 0 and "made at a time that is none" in said, said
 
 
-async def test_a_file_that_changes_while_it_is_sent_makes_no_stream(source: NatsServer, target: NatsServer) -> None:
-    transport, parts = await opened(source.url), list[bytes]()
-    taken = await take_snapshot(transport._connection, SCORED, parts.append)
-    await transport.close()
-    other = await opened(target.url)
-
-    def changed() -> None:
-        raise ValueError("changed")
-
-    with pytest.raises(ValueError, match="changed"):
-        await put_back(other._connection, taken.config, taken.state, parts[:3], sure=changed, timeout_s=10)
-    # The server gives up by itself; then the same is restored.
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            made = await put_back(other._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
-            break
-        except TransportError:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.2)
-    assert made["state"]["messages"] == taken.state["messages"]
-    await other.close()
-
-
-async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_refusal(
-    nats_server: Callable[..., NatsServer],
-) -> None:
-    server = nats_server()
-    await fill(server.url)
-    transport, parts = await opened(server.url), list[bytes]()
-    for number in range(16):  # more than is on its way at once
-        await transport.publish(node_scored("alpha"), os.urandom(900_000), stream=SCORED, message_id=f"large-{number}")
-
-    def restart_first(part: bytes) -> None:
-        if not parts:
-            server.restart()
-        parts.append(part)
-
-    with pytest.raises(TransferLost):
-        await take_snapshot(transport._connection, SCORED, restart_first)
-    # Again, now that it is back: whole.
-    parts.clear()
-    await transport.stream_state(SCORED)
-    taken = await take_snapshot(transport._connection, SCORED, parts.append)
-    await transport._connection.client.request(f"$JS.API.STREAM.DELETE.{SCORED}", b"")
-
-    def restart_later() -> Iterator[bytes]:
-        yield parts[0]
-        server.restart()
-        yield from parts[1:]
-
-    with pytest.raises(TransferLost):
-        await put_back(transport._connection, taken.config, taken.state, restart_later(), sure=lambda: None, timeout_s=10)
-    with pytest.raises(TransportError):
-        await transport.stream_state(SCORED)  # nothing half
-    await put_back(transport._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
-    assert (await transport.stream_state(SCORED)).messages == taken.state["messages"]
-    await transport.close()
-
-
-def test_a_backup_over_a_servers_restart_is_whole(
-    nats_server: Callable[..., NatsServer], tmp_path: Path, target: NatsServer
-) -> None:
-    server = nats_server()
-    asyncio.run(fill(server.url))
-    began = threading.Event()
-
-    def restart() -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not list(tmp_path.glob(".saved-*/*.snapshot")) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        began.set()
-        server.restart()
-
-    restarting = threading.Thread(target=restart)
-    restarting.start()
-    code, said = swarm("backup", "--out", str(tmp_path / "saved"), url=server.url)
-    restarting.join(DEADLINE_S)
-    assert began.is_set() and code == 0, said
-    code, said = swarm("restore", str(tmp_path / "saved"), url=target.url)
-    assert code == 0 and asyncio.run(states(target.url)) == asyncio.run(states(server.url)), said
-
-
 async def test_an_operator_backs_up_its_own_streams_and_cannot_reach_another_nodes_or_the_swarms(tmp_path: Path) -> None:
-    """Roles and the swarm's members may ask for none of it (`test_nats_permissions`)."""
+    """Roles and the swarm's members may ask for none of it (`test_nats_allowed_subjects`)."""
     server = SecuredServer(tmp_path, ["alpha", "beta"])
     server.start()
     try:

@@ -25,7 +25,7 @@ from shared.transport.keys import bucket_stream
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
 from tests.integration.nats_users import raw
-from tests.integration.test_verifier_service import until
+from tests.integration.running_verifier import until
 from tests.secured_server import SecuredServer
 
 ANSWER_S = 30.0

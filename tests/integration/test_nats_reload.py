@@ -17,7 +17,7 @@ from shared.runtime.logs import configure_logging
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.connect import connect
-from tests.integration.test_verifier_service import until
+from tests.integration.running_verifier import until
 from tests.secured_server import SecuredServer, swarm
 
 

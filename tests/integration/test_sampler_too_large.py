@@ -17,7 +17,7 @@ from shared.contracts.control import TrainerPosition
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import node_streams
 from shared.contracts.subjects import node_batches_stream
-from tests.integration.test_sampler_service import a_node, configured
+from tests.integration.sampler_node import a_node, configured
 from tests.unit.sampler_groups import scored_group
 
 LIMIT_BYTES = 50_000

@@ -16,7 +16,7 @@ from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.messages import SignedRollouts
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import Transport
-from tests.integration.test_verifier_service import configured, generate, group, until, verifier
+from tests.integration.running_verifier import configured, generate, group, until, verifier
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]

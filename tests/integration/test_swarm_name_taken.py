@@ -19,7 +19,7 @@ from shared.identity.statements import said_in
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.planes import connect_node_plane
 from shared.runtime.status import StatusBoard
-from tests.integration.test_verifier_service import configured, generate, group, until, verifier
+from tests.integration.running_verifier import configured, generate, group, until, verifier
 from tests.nats_server import NatsServer
 
 pytestmark = pytest.mark.slow

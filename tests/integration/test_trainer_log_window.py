@@ -12,28 +12,18 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import services.trainer.durable.batch_log as batch_log
-from shared.config.sections import ModelSection
 from shared.contracts.codec import encode
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import node_streams
-from shared.model.reading import load_tokenizer
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
 from tests.full_disk import no_file_above
-from tests.integration.test_trainer_service import STREAM, some_batches
-from tests.integration.trainer_life import NODE, Life, checkpoints, node_config, put_batches, set_up, tiny_policy
+from tests.integration.trainer_fixtures import STREAM, model, some_batches, tokenizer
+from tests.integration.trainer_life import NODE, Life, checkpoints, node_config, put_batches, set_up
+
+__all__ = ["model", "tokenizer"]
 
 UNSAVED = 2
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_policy(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> PreTrainedTokenizerFast:
-    return load_tokenizer(ModelSection(path=str(model)))
 
 
 async def small_log(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, counted: str) -> MemoryTransport:

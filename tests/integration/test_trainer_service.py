@@ -5,41 +5,28 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from services.generator.engines import SamplingParams
-from services.generator.engines.transformers_engine import TransformersEngine
-from services.trainer.durable.export import export_adapter, export_policy
-from services.trainer.learner import Learner
-from services.trainer.records import StepRecord
-from shared.config.sections import ModelSection
+from services.trainer.durable.export import export_policy
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, PolicyPointer
-from shared.contracts.messages import Batch
 from shared.contracts.senders import FINDINGS_KEY, TrainerFindings
-from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, node_batches_stream, node_bucket
-from shared.device_turns import DeviceTurns, turns_file
+from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, node_bucket
 from shared.json_lines import read_jsonl
-from shared.model.reading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.run_records import TRAINED_FILE
-from shared.runtime import FatalError
 from shared.transport.base import NotConnected
 from shared.transport.connect import connect
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
-from swarm_cli.errors import CommandError
-from swarm_cli.model.commands import Dtype, export, export_node
 from tests.full_disk import no_file_above
+from tests.integration.trainer_fixtures import STREAM, model, some_batches, tokenizer, transport
 from tests.integration.trainer_life import (
     NODE,
     Life,
@@ -53,31 +40,11 @@ from tests.integration.trainer_life import (
     put_batches,
     scored_group,
     set_up,
-    tiny_policy,
     trainer_position,
 )
 from tests.nats_server import NatsServer
 
-STREAM = node_batches_stream(NODE)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_policy(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> PreTrainedTokenizerFast:
-    return load_tokenizer(ModelSection(path=str(model)))
-
-
-@pytest.fixture
-def transport() -> MemoryTransport:
-    return MemoryTransport(MemoryServer())
-
-
-def some_batches(tokenizer: PreTrainedTokenizerFast, count: int, first: int = 1) -> list[Batch]:
-    return [mixed_batch(tokenizer, number) for number in range(first, first + count)]
+__all__ = ["model", "tokenizer", "transport"]
 
 
 async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_finished(
@@ -159,58 +126,6 @@ async def test_a_stopped_trainer_writes_a_checkpoint_and_goes_on_to_the_same_wei
     assert [line["step"] for line in metric_lines(parts)] == list(range(1, 9))
 
 
-async def test_a_trainer_that_waits_for_its_turn_on_the_device_stops_with_a_checkpoint_of_what_it_trained(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
-) -> None:
-    config = node_config(model, tmp_path, model_section={"device_turns": True})
-    others = DeviceTurns(turns_file(tmp_path, "cpu"), "generator of beta")
-    await set_up(transport, some_batches(tokenizer, 2))
-    life = Life(config, transport)
-    await life.until_step(2)
-    async with others.turn():
-        await put_batches(transport, some_batches(tokenizer, 1, first=3))
-        await life.until(others.wanted)
-        assert await life.stop() < 10.0
-    assert checkpoints(config).steps()[-1] == 2
-    life = Life(config, transport)
-    await life.until_step(3)
-    await life.stop()
-
-
-async def test_a_turn_that_cannot_be_had_is_a_fatal_error_with_a_remedy(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
-) -> None:
-    turns_file(tmp_path, "cpu").mkdir()
-    await set_up(transport, some_batches(tokenizer, 1))
-    with pytest.raises(FatalError, match="no turn on the device .* unset model.device_turns"):
-        await Life(node_config(model, tmp_path, model_section={"device_turns": True}), transport).end()
-
-
-class FullDevice(Learner):
-    """A learner for whose steps there is no memory. Stands in for a GPU, which tests cannot count
-    on.
-    """
-
-    def step(self, batch: Batch) -> StepRecord:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-
-@pytest.mark.parametrize("in_turns", [False, True])
-async def test_a_step_that_does_not_fit_is_fatal_unless_others_may_have_the_memory_yet(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path, in_turns: bool
-) -> None:
-    """One that was killed in its turn gives its memory back a moment after its turn: then a
-    supervisor starts the trainer again.
-    """
-    config = node_config(model, tmp_path, model_section={"device_turns": in_turns})
-    await set_up(transport, some_batches(tokenizer, 1))
-    with pytest.raises((FatalError, RuntimeError), match="step 1 does not fit .*2.00 GiB.*lower trainer.token_budget") as raised:
-        await Life(config, transport, learn=FullDevice).end()
-    assert isinstance(raised.value, FatalError) != in_turns
-    async with asyncio.timeout(120), DeviceTurns(turns_file(tmp_path, "cpu"), "the next").turn():
-        pass
-
-
 async def test_a_batch_without_any_advantage_counts_as_a_step_and_leaves_the_weights(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
 ) -> None:
@@ -232,73 +147,6 @@ async def test_a_batch_without_any_advantage_counts_as_a_step_and_leaves_the_wei
     assert all(torch.equal(value, base[name]) for name, value in checkpoint.state.weights.items())
     pointer = await policy_pointer(transport)
     assert pointer is not None and pointer.version == 1
-
-
-async def test_a_broken_newest_checkpoint_is_put_aside_and_the_one_before_gives_the_same_end(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
-) -> None:
-    config = node_config(model, tmp_path, trainer={"max_steps": 8})
-    await set_up(transport, some_batches(tokenizer, 8))
-    life = Life(config, transport)
-    await life.until_finished()
-    await life.stop()
-    expected = final_state(config)
-    newest = checkpoints(config).folder / "step-00000008" / "weights.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-5])
-
-    life = Life(config, transport)
-    await life.until(lambda: bool(life.logged("finished")))
-    await life.stop()
-    (warning,) = life.logged("checkpoint_broken")
-    assert "torn or altered" in warning["reason"] and life.value("swarm_trainer_corrupt_checkpoints_total") == 1
-    assert final_state(config) == expected
-    assert [line["step"] for line in metric_lines(config)] == list(range(1, 9))
-    assert not life.logged("policy_published_again")
-
-
-async def test_when_no_checkpoint_is_whole_it_refuses_to_start_and_says_what_to_do(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
-) -> None:
-    config = node_config(model, tmp_path, trainer={"max_steps": 4})
-    await set_up(transport, some_batches(tokenizer, 4))
-    life = Life(config, transport)
-    await life.until_finished()
-    await life.stop()
-    for step in checkpoints(config).steps():
-        (checkpoints(config).folder / f"step-{step:08d}" / "manifest.json").write_text("{}")
-    with pytest.raises(FatalError, match="no checkpoint in .* can be used .* restore one .* node.run"):
-        await Life(config, transport).end()
-
-
-async def test_batches_that_are_gone_from_the_log_are_a_fatal_error_with_a_remedy(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
-) -> None:
-    config = node_config(model, tmp_path, trainer={"max_steps": 9})
-    await set_up(transport, some_batches(tokenizer, 5))
-    await transport.purge(STREAM, 2)
-    with pytest.raises(
-        FatalError, match="batch 1 is missing .* the log continues with batch 3, and there is no checkpoint. Restore"
-    ):
-        await Life(config, transport).end()
-    await transport.purge(STREAM, 5)
-    with pytest.raises(FatalError, match="nothing is left of it"):
-        await Life(config, transport).end()
-
-
-async def test_a_message_that_is_no_batch_is_a_fatal_error(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
-) -> None:
-    await set_up(transport)
-    await transport.publish(f"node.{NODE}.batches", encode(mixed_batch(tokenizer, 1))[:-9], stream=STREAM, message_id="x")
-    with pytest.raises(FatalError, match="is not a batch that this version can read .*malformed"):
-        await Life(node_config(model, tmp_path), transport).end()
-
-
-async def test_a_missing_model_is_a_fatal_error_with_a_remedy(transport: MemoryTransport, tmp_path: Path) -> None:
-    await set_up(transport)
-    config = node_config(tmp_path / "nowhere", tmp_path)
-    with pytest.raises(FatalError, match="is not a folder: check the spelling, import a model with"):
-        await Life(config, transport).end()
 
 
 async def test_the_batch_log_is_purged_up_to_the_oldest_kept_checkpoint_but_never_its_newest_batch(
@@ -386,161 +234,6 @@ async def test_a_published_policy_newer_than_the_whole_log_is_taken_back_with_a_
     await life.until(back)
     await life.stop()
     assert [line["level"] for line in life.logged("policy_steps_back")] == ["warning"]
-
-
-async def test_lora_publishes_adapters_alone_which_an_engine_answers_with_as_the_merged_export_does(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
-) -> None:
-    trainer = {"max_steps": 3, "learning_rate": 1e-2, "lora": {"rank": 4, "alpha": 32.0}}
-    config = node_config(model, tmp_path, trainer=trainer)
-    await set_up(transport, some_batches(tokenizer, 3))
-    life = Life(config, transport)
-    await life.until_finished()
-    await life.stop()
-    pointer = await policy_pointer(transport)
-    assert pointer is not None
-    store = open_policy_store(config.policy_store_uri, transport, NODE)
-    fetched = await store.fetch(pointer, tmp_path / "fetched")
-    assert {value.dtype for value in load_file(fetched).values()} == {torch.float32}
-    assert all(".lora_" in name for name in load_file(fetched))
-    assert life.context.registry.get_sample_value("swarm_trainer_delta_lost_ratio") is None
-
-    async def scores(folder: Path, policy: Path | None) -> list[list[float]]:
-        engine = TransformersEngine(str(folder), device="cpu", max_model_len=128)
-        await engine.start()
-        if policy is not None:
-            await engine.load_policy(policy, pointer.version)
-        found = await engine.score([[72, 105]], [[40, 41, 42, 43]], SamplingParams(temperature=1.0, max_new_tokens=8))
-        await engine.close()
-        return found
-
-    base, published = await scores(model, None), await scores(model, fetched)
-    exported = await scores(export_policy(config.node.run_dir, tmp_path / "export").folder, None)
-    assert published[0] == pytest.approx(exported[0], abs=1e-4)
-    assert base[0] != pytest.approx(exported[0], abs=1e-2)
-
-
-async def test_lora_trains_adapters_only_and_publishes_and_exports_them_merged_where_that_is_asked_for(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
-) -> None:
-    config = node_config(model, tmp_path, trainer={"max_steps": 3, "lora": {"rank": 4, "publish": "merged"}})
-    await set_up(transport, some_batches(tokenizer, 3))
-    life = Life(config, transport)
-    await life.until_finished()
-    await life.stop()
-    checkpoint, _ = checkpoints(config).newest()
-    assert checkpoint is not None and all("lora_" in name for name in checkpoint.state.weights)
-    pointer = await policy_pointer(transport)
-    assert pointer is not None
-    store = open_policy_store(config.policy_store_uri, transport, NODE)
-    published = load_file(await store.fetch(pointer, tmp_path / "fetched"))
-    exported = AutoModelForCausalLM.from_pretrained(export_policy(config.node.run_dir, tmp_path / "export").folder).state_dict()
-    base = AutoModelForCausalLM.from_pretrained(model).state_dict()
-    assert set(base) - set(published) == {"lm_head.weight"} and set(published) < set(base)
-    assert all(torch.equal(published[name], exported[name]) for name in published)
-    changed = {name for name in published if not torch.equal(published[name], base[name])}
-    assert changed == {name for name in base if name.endswith("proj.weight")}
-
-
-async def test_a_delta_that_bfloat16_rounds_away_is_told_with_cause_and_remedy_and_float32_keeps_it(
-    model: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    published = {}
-    for dtype in ("auto", "float32"):
-        trainer = {"max_steps": 3, "learning_rate": 1e-5, "lora": {"rank": 4, "publish": "merged"}, "publish_dtype": dtype}
-        config = node_config(model, tmp_path / dtype, model_section={"dtype": "bfloat16"}, trainer=trainer)
-        transport = MemoryTransport(MemoryServer())
-        await set_up(transport, some_batches(tokenizer, 3))
-        life = Life(config, transport)
-        await life.until_finished()
-        await life.stop()
-        lost = life.context.registry.get_sample_value("swarm_trainer_delta_lost_ratio")
-        assert lost is not None
-        pointer = await policy_pointer(transport)
-        assert pointer is not None
-        store = open_policy_store(config.policy_store_uri, transport, NODE)
-        fetched = await store.fetch(pointer, tmp_path / f"fetched-{dtype}")
-        published[dtype] = load_file(fetched)
-        shutil.copy(fetched, tmp_path / f"{dtype}.safetensors")
-        if dtype == "float32":
-            assert abs(lost) < 0.01 and not life.logged("delta_rounded_away")
-            continue
-        assert lost > 0.8
-        (line,) = life.logged("delta_rounded_away")
-        assert (line["level"], line["version"], line["dtype"]) == ("warning", 1, "bfloat16") and line["lost_ratio"] > 0.8
-        assert "do not move in bfloat16" in line["reason"] and "publish_dtype" in line["remedy"]
-    assert {value.dtype for value in published["auto"].values()} == {torch.bfloat16}
-    assert all(torch.equal(value, published["float32"][name].bfloat16()) for name, value in published["auto"].items())
-    # What docs/models.md says of generators: one in bfloat16 rounds again, one in float32 has the
-    # policy that is trained.
-    for dtype, sees_a_difference in (("bfloat16", False), ("float32", True)):
-        engine = TransformersEngine(str(model), dtype=dtype, device="cpu", max_model_len=128)
-        await engine.start()
-        scores = []
-        for kind in ("auto", "float32"):
-            await engine.load_policy(tmp_path / f"{kind}.safetensors", 3)
-            scores.append(await engine.score([[72, 105]], [[40, 41, 42, 43]], SamplingParams(temperature=1.0, max_new_tokens=8)))
-        await engine.close()
-        assert (scores[0] != scores[1]) == sees_a_difference
-
-
-async def test_exports_merge_in_float32_say_what_rounding_loses_and_write_float32_or_the_adapter_alone(
-    model: Path,
-    tokenizer: PreTrainedTokenizerFast,
-    transport: MemoryTransport,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    trainer = {"max_steps": 3, "learning_rate": 1e-5, "lora": {"rank": 4, "target_modules": ["q_proj", "down_proj"]}}
-    config = node_config(model, tmp_path, model_section={"dtype": "bfloat16"}, trainer=trainer)
-    await set_up(transport, some_batches(tokenizer, 3))
-    life = Life(config, transport)
-    await life.until_finished()
-    await life.stop()
-    run_dir = config.node.run_dir
-
-    usual = export_policy(run_dir, tmp_path / "usual")
-    exact = export_policy(run_dir, tmp_path / "exact", dtype="float32")
-    assert usual.dtype == "bfloat16" and usual.rounding is not None and usual.rounding.lost_ratio > 0.8
-    assert exact.dtype == "float32" and exact.rounding is not None and abs(exact.rounding.lost_ratio) < 0.01
-    wide = AutoModelForCausalLM.from_pretrained(exact.folder)
-    narrow = AutoModelForCausalLM.from_pretrained(usual.folder)
-    assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
-    assert all(torch.equal(value.bfloat16(), narrow.state_dict()[name]) for name, value in wide.state_dict().items())
-
-    alone = export_adapter(run_dir, tmp_path / "adapter")
-    assert not (alone.folder / "model.safetensors").exists()
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).float()
-    merged = PeftModel.from_pretrained(base, alone.folder).merge_and_unload().state_dict()
-    assert all(torch.allclose(merged[name], value, rtol=0, atol=1e-7) for name, value in wide.state_dict().items())
-
-    def said(out: str, *options: str) -> str:
-        export(str(run_dir.parent), NODE, tmp_path / out, var_dir=tmp_path, **dict.fromkeys(options, True))
-        return capsys.readouterr().err
-
-    assert re.search(r"rounding to bfloat16 lost [89]\d% .*--dtype float32 or --adapter keeps it", said("by-command"))
-    assert "lost" not in said("adapter-by-command", "adapter")
-    with pytest.raises(CommandError, match="omit --dtype"):
-        export(str(run_dir.parent), NODE, tmp_path / "both", dtype=Dtype.FLOAT32, adapter=True, var_dir=tmp_path)
-
-
-async def test_a_policy_that_was_trained_whole_is_exported_as_its_float32_weights_and_has_no_adapter(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
-) -> None:
-    config = node_config(model, tmp_path, model_section={"dtype": "bfloat16"}, trainer={"max_steps": 2})
-    await set_up(transport, some_batches(tokenizer, 2))
-    life = Life(config, transport)
-    await life.until_finished()
-    await life.stop()
-    checkpoint, _ = checkpoints(config).newest()
-    assert checkpoint is not None
-    exported = export_policy(config.node.run_dir, tmp_path / "export", dtype="float32")
-    state = AutoModelForCausalLM.from_pretrained(exported.folder).state_dict()
-    assert exported.rounding is None
-    assert all(torch.equal(state[name], value) for name, value in checkpoint.state.weights.items())
-    with pytest.raises(CommandError, match="trained without adapters .* export the whole policy"):
-        export_node(config.node.run_dir, tmp_path / "adapter", adapter=True)
-    assert not (tmp_path / "adapter").exists()
 
 
 async def test_it_outlives_its_server_and_goes_on_where_it_was(

@@ -19,9 +19,7 @@ import pytest
 from shared.transport.base import ConsumerSpec, Delivery, KeyValue, KvEntry, StreamSpec, Transport
 from shared.transport.connect import connect
 from tests.integration.cancel_at import CancelledAt, Moment
-from tests.integration.test_transport_contract import LOG, QUEUE, Body, Plane, over
-
-__all__ = ["over"]
+from tests.integration.transport_planes import LOG, QUEUE, Body, Plane
 
 LARGE = os.urandom(1_500_000)
 MOST_TURNS = 200

@@ -18,7 +18,7 @@ from shared.contracts.streams import ensure_swarm_streams, verifier_consumer
 from shared.runtime.service import _connect_swarm_plane
 from shared.transport.base import Lowering, StreamSpec, Transport, TransportError
 from shared.transport.connect import connect
-from tests.integration.test_verifier_service import MakeServer, configured, generate, group, scored, until, verifier
+from tests.integration.running_verifier import MakeServer, configured, generate, group, scored, until, verifier
 
 NOT_THE_SERVER = "accounts { A { users: [ { user: a, password: a } ] } }\nno_auth_user: a"
 """Nobody has JetStream here, so a stranger's answer is the only one."""

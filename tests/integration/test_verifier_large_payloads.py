@@ -16,7 +16,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.identity import keys
 from shared.identity.keys import SigningKey, new_seed
-from tests.integration.test_verifier_service import configured, generate, group, until, verifier
+from tests.integration.running_verifier import configured, generate, group, until, verifier
 from tests.nats_server import NatsServer
 
 LARGE = b"\xff\xff\xff\x7f" * 2**20

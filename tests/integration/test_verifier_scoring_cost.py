@@ -22,7 +22,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.registry import VERIFIERS
 from shared.transport.base import Transport
 from tests.integration.installed_verifier import OBEYS, install
-from tests.integration.test_verifier_service import configured, generate, group, scored, until, verifier
+from tests.integration.running_verifier import configured, generate, group, scored, until, verifier
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -20,144 +17,30 @@ from prometheus_client import CollectorRegistry, generate_latest
 from services.verifier.border import Refusal
 from services.verifier.figures import Figures
 from services.verifier.local_outcomes import LocalOutcomes
-from services.verifier.service import VerifierService
 from services.verifier.sharing import MAX_GROUPS, Outbox
 from services.verifier.sharing_rules import sign
 from services.verifier.spent_groups import SpentGroups
 from services.verifier.swarm_link import SwarmLink
-from shared.cancelling import cancel_and_wait
-from shared.config import NodeConfig, load_config
 from shared.contracts import subjects
-from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs, unpack_logprobs
+from shared.contracts.codec import content_id, decode, encode, unpack_logprobs
 from shared.contracts.control import EvalReport, NodeRecord
-from shared.contracts.messages import (
-    Completion,
-    ModelIdentity,
-    RolloutGroup,
-    Sampling,
-    ScoredGroup,
-    SignedRollouts,
-    Task,
-    TaskRef,
-    signed_bytes,
-)
-from shared.contracts.streams import ensure_node_streams, prepare_node_streams, prepare_swarm_streams
+from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef, signed_bytes
+from shared.contracts.streams import ensure_node_streams, prepare_swarm_streams
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Standing, hear
 from shared.json_lines import read_jsonl
 from shared.run_records import refused_file
-from shared.runtime import ServiceContext
-from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
 from shared.tasks.derive import derive_task
 from shared.tasks.held_out import held_out_tasks
-from shared.transport.base import ConsumerSpec, Transport
+from shared.transport.base import ConsumerSpec
 from shared.transport.connect import connect
 from tests.integration.installed_verifier import HANG, HANGS, install
-from tests.nats_server import NatsServer, free_port
+from tests.integration.running_verifier import MakeServer, configured, generate, group, queue_is_empty, scored, until, verifier
+from tests.nats_server import free_port
 
-MakeServer = Callable[..., NatsServer]
-TASKS = [{"dataset": "gcd"}, {"dataset": "simple_integration"}]
 WITH_A_SCORER_THAT_HANGS = [{"dataset": "gcd"}, {"dataset": "simple_integration", "verifier": "hangs"}]
-
-
-def configured(
-    node: str,
-    url: str,
-    folder: Path,
-    swarm_url: str | None = None,
-    tasks: Sequence[dict[str, str]] = TASKS,
-    **verifier: object,
-) -> NodeConfig:
-    return load_config(
-        overrides={
-            "node": {"id": node, "var_dir": folder},
-            "nats": {"node_url": url, "swarm_url": swarm_url or url},
-            "tasks": list(tasks),
-            "eval": {"tasks": 10},
-            "verifier": {"intake_poll_s": 0.05, "answer_timeout_s": 1.5, "ack_wait_s": 5.0, **verifier},
-        }
-    )
-
-
-def group(node: str, index: int, answers: list[str] | None = None, **changes: object) -> RolloutGroup:
-    """A group of a task that no other node and index has."""
-    task = derive_task(
-        TaskRef(dataset="gcd", seed=100_000 * (zlib.crc32(node.encode()) % 10_000) + 500 * (index // 400), index=index % 400)
-    )
-    completions = [
-        Completion(
-            text=f"<answer>{text}</answer>",
-            finish_reason="stop",
-            token_count=2,
-            token_ids=pack_ids([7, 0]),
-            behaviour_logprobs=pack_logprobs([-1.0, -0.1]),
-        )
-        for text in answers or [str(task.answer), "wrong"]
-    ]
-    whole = RolloutGroup(
-        node=node,
-        created_at=time.time(),
-        draw=index,
-        task=task,
-        completions=completions,
-        model=ModelIdentity(name="tiny", tokenizer_hash="a" * 64),
-        policy_version=3,
-        sampling=Sampling(),
-    )
-    return msgspec.structs.replace(whole, **changes)
-
-
-@asynccontextmanager
-async def verifier(config: NodeConfig) -> AsyncIterator[ServiceContext]:
-    """A running verifier, stopped in order at the end; its failure is the test's."""
-    node = await connect_node_plane(config, "verifier")
-    await prepare_node_streams(node, config.node.id, create=config.nats.create_streams)
-    swarm = None
-    if config.nats.swarm_url == config.nats.node_url:
-        swarm = await connect_swarm_plane(config, "verifier", timeout_s=5.0)
-        await prepare_swarm_streams(swarm, create=config.nats.create_streams)
-    board = StatusBoard(config.node.id, "verifier", "0")
-    log = structlog.get_logger("verifier")
-    context = ServiceContext(config, "verifier", "0", node, swarm, log, CollectorRegistry(), board, asyncio.Event())
-    running = asyncio.create_task(VerifierService(config).run(context))
-    try:
-        await until(lambda: context.ready or running.done())
-        yield context
-        context.stopping.set()
-        await asyncio.wait_for(running, 4.0)
-    finally:
-        await cancel_and_wait(running)
-        await node.close()
-        if swarm is not None:
-            await swarm.close()
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        met = condition()
-        if met if isinstance(met, bool) else await met:
-            return
-        assert time.monotonic() < deadline, "did not come about in time"
-        await asyncio.sleep(0.05)
-
-
-async def generate(transport: Transport, *groups: RolloutGroup) -> None:
-    for each in groups:
-        payload = encode(each)
-        stream = subjects.node_rollouts_stream(each.node)
-        await transport.publish(subjects.node_rollouts(each.node), payload, stream=stream, message_id=content_id(payload))
-
-
-async def scored(transport: Transport, node: str) -> list[ScoredGroup]:
-    messages = await transport.read(subjects.node_scored_stream(node), 1, 1000)
-    return [decode(await transport.payload(message), ScoredGroup) for message in messages]
-
-
-async def queue_is_empty(transport: Transport, node: str) -> bool:
-    return (await transport.stream_state(subjects.node_rollouts_stream(node))).messages == 0
 
 
 async def test_an_own_group_is_scored_once_shared_and_taken_in_by_another_node(nats_server: MakeServer, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from shared.transport.base import Transport
 from shared.transport.connect import connect
 from swarm_cli.ban_commands import ban, unban
 from swarm_cli.errors import CommandError
-from tests.integration.test_verifier_service import configured, group, scored, until, verifier
+from tests.integration.running_verifier import configured, group, scored, until, verifier
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]

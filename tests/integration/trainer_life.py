@@ -94,6 +94,11 @@ def node_config(model: Path, var_dir: Path, **overrides: Any) -> NodeConfig:
     return load_config(overrides=sections)
 
 
+def config_for(model: Path, **trainer: Any) -> NodeConfig:
+    """Of a node whose Adam does not magnify the rounding of small gradients."""
+    return node_config(model, model.parent, trainer={"adam_eps": 1e-3, **trainer})
+
+
 def scored_group(
     tokenizer: PreTrainedTokenizerFast,
     rng: random.Random,

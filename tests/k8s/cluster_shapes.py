@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 Object = dict[str, Any]
+Listed = dict[str, list[Object]]
+"""The objects of a cluster, by the plural of their kind."""
 
 
 def machine(name: str, *, gpus: int = 0, cpus: int = 48, memory_gi: int = 384, arch: str = "amd64", **more: Any) -> Object:
@@ -93,3 +95,9 @@ def fitting() -> dict[str, list[Object]]:
         "resourcequotas": [],
         "dns": [dns_pod()],
     }
+
+
+def no_plugin(listed: Listed) -> None:
+    """Change it so that no machine offers a GPU."""
+    for each in listed["nodes"]:
+        each["status"]["allocatable"].pop("nvidia.com/gpu", None)

@@ -1,53 +1,27 @@
-"""`swarm k8s check` names what would stop an overlay, in a cluster of which kubectl tells.
-
-The rules are tried over the rendered overlays and over hand-written objects (`cluster_shapes.py`);
-the command over a `kubectl` on PATH that renders with the real one and replays those objects.
+"""`swarm k8s check` names what would stop an overlay, in a cluster of which kubectl tells: its
+rules over the rendered overlays and over hand-written objects (`cluster_shapes.py`).
 """
 
 from __future__ import annotations
 
 import base64
 import copy
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from typer.testing import CliRunner
 
-from swarm_cli.app import app
 from swarm_cli.k8s import certificates
 from swarm_cli.k8s.check import images
 from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.command import findings
 from swarm_cli.k8s.check.overlay import Overlay
 from swarm_cli.k8s.check.quantity import quantity
-from tests.k8s.cluster_shapes import dns_pod, fitting, machine, metrics_service, named, quota, storage_class
-from tests.k8s.manifests import REPOSITORY, kustomize, render
+from tests.k8s.cluster_shapes import Listed, dns_pod, machine, metrics_service, named, no_plugin, quota, storage_class
+from tests.k8s.manifests import render
 
 NOW = datetime.now(UTC)
-Listed = dict[str, list[dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def secrets(tmp_path_factory: pytest.TempPathFactory) -> Listed:
-    """What `swarm k8s secrets` makes, as the cluster has it then."""
-    folder = tmp_path_factory.mktemp("check") / "keys"
-    arguments = ["k8s", "secrets", "--nodes", "alpha,beta,gamma", "--keys", str(folder)]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    made = list(yaml.safe_load_all(result.stdout))
-    return {f"{kind.lower()}s": [each for each in made if each["kind"] == kind] for kind in ("Secret", "ConfigMap")}
-
-
-@pytest.fixture
-def cluster(secrets: Listed) -> Listed:
-    return copy.deepcopy(fitting() | secrets)
 
 
 def told(listed: Listed, variant: str = "cluster", **more: Any) -> list[str]:
@@ -116,11 +90,6 @@ def another_key(listed: Listed) -> None:
 
 def broken_certificate(listed: Listed) -> None:
     edit_secret(listed, "nats-server-tls", "tls.crt", "no certificate")
-
-
-def no_plugin(listed: Listed) -> None:
-    for each in listed["nodes"]:
-        each["status"]["allocatable"].pop("nvidia.com/gpu", None)
 
 
 def small_machines(listed: Listed) -> None:
@@ -314,89 +283,3 @@ def test_quantities_are_kubernetes_own() -> None:
     assert {text: quantity(text) for text in said} == said
     with pytest.raises(ValueError, match="not a quantity"):
         quantity("8 GiB")
-
-
-FAKE = """#!{python}
-import json, os, sys
-from pathlib import Path
-words, told = sys.argv[1:], json.loads(Path({told!r}).read_text())
-if words[0] == "kustomize":
-    os.execv({real!r}, [{real!r}, *{rest!r}, *words[1:]])
-if words[:2] == ["config", "current-context"]:
-    print("trial")
-elif words[0] == "version":
-    if "serverVersion" not in told:
-        sys.exit("Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout")
-    print(json.dumps({{"clientVersion": {{"minor": "34"}}, "serverVersion": told["serverVersion"]}}, indent=2))
-elif words[:2] == ["auth", "can-i"]:
-    print("yes")
-elif words[0] == "get":
-    kind = "dns" if words[1] == "pods" else words[1]
-    if kind not in told:
-        sys.exit(f'Error from server (Forbidden): {{kind}} is forbidden: User "dev" cannot list resource "{{kind}}"')
-    if "name" in words:
-        print("\\n".join(f"customresourcedefinition.apiextensions.k8s.io/{{each['metadata']['name']}}" for each in told[kind]))
-    else:
-        items = [] if "daemonset-dns" in " ".join(words) else told[kind]
-        print(json.dumps({{"apiVersion": "v1", "kind": "List", "items": items}}))
-else:
-    sys.exit(f"not expected: {{words}}")
-"""
-
-
-def run(folder: Path, listed: Listed | dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = kustomize()
-    if command is None:
-        pytest.skip("neither kubectl nor kustomize is here")
-    (folder / "bin").mkdir(exist_ok=True)
-    (folder / "told.json").write_text(json.dumps(listed))
-    fake = folder / "bin" / "kubectl"
-    fake.write_text(FAKE.format(python=sys.executable, told=str(folder / "told.json"), real=command[0], rest=list(command[1:])))
-    fake.chmod(0o755)
-    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(
-        [sys.executable, "-m", "swarm_cli", "k8s", "check", *arguments],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-@pytest.mark.slow
-def test_the_command_renders_asks_the_cluster_and_ends_with_1_if_anything_stops(cluster: Listed, tmp_path: Path) -> None:
-    """Before anything is set up: no images, no Secrets, no GPUs."""
-    no_plugin(cluster)
-    del cluster["secrets"]
-    done = run(tmp_path, cluster | {"serverVersion": {"minor": "33+", "major": "1"}}, "k8s/overlays/cluster")
-    assert done.returncode == 1, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["stops", "stops", "note", "note"], lines
-    assert "no image is named yet" in lines[0] and "offers nvidia.com/gpu" in lines[1]
-    assert any("secrets could not be read" in line and "cannot list resource" in line for line in lines)
-    assert "k8s/overlays/cluster on trial: 2 of 4 findings would stop it" in done.stderr
-
-
-def test_without_a_cluster_what_is_missing_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    overlay = tmp_path / "rendered.yaml"
-    overlay.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, namespace: swarm}\n")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    said = CliRunner().invoke(app, ["k8s", "check", str(overlay)]).stderr
-    assert "kubectl is not on the PATH, so no cluster was checked: install it" in said
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text("#!/bin/sh\necho error: current-context is not set >&2\nexit 1\n")
-    kubectl.chmod(0o755)
-    said = CliRunner().invoke(app, ["k8s", "check", str(overlay)]).stderr
-    assert "kubectl has no current context, so no cluster was checked: set KUBECONFIG" in said
-
-
-@pytest.mark.slow
-def test_a_cluster_that_does_not_answer_and_an_overlay_that_is_none_are_sentences(tmp_path: Path) -> None:
-    done = run(tmp_path, {}, "k8s/overlays/single-box")
-    assert done.returncode == 1 and "the cluster trial does not answer: Unable to connect" in done.stderr
-    (tmp_path / "some.yaml").write_text("a: 1\n")
-    done = run(tmp_path, {}, str(tmp_path / "some.yaml"))
-    assert done.returncode == 1 and "does not hold only Kubernetes objects" in done.stderr
-    assert "Traceback" not in done.stderr

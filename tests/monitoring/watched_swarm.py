@@ -22,7 +22,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.transport.connect import connect
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
-from tests.integration.test_verifier_service import group
+from tests.integration.running_verifier import group
 from tests.monitoring.nats_exporter import NatsExporter
 from tests.monitoring.prometheus_server import PrometheusServer
 from tests.nats_server import NatsServer, free_port

@@ -1,5 +1,5 @@
-"""What each user of a secured server may do, as pure rules. `test_nats_permissions.py` shows a real
-server enforcing them.
+"""What each user of a secured server may do, as pure rules. `test_nats_allowed_subjects.py` shows a
+real server enforcing them.
 """
 
 from __future__ import annotations

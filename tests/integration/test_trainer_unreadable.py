@@ -1,0 +1,85 @@
+"""A trainer whose checkpoints, batches or model are broken or gone goes back to what is whole, or
+ends and says what to do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from shared.contracts.codec import encode
+from shared.runtime import FatalError
+from shared.transport.memory.transport import MemoryTransport
+from tests.integration.trainer_fixtures import STREAM, model, some_batches, tokenizer, transport
+from tests.integration.trainer_life import NODE, Life, checkpoints, final_state, metric_lines, mixed_batch, node_config, set_up
+
+__all__ = ["model", "tokenizer", "transport"]
+
+
+async def test_a_broken_newest_checkpoint_is_put_aside_and_the_one_before_gives_the_same_end(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 8})
+    await set_up(transport, some_batches(tokenizer, 8))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    expected = final_state(config)
+    newest = checkpoints(config).folder / "step-00000008" / "weights.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-5])
+
+    life = Life(config, transport)
+    await life.until(lambda: bool(life.logged("finished")))
+    await life.stop()
+    (warning,) = life.logged("checkpoint_broken")
+    assert "torn or altered" in warning["reason"] and life.value("swarm_trainer_corrupt_checkpoints_total") == 1
+    assert final_state(config) == expected
+    assert [line["step"] for line in metric_lines(config)] == list(range(1, 9))
+    assert not life.logged("policy_published_again")
+
+
+async def test_when_no_checkpoint_is_whole_it_refuses_to_start_and_says_what_to_do(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 4})
+    await set_up(transport, some_batches(tokenizer, 4))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    for step in checkpoints(config).steps():
+        (checkpoints(config).folder / f"step-{step:08d}" / "manifest.json").write_text("{}")
+    with pytest.raises(FatalError, match="no checkpoint in .* can be used .* restore one .* node.run"):
+        await Life(config, transport).end()
+
+
+async def test_batches_that_are_gone_from_the_log_are_a_fatal_error_with_a_remedy(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"max_steps": 9})
+    await set_up(transport, some_batches(tokenizer, 5))
+    await transport.purge(STREAM, 2)
+    with pytest.raises(
+        FatalError, match="batch 1 is missing .* the log continues with batch 3, and there is no checkpoint. Restore"
+    ):
+        await Life(config, transport).end()
+    await transport.purge(STREAM, 5)
+    with pytest.raises(FatalError, match="nothing is left of it"):
+        await Life(config, transport).end()
+
+
+async def test_a_message_that_is_no_batch_is_a_fatal_error(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    await set_up(transport)
+    await transport.publish(f"node.{NODE}.batches", encode(mixed_batch(tokenizer, 1))[:-9], stream=STREAM, message_id="x")
+    with pytest.raises(FatalError, match="is not a batch that this version can read .*malformed"):
+        await Life(node_config(model, tmp_path), transport).end()
+
+
+async def test_a_missing_model_is_a_fatal_error_with_a_remedy(transport: MemoryTransport, tmp_path: Path) -> None:
+    await set_up(transport)
+    config = node_config(tmp_path / "nowhere", tmp_path)
+    with pytest.raises(FatalError, match="is not a folder: check the spelling, import a model with"):
+        await Life(config, transport).end()
