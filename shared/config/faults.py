@@ -14,9 +14,13 @@ from pydantic_core import ErrorDetails
 
 from shared.config.environment import ENV_PREFIX, setting_variables
 from shared.config.meant_keys import meant_key
+from shared.setting_names import setting_name
 from shared.suggestion import did_you_mean
+from shared.text import visible
 
 Location = tuple[int | str, ...]
+_LONGEST_VALUE = 200
+"""Characters shown of a wrong value."""
 _LONGEST_NAME = 1000
 """Of a setting: no real one is longer, and to make a pattern takes time with the square of it."""
 
@@ -41,7 +45,7 @@ class Fault(NamedTuple):
 
     def line(self, variables: Mapping[str, str]) -> str:
         """The field, or the variable that sets it, and what is wrong."""
-        field = ".".join(str(part) for part in self.location)
+        field = setting_name(self.location)
         variable = variable_at(self.location, variables)
         where = f"environment variable {variable} ({field})" if variable else field
         return f"{where}: {self.message}" if field else self.message
@@ -121,7 +125,7 @@ def _message(problem: ErrorDetails, settings: type[BaseModel]) -> str:
     if problem["loc"] and problem["type"] not in {"value_error", "missing"}:
         if problem["type"] == "string_pattern_mismatch":
             message = _in_words(str(problem.get("ctx", {}).get("pattern", ""))) or message
-        message += f", got {problem['input']!r}"
+        message += f", got {visible(repr(problem['input']), _LONGEST_VALUE)}"
         if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):
             message += f"; {hint}"
     return message
