@@ -61,10 +61,17 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
 def _facts(model: ModelSection) -> ModelFacts:
     from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
 
+    problems: list[str] = []
+    length, template = 0, False
     try:
-        return ModelFacts([], model_max_length(model), bool(load_tokenizer(model).chat_template))
+        length = model_max_length(model)
     except ModelLoadError as error:
-        return ModelFacts([str(error)])
+        problems.append(str(error))
+    try:
+        template = bool(load_tokenizer(model).chat_template)
+    except ModelLoadError as error:
+        problems += [str(error)] if str(error) not in problems else []
+    return ModelFacts(problems, length, template)
 
 
 def main() -> None:
