@@ -75,7 +75,8 @@ class NodeSection(Section):
     var_dir: Path = Field(
         Path("var"),
         description="Folder for everything that services write; the default is relative to the folder in which the node is "
-        "started.",
+        "started. Commands that look at runs find them in its subfolder runs; `swarm down`, `restart`, `add`, `plot` and "
+        "`model export`, which read no configuration, take the folder from --var-dir.",
     )
 
     @property
@@ -322,7 +323,7 @@ class GeneratorSection(Section):
     @field_validator("engine")
     @classmethod
     def _engine_is_known(cls, value: str) -> str:
-        return value if value == "auto" else ENGINES.check(value)
+        return ENGINES.check(value, ("auto",))
 
 
 class EvalSection(Section):

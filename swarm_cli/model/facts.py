@@ -71,7 +71,7 @@ def _facts(model: ModelSection) -> ModelFacts:
         template = bool(load_tokenizer(model).chat_template)
     except ModelLoadError as error:
         problems += [str(error)] if str(error) not in problems else []
-    return ModelFacts(problems, length, template)
+    return ModelFacts(problems) if problems else ModelFacts([], length, template)
 
 
 def main() -> None:
