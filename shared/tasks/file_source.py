@@ -149,7 +149,7 @@ def _find_contradictions(rows: FileRows, mistakes: Mistakes) -> None:
         )
 
 
-def _checked(row: Row, columns: Sequence[str], mistakes: Mistakes) -> list[str] | None:
+def _checked(row: Row, columns: Sequence[str], mistakes: Mistakes) -> tuple[str, str] | None:
     """The texts of a row; None if it has mistakes."""
     if row.problem:
         mistakes.add(row, row.problem)
@@ -164,7 +164,10 @@ def _checked(row: Row, columns: Sequence[str], mistakes: Mistakes) -> list[str] 
             texts.append(_text(row.values[column]))
         except ValueProblem as problem:
             mistakes.add(row, f"column {column!r}: {problem}")
-    return texts if len(texts) == len(columns) else None
+    if len(texts) < len(columns):
+        return None
+    question, answer = texts
+    return question, answer
 
 
 def _text(value: Any) -> str:
