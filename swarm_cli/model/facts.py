@@ -61,17 +61,10 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
 def _facts(model: ModelSection) -> ModelFacts:
     from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
 
-    problems: list[str] = []
-    length, template = 0, False
     try:
-        length = model_max_length(model)
+        return ModelFacts([], model_max_length(model), bool(load_tokenizer(model).chat_template))
     except ModelLoadError as error:
-        problems.append(str(error))
-    try:
-        template = bool(load_tokenizer(model).chat_template)
-    except ModelLoadError as error:
-        problems += [str(error)] if str(error) not in problems else []
-    return ModelFacts(problems) if problems else ModelFacts([], length, template)
+        return ModelFacts([str(error)])
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from shared.config import ConfigError, load_config
 from swarm_cli import reachable
 from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
-from swarm_cli.model.facts import read_facts
 from swarm_cli.reachable import unreachable
 
 TASK = '[[tasks]]\ndataset = "gcd"\n'
@@ -115,12 +114,3 @@ def test_a_folder_as_model_needs_no_commit_and_is_not_looked_for_on_the_hub(tmp_
         found[0] == "model.revision: 'main' is not a full commit hash, and model.path ./mine is a folder, which has none: remove it"
     )
     assert "hub" not in "".join(found)
-
-
-def test_a_models_configuration_and_its_tokenizer_are_both_looked_at(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").write_text("{}")
-    (tmp_path / "mine" / "model.safetensors").write_bytes(b"")
-    config = load_config(None, {"tasks": [{"dataset": "gcd"}], "model": {"path": "./mine"}})
-    problems = read_facts(config.model)().problems
-    assert len(problems) == 2 and "the config of" in problems[0] and "the tokenizer of" in problems[1], problems
