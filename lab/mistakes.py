@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from shared.setting_names import setting_name
+
 Field = tuple[str | int, ...]
 
 
@@ -74,5 +76,5 @@ def sets(table: Any, field: Field) -> bool:
 
 
 def _line(field: Field, message: str) -> str:
-    name = ".".join(str(part) for part in field)
+    name = setting_name(field)
     return f"  {name}: {message}" if name else f"  {message}"

@@ -46,6 +46,13 @@ def pin_problem(path: str, revision: str) -> str | None:
     )
 
 
+def may_only_be_folder(path: str) -> bool:
+    """Whether a model's path is a folder or could not be a name on the hub, which is `name` or
+    `owner/name`. `models/base` is the toy policy's folder.
+    """
+    return Path(path).is_dir() or path.startswith((".", "/", "~", "models/")) or path.count("/") > 1
+
+
 def how_to_pin(path: str) -> str:
     """The remedy for a missing commit hash of the hub model `path`."""
     return f"set model.revision to {commit_hash(path)}"

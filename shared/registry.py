@@ -24,7 +24,7 @@ entry point never replaces a built-in entry. `docs/extend/` has a page for each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -76,15 +76,18 @@ class Registry:
             reason = f"{type(error).__name__}: {str(error)[:300]}"
             raise BrokenEntryError(f"{self.kind} {name} cannot be loaded: {reason}") from error
 
-    def check(self, name: str) -> str:
-        """Return `name`, or raise `UnknownNameError`. Imports nothing."""
-        if name not in self.built_in and name not in self.installed:
-            raise UnknownNameError(self.unknown(name))
+    def check(self, name: str, besides: Sequence[str] = ()) -> str:
+        """Return `name`, or raise `UnknownNameError`. Imports nothing. `besides`: words that the
+        setting also accepts.
+        """
+        if name not in self.built_in and name not in self.installed and name not in besides:
+            raise UnknownNameError(self.unknown(name, besides))
         return name
 
-    def unknown(self, name: str) -> str:
+    def unknown(self, name: str, besides: Sequence[str] = ()) -> str:
         """The message for an unknown name."""
-        hint = did_you_mean(name, self.names()) or f"there are {', '.join(self.names())}"
+        known = [*self.names(), *besides]
+        hint = did_you_mean(name, known) or f"there are {', '.join(known)}"
         return f"no {self.kind} is called {name!r}: {hint} (your own needs an entry point in the group {self.group})"
 
     def look_again(self) -> None:

@@ -18,7 +18,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     if len(name) > _LONGEST:
         return ""
-    close = difflib.get_close_matches(name, list(known), n=2)
+    close = difflib.get_close_matches(name, [each for each in known if len(each) <= _LONGEST], n=2)
     if len(close) == 2 and _likeness(name, close[0]) - _likeness(name, close[1]) > _CLEARLY:
         del close[1]
     return f"did you mean {' or '.join(close)}?" if close else ""

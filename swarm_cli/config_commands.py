@@ -14,6 +14,7 @@ from shared.config import ConfigError, NodeConfig, TaskSpec
 from shared.config.basic import BASIC
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.otel import tracing_problems
+from swarm_cli.checkable import Checkable
 from swarm_cli.chosen_config import ConfigOption, load_chosen, objective_problem, sources
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
@@ -80,14 +81,16 @@ def check(
         if error.rest is None:
             raise
         faults, node_config = error, error.rest
-    objective = objective_problem(node_config)
+    left = Checkable(node_config, faults.removed, faults.task_places) if faults else Checkable(node_config)
+    objective = objective_problem(node_config) if left.knows("trainer", "objective") else ""
     toy = toy_to_be_built(node_config)
     # Tasks are made meanwhile.
-    model_facts = None if toy else read_facts(node_config.model)
+    model_facts = read_facts(node_config.model) if left.model and not toy else None
+    tasks, places, held_out = left.tasks
     problems = [
         *([objective] if objective else []),
-        *task_problems(node_config.tasks, node_config.eval.tasks, faults.task_places if faults else ()),
-        *key_file_problems(node_config),
+        *task_problems(tasks, held_out, places),
+        *key_file_problems(left.key_files),
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
     ]
@@ -98,7 +101,7 @@ def check(
         if not problems:
             warnings += ruinous_with_model(node_config, facts.context_tokens, facts.has_chat_template)
     if connect:
-        problems += asyncio.run(unreachable(node_config))
+        problems += left.of_servers(asyncio.run(unreachable(node_config)))
     if faults is None:  # with a fault they would describe defaults instead of the file's values
         _advise(node_config, warnings, toy)
     elif not problems:

@@ -177,7 +177,7 @@ def _source(name: str, verifier: str, columns: str) -> TaskSpec:
     scored by `exact` by default.
     """
     from shared.config import TaskSpec
-    from shared.tasks.file_source import with_rows
+    from shared.tasks.file_source import with_row_name
 
     try:
         VERIFIERS.check(verifier)
@@ -187,7 +187,7 @@ def _source(name: str, verifier: str, columns: str) -> TaskSpec:
         if not comma:
             raise CommandError(f"--columns {columns}: give two names, such as {COLUMNS}")
         judge = "exact" if verifier == DEFAULT_VERIFIER else verifier
-        return with_rows([TaskSpec(source="file", path=name, question=question, answer=answer, verifier=judge)])[0]
+        return with_row_name(TaskSpec(source="file", path=name, question=question, answer=answer, verifier=judge))
     except ValidationError as error:
         raise CommandError(f"{NO_TASK} ({error.errors()[0]['msg']}): {ALL_NAMES}") from None
     except ValueError as error:

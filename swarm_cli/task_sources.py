@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from shared.config import TaskSpec
 from shared.os_words import in_words
+from shared.setting_names import setting_name, task_entry
 from swarm_cli.errors import CommandError
 
 
@@ -34,7 +35,7 @@ def _from_file(path: Path) -> list[TaskSpec]:
         raise CommandError(f"--tasks {path}: cannot be read ({in_words(error)}): correct the path or the file") from None
     if not tables:
         raise CommandError(f"--tasks {path}: the file has no [[tasks]]: add one with a `dataset`")
-    return [_source(table, f"--tasks {path}: [[tasks]] {position}") for position, table in enumerate(tables)]
+    return [_source(table, f"--tasks {path}: {task_entry(place)}") for place, table in enumerate(tables)]
 
 
 def _source(table: object, where: str) -> TaskSpec:
@@ -42,4 +43,5 @@ def _source(table: object, where: str) -> TaskSpec:
         return TaskSpec.model_validate(table)
     except ValidationError as error:
         first = error.errors()[0]
-        raise CommandError(f"{where}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+        named = f"{where}: {setting_name(first['loc'])}" if first["loc"] else where
+        raise CommandError(f"{named}: {first['msg'].removeprefix('Value error, ')}") from None

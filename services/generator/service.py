@@ -36,8 +36,8 @@ from shared.model.reading import load_tokenizer, model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.runtime.metrics import DefaultRegistryMetrics
-from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
-from shared.tasks.file_source import config_with_rows
+from shared.tasks import HeldOut, TaskConfigError, held_out_tasks
+from shared.tasks.specs import checked_config
 from shared.transport.base import TransportError
 
 _IDLE_S = 0.02
@@ -53,8 +53,7 @@ class GeneratorService:
 
     def __init__(self, config: NodeConfig) -> None:
         try:
-            config = config_with_rows(config)
-            check_specs(config.tasks, config.eval.tasks)
+            config = checked_config(config)
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))
         except TaskConfigError as error:
             raise FatalError(str(error)) from None

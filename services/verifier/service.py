@@ -30,10 +30,9 @@ from shared.identity.roster import RosterError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.runtime.logs import Log
 from shared.tasks.derive import TaskError
-from shared.tasks.file_source import config_with_rows
 from shared.tasks.held_out import HeldOut, held_out_tasks
 from shared.tasks.sandbox import SandboxError, ScorerPool
-from shared.tasks.specs import check_specs
+from shared.tasks.specs import checked_config
 from shared.transport.base import TransportError
 
 QUEUES_PERIOD_S = 5.0
@@ -62,8 +61,7 @@ class VerifierService:
             self._replay = ReplayMemory(
                 _replay_capacity(config), run_dir / "accepted_groups.txt", keep_s=_longest_s(config) + REPLAY_MARGIN_S
             )
-            config = self._config = config_with_rows(config)
-            check_specs(config.tasks, config.eval.tasks)
+            config = self._config = checked_config(config)
             self._held_out = HeldOut(held_out_tasks(config.tasks, config.eval.tasks, draw=config.eval.draw))
         except RosterError as error:
             raise FatalError(f'verifier.trust is roster, but {error}; or set verifier.trust = "open"') from None

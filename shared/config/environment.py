@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from shared.suggestion import did_you_mean
+from shared.text import visible
 
 ENV_PREFIX = "SWARM_"
 CONFIG_FILE_VARIABLE = "SWARM_CONFIG"
@@ -31,14 +32,16 @@ def environment_problems(variables: Mapping[str, str], settings: type[BaseModel]
             names = ", ".join(sorted([*settings.model_fields, "config"]))
             hint = did_you_mean(path[0], settings.model_fields)
             problems[name] = (
-                f"environment variable {name}: no section {path[0]!r}; {f'{hint} ' if hint else ''}sections are {names}"
+                f"environment variable {visible(name, 120)}: no section {visible(repr(path[0]), 120)}; "
+                f"{f'{hint} ' if hint else ''}sections are {names}"
             )
             continue
         kinds = _kinds(settings, path)
         structured = [kind for kind in kinds if _is_structured(kind)]
         if structured and variables[name] not in _words(kinds) and not _is_json(variables[name]):
             form = _as_json(variables[name], structured[0])
-            problems[name] = f"environment variable {name} is {variables[name]!r}: give JSON, e.g. {form}"
+            given = visible(repr(variables[name]), 200)
+            problems[name] = f"environment variable {name} is {given}: give JSON, e.g. {visible(form, 200)}"
     return problems
 
 

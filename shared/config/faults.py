@@ -14,18 +14,28 @@ from pydantic_core import ErrorDetails
 
 from shared.config.environment import ENV_PREFIX, setting_variables
 from shared.config.meant_keys import meant_key
+from shared.setting_names import setting_name
 from shared.suggestion import did_you_mean
+from shared.text import visible
 
 Location = tuple[int | str, ...]
+_KIND = re.compile(r"(?:literal|list|tuple|dict)\[.*\]|int|float|bool|str|none", re.DOTALL)
+_LONGEST_VALUE = 200
+"""Characters shown of a wrong value."""
 _LONGEST_NAME = 1000
 """Of a setting: no real one is longer, and to make a pattern takes time with the square of it."""
+
+
+def location_of(variable: str) -> Location:
+    """The location of the setting that an environment variable sets."""
+    return tuple(variable[len(ENV_PREFIX) :].lower().split("__"))
 
 
 def variable_at(location: Location, variables: Mapping[str, str]) -> str | None:
     """The environment variable that sets the value at `location`, either directly or as JSON for
     the section or list around it. None if no variable does.
     """
-    paths = {tuple(name[len(ENV_PREFIX) :].lower().split("__")): name for name in setting_variables(variables)}
+    paths = {location_of(name): name for name in setting_variables(variables)}
     for length in range(len(location), 0, -1):
         name = paths.get(tuple(str(part) for part in location[:length]))
         if name is not None and (length == len(location) or reaches(_parsed(variables[name]), location[length:])):
@@ -41,7 +51,7 @@ class Fault(NamedTuple):
 
     def line(self, variables: Mapping[str, str]) -> str:
         """The field, or the variable that sets it, and what is wrong."""
-        field = ".".join(str(part) for part in self.location)
+        field = setting_name(self.location)
         variable = variable_at(self.location, variables)
         where = f"environment variable {variable} ({field})" if variable else field
         return f"{where}: {self.message}" if field else self.message
@@ -62,12 +72,16 @@ class Fault(NamedTuple):
 
 
 def faults_of(error: ValidationError, settings: type[BaseModel], places: Sequence[int] | None) -> list[Fault]:
-    """The faults, several for a message of several lines. `places`: as in `in_users_list`."""
-    return [
-        Fault(in_users_list(problem["loc"], places), line)
-        for problem in error.errors()
-        for line in _message(problem, settings).splitlines()
-    ]
+    """The faults, several for a message of several lines, and one for a value that is none of
+    several kinds. `places`: as in `in_users_list`.
+    """
+    found: dict[tuple[Location, str], list[str]] = {}
+    for problem in error.errors():
+        location, kind = _without_kind(problem)
+        message, got, given = _message(problem, settings).partition(", got ") if kind else (_message(problem, settings), "", "")
+        for line in message.splitlines():
+            found.setdefault((in_users_list(location, places), got + given or line), []).append(line)
+    return [Fault(location, _either(lines) + (got if got != lines[0] else "")) for (location, got), lines in found.items()]
 
 
 def to_remove(error: ValidationError, settings: type[BaseModel], is_set: Callable[[Location], bool]) -> list[Location]:
@@ -121,10 +135,27 @@ def _message(problem: ErrorDetails, settings: type[BaseModel]) -> str:
     if problem["loc"] and problem["type"] not in {"value_error", "missing"}:
         if problem["type"] == "string_pattern_mismatch":
             message = _in_words(str(problem.get("ctx", {}).get("pattern", ""))) or message
-        message += f", got {problem['input']!r}"
+        message += f", got {visible(repr(problem['input']), _LONGEST_VALUE)}"
         if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):
             message += f"; {hint}"
     return message
+
+
+def _without_kind(problem: ErrorDetails) -> tuple[Location, bool]:
+    """Where the value is. For one that may be of several kinds, pydantic adds to the location which
+    of them it is not; the second value says so.
+    """
+    location = problem["loc"]
+    for place in (len(location) - 1, len(location) - 2):
+        if place > 1 and problem["type"] != "extra_forbidden" and _KIND.fullmatch(str(location[place])):
+            return (*location[:place], *location[place + 1 :]), True
+    return location, False
+
+
+def _either(lines: Sequence[str]) -> str:
+    """Messages about one value as one: `Input should be A`, `Input should be B`."""
+    first, *others = lines
+    return " or ".join([first, *(line.removeprefix("Input should be ") for line in others)])
 
 
 def _full_names(location: Location, settings: type[BaseModel]) -> list[str]:
@@ -147,7 +178,9 @@ def _names(message: str, name: str, around: str) -> bool:
 
 def _in_words(pattern: str) -> str:
     """What a name's pattern asks for; empty for other patterns."""
-    name = re.fullmatch(r"\^\[[A-Za-z0-9-]+\]\[([^\]]+)\]\{0,(\d+)\}\$", pattern)
+    if pattern.startswith("^(https?://"):
+        return "must be an address that begins with http:// or https://"
+    name = re.fullmatch(r"\^\(?\[[A-Za-z0-9-]+\]\[([^\]]+)\]\{0,(\d+)\}(?:\)\?)?\$", pattern)
     if name is None:
         return ""
     letters = "letters" if "A-Z" in name[1] else "small letters"

@@ -21,7 +21,18 @@ from pydantic_settings import (
 )
 
 from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX, environment_problems
-from shared.config.faults import Fault, Location, faults_of, in_users_list, places_left, reaches, to_remove, variable_at, without
+from shared.config.faults import (
+    Fault,
+    Location,
+    faults_of,
+    in_users_list,
+    location_of,
+    places_left,
+    reaches,
+    to_remove,
+    variable_at,
+    without,
+)
 from shared.config.sections import (
     EvalSection,
     GeneratorSection,
@@ -46,16 +57,23 @@ class ConfigError(ValueError):
     came from. `rest` is the configuration without the faulty settings, so that further checks can
     report all mistakes at once; None if nothing usable is left. `faults`: the message's lines, one
     for each problem; empty if the file could not be read. `task_places`: where the `[[tasks]]`
-    entries of `rest` were before faulty ones were removed; empty if none was.
+    entries of `rest` were before faulty ones were removed; empty if none was. `removed`: where the
+    faulty settings were.
     """
 
     def __init__(
-        self, message: str, rest: NodeConfig | None = None, faults: Sequence[str] = (), task_places: Sequence[int] = ()
+        self,
+        message: str,
+        rest: NodeConfig | None = None,
+        faults: Sequence[str] = (),
+        task_places: Sequence[int] = (),
+        removed: Sequence[Location] = (),
     ) -> None:
         super().__init__(message)
         self.rest = rest
         self.faults = faults
         self.task_places = task_places
+        self.removed = removed
 
 
 class NodeConfig(BaseSettings):
@@ -238,11 +256,12 @@ def load_config(
     try:
         config = loading.config()
     except ValidationError as error:
-        lines, rest, places = _all_faults(loading, error)
+        lines, rest, places, removed = _all_faults(loading, error)
         faults = [*misread.values(), *lines]
-        raise ConfigError(_told(faults, chosen), rest, faults, places) from None
+        raise ConfigError(_told(faults, chosen), rest, faults, places, [*map(location_of, misread), *removed]) from None
     if misread:
-        raise ConfigError(_told(list(misread.values()), chosen), config, list(misread.values()))
+        faults = list(misread.values())
+        raise ConfigError(_told(faults, chosen), config, faults, removed=list(map(location_of, misread)))
     return config
 
 
@@ -254,9 +273,11 @@ def _told(lines: list[str], file: Path | None) -> str:
     return f"configuration from {source} cannot be used:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def _all_faults(loading: _Loading, error: ValidationError) -> tuple[list[str], NodeConfig | None, Sequence[int]]:
-    """A line for every fault that can be found, the configuration without the faulty settings, and
-    its `task_places`.
+def _all_faults(
+    loading: _Loading, error: ValidationError
+) -> tuple[list[str], NodeConfig | None, Sequence[int], Sequence[Location]]:
+    """A line for every fault that can be found, the configuration without the faulty settings, its
+    `task_places`, and where those settings were.
 
     Pydantic checks a section's settings together only where each is right by itself. So the faulty
     ones are removed, and what is then found is told too, unless the removal may have caused it.
@@ -278,8 +299,8 @@ def _all_faults(loading: _Loading, error: ValidationError) -> tuple[list[str], N
             error = further
         else:
             add([Fault((), problem) for problem in rest.problems_together()])
-            return list(lines), rest, loading.task_places or ()
-    return list(lines), None, ()
+            return list(lines), rest, loading.task_places or (), removed
+    return list(lines), None, (), removed
 
 
 def _wrong_variables(loading: _Loading) -> list[str]:

@@ -126,7 +126,7 @@ class SamplerSection(Section):
     @field_validator("strategy")
     @classmethod
     def _strategy_is_known(cls, value: str) -> str:
-        return value if value == BANDIT else STRATEGIES.check(value)
+        return STRATEGIES.check(value, (BANDIT,))
 
     @field_validator("bandit_arms")
     @classmethod

@@ -16,7 +16,7 @@ from shared.config.task_spec import TaskSpec
 from shared.config.trainer_section import LoraSection, TrainerSection
 from shared.config.verifier_section import VerifierSection
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
-from shared.hub_models import COMMIT, how_to_pin
+from shared.hub_models import COMMIT, how_to_pin, may_only_be_folder
 from shared.registry import ENGINES, POLICY_STORES
 from shared.text import visible, without_secrets
 
@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 
+_SERVER = re.compile(r"memory://\S*|(?:(?:nats|tls|wss?)://)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?/?")
+"""A NATS server's address; without a scheme it is one of nats://."""
 RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -73,7 +75,8 @@ class NodeSection(Section):
     var_dir: Path = Field(
         Path("var"),
         description="Folder for everything that services write; the default is relative to the folder in which the node is "
-        "started.",
+        "started. Commands that look at runs find them in its subfolder runs; `swarm down`, `restart`, `add`, `plot` and "
+        "`model export`, which read no configuration, take the folder from --var-dir.",
     )
 
     @property
@@ -158,6 +161,8 @@ class NatsSection(Section):
             raise ValueError(
                 "an address with a name and password in it, which logs would show: use nats.node_key_file or nats.swarm_key_file"
             )
+        if value is not None and not all(_SERVER.fullmatch(each.strip()) for each in value.split(",")):
+            raise ValueError(f"{visible(value, 200)!r} is not a server's address: write nats://HOST:PORT or tls://HOST:PORT")
         return value
 
 
@@ -198,6 +203,10 @@ class ModelSection(Section):
     @classmethod
     def _revision_is_a_commit(cls, value: str, info: ValidationInfo) -> str:
         if value and not re.fullmatch(COMMIT, value):
+            path = info.data.get("path", "")
+            if may_only_be_folder(path):
+                said = f"{value[:60]!r} is not a full commit hash"
+                raise ValueError(f"{said}, and model.path {visible(path, 80)} is a folder, which has none: remove it")
             raise ValueError(
                 f"{value[:60]!r} is not a full commit hash; a branch such as main moves, and a tag can be moved, "
                 f"so the files may change: {how_to_pin(info.data.get('path', ''))}"
@@ -314,7 +323,7 @@ class GeneratorSection(Section):
     @field_validator("engine")
     @classmethod
     def _engine_is_known(cls, value: str) -> str:
-        return value if value == "auto" else ENGINES.check(value)
+        return ENGINES.check(value, ("auto",))
 
 
 class EvalSection(Section):

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
 
 from shared.config.sections import ModelSection
-from shared.hub_models import hub_arguments, pin_problem
+from shared.hub_models import hub_arguments, may_only_be_folder, pin_problem
 from shared.model.chat_template import template_problem
 from shared.model.rope import rope_problem, steady_rope_length
 from shared.runtime.errors import FatalError
@@ -85,9 +85,7 @@ def check_source(model: ModelSection) -> None:
                 f"model with `swarm model import SOURCE {model_path}`"
             )
         return
-    # A hub name is `name` or `owner/name`, which the toy policy's folder, models/base, also
-    # matches.
-    if folder.exists() or model_path.startswith((".", "/", "~", "models/")) or model_path.count("/") > 1:
+    if folder.exists() or may_only_be_folder(model_path):
         raise ModelLoadError(
             f"model.path {model_path!r} is not a folder: check the spelling, import a model with "
             f"`swarm model import SOURCE {model_path}`, or build the toy policy in models/base with `swarm model init`"

@@ -9,9 +9,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.os_words import in_words
+from shared.tasks.file_values import Unusable
+
+if TYPE_CHECKING:
+    from shared.tasks.file_rows import FileRows
 
 SUFFIXES = (".arrow", ".parquet", ".jsonl")
 """Formats in the order in which a folder is searched for them."""
@@ -19,6 +23,10 @@ _BATCH_ROWS = 256
 MAX_VALUE_BYTES = 4 * 262_144
 """The longest text that a message can hold, in UTF-8. A Parquet file of a kilobyte may repeat one
 of a gigabyte a million times, so what is longer is refused before it is unfolded.
+"""
+MAX_LINE_BYTES = 16 * 2**20
+"""The longest line of a .jsonl file: more than two texts of the longest kind, and bounded, because
+parsed JSON takes many times its length in memory.
 """
 _SPLIT = re.compile(r"(?:^|-)(train|test|validation|valid|val|dev|eval)(?:$|-)")
 """Names of splits in file names, used to avoid training on a test split by mistake."""
@@ -31,16 +39,36 @@ time beyond the year 9999, an unknown time zone.
 
 
 class FileSourceError(ValueError):
-    """A file cannot be used as a task source. The message names the file, the place in it, the
-    cause and the remedy.
+    """A file cannot be used as a task source. Each line of the message names the file, the place in
+    it, the cause and the remedy. `rest`: the rows without mistakes, so that they can be checked
+    further; None if there are none. `unread`: number of mistakes in the others.
     """
+
+    def __init__(self, message: str, rest: FileRows | None = None, unread: int = 0) -> None:
+        super().__init__(message)
+        self.rest = rest
+        self.unread = unread
 
 
 class Row(NamedTuple):
-    """Values by column, and the row's place for error messages."""
+    """Values by column, and where the row is: its number in `file`, from 1; 0 for the file itself.
+    `problem`: why it could not be read; empty if it could.
+    """
 
     values: Mapping[str, Any]
-    place: str
+    file: Path
+    number: int
+    problem: str = ""
+
+    @property
+    def place(self) -> str:
+        """For error messages."""
+        return place_in(self.file, self.number)
+
+
+def place_in(file: Path, number: int) -> str:
+    """A row's place for error messages."""
+    return f"{file}: {'line' if file.suffix == '.jsonl' else 'row'} {number}" if number else str(file)
 
 
 def data_files(path: Path) -> list[Path]:
@@ -68,16 +96,17 @@ def _found(path: Path) -> list[Path]:
 
 
 def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
-    """All rows in order. From Parquet and Arrow files, only `columns` are read.
+    """All rows in order, and one with a `problem` for each line or file that cannot be read. From
+    Parquet and Arrow files, only `columns` are read.
 
     Raises:
-        FileSourceError: a file cannot be read; the message names line or row.
+        FileSourceError: the package that reads such files is not installed.
     """
     for file in files:
         try:
             yield from (_json_lines(file) if file.suffix == ".jsonl" else _tabular(file, columns))
         except OSError as error:
-            raise FileSourceError(f"{file}: cannot be read ({in_words(error)}): let this user read it, or copy it again") from None
+            yield Row({}, file, 0, f"cannot be read ({in_words(error)}): let this user read it, or copy it again")
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -124,59 +153,47 @@ def _saved_files(folder: Path) -> list[Path]:
 
 
 def _json_lines(file: Path) -> Iterator[Row]:
-    """Reads line by line and puts the line number into every error, because files have millions of
-    lines. The first line may begin with a byte-order mark, which editors on Windows write.
+    """Reads line by line, because files have millions of lines. The first line may begin with a
+    byte-order mark, which editors on Windows write.
     """
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            place = f"{file}: line {number}"
+    with file.open("rb") as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1):
+            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                    pass
+                yield Row({}, file, number, f"longer than {MAX_LINE_BYTES:,} bytes: write one object per line, or shorten it")
+                continue
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
                     continue
                 values = json.loads(text.rstrip())  # else a torn line's error is on the "line 2" of this line
             except UnicodeDecodeError:
-                raise FileSourceError(f"{place}: not UTF-8: save the file in UTF-8") from None
+                yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
             except (ValueError, RecursionError) as error:
-                raise FileSourceError(f"{place}: not JSON ({str(error)[:100]}): write one object per line") from None
-            if not isinstance(values, dict):
-                raise FileSourceError(f'{place}: not a JSON object: write {{"question": "...", "answer": "..."}}')
-            yield Row(values, place)
+                yield Row({}, file, number, f"not JSON ({str(error)[:100]}): write one object per line")
+            else:
+                wrong = "" if isinstance(values, dict) else 'not a JSON object: write {"question": "...", "answer": "..."}'
+                yield Row({} if wrong else values, file, number, wrong)
 
 
 def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     """Reads a batch of rows at a time, so that a file need not fit into memory. If columns are
-    missing, yields one row without them, so that the caller's message can list the columns that
-    exist.
+    missing, each row also has the columns that exist, without values, so that the caller's message
+    can list them.
     """
     arrow = _pyarrow()
     number = 0
     try:
         for batch in _batches(arrow, file, columns):
             names = [name for name in columns if name in batch.schema.names]
-            lists = []
-            for name in names:
-                column = batch.column(batch.schema.names.index(name))
-                if (row := _first_too_long(arrow, column)) is not None:
-                    raise FileSourceError(
-                        f"{file}: row {number + row}, column {name!r}: longer than {MAX_VALUE_BYTES:,} bytes, and a message holds "
-                        "262,144 characters: shorten it"
-                    )
-                try:
-                    lists.append(_values(arrow, column))
-                except _UNREADABLE as error:
-                    row, reason = _first_unreadable(column, error)
-                    raise FileSourceError(
-                        f"{file}: row {number + row}, column {name!r}: its {_kind(arrow, column)} cannot be read ({reason}): "
-                        "write it as text"
-                    ) from None
-            if len(names) < len(set(columns)):
-                yield Row(dict.fromkeys(batch.schema.names), str(file))
-            for values in zip(*lists, strict=True):
+            lists = [_values(arrow, batch.column(batch.schema.names.index(name))) for name in names]
+            others = {} if len(names) == len(columns) else dict.fromkeys(batch.schema.names)
+            for place in range(batch.num_rows):
                 number += 1
-                yield Row(dict(zip(names, values, strict=True)), f"{file}: row {number}")
+                yield Row({**others, **{name: values[place] for name, values in zip(names, lists, strict=True)}}, file, number)
     except arrow.ArrowException as error:
-        raise FileSourceError(f"{file}: cannot be read as {file.suffix[1:]}: {str(error).strip()[:200]}: write it again") from None
+        yield Row({}, file, 0, f"cannot be read as {file.suffix[1:]}: {str(error).strip()[:200]}: write it again")
 
 
 def _batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[Any]:
@@ -203,6 +220,20 @@ def _batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[
 
 
 def _values(arrow: ModuleType, column: Any) -> list[Any]:
+    """The column's values; `Unusable` for those too long, or that Python cannot represent."""
+    long = _too_long(arrow, column)
+    if not long:
+        try:
+            return _plain_values(arrow, column)
+        except _UNREADABLE:
+            pass  # then value by value, to find out which
+    return [_too_long_to_use if place in long else _one_value(arrow, value) for place, value in enumerate(column)]
+
+
+_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds 262,144 characters: shorten it")
+
+
+def _plain_values(arrow: ModuleType, column: Any) -> list[Any]:
     if arrow.types.is_float32(column.type) or arrow.types.is_float16(column.type):
         # The digits that were meant: 0.1, which as a double would be 0.10000000149011612.
         return [None if value is None else float(str(value)) for value in _numpy_values(column)]
@@ -214,18 +245,23 @@ def _values(arrow: ModuleType, column: Any) -> list[Any]:
     return values
 
 
+def _one_value(arrow: ModuleType, value: Any) -> Any:
+    try:
+        return value.as_py()
+    except _UNREADABLE as error:
+        return Unusable(f"its {_kind(arrow, value)} cannot be read ({str(error)[:100]}): write it as text")
+
+
 def _kind(arrow: ModuleType, column: Any) -> Any:
     """The type of its values."""
     return column.type.value_type if arrow.types.is_dictionary(column.type) else column.type
 
 
-def _first_too_long(arrow: ModuleType, column: Any) -> int | None:
-    """The place (from 1) of the first text or bytes longer than `MAX_VALUE_BYTES`; None if there is
-    none.
-    """
+def _too_long(arrow: ModuleType, column: Any) -> frozenset[int]:
+    """The places (from 0) of texts and bytes longer than `MAX_VALUE_BYTES`."""
     kind = _kind(arrow, column)
     if not any(check(kind) for check in (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_binary)):
-        return None
+        return frozenset()
     from pyarrow import compute
 
     folded = arrow.types.is_dictionary(column.type)
@@ -233,20 +269,8 @@ def _first_too_long(arrow: ModuleType, column: Any) -> int | None:
     if folded:
         lengths = lengths.take(column.indices)
     if (compute.max(lengths).as_py() or 0) <= MAX_VALUE_BYTES:
-        return None
-    return 1 + next(place for place, length in enumerate(lengths.to_pylist()) if (length or 0) > MAX_VALUE_BYTES)
-
-
-def _first_unreadable(column: Any, error: Exception) -> tuple[int, str]:
-    """Index (from 1) and reason of the first value that cannot be read; 1 if each one can be read
-    alone.
-    """
-    for row, value in enumerate(column, 1):
-        try:
-            value.as_py()
-        except _UNREADABLE as row_error:
-            return row, str(row_error)[:100]
-    return 1, str(error)[:100]
+        return frozenset()
+    return frozenset(place for place, length in enumerate(lengths.to_pylist()) if (length or 0) > MAX_VALUE_BYTES)
 
 
 def _numpy_values(column: Any) -> list[Any]:

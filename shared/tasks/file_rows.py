@@ -13,7 +13,9 @@ import hashlib
 import mmap
 import os
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -24,16 +26,45 @@ _DOMAIN = b"swarm task rows 1\x00"
 _ENTRY_BYTES = 8
 
 
+class Places:
+    """Where each row is in the user's files: blank lines and rows with mistakes are not held."""
+
+    def __init__(self) -> None:
+        self._files: list[Path] = []
+        self._starts: list[int] = []
+        self._numbers = array("I")
+
+    def add(self, file: Path, number: int) -> None:
+        """The next row is the `number`th (from 1) of `file`."""
+        if not self._files or self._files[-1] != file:
+            self._files.append(file)
+            self._starts.append(len(self._numbers))
+        self._numbers.append(number)
+
+    def of(self, index: int) -> tuple[Path, int]:
+        """File and number of row `index`, from 0."""
+        return self._files[bisect_right(self._starts, index) - 1], self._numbers[index]
+
+
 class FileRows:
     """Questions and answers in order, and the name derived from them."""
 
-    def __init__(self, name: str, descriptor: int, count: int, where: str = "", hashes: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        descriptor: int,
+        count: int,
+        where: str = "",
+        hashes: Sequence[int] | None = None,
+        places: Places | None = None,
+    ) -> None:
         """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: the file's name
-        in error messages. `hashes`: of the questions.
+        in error messages. `hashes`: of the questions. `places`: of the rows in the user's files.
         """
         self.name = name
         self.descriptor = descriptor
         self.where = where
+        self.places = places
         self._count = count
         self.size_bytes = os.fstat(descriptor).st_size
         self._map = mmap.mmap(descriptor, self.size_bytes, access=mmap.ACCESS_READ)
@@ -70,8 +101,8 @@ class FileRows:
         """Number of different questions."""
         return int(np.unique(np.asarray(self._question_hashes(), dtype=np.uint64)).size)
 
-    def contradiction(self) -> tuple[int, int] | None:
-        """Two rows with the same question and different answers, or None."""
+    def contradictions(self) -> Iterator[tuple[int, int]]:
+        """Pairs of rows, the earlier first, with the same question and different answers."""
         hashes = np.asarray(self._question_hashes(), dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")
         same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
@@ -79,8 +110,7 @@ class FileRows:
             first, second = int(order[place]), int(order[place + 1])
             (question, answer), (other_question, other_answer) = self.row(first), self.row(second)
             if question == other_question and answer != other_answer:
-                return first, second
-        return None
+                yield first, second
 
     def _question_hashes(self) -> Sequence[int]:
         if self._hashes is None:
@@ -99,14 +129,15 @@ class RowsWriter:
         self._digest = hashlib.sha256(_DOMAIN)
         self._ends = array("Q")
         self._hashes = array("Q")
+        self._places = Places()
         self.text_bytes = 0
 
     def __len__(self) -> int:
         """Number of rows added so far."""
         return len(self._hashes)
 
-    def add(self, question: str, answer: str) -> None:
-        """Append a row.
+    def add(self, question: str, answer: str, file: Path, number: int) -> None:
+        """Append a row, which is the `number`th of `file`.
 
         Raises:
             UnicodeEncodeError: a text contains a lone surrogate.
@@ -120,6 +151,7 @@ class RowsWriter:
             self._ends.append(self.text_bytes)
             if len(self._ends) % 2:
                 self._hashes.append(_hash(packed))
+        self._places.add(file, number)
 
     def finish(self, where: str) -> FileRows:
         """The rows; there must be at least one."""
@@ -127,7 +159,7 @@ class RowsWriter:
         self._file.write(self._ends.tobytes())
         self._file.flush()
         name = NAME_PREFIX + self._digest.hexdigest()[:_NAME_DIGITS]
-        return FileRows(name, os.dup(self._file.fileno()), len(self), where, self._hashes)
+        return FileRows(name, os.dup(self._file.fileno()), len(self), where, self._hashes, self._places)
 
 
 _held: dict[str, FileRows] = {}

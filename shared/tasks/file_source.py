@@ -9,19 +9,20 @@ not have can never be mistaken for one to its own.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shared.os_words import in_words
-from shared.suggestion import did_you_mean
+from shared.setting_names import task_entry
 from shared.tasks.derive import TaskConfigError
-from shared.tasks.file_formats import FileSourceError, Row, data_files, rows_of
+from shared.tasks.file_formats import FileSourceError, Row, data_files, place_in, rows_of
+from shared.tasks.file_mistakes import Mistakes
 from shared.tasks.file_rows import FileRows, RowsWriter, hold
 from shared.tasks.file_values import ValueProblem, as_text
 
 if TYPE_CHECKING:
-    from shared.config import NodeConfig, TaskSpec
+    from shared.config import TaskSpec
 
 MAX_ROWS = 5_000_000
 MAX_BYTES = 2 * 2**30
@@ -46,7 +47,7 @@ def load_rows(spec: TaskSpec) -> FileRows:
     while it does not change.
 
     Raises:
-        FileSourceError: the message names the file, and the line or row if there is one.
+        FileSourceError: with a line for each mistake, which names the file, and the line or row.
     """
     files = data_files(Path(spec.path))
     try:
@@ -66,7 +67,7 @@ def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
     """The same sources, with each file's `dataset` set to the name of its rows.
 
     Raises:
-        TaskConfigError: with one line for each unusable file.
+        TaskConfigError: with a line for each mistake in a file.
     """
     named, problems = [], []
     for position, spec in enumerate(specs):
@@ -80,92 +81,108 @@ def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
 
 
 def told(problems: Iterable[tuple[int, str]]) -> str:
-    """Problems of task sources as a message: each source's place in the list, and what is wrong."""
-    return "task sources cannot be used:\n" + "\n".join(f"  tasks[{place}] {problem}" for place, problem in problems)
-
-
-def config_with_rows(config: NodeConfig) -> NodeConfig:
-    """`with_rows` for a whole configuration.
-
-    Raises:
-        TaskConfigError: as `with_rows`.
+    """Problems of task sources as a message: the number of each source's entry, and what is wrong.
+    A problem of several lines becomes several.
     """
-    if all(spec.source != "file" for spec in config.tasks):
-        return config
-    return config.model_copy(update={"tasks": with_rows(config.tasks)})
+    lines = [f"  {task_entry(place)}: {line}" for place, problem in problems for line in problem.split("\n")]
+    return "task sources cannot be used:\n" + "\n".join(lines)
 
 
 def with_row_name(spec: TaskSpec) -> TaskSpec:
     """The same source; a file's `dataset` is the name of its rows. Raises FileSourceError."""
     if spec.source != "file":
         return spec
-    name = load_rows(spec).name
-    if spec.dataset not in {"", name}:
-        raise FileSourceError(
-            f"{spec.path}: its rows are those of {name}, not of {spec.dataset}: use the file that was meant, or omit `dataset`"
-        )
-    return spec.model_copy(update={"dataset": name})
+    rows = load_rows(spec)
+    if spec.dataset not in {"", rows.name}:
+        what = f"{spec.path}: its rows are those of {rows.name}, not of {spec.dataset}"
+        raise FileSourceError(f"{what}: use the file that was meant, or omit `dataset`", rows)
+    return spec.model_copy(update={"dataset": rows.name})
 
 
 def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
-    """Checked rows in an unnamed temporary file, which is deleted when no process has it open. Two
-    different answers to one question are refused, because whichever is right, the other would be
-    rewarded as well.
-    """
+    """Checked rows in an unnamed temporary file, which is deleted when no process has it open."""
+    columns = [("question", spec.question), ("answer", spec.answer)]
+    mistakes = Mistakes(columns)
+    rows: FileRows | None = None
     try:
         with tempfile.TemporaryFile() as file:
             writer = RowsWriter(cast(Any, file))
-            for question, answer in _checked(spec, files):
-                writer.add(question, answer)
+            for row in rows_of(files, [spec.question, spec.answer]):
+                texts = _checked(row, [spec.question, spec.answer], mistakes)
+                if mistakes.full:
+                    break
+                if texts is not None:
+                    writer.add(*texts, row.file, row.number)
                 if writer.text_bytes > MAX_BYTES or len(writer) > MAX_ROWS:
-                    raise FileSourceError(f"{spec.path}: {_too_large()}")
-            if not len(writer):
+                    raise FileSourceError("\n".join([f"{spec.path}: {_too_large()}", *mistakes.lines()]))
+            if not len(writer) and not mistakes:
                 raise FileSourceError(f"{spec.path}: it has no rows: write at least one with a question and an answer")
-            rows = writer.finish(spec.path)
+            if len(writer):
+                rows = writer.finish(spec.path)
     except OSError as error:
         raise FileSourceError(
             f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()} ({in_words(error)}): make room there or set TMPDIR"
         ) from None
-    found = rows.contradiction()
-    if found is not None:
-        question = rows.row(found[0])[0]
-        raise FileSourceError(
-            f"{spec.path}: rows {found[0] + 1} and {found[1] + 1} have the same question, {question[:80]!r}, and different "
-            "answers, "
-            f"{rows.row(found[0])[1][:40]!r} and {rows.row(found[1])[1][:40]!r}: keep one of them"
-        )
+    unread = len(mistakes)
+    if rows is not None:
+        _find_contradictions(rows, mistakes)
+    if mistakes or rows is None:
+        raise FileSourceError("\n".join(mistakes.lines()), rows, unread)
     return rows
 
 
-def _checked(spec: TaskSpec, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    for row in rows_of(files, [spec.question, spec.answer]):
-        for setting, column in (("question", spec.question), ("answer", spec.answer)):
-            if column not in row.values:
-                hint = did_you_mean(column, row.values)
-                raise FileSourceError(
-                    f"{row.place}: there is no column {column!r}; its columns are {', '.join(sorted(row.values))[:200] or '(none)'}"
-                    f"{f' ({hint})' if hint else ''}; set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
-                )
-        yield _text(row, spec.question), _text(row, spec.answer)
-
-
-def _text(row: Row, column: str) -> str:
-    """Text that both a message and a scorer can take. A lone surrogate passes as JSON and would
-    fail only when the group is packed, hours later.
+def _find_contradictions(rows: FileRows, mistakes: Mistakes) -> None:
+    """Two different answers to one question are refused, because whichever is right, the other
+    would be rewarded as well.
     """
-    try:
-        text = as_text(row.values[column])
-        text.encode()
-    except ValueProblem as problem:
-        raise FileSourceError(f"{row.place}: {column!r} {problem}") from None
-    except UnicodeEncodeError:
-        raise FileSourceError(f"{row.place}: {column!r} holds half a character (a lone surrogate): write it as UTF-8") from None
-    if not text.strip():
-        raise FileSourceError(f"{row.place}: {column!r} is empty: give it a text or remove the row")
-    if len(text) > MAX_TEXT_CHARS:
-        raise FileSourceError(
-            f"{row.place}: {column!r} has {len(text):,} characters, but a message can hold at most {MAX_TEXT_CHARS:,}: shorten it"
+    assert rows.places is not None
+    for first, second in rows.contradictions():
+        if mistakes.full:
+            return
+        (question, answer), (file, number) = rows.row(first), rows.places.of(first)
+        there = Row({}, *rows.places.of(second))
+        where = place_in(file, number).removeprefix(f"{there.file}: ")
+        mistakes.add(
+            there,
+            f"the same question as in {where}, {question[:80]!r}, and another answer, {rows.row(second)[1][:40]!r} and not "
+            f"{answer[:40]!r}: keep one of them",
         )
+
+
+def _checked(row: Row, columns: Sequence[str], mistakes: Mistakes) -> tuple[str, str] | None:
+    """The texts of a row; None if it has mistakes."""
+    if row.problem:
+        mistakes.add(row, row.problem)
+        return None
+    texts: list[str] = []
+    for column in columns:
+        if column not in row.values:
+            mistakes.lacks(row, column)
+            continue
+        mistakes.has(row, column)
+        try:
+            texts.append(_text(row.values[column]))
+        except ValueProblem as problem:
+            mistakes.add(row, f"column {column!r}: {problem}")
+    if len(texts) < len(columns):
+        return None
+    question, answer = texts
+    return question, answer
+
+
+def _text(value: Any) -> str:
+    """Text that both a message and a scorer can take. A lone surrogate passes as JSON and would
+    fail only when the group is packed, hours later. Raises ValueProblem.
+    """
+    text = as_text(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueProblem("holds half a character (a lone surrogate): write it as UTF-8") from None
+    if not text.strip():
+        raise ValueProblem("is empty: give it a text or remove the row")
+    if len(text) > MAX_TEXT_CHARS:
+        raise ValueProblem(f"has {len(text):,} characters, but a message can hold at most {MAX_TEXT_CHARS:,}: shorten it")
     return text
 
 

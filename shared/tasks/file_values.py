@@ -6,13 +6,19 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class ValueProblem(ValueError):
     """A value cannot be a question or an answer. The message continues a sentence that begins with
     the column's name.
     """
+
+
+class Unusable(NamedTuple):
+    """Stands for a value that a file holds and that cannot be a question or an answer."""
+
+    why: str
 
 
 def as_text(value: Any) -> str:
@@ -23,10 +29,12 @@ def as_text(value: Any) -> str:
     can store.
 
     Raises:
-        ValueProblem: null, not a finite number, or composed of several values.
+        ValueProblem: null, not a finite number, composed of several values, or unusable.
     """
     if isinstance(value, str):
         return value
+    if isinstance(value, Unusable):
+        raise ValueProblem(value.why)
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:

@@ -94,14 +94,15 @@ def held_out_id(tasks: Sequence[Task], specs: Sequence[TaskSpec]) -> str:
     return hashlib.sha256(json.dumps([judged_by, asked]).encode()).hexdigest()
 
 
-def check_share(spec: TaskSpec, count: int) -> None:
+def check_share(spec: TaskSpec, count: int, unread: int = 0) -> None:
     """Check that a file has enough questions to set `count` of them aside for evaluation.
+    `unread`: number of its rows that have mistakes and may become further questions.
 
     Raises:
         TaskError: it has fewer than twice as many.
     """
     rows = held(spec.dataset)
-    if rows is not None and 2 * count > (distinct := rows.distinct_questions()):
+    if rows is not None and 2 * count > (distinct := rows.distinct_questions() + unread):
         raise TaskError(
             "task_config",
             f"{spec.path}: it has {distinct} different questions, and {count} of them would be held out for evaluation, "

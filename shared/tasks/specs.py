@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from shared.contracts.messages import TaskRef
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item
-from shared.tasks.file_formats import FileSourceError
+from shared.tasks.file_formats import FileSourceError, place_in
+from shared.tasks.file_mistakes import first_of
+from shared.tasks.file_rows import held, hold
 from shared.tasks.file_source import told, with_row_name
 from shared.tasks.held_out import check_share, shares
 from shared.tasks.verifiers import DEFAULT_VERIFIER, Verifier, load_verifier
 
 if TYPE_CHECKING:
-    from shared.config import TaskSpec
+    from shared.config import NodeConfig, TaskSpec
 
 
 FILE_ROWS_CHECKED = 1000
@@ -24,8 +26,9 @@ answer that the verifier cannot judge would otherwise fail groups later.
 """
 
 
-def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> None:
-    """Derive one item of each source, or many of a file, and let its verifier accept it.
+def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> list[TaskSpec]:
+    """Read each file, derive one item of each source, or many of a file, and let its verifier
+    accept it. Returns the sources with each file's `dataset` set to the name of its rows.
 
     `held_out`: number of questions that evaluation takes; a file must have at least as many left
     for training.
@@ -34,35 +37,64 @@ def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> None:
         TaskConfigError: with one line per problem of a source that names the dataset, the config
             key if there is one, the cause and the remedy.
     """
-    found = [
-        (position, error)
-        for position, (spec, share) in enumerate(zip(specs, shares(specs, held_out), strict=True))
-        for error in _problems(spec, share)
-    ]
+    named, found = _checked(specs, held_out)
     if found:
-        raise TaskConfigError(found[-1][1].reason, told([(position, str(error)) for position, error in found]))
+        reason = next((error.reason for _, error in reversed(found) if isinstance(error, TaskError)), "task_config")
+        raise TaskConfigError(reason, told((position, str(error)) for position, error in found))
+    return named
+
+
+def checked_config(config: NodeConfig) -> NodeConfig:
+    """`check_specs` for a whole configuration.
+
+    Raises:
+        TaskConfigError: as `check_specs`.
+    """
+    return config.model_copy(update={"tasks": check_specs(config.tasks, config.eval.tasks)})
 
 
 def source_problems(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequence[int] = ()) -> str:
-    """All that `with_rows` and `check_specs` would refuse, together; empty if nothing.
+    """All that `check_specs` would refuse, together; empty if nothing.
 
     `places`: each source's place in the user's list, if that has others too.
     """
-    found: list[tuple[int, str]] = []
+    _, found = _checked(specs, held_out)
+    return told((places[position] if places else position, str(error)) for position, error in found) if found else ""
+
+
+def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], list[tuple[int, Exception]]]:
+    """The named sources, and each problem with its source's position. Rows with mistakes do not
+    hide what is wrong with the others.
+    """
+    named: list[TaskSpec] = []
+    found: list[tuple[int, Exception]] = []
     for position, (spec, share) in enumerate(zip(specs, shares(specs, held_out), strict=True)):
-        place = places[position] if places else position
+        unread = 0
         try:
-            named = with_row_name(spec)
+            spec = with_row_name(spec)
         except FileSourceError as error:
-            found.append((place, str(error)))
-        else:
-            found += [(place, str(error)) for error in _problems(named, share)]
-    return told(found) if found else ""
+            found.append((position, error))
+            if error.rest is not None:
+                hold(error.rest)
+                spec, unread = spec.model_copy(update={"dataset": error.rest.name}), error.unread
+            else:
+                found += [(position, problem) for problem in _verifier_problems(spec)]
+                continue
+        named.append(spec)
+        found += [(position, problem) for problem in _problems(spec, share, unread)]
+    return named, found
 
 
-def _problems(spec: TaskSpec, share: int) -> Iterator[TaskError]:
+def _verifier_problems(spec: TaskSpec) -> Iterator[TaskError]:
+    try:
+        load_verifier(spec.verifier)
+    except TaskError as error:
+        yield error
+
+
+def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
     """What is wrong with one source. A verifier that is not there does not hide a wrong dataset,
-    nor the reverse.
+    nor the reverse. `unread`: a file's rows with mistakes, which may become questions.
     """
     verify: Verifier | None = None
     if spec.source == "file" or spec.verifier != DEFAULT_VERIFIER:
@@ -73,9 +105,9 @@ def _problems(spec: TaskSpec, share: int) -> Iterator[TaskError]:
     try:
         size = dataset_size(spec.dataset, spec.canonical_config)
         if spec.source == "file":
-            check_share(spec, share)
             if verify:
-                _check_file(spec, size, verify)
+                yield from _row_problems(spec, size, verify)
+            check_share(spec, share, unread)
             return
         item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
         if verify:
@@ -84,10 +116,17 @@ def _problems(spec: TaskSpec, share: int) -> Iterator[TaskError]:
         yield error
 
 
-def _check_file(spec: TaskSpec, size: int, verifier: Verifier) -> None:
+def _row_problems(spec: TaskSpec, size: int, verifier: Verifier) -> Iterator[TaskError]:
+    """The rows, of those that are tried, whose answers the verifier cannot judge."""
+    rows = held(spec.dataset)
+    lines, reason = [], ""
     for number in range(min(size, FILE_ROWS_CHECKED)):
         index = number * size // min(size, FILE_ROWS_CHECKED)
         try:
             verifier(derive_item(TaskRef(dataset=spec.dataset, seed=1, index=index)))
         except TaskError as error:
-            raise TaskError(error.reason, f"{spec.path}: row {index + 1}: {error}") from None
+            known = rows.places if rows else None
+            lines.append(f"{place_in(*known.of(index)) if known else f'{spec.path}: row {index + 1}'}: {error}")
+            reason = error.reason
+    if lines:
+        yield TaskError(reason, "\n".join(first_of(lines, at_least=size > FILE_ROWS_CHECKED)))

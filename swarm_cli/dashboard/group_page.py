@@ -76,6 +76,7 @@ def group_object(
         "place": place,
         "places": len(batch.items),
         "waits": fate.yet,
+        "used": fate.sentence(),
         "question": cut(group.task.question, TEXT_CHARACTERS),
         "reference": None if group.task.answer is None else cut(group.task.answer, TEXT_CHARACTERS),
         "model": visible(group.model.name, 120),

@@ -145,14 +145,12 @@ def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answere
 def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> tuple[list[TaskSpec], list[Task]]:
     """The sources with their files read, and the tasks."""
     from shared.tasks import TaskConfigError, check_specs, held_out_tasks
-    from shared.tasks.file_source import with_rows
 
     try:
         # Some datasets print while they derive a task (`bf` does). Standard output is for the
         # report.
         with contextlib.redirect_stdout(sys.stderr):
-            read = with_rows(sources)
-            check_specs(read)
+            read = check_specs(sources)
             return read, held_out_tasks(read, n, draw=draw)
     except TaskConfigError as error:
         raise CommandError(str(error)) from None

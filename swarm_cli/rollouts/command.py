@@ -27,6 +27,7 @@ from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
 from swarm_cli.rollouts.rewards import Judge
 from swarm_cli.rollouts.samples import by_question, sample_object, show_question
 from swarm_cli.rollouts.shown import View, as_object, show
+from swarm_cli.rollouts.which_node import node_shown
 
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0
@@ -74,6 +75,8 @@ def rollouts(
     run's folder, as far back as they are kept.
     """
     node_config = for_node(load_chosen(config), node)
+    if not node and not as_json:
+        note(node_shown(node_config, run))
     _refuse_contradictions(
         {
             "--step shows one batch and --follow shows new ones": follow and step is not None,

@@ -18,6 +18,10 @@ _FATES = {
     "negative": "not trained on: no answer has an advantage of 0 or more (trainer.drop_foreign_negatives)",
     "absurd": "not trained on: all its answers are too unlikely under this node's policy (trainer.foreign_logprob_slack)",
     "empty": "not trained on: it has no tokens",
+    "text_alone": "not trained on: its engine gave text without token ids",
+    "unknown_token": "not trained on: the model has no such token",
+    "group_budget": "not trained on: it costs more than one foreign group may (trainer.foreign_cost_factor)",
+    "sender_budget": "not trained on: its sender's groups cost more than one sender's may (trainer.foreign_cost_factor)",
 }
 
 

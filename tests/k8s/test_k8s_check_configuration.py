@@ -74,12 +74,17 @@ def wrong_value(objects: list[Object]) -> str:
 def unknown_task(objects: list[Object]) -> str:
     replace(objects, 'dataset = "gcd"', 'dataset = "gdc"')
     at = line(objects, 'dataset = "gdc"') - 1
-    return f"{FILE} line {at}: tasks[2] "
+    return f"{FILE} line {at}: [[tasks]] 3: "
+
+
+def unknown_key_of_a_task(objects: list[Object]) -> str:
+    replace(objects, 'dataset = "gcd"', 'dataset = "gcd"\nweigth = 2')
+    return f"{FILE} line {line(objects, 'weigth = 2')}: [[tasks]] 3: weigth: unknown key"
 
 
 def wrong_config_of_a_task(objects: list[Object]) -> str:
     replace(objects, 'dataset = "gcd"', 'dataset = "gcd"\nconfig = { min_number = 3 }')
-    return "tasks[2] "
+    return "[[tasks]] 3: "
 
 
 def unknown_section(objects: list[Object]) -> str:
@@ -116,8 +121,8 @@ def no_entry(objects: list[Object]) -> str:
 @pytest.mark.parametrize(
     "change",
     [
-        *(unknown_key, wrong_value, unknown_task, wrong_config_of_a_task, unknown_section, no_toml, no_tasks, settings_together),
-        *(objective, no_entry),
+        *(unknown_key, wrong_value, unknown_task, unknown_key_of_a_task, unknown_section, no_toml, no_tasks, settings_together),
+        *(objective, no_entry, wrong_config_of_a_task),
     ],
     ids=lambda change: change.__name__,
 )
@@ -258,5 +263,5 @@ swarm_cli.app.main()
     command = [sys.executable, "-c", program, "k8s", "check", "rendered.yaml", "--no-cluster"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1, done.stderr
-    assert "tasks[1] " in done.stdout and "correct nodes/alpha/node.toml" in done.stdout
+    assert "[[tasks]] 2: " in done.stdout and "correct nodes/alpha/node.toml" in done.stdout
     assert "1 of 2 findings would stop it" in done.stderr and "Traceback" not in done.stderr

@@ -50,12 +50,12 @@ def test_the_readme_s_least_spec_runs_and_its_table_has_every_key(tmp_path: Path
         ({"trainer": {"learning_rat": 1}}, "  trainer.learning_rat: unknown key"),
         (
             {"tasks": [{"dataset": "gcd"}, {"dataset": "gdc"}]},
-            "  tasks.1: gdc: neither reasoning-gym nor an installed package has this dataset; did you mean gcd",
+            "  [[tasks]] 2: gdc: neither reasoning-gym nor an installed package has this dataset; did you mean gcd",
         ),
-        ({"tasks": [{"dataset": "gcd", "config": {"size_": 3}}]}, "  tasks.0: gcd: config key 'size_' is unknown"),
-        ({"nodes": [{"tasks": [{"dataset": "gdc"}]}]}, "  nodes.0.tasks.0: gdc: "),
-        ({"nodes": [{}, {"sampler": {"locl": 2}}]}, "  nodes.1.sampler.locl: unknown key"),
-        ({"nodes": [{}, {"model": {"path": "nowhere"}}]}, "  nodes.1.model.path: model folder nowhere"),
+        ({"tasks": [{"dataset": "gcd", "config": {"size_": 3}}]}, "  [[tasks]] 1: gcd: config key 'size_' is unknown"),
+        ({"nodes": [{"tasks": [{"dataset": "gdc"}]}]}, "  [[nodes]] 1: [[tasks]] 1: gdc: "),
+        ({"nodes": [{}, {"sampler": {"locl": 2}}]}, "  [[nodes]] 2: sampler.locl: unknown key"),
+        ({"nodes": [{}, {"model": {"path": "nowhere"}}]}, "  [[nodes]] 2: model.path: model folder nowhere"),
         ({"sampler": {"strategy": "bandit"}, "eval": {"tasks": 0}}, "  sampler.strategy bandit learns from"),
     ],
 )
@@ -67,11 +67,11 @@ def test_what_the_spec_s_top_says_wrong_is_said_once(folder: Path, changes: dict
 def test_what_one_arm_says_wrong_is_said_of_it(folder: Path) -> None:
     arms = {**ARMS, "4-4": {"model": {"path": "nowhere"}, "tasks": [{"dataset": "gdc"}]}, "2-6": {"trainer": {"optimizer": 1}}}
     found = [line.split(": ")[0] for line in lines_of(tiny_spec(folder, arms=arms))]
-    assert found == ["  arms.4-4.tasks.0", "  arms.4-4.model.path", "  arms.2-6.trainer.optimizer"]
+    assert found == ["  [[arms.4-4.tasks]] 1", "  arms.4-4.model.path", "  arms.2-6.trainer.optimizer"]
 
 
 def test_an_unknown_dataset_is_found_before_any_is_screened(folder: Path) -> None:
-    with pytest.raises(SpecError, match=r"tasks\.0: gdc: neither reasoning-gym nor an installed package"):
+    with pytest.raises(SpecError, match=r"\[\[tasks\]\] 1: gdc: neither reasoning-gym nor an installed package"):
         check_datasets(tiny_spec(folder, tasks=[{"dataset": "gdc"}]))
 
 

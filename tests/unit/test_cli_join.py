@@ -189,7 +189,7 @@ def test_tasks_are_made_apart_with_the_same_verdict(tmp_path: Path) -> None:
     well = load_config(DEMO_CONFIG, {"tasks": [own, *(spec.model_dump() for spec in DEMO.tasks)]})
     assert problems_within(well, 60.0) == []
     (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [own, {"dataset": "gdc"}]}), 60.0)
-    assert "tasks[1] gdc: neither reasoning-gym nor an installed package" in told
+    assert "[[tasks]] 2: gdc: neither reasoning-gym nor an installed package" in told
 
 
 def look(**changes: Any) -> HubLook:
@@ -248,7 +248,7 @@ FAULTS = [
     (findings.software(invitation(swarm_schema=1), "0"), False, "update the swarm"),
     (findings.software(invitation(), "0.0.1"), False, "pip install reasoning-gym=="),
     (findings.model(DEMO, ["model.path x: no such folder"]), False, "no such folder"),
-    (findings.tasks(DEMO, ACCEPTS, ["tasks[0] gcd: no such setting"]), False, "no such setting"),
+    (findings.tasks(DEMO, ACCEPTS, ["[[tasks]] 1: gcd: no such setting"]), False, "no such setting"),
     (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=[]), []), False, "omit --tasks"),
     (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=ACCEPTS.tasks[:1]), []), True, "accepts 1 of these 4"),
     (findings.sizes(with_tokens(64), ACCEPTS), None, "generator.max_new_tokens = 32"),

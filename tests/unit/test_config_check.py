@@ -108,7 +108,7 @@ def test_every_mistake_is_told_at_once_wherever_it_is(tmp_path: Path, monkeypatc
     with pytest.raises(ConfigError) as refused:
         load(tmp_path / "node.toml")
     said = str(refused.value).splitlines()
-    for words in ("TRIANER", "VESPO_POSITIVE", "sampler.local", "trainer.learing_rate", "tasks.0.weigth", "WARMUP_STEPS"):
+    for words in ("TRIANER", "VESPO_POSITIVE", "sampler.local", "trainer.learing_rate", "[[tasks]] 1: weigth", "WARMUP_STEPS"):
         assert len([line for line in said if words in line]) == 1, (words, said)
     rest = refused.value.rest
     assert rest is not None
@@ -146,10 +146,10 @@ def test_mistakes_that_others_hide_are_told_and_those_that_only_follow_are_not(t
     )
     begin = [
         *("trainer.learing_rate: unknown key", "trainer.cispo_min: ", "sampler.local: ", "generator.openai_urll: unknown key"),
-        *("tasks.0.datasett: unknown key", "tasks.1.weigth: unknown key", 'tasks.2: source = "file" needs path'),
-        *("tasks.2: a file has no settings", "tasks.2: verifier reasoning_gym scores only"),
+        *("[[tasks]] 1: datasett: unknown key", "[[tasks]] 2: weigth: unknown key", '[[tasks]] 3: source = "file" needs path'),
+        *("[[tasks]] 3: a file has no settings", "[[tasks]] 3: verifier reasoning_gym scores only"),
         *("trainer: dual_clip 1.0 must be above", "trainer: betas [0.9, 1.0] must be", "sampler: bandit_arms"),
-        *("tasks.1: dataset is missing", "sampler.strategy bandit learns from held-out results"),
+        *("[[tasks]] 2: dataset is missing", "sampler.strategy bandit learns from held-out results"),
     ]
     assert all(sum(line.startswith(each) for line in told) == 1 for each in begin), told
     assert len(told) == len(begin), "cispo_max, dataset and openai_url may be right once the others are"
@@ -185,22 +185,22 @@ def test_config_check_numbers_task_sources_as_the_file_does_and_tells_of_all_at_
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
     for words in (
         *(
-            "tasks.0: dataset is missing",
-            "tasks.3.weight: ",
-            "tasks[1] gdc: neither",
-            "tasks[1] no verifier is called",
-            "tasks[2] no.jsonl",
+            "[[tasks]] 1: dataset is missing",
+            "[[tasks]] 4: weight: ",
+            "[[tasks]] 2: gdc: neither",
+            "[[tasks]] 2: no verifier is called",
+            "[[tasks]] 3: no.jsonl",
         ),
-        *("tasks[4] gcd: config key", "config key 'min_valu' is unknown", "config key 'max_valu' is unknown"),
+        *("[[tasks]] 5: gcd: config key", "config key 'min_valu' is unknown", "config key 'max_valu' is unknown"),
         *("objective_options are for installed", "use advantage_scale none or group", "dual_clip is for objectives that clip"),
     ):
         assert said.count(words) == 1, (words, said)
-    assert "tasks[0]" not in said and "tasks[3]" not in said, "those are told already"
+    assert said.count("[[tasks]] 1: ") == said.count("[[tasks]] 4: ") == 1, "those are told already"
 
 
 def test_a_key_of_a_task_source_that_was_misspelt_is_answered_too(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('[[tasks]]\ndataset = "gcd"\nweigth = 2.0\n')
-    with pytest.raises(ConfigError, match="tasks.0.weigth: unknown key; did you mean weight?"):
+    with pytest.raises(ConfigError, match=r"\[\[tasks\]\] 1: weigth: unknown key; did you mean weight?"):
         load(tmp_path / "node.toml")
 
 
@@ -255,3 +255,19 @@ def test_a_file_made_to_hold_the_check_up_is_refused_at_once(text: str, tmp_path
     with pytest.raises(ConfigError):
         load_config(file)
     assert time.process_time() - began < 10, "minutes without a limit"
+
+
+def test_keys_and_values_are_shown_so_that_they_act_on_no_terminal_and_forge_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_NO\nOK: 4 task sources\x1b[2J__X", "1")
+    told = faults_in(tmp_path, '"a\\nb: fine\\u001b[2J\\u202e" = 1\n[trainer]\n"x\\ty" = 2\nwarmup_steps = "' + "w" * 5000 + '"\n')
+    where = {line.partition(": ")[0] for line in told[1:]}
+    assert where == {r"a\nb", r"trainer.x\ty", "trainer.warmup_steps", "tasks"}, told
+    assert not any("\x1b" in line or "\u202e" in line for line in told) and max(map(len, told)) < 600
+    assert r"no section 'no\nok" in told[0]
+
+
+def test_values_of_a_list_are_counted_from_one(tmp_path: Path) -> None:
+    told = faults_in(tmp_path, '[trainer]\nbetas = [0.9, "x"]\n[[tasks]]\ndataset = "gcd"\n')
+    assert told[0].startswith("trainer.betas, value 2: "), told

@@ -32,8 +32,9 @@ from shared.tasks import (
     file_source,
     held_out_tasks,
 )
-from shared.tasks.file_source import config_with_rows, load_rows, with_rows
+from shared.tasks.file_source import load_rows, with_rows
 from shared.tasks.file_values import ValueProblem, as_text
+from shared.tasks.specs import checked_config
 from tests.unit.test_border import NOW_S, SUBJECT, border, group, signed, taken_in
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
@@ -173,23 +174,23 @@ def test_32_bit_numbers_are_the_digits_that_were_meant(tmp_path: Path) -> None:
         ([ROWS[0], "{'question': 1}\n"], ["line 2", "not JSON"]),
         (["[1, 2]\n"], ["line 1", "not a JSON object"]),
         ([ROWS[0], '{"question": "q"\n'], ["line 2", "line 1 column 17"]),
-        ([{"question": "q", "anwser": 4}], ["line 1", "no column 'answer'", "(did you mean anwser?)", "`swarm task`: --columns"]),
+        ([{"question": "q", "anwser": 4}], ["no column 'answer'", "(did you mean anwser?)", "`swarm task`: --columns"]),
         ([{"problem": "q", "solution": 4}], ["no column 'question'", "its columns are problem, solution"]),
-        ([{"question": "q", "answer": None}], ["line 1", "'answer' has no value"]),
-        ([{"question": "q", "answer": ["4"]}], ["line 1", "several values"]),
+        ([{"question": "q", "answer": None}], ["line 1", "column 'answer': has no value"]),
+        ([{"question": "q", "answer": ["4"]}], ["line 1: column 'answer'", "several values"]),
         (['{"question": "q", "answer": NaN}\n'], ["line 1", "not a number"]),
-        ([{"question": " \n", "answer": "4"}], ["line 1", "'question' is empty"]),
-        ([{"question": "q", "answer": ""}], ["line 1", "'answer' is empty"]),
+        ([{"question": " \n", "answer": "4"}], ["line 1", "column 'question': is empty"]),
+        ([{"question": "q", "answer": ""}], ["line 1", "column 'answer': is empty"]),
         ([{"question": "q" * 262_145, "answer": "4"}], ["line 1", "262,145 characters", "at most 262,144"]),
         (['{"question": "\\ud800", "answer": 1}\n'], ["line 1", "half a character"]),
-        ([*ROWS, {**ROWS[0], "answer": 5}], ["rows 1 and 4", "What is 2 + 2?", "'4' and '5'"]),
+        ([*ROWS, {**ROWS[0], "answer": 5}], ["line 4: the same question as in line 1, 'What is 2 + 2?'", "'5' and not '4'"]),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(tmp_path: Path, rows: list[Any], said: list[str]) -> None:
     file = jsonl(tmp_path / "questions.jsonl", rows)
     with pytest.raises(TaskConfigError) as caught:
         with_rows([spec_of(file)])
-    for part in ["tasks[0]", str(file), *said]:
+    for part in ["[[tasks]] 1: ", str(file), *said]:
         assert part in str(caught.value)
 
 
@@ -228,8 +229,8 @@ def test_values_that_python_has_no_object_for_are_refused_with_row_and_column(tm
     nowhere = pyarrow.array([None, 1], pyarrow.timestamp("us", tz="Nowhere/Land"))
     names = ["a", "b"]
     for name, table, said in (
-        ("text.parquet", {"question": bad, "answer": names}, "row 2, column 'question': its string cannot be read"),
-        ("late.parquet", {"question": names, "answer": late}, "row 2, column 'answer': its timestamp[us] cannot be read"),
+        ("text.parquet", {"question": bad, "answer": names}, "row 2: column 'question': its string cannot be read"),
+        ("late.parquet", {"question": names, "answer": late}, "row 2: column 'answer': its timestamp[us] cannot be read"),
         ("zone.parquet", {"question": names, "answer": nowhere}, "cannot be read ('Nowhere/Land'): write it as text"),
     ):
         parquet.write_table(pyarrow.table(table), tmp_path / name)
@@ -238,7 +239,7 @@ def test_values_that_python_has_no_object_for_are_refused_with_row_and_column(tm
     table = pyarrow.table({"question": bad, "answer": names})
     with pyarrow.OSFile(str(tmp_path / "text.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(file_formats.FileSourceError, match=r"text\.arrow: row 2, column 'question'"):
+    with pytest.raises(file_formats.FileSourceError, match=r"text\.arrow: row 2: column 'question'"):
         load_rows(spec_of(tmp_path / "text.arrow"))
 
 
@@ -273,14 +274,14 @@ def test_settings_that_do_not_fit_the_source_are_refused(given: dict[str, Any], 
 
 def test_a_configuration_names_its_file_by_its_rows_and_notices_another(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "rows.jsonl", ROWS)
-    config = load_config(None, {"tasks": [{"source": "file", "path": str(file)}, {"dataset": "gcd"}]})
-    read = config_with_rows(config)
+    config = load_config(None, {"tasks": [{"source": "file", "path": str(file)}, {"dataset": "gcd"}], "eval": {"tasks": 2}})
+    read = checked_config(config)
     assert [spec.verifier for spec in read.tasks] == ["exact", "reasoning_gym"]
     assert read.tasks[0].dataset == load_rows(read.tasks[0]).name
-    assert config_with_rows(read).tasks == read.tasks
+    assert checked_config(read).tasks == read.tasks
     jsonl(file, ROWS[:2])
     with pytest.raises(TaskConfigError, match="not of file_[0-9a-f]{40}:"):
-        config_with_rows(read)
+        checked_config(read)
 
 
 def test_a_file_that_changes_is_read_again_and_what_runs_keeps_its_rows(tmp_path: Path) -> None:
@@ -358,5 +359,5 @@ def test_a_file_too_small_for_evaluation_says_so(tmp_path: Path) -> None:
 def test_answers_that_the_verifier_cannot_judge_are_found_at_the_start(tmp_path: Path) -> None:
     rows = [{"question": f"q{number}", "answer": "four" if number == 37 else number} for number in range(50)]
     specs = with_rows([spec_of(jsonl(tmp_path / "rows.jsonl", rows), verifier="final_number")])
-    with pytest.raises(TaskConfigError, match="row 38: .*gives 'four'"):
+    with pytest.raises(TaskConfigError, match="line 38: .*gives 'four'"):
         check_specs(specs)

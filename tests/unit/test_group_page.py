@@ -44,7 +44,7 @@ def test_a_group_says_what_the_trainer_made_of_each_answer(tmp_path: Path) -> No
     told = {"id": made.items[0].scored.group_id, "origin": "foreign", "sender": "beta", "fate": "trained", "answers": answers}
     (tmp_path / TRAINED_FILE).write_text(trained_line(4, 2.0, updated=True, updates=1, groups=[told]) + "\n")
     found = group_object("alpha", made, 0, MODEL, TrainedRecords(tmp_path), JUDGE)
-    assert found is not None and found["training"]["fate"] == "trained"
+    assert found is not None and found["training"]["fate"] == "trained" and found["used"].startswith("trained on in step 4, ")
     assert found["completions"][0]["training"]["advantage"] == 1.5
     assert found["completions"][1]["training"] is None
 

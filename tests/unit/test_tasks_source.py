@@ -101,7 +101,7 @@ def test_a_dataset_with_too_few_questions_gives_fewer_and_ends() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"dataset": "chain_sums"}, ["tasks[0]", "chain_sums", "did you mean chain_sum"]),
+        ({"dataset": "chain_sums"}, ["[[tasks]] 1: ", "chain_sums", "did you mean chain_sum"]),
         ({"dataset": "gcd", "config": {"min_numers": 2}}, ["gcd", "'min_numers'", "min_numbers"]),
         ({"dataset": "gcd", "config": {"min_numbers": -2}}, ["gcd", "min_numbers must be at least 2"]),
         ({"dataset": "gcd", "config": {"size": 0}}, ["gcd", "size"]),

@@ -9,7 +9,7 @@ from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET
 _FORMAT = "compare the tokenizer's and the generator's model (model.path, model.revision)"
 REMEDIES = {
     "unscored": "see the verifier's log for why it gave no rewards",
-    "empty": "nothing: the group has no tokens to train on; often: raise generator.max_new_tokens",
+    "empty": "one now and then needs none: such a group has no tokens to train on; often: raise generator.max_new_tokens",
     "too_long": "raise model.max_length, or lower generator.max_new_tokens",
     "malformed_tokens": _FORMAT,
     "unknown_token": _FORMAT,
@@ -20,8 +20,8 @@ REMEDIES = {
     "truncated": "raise generator.max_new_tokens, or set trainer.drop_truncated = false",
     "negative": "nothing: no answer of these groups has an advantage of 0 or more, and trainer.drop_foreign_negatives (or "
     "drop_local_negatives) leaves the others out",
-    GROUP_BUDGET: "nothing: one foreign group may cost only so much of a step; raise trainer.foreign_cost_factor to admit more",
-    SENDER_BUDGET: "nothing: one sender may cost only so much of a step; raise trainer.foreign_cost_factor to admit more",
+    GROUP_BUDGET: "raise trainer.foreign_cost_factor to train on such groups too: one group may cost only so much of a step",
+    SENDER_BUDGET: "raise trainer.foreign_cost_factor to train on more of a sender's groups: they may cost only so much of a step",
 }
 
 

@@ -47,7 +47,7 @@ async function showGroup(node, step, place) {
     ["Staleness", told.staleness === null ? `${ago(told.age_s)} old` : many(told.staleness, "version")],
     ["Chosen by", reason(told)],
     ["Judged by", el("span", {}, name(told.judged_by))],
-    ["Trained on", told.training ? `${told.training.fate}, at step ${told.training.step}${told.training.updated ? "" : ", which changed nothing"}` : told.waits ? `not yet: its batch waits for its step (for groups that were: swarm rollouts ${node} --trained)` : "not on record on this machine"],
+    ["Trained on", told.training ? told.used : told.waits ? `not yet: its batch waits for its step (for groups that were: swarm rollouts ${node} --trained)` : "not on record on this machine"],
   ];
   const links = [
     told.place > 0 ? el("a", { href: route("group", node, step, told.place - 1), text: "group before" }) : null,

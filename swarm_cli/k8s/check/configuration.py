@@ -17,6 +17,7 @@ from pathlib import Path
 from shared.config import ConfigError, NodeConfig, TaskSpec, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.roles import ROLES
+from shared.setting_names import task_entry
 from swarm_cli.chosen_config import objective_problem
 from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import Object, Overlay, Workload
@@ -30,7 +31,8 @@ NODE_LABEL = "swarm-rl.dev/node"
 _VARIABLE = re.compile(r"environment variable (\w+)")
 _PREFIX = re.compile(r"^environment variable \w+(?: \([^)]*\))?: ")
 _FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*): ")
-_SETTING = re.compile(r"\b([a-z_]+(?:\[\d+\]|\.\w+)+)")
+_ENTRY = re.compile(r"\[\[tasks\]\] (\d+): (?:([\w-]+(?:\.[\w-]+)*)(?=: ))?")
+_SETTING = re.compile(r"\b([a-z_]+(?:\.\w+)+)")
 _UNHEARD = "never becomes ready and is restarted again and again"
 
 
@@ -49,8 +51,11 @@ class _Reader:
 
     def place(self, sentence: str) -> str:
         """Where the first setting that a sentence names is set, for the user."""
-        found = _FIELD.match(sentence) or _SETTING.search(sentence)
-        name = found[1].replace("[", ".").replace("]", "") if found else ""
+        if entry := _ENTRY.match(_PREFIX.sub("", sentence)):
+            name = ".".join(filter(None, ["tasks", str(int(entry[1]) - 1), entry[2]]))
+        else:
+            found = _FIELD.match(sentence) or _SETTING.search(sentence)
+            name = found[1] if found else ""
         of_setting = f"SWARM_{name.replace('.', '__').upper()}"
         variable = named[1] if (named := _VARIABLE.match(sentence)) else of_setting
         if variable in self.variables:
@@ -143,9 +148,8 @@ def _task_problems(tasks: tuple[str, ...], held_out: int) -> list[str]:
     specs = [TaskSpec.model_validate_json(each) for each in tasks]
     derived = [number for number, spec in enumerate(specs) if spec.source != "file"]
     problems: list[str] = []
-    for text in task_problems([specs[number] for number in derived], held_out if len(derived) == len(specs) else 0):
-        lines = [line.strip() for line in text.splitlines() if re.match(r"\s*tasks\[\d+\] ", line)]
-        problems += [re.sub(r"^tasks\[(\d+)\]", lambda found: f"tasks[{derived[int(found[1])]}]", line) for line in lines or [text]]
+    for text in task_problems([specs[number] for number in derived], held_out if len(derived) == len(specs) else 0, derived):
+        problems += [line.strip() for line in text.splitlines() if _ENTRY.match(line.strip())] or [text]
     return [" ".join(each.split()) for each in problems]
 
 
@@ -175,5 +179,5 @@ def _notes(config: NodeConfig, reader: _Reader) -> Iterator[Finding]:
         yield Finding(False, f"{place}: {sentence}", reader.remedy(place))
     for number, task in enumerate(config.tasks):
         if task.source == "file":
-            what = f"{reader.place(f'tasks[{number}].path')}: the rows of {task.path} were not checked"
+            what = f"{reader.place(f'{task_entry(number)}: path: ')}: the rows of {task.path} were not checked"
             yield Finding(False, what, "run `swarm config check` where that file is")

@@ -1,0 +1,38 @@
+"""How a setting's place is named to people: as they would count it in their file, from 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.text import visible
+
+_TABLES = ("tasks", "nodes")
+"""Lists whose entries are tables of their own, `[[tasks]]`; other lists hold plain values."""
+_LONGEST = 120
+"""Characters shown of a key: those of a file may be anything."""
+
+
+def task_entry(place: int) -> str:
+    """The name of the entry at `place`, from 0, in the list of task sources."""
+    return setting_name(("tasks", place))
+
+
+def setting_name(location: Sequence[str | int]) -> str:
+    """The name of the setting at `location`, in which places in lists count from 0.
+
+    >>> setting_name(("tasks", 1, "weight"))
+    '[[tasks]] 2: weight'
+    >>> setting_name(("trainer", "betas", 0))
+    'trainer.betas, value 1'
+    """
+    parts: list[str] = []
+    table: list[str] = []
+    for part in location:
+        if isinstance(part, str):
+            table.append(visible(part, _LONGEST))
+        elif table and table[-1] in _TABLES:
+            parts.append(f"[[{'.'.join(table)}]] {part + 1}")
+            table = []
+        else:
+            table = [f"{'.'.join(table)}, value {part + 1}"]
+    return ": ".join([*parts, *([".".join(table)] if table else [])])

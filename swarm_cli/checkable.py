@@ -1,0 +1,57 @@
+"""Decides which further checks of a configuration with faulty settings are worth making: faulty
+settings were removed, and what is checked in their place are defaults. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.config import NodeConfig, TaskSpec
+
+
+class Checkable:
+    """What is left to check of a configuration of which some settings were removed."""
+
+    def __init__(self, config: NodeConfig, removed: Sequence[tuple[int | str, ...]] = (), task_places: Sequence[int] = ()) -> None:
+        """`removed`, `task_places`: as in `ConfigError`; without them all can be checked."""
+        self._config = config
+        self._removed = removed
+        self._places = task_places or range(len(config.tasks))
+
+    def knows(self, *location: int | str) -> bool:
+        """Whether the setting or section at `location` is as the user wrote it, and all in it."""
+        return not any(each[: len(location)] == location or location[: len(each)] == each for each in self._removed)
+
+    @property
+    def model(self) -> bool:
+        """Whether it is known which model is meant. A folder needs no revision."""
+        folder = Path(self._config.model.path).is_dir()
+        return self.knows("model", "path") and (folder or self.knows("model", "revision"))
+
+    @property
+    def key_files(self) -> NodeConfig:
+        """The configuration without key files whose name contains an unknown node's."""
+        if self.knows("node", "id"):
+            return self._config
+        nats = self._config.nats
+        keys = {name: "" for name in ("node_key_file", "swarm_key_file") if "{node}" in getattr(nats, name)}
+        return self._config.model_copy(update={"nats": nats.model_copy(update=keys)})
+
+    @property
+    def tasks(self) -> tuple[list[TaskSpec], list[int], int]:
+        """Sources, their places in the user's list, and the number of held-out tasks; 0 if it is
+        not known how they are split.
+        """
+        kept = [
+            (spec, place)
+            for spec, place in zip(self._config.tasks, self._places, strict=True)
+            if self.knows("tasks", place, "question") and self.knows("tasks", place, "answer")
+        ]
+        split = len(kept) == len(self._config.tasks) and self.knows("tasks") and self.knows("eval", "tasks")
+        return [spec for spec, _ in kept], [place for _, place in kept], self._config.eval.tasks if split else 0
+
+    def of_servers(self, problems: Sequence[str]) -> list[str]:
+        """Those of `unreachable`'s sentences that are about the user's servers and ports."""
+        sections = ("nats", "http", "generator")
+        return [each for each in problems if all(self.knows(name) or not each.startswith(f"{name}.") for name in sections)]

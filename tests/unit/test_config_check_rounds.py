@@ -1,0 +1,116 @@
+"""Mistakes that are found at different stages are told by one `swarm config check`, and what only
+follows from one of them is not told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.config import ConfigError, load_config
+from swarm_cli import reachable
+from swarm_cli.config_commands import check
+from swarm_cli.errors import CommandError
+from swarm_cli.reachable import unreachable
+
+TASK = '[[tasks]]\ndataset = "gcd"\n'
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def told(text: str, *, connect: bool = False) -> list[str]:
+    """The lines of `swarm config check` about this file, apart from headings."""
+    Path("node.toml").write_text(text)
+    with pytest.raises((CommandError, ConfigError)) as refused:
+        check(Path("node.toml"), connect)
+    return [line.strip() for line in str(refused.value).splitlines() if not line.endswith("cannot be used:")]
+
+
+def rows(count: int, name: str = "rows.jsonl") -> None:
+    Path(name).write_text("".join(json.dumps({"problem": f"q{n}", "answer": n}) + "\n" for n in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("text", "begin"),
+    [
+        (
+            '[model]\npath = "owner/name"\nrevision = "main"\n' + TASK,
+            ["model.revision: 'main' is not a full commit hash; a branch"],
+        ),
+        (
+            '[node]\nid = "Alpha!"\n[nats]\nnode_key_file = "keys/{node}/{role}.nk"\nnode_ca_file = "none.pem"\n' + TASK,
+            ["node.id: must be 1 to 32", "nats.node_ca_file: none.pem does not exist"],
+        ),
+        (
+            '[trainer]\nobjective = "gropo"\nobjective_options = { a = 1 }\n' + TASK,
+            ["trainer.objective: no objective is called 'gropo': did you mean"],
+        ),
+        (
+            '[trainer.lora]\nrank = 8\ntarget_modules = "nope"\n' + TASK,
+            ["trainer.lora.target_modules: Input should be 'all-linear' or a valid list, got 'nope'"],
+        ),
+        (
+            '[tracing]\notlp_endpoint = "collector:4317"\n[[tasks]]\ndataset = "Gcd"\n',
+            [
+                "[[tasks]] 1: dataset: must be 1 to 63 small letters, digits or _, beginning with a letter or digit, got 'Gcd'",
+                "tracing.otlp_endpoint: must be an address that begins with http:// or https://, got 'collector:4317'",
+            ],
+        ),
+        (
+            '[nats]\nnode_url = "nats//alpha:4222"\nswarm_url = "nats://a:4222, nats://b"\n[sampler]\nlocal = -1\n' + TASK,
+            ["nats.node_url: 'nats//alpha:4222' is not a server's address: write nats://HOST:PORT", "sampler.local: "],
+        ),
+    ],
+    ids=["revision", "node", "objective", "union", "patterns", "address"],
+)
+def test_each_mistake_is_told_and_not_what_follows_from_it(text: str, begin: list[str]) -> None:
+    found = [line for line in told(f"{text}\n") if "models/base" not in line]
+    assert len(found) == len(begin), found
+    assert all(any(line.startswith(each) for line in found) for each in begin), found
+
+
+def test_rows_are_held_against_the_share_that_is_held_out_only_where_that_is_known() -> None:
+    rows(60)
+    source = '[[tasks]]\nsource = "file"\npath = "rows.jsonl"\nquestion = "problem"\n'
+    few = "it has 60 different questions"
+    assert any(few in line for line in told('[eval]\ntasks = 100\n[model]\npath = "none"\n' + source))
+    for text in (
+        "[eval]\ntasks = 'few'\n" + source,
+        "[eval]\ntasks = 50\n" + source + '[[tasks]]\ndataset = "Gcd"\n',
+        "[eval]\ntasks = 50\n" + source + "[[tasks]]\ndataset = 'gcd'\nweight = -1\n",
+    ):
+        found = told(text)
+        assert len(found) == 1 and few not in found[0], found
+
+
+def test_a_file_is_not_read_for_other_columns_than_those_that_were_meant() -> None:
+    rows(60)
+    found = told('[[tasks]]\nsource = "file"\npath = "rows.jsonl"\nquestion = ""\n[[tasks]]\ndataset = "gdc"\n')
+    assert [line.partition(": ")[0] for line in found] == ["[[tasks]] 1", "[[tasks]] 2"], found
+
+
+def test_with_connect_only_servers_that_the_user_named_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachable, "CONNECT_S", 0.5)
+    found = told('[nats]\nnode_url = "nats//x"\n[trainer]\nlearing_rate = 1\n' + TASK, connect=True)
+    assert len(found) == 2, found
+
+
+def test_the_swarms_server_that_does_not_answer_is_mended_by_the_swarms_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachable, "CONNECT_S", 0.5)
+    config = load_config(None, {"tasks": [{"dataset": "gcd"}], "nats": {"swarm_url": "nats://127.0.0.1:1"}})
+    said = next(line for line in asyncio.run(unreachable(config)) if line.startswith("nats.swarm_url: "))
+    assert said.endswith("or set nats.swarm_url"), said
+
+
+def test_a_folder_as_model_needs_no_commit_and_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
+    found = told('[model]\npath = "./mine"\nrevision = "main"\n' + TASK)
+    assert (
+        found[0] == "model.revision: 'main' is not a full commit hash, and model.path ./mine is a folder, which has none: remove it"
+    )
+    assert "hub" not in "".join(found)

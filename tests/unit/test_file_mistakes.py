@@ -1,0 +1,189 @@
+"""Every mistake of a user's own file is told at once: by row and column, the first ten in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import TaskSpec, load_config
+from shared.tasks import TaskConfigError, check_specs
+from shared.tasks.file_mistakes import MOST_FOUND
+from shared.tasks.file_source import FileSourceError, load_rows
+from shared.tasks.specs import checked_config, source_problems
+
+
+def written(file: Path, *lines: str | bytes | dict[str, Any]) -> Path:
+    """A file of these lines; an object is one as JSON."""
+    parts = [json.dumps(line) if isinstance(line, dict) else line for line in lines]
+    file.write_bytes(b"".join((part.encode() if isinstance(part, str) else part) + b"\n" for part in parts))
+    return file
+
+
+def good(number: int) -> dict[str, Any]:
+    return {"question": f"What is {number} + 0?", "answer": number}
+
+
+def refused(file: Path, **settings: Any) -> list[str]:
+    """The lines of the refusal, without the path."""
+    with pytest.raises(FileSourceError) as caught:
+        load_rows(TaskSpec(source="file", path=str(file), **settings))
+    return [line.removeprefix(f"{file}: ") for line in str(caught.value).splitlines()]
+
+
+BAD = [
+    good(1),
+    "not JSON at all",
+    {"question": "q", "answer": None},
+    "",
+    {"question": "q", "anwser": 4},
+    "[1, 2]",
+    {"question": " ", "answer": [1]},
+    b'{"question": "\xe9", "answer": 1}',
+    {**good(1), "answer": 5},
+]
+BEGIN = [
+    "line 2: not JSON",
+    "line 3: column 'answer': has no value",
+    "line 5: this row has no 'answer', only anwser, question (did you mean anwser?): give it one or remove it",
+    "line 6: not a JSON object",
+    "line 7: column 'question': is empty",
+    "line 7: column 'answer': consists of several values",
+    "line 8: not UTF-8",
+    "line 9: the same question as in line 1, 'What is 1 + 0?', and another answer, '5' and not '1'",
+]
+
+
+def test_every_mistake_of_a_file_is_told_with_line_and_column(tmp_path: Path) -> None:
+    told = refused(written(tmp_path / "rows.jsonl", *BAD))
+    assert len(told) == len(BEGIN) and all(line.startswith(begin) for line, begin in zip(told, BEGIN, strict=True)), told
+
+
+def test_the_first_ten_are_told_and_the_others_counted(tmp_path: Path) -> None:
+    told = refused(written(tmp_path / "rows.jsonl", *(good(number) if number % 2 else "{" for number in range(1, 51))))
+    assert [line.split(":")[0] for line in told] == [*(f"line {2 * number}" for number in range(1, 11)), "and 15 more"]
+
+
+def test_one_row_without_the_column_is_a_bad_row_and_a_file_without_it_has_no_such_column(tmp_path: Path) -> None:
+    (row,) = refused(written(tmp_path / "row.jsonl", good(1), {"question": "q"}, good(2)))
+    assert row.startswith("line 2: this row has no 'answer', only question") and "--columns" not in row
+    told = refused(written(tmp_path / "all.jsonl", *({"problem": f"q{n}", "anwser": n, "id": n} for n in range(30))))
+    assert told == [
+        "there is no column 'question'; its columns are anwser, id, problem; set `question` (`swarm task`: --columns) to the "
+        "questions' column",
+        "there is no column 'answer'; its columns are anwser, id, problem (did you mean anwser?); set `answer` (`swarm task`: "
+        "--columns) to the answers' column",
+    ]
+    told = refused(written(tmp_path / "one.jsonl", {"problem": "q", "answer": 1}, {"problem": "r", "answer": None}))
+    assert len(told) == 2 and told[1].startswith("line 2: column 'answer': has no value"), "the other column is looked at too"
+
+
+def test_names_of_columns_from_a_foreign_file_do_nothing_to_the_terminal(tmp_path: Path) -> None:
+    said = refused(written(tmp_path / "rows.jsonl", {"answr\n\x1b[2J": 1, "x" * 5000: 2}))
+    assert len(said) == 2 and "\x1b" not in said[1] and "answr\\n\\x1b[2J" in said[1] and "x" * 100 not in said[1]
+
+
+def test_parquet_and_folders_tell_all_rows_and_files(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
+    from pyarrow import parquet
+
+    long = "a" * (2 << 20)
+    table = pyarrow.table({"question": ["q", None, long, " ", "r"], "answer": ["1", "2", "3", "4", None]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    told = refused(tmp_path / "a.parquet")
+    assert [line.split(" (")[0].split(" and ")[0] for line in told] == [
+        "row 2: column 'question': has no value",
+        "row 3: column 'question': longer than 1,048,576 bytes,",
+        "row 4: column 'question': is empty: give it a text or remove the row",
+        "row 5: column 'answer': has no value",
+    ]
+    parquet.write_table(table.rename_columns(["question", "answr"]).slice(0, 1), tmp_path / "b.parquet")
+    (tmp_path / "c.parquet").write_text("no table")
+    told = refused(tmp_path)
+    assert len(told) == 6
+    absent = "there is no column 'answer'; its columns are answr, question (did you mean answr?)"
+    assert told[4].startswith(f"{tmp_path}/b.parquet: {absent}")
+    assert told[5].startswith(f"{tmp_path}/c.parquet: cannot be read as parquet")
+    halves = [pyarrow.py_buffer(bytes([0, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0])), pyarrow.py_buffer(b"\xff\xfeok")]
+    bad = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, *halves])
+    (tmp_path / "folder").mkdir()
+    table = pyarrow.table({"question": bad, "answer": pyarrow.array([1.5, None], pyarrow.float32())})
+    with pyarrow.OSFile(str(tmp_path / "folder" / "x.arrow"), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    told = refused(tmp_path / "folder")
+    assert [line.split("/")[-1].split(" (")[0] for line in told] == [
+        "x.arrow: row 1: column 'question': its string cannot be read",
+        "x.arrow: row 2: column 'answer': has no value",
+    ]
+
+
+def test_bad_rows_hide_neither_the_verifiers_refusals_nor_too_few_questions_nor_other_sources(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.jsonl", good(1), "{", {"question": "q", "answer": "four"}, {"question": "r", "answer": "five"})
+    tasks = [{"source": "file", "path": str(file), "verifier": "final_number"}, {"dataset": "gdc"}]
+    config = load_config(None, {"tasks": tasks, "eval": {"tasks": 40}})
+    with pytest.raises(TaskConfigError) as caught:
+        checked_config(config)  # as generator and verifier do when they start
+    told = str(caught.value).splitlines()[1:]
+    path = f"  [[tasks]] 1: {file}: "
+    assert [line[: len(path) + 6] for line in told[:4]] == [path + each for each in ("line 2", "line 3", "line 4", "it has")], told
+    assert "gives 'four'" in told[1] and "it has 4 different questions" in told[3], "the bad row may be a question yet"
+    assert told[4].startswith("  [[tasks]] 2: gdc: neither") and len(told) == 5
+    assert source_problems(config.tasks, config.eval.tasks) == str(caught.value)
+
+
+def test_answers_that_the_verifier_cannot_judge_are_told_by_the_lines_of_the_file(tmp_path: Path) -> None:
+    rows = [{"question": f"q{number}", "answer": "four" if number > 30 else number} for number in range(50)]
+    spec = TaskSpec(source="file", path=str(written(tmp_path / "rows.jsonl", "", *rows)), verifier="final_number")
+    with pytest.raises(TaskConfigError) as caught:
+        check_specs([spec])
+    told = str(caught.value).splitlines()[1:]
+    assert len(told) == 11 and "rows.jsonl: line 33: " in told[0] and told[-1] == "  [[tasks]] 1: and 9 more"
+
+
+def test_a_foreign_file_is_told_in_one_line_without_reading_all_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "table.jsonl"
+    file.write_bytes(b"question,answer\n" * 3_000_000)
+    began = time.process_time()
+    (line,) = refused(file)
+    assert line.startswith(f"none of its first {MOST_FOUND:,} lines is a row; line 1: not JSON")
+    assert time.process_time() - began < 10, "of the whole file it takes far longer"
+    half = refused(written(tmp_path / "half.jsonl", *([good(0)] + ["{"] * 3000)))
+    assert half[-1] == f"and at least {MOST_FOUND - 10:,} more"
+
+
+def test_a_line_without_end_and_names_without_number_take_neither_time_nor_memory(tmp_path: Path) -> None:
+    file = tmp_path / "long.jsonl"
+    with file.open("wb") as out:
+        out.write(b"[")
+        for _ in range(40):
+            out.write(b"{}," * 400_000)
+        many_names = {f"answer{n}": n for n in range(300_000)}
+        out.write(b"".join(b"\n" + json.dumps(row).encode() for row in (many_names, good(1))))
+    code = (
+        "import resource, sys\nfrom shared.config import TaskSpec\n"
+        "from shared.tasks.file_source import FileSourceError, load_rows\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    load_rows(TaskSpec(source='file', path=sys.argv[1]))\nexcept FileSourceError as error:\n    print(error)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=240, check=True, env=dict(os.environ)
+    )
+    first, *others, peak_mb = done.stdout.splitlines()
+    assert "line 1: longer than 16,777,216 bytes" in first and len(others) == 2 and len(done.stdout) < 3000, done.stdout[:3000]
+    assert int(peak_mb) < 300
+
+
+def test_task_show_says_every_mistake_of_the_file_and_nothing_of_entries_that_there_are_not(tmp_path: Path) -> None:
+    file = written(tmp_path / "rows.jsonl", *BAD)
+    done = subprocess.run(
+        [sys.executable, "-m", "swarm_cli", "task", "show", str(file)], capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 1 and "[[tasks]]" not in done.stderr
+    assert all(f"{file}: {begin}" in done.stderr for begin in BEGIN), done.stderr
