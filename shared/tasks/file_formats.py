@@ -15,7 +15,11 @@ from shared.os_words import in_words
 
 SUFFIXES = (".arrow", ".parquet", ".jsonl")
 """Formats in the order in which a folder is searched for them."""
-_BATCH_ROWS = 256
+_BATCH_ROWS = 64
+_MAX_LINE_BYTES = 16 * 2**20
+"""Of a JSON line, and of a folder's state file. Two texts of the longest kind, every character
+escaped, take 6 MiB; a line may have other columns. Parsed, it may take twenty times as much.
+"""
 MAX_VALUE_BYTES = 4 * 262_144
 """The longest text that a message can hold, in UTF-8. A Parquet file of a kilobyte may repeat one
 of a gigabyte a million times, so what is longer is refused before it is unfolded.
@@ -114,8 +118,10 @@ def _saved_files(folder: Path) -> list[Path]:
     if not state.is_file():
         return []
     try:
-        files = [folder / Path(entry["filename"]).name for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        with state.open("rb") as file_of_state:
+            names = json.loads(file_of_state.read(_MAX_LINE_BYTES))["_data_files"]
+        files = [folder / Path(entry["filename"]).name for entry in names]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise FileSourceError(f"{state}: cannot be read ({type(error).__name__}): save the dataset again") from None
     for file in files:
         if not file.is_file():
@@ -128,8 +134,12 @@ def _json_lines(file: Path) -> Iterator[Row]:
     lines. The first line may begin with a byte-order mark, which editors on Windows write.
     """
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE_BYTES + 1), b""), 1):
             place = f"{file}: line {number}"
+            if len(line) > _MAX_LINE_BYTES:
+                raise FileSourceError(
+                    f"{place}: longer than {_MAX_LINE_BYTES // 2**20} MiB: shorten it, or write one object per line"
+                )
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
@@ -149,7 +159,7 @@ def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     missing, yields one row without them, so that the caller's message can list the columns that
     exist.
     """
-    arrow = _pyarrow()
+    arrow = require_pyarrow()
     number = 0
     try:
         for batch in _batches(arrow, file, columns):
@@ -175,6 +185,8 @@ def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
             for values in zip(*lists, strict=True):
                 number += 1
                 yield Row(dict(zip(names, values, strict=True)), f"{file}: row {number}")
+    except MemoryError:
+        raise
     except arrow.ArrowException as error:
         raise FileSourceError(f"{file}: cannot be read as {file.suffix[1:]}: {str(error).strip()[:200]}: write it again") from None
 
@@ -254,7 +266,10 @@ def _numpy_values(column: Any) -> list[Any]:
     return [number if known else None for number, known in zip(numbers, valid, strict=True)]
 
 
-def _pyarrow() -> ModuleType:
+def require_pyarrow() -> ModuleType:
+    """The library that reads Parquet and Arrow files. Raises FileSourceError if it is not
+    installed.
+    """
     try:
         import pyarrow
         import pyarrow.ipc

@@ -9,16 +9,17 @@ not have can never be mistaken for one to its own.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shared.os_words import in_words
-from shared.suggestion import did_you_mean
 from shared.tasks.derive import TaskConfigError
-from shared.tasks.file_formats import FileSourceError, Row, data_files, rows_of
+from shared.tasks.file_apart import texts_apart
+from shared.tasks.file_formats import FileSourceError, data_files
 from shared.tasks.file_rows import FileRows, RowsWriter, hold
-from shared.tasks.file_values import ValueProblem, as_text
+from shared.tasks.file_texts import checked_texts
 
 if TYPE_CHECKING:
     from shared.config import NodeConfig, TaskSpec
@@ -28,8 +29,6 @@ MAX_BYTES = 2 * 2**30
 """Largest number of rows and of UTF-8 bytes: what a node can hold and look through when it
 starts.
 """
-MAX_TEXT_CHARS = 262_144
-"""Longest question and longest answer, as in a message (`Task`)."""
 
 
 class _Key(NamedTuple):
@@ -113,9 +112,9 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
     rewarded as well.
     """
     try:
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile() as file, closing(_texts(spec, files)) as texts:
             writer = RowsWriter(cast(Any, file))
-            for question, answer in _checked(spec, files):
+            for question, answer in texts:
                 writer.add(question, answer)
                 if writer.text_bytes > MAX_BYTES or len(writer) > MAX_ROWS:
                     raise FileSourceError(f"{spec.path}: {_too_large()}")
@@ -137,36 +136,11 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
     return rows
 
 
-def _checked(spec: TaskSpec, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    for row in rows_of(files, [spec.question, spec.answer]):
-        for setting, column in (("question", spec.question), ("answer", spec.answer)):
-            if column not in row.values:
-                hint = did_you_mean(column, row.values)
-                raise FileSourceError(
-                    f"{row.place}: there is no column {column!r}; its columns are {', '.join(sorted(row.values))[:200] or '(none)'}"
-                    f"{f' ({hint})' if hint else ''}; set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
-                )
-        yield _text(row, spec.question), _text(row, spec.answer)
-
-
-def _text(row: Row, column: str) -> str:
-    """Text that both a message and a scorer can take. A lone surrogate passes as JSON and would
-    fail only when the group is packed, hours later.
-    """
-    try:
-        text = as_text(row.values[column])
-        text.encode()
-    except ValueProblem as problem:
-        raise FileSourceError(f"{row.place}: {column!r} {problem}") from None
-    except UnicodeEncodeError:
-        raise FileSourceError(f"{row.place}: {column!r} holds half a character (a lone surrogate): write it as UTF-8") from None
-    if not text.strip():
-        raise FileSourceError(f"{row.place}: {column!r} is empty: give it a text or remove the row")
-    if len(text) > MAX_TEXT_CHARS:
-        raise FileSourceError(
-            f"{row.place}: {column!r} has {len(text):,} characters, but a message can hold at most {MAX_TEXT_CHARS:,}: shorten it"
-        )
-    return text
+def _texts(spec: TaskSpec, files: Sequence[Path]) -> Generator[tuple[str, str]]:
+    if all(file.suffix == ".jsonl" for file in files):
+        yield from checked_texts(files, spec.question, spec.answer)
+    else:
+        yield from texts_apart(files, spec.question, spec.answer)
 
 
 def _too_large() -> str:

@@ -1,0 +1,128 @@
+"""Reads Parquet and Arrow files in a separate process with a limit on its memory. A file of a
+kilobyte can unfold to gigabytes, and what it says about its own sizes need not be true.
+
+That process runs `main`: the files and columns come as JSON on its standard input, and it writes
+a frame for each row to its standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from shared.runtime.parent_death import ending_with_parent
+from shared.tasks.file_formats import FileSourceError, require_pyarrow
+from shared.tasks.file_texts import MAX_TEXT_CHARS, checked_texts
+from shared.tasks.sandbox.limits import MappedMemory, limit
+
+MEMORY_BYTES = 512 * 2**20
+"""What reading may take beyond the modules: texts of 1 MiB in each of 64 rows fit twice, as read
+and as text, and so does what the usual writers put into a page or a batch.
+"""
+_FRAME = struct.Struct("<cII")
+_ROW, _PROBLEM, _TOO_LARGE, _END = b"r", b"p", b"m", b"."
+_MAX_FRAME_BYTES = 4 * MAX_TEXT_CHARS
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from shared.tasks.file_apart import main; main()"
+_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Else allocators and threads reserve gigabytes of address space, which is what is limited."""
+
+
+def texts_apart(files: Sequence[Path], question: str, answer: str) -> Iterator[tuple[str, str]]:
+    """As `checked_texts`, with at most `MEMORY_BYTES` for reading.
+
+    Raises:
+        FileSourceError: as `checked_texts`, or reading takes more memory.
+    """
+    require_pyarrow()
+    asked = {"files": [str(file) for file in files], "question": question, "answer": answer}
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _START, json.dumps(sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | _ENVIRONMENT,
+        preexec_fn=ending_with_parent(),
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with process.stdin:
+                process.stdin.write(json.dumps(asked).encode())
+            yield from _received(process.stdout, files)
+        except (EOFError, BrokenPipeError):
+            process.kill()
+            raise FileSourceError(
+                f"{_named(files)}: the process that read it ended with code {process.wait()}, perhaps for lack of memory: "
+                "write it as .jsonl"
+            ) from None
+        finally:
+            process.kill()
+
+
+def _received(frames: IO[bytes], files: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Rows until the last frame. Raises FileSourceError for a problem, EOFError if there is no last
+    frame.
+    """
+    while True:
+        kind, *sizes = _FRAME.unpack(_exactly(frames, _FRAME.size))
+        if kind == _END:
+            return
+        if kind not in (_ROW, _PROBLEM, _TOO_LARGE) or max(sizes) > _MAX_FRAME_BYTES:
+            raise EOFError
+        first, second = (_exactly(frames, size).decode(errors="replace") for size in sizes)
+        if kind == _ROW:
+            yield first, second
+        elif kind == _PROBLEM:
+            raise FileSourceError(first)
+        else:
+            raise FileSourceError(
+                f"{_named(files)}: cannot be read within {MEMORY_BYTES // 2**20} MiB of memory: write it with fewer rows in each "
+                "part (Parquet: row_group_size, Arrow: rows of a record batch), or as .jsonl"
+            )
+
+
+def main() -> None:
+    """Read what is asked for and write the rows' frames."""
+    require_pyarrow()
+    import numpy  # noqa: F401
+    from pyarrow import compute, parquet  # noqa: F401
+
+    asked = json.load(sys.stdin.buffer)
+    files = [Path(file) for file in asked["files"]]
+    # What a library prints must not come between the frames.
+    out = os.fdopen(os.dup(1), "wb", buffering=2**16)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # An Arrow file takes addresses but no memory: it is mapped.
+    mapped = max((file.stat().st_size for file in files if file.suffix == ".arrow" and file.is_file()), default=0)
+    limit((MappedMemory().size_bytes() or 0) + mapped + MEMORY_BYTES, processes=True)
+    try:
+        for texts in checked_texts(files, asked["question"], asked["answer"]):
+            _write(out, _ROW, *(text.encode() for text in texts))
+        _write(out, _END)
+    except FileSourceError as error:
+        _write(out, _PROBLEM, str(error).encode(errors="replace")[:_MAX_FRAME_BYTES])
+    except MemoryError:
+        _write(out, _TOO_LARGE)
+    out.close()
+
+
+def _write(out: IO[bytes], kind: bytes, first: bytes = b"", second: bytes = b"") -> None:
+    out.write(_FRAME.pack(kind, len(first), len(second)))
+    out.write(first)
+    out.write(second)
+
+
+def _exactly(frames: IO[bytes], size: int) -> bytes:
+    content = frames.read(size)
+    if len(content) < size:
+        raise EOFError
+    return content
+
+
+def _named(files: Sequence[Path]) -> str:
+    return str(files[0] if len(files) == 1 else files[0].parent)
