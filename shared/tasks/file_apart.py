@@ -19,7 +19,7 @@ from typing import IO
 from shared.runtime.parent_death import ending_with_parent
 from shared.tasks.file_formats import FileSourceError, require_pyarrow
 from shared.tasks.file_texts import MAX_TEXT_CHARS, checked_texts
-from shared.tasks.sandbox.limits import MappedMemory, limit
+from shared.tasks.sandbox.limits import MappedMemory, limit, limit_data
 
 MEMORY_BYTES = 512 * 2**20
 """What reading may take beyond the modules: texts of 1 MiB in each of 64 rows fit twice, as read
@@ -98,8 +98,10 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb", buffering=2**16)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # An Arrow file takes addresses but no memory: it is mapped.
-    mapped = max((file.stat().st_size for file in files if file.suffix == ".arrow" and file.is_file()), default=0)
-    limit((MappedMemory().size_bytes() or 0) + mapped + MEMORY_BYTES, processes=True)
+    longest = max((file.stat().st_size for file in files if file.suffix == ".arrow" and file.is_file()), default=0)
+    memory = MappedMemory()
+    limit_data((memory.data_bytes() or 0) + MEMORY_BYTES)
+    limit((memory.size_bytes() or 0) + longest + MEMORY_BYTES, processes=True)
     try:
         for texts in checked_texts(files, asked["question"], asked["answer"]):
             _write(out, _ROW, *(text.encode() for text in texts))

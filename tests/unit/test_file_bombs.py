@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,11 +83,23 @@ def json_of_one_line(file: Path) -> Path:
     return file
 
 
+def folder_of_a_long_file_and_a_bomb(folder: Path) -> Path:
+    """The first file is mapped, and takes as many addresses as it is long."""
+    folder.mkdir()
+    table = pyarrow.table({"question": ["q"], "answer": ["1"]})
+    with pyarrow.OSFile(str(folder / "a.arrow"), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
+    os.truncate(folder / "a.arrow", 1_500 << 20)
+    arrow_of_compressed_texts(folder / "b.arrow")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("make", "name", "said"),
     [
         (arrow_of_compressed_texts, "rows.arrow", "within 512 MiB of memory"),
         (parquet_of_plain_texts, "rows.parquet", "within 512 MiB of memory"),
+        (folder_of_a_long_file_and_a_bomb, "rows", "within 512 MiB of memory"),
         (json_of_one_line, "rows.jsonl", "line 1: longer than 16 MiB"),
     ],
 )
