@@ -21,9 +21,9 @@ from shared.tasks.file_formats import FileSourceError, require_pyarrow
 from shared.tasks.file_texts import MAX_TEXT_CHARS, checked_texts
 from shared.tasks.sandbox.limits import MappedMemory, limit, limit_data
 
-MEMORY_BYTES = 512 * 2**20
-"""What reading may take beyond the modules: texts of 1 MiB in each of 64 rows fit twice, as read
-and as text, and so does what the usual writers put into a page or a batch.
+MEMORY_BYTES = 768 * 2**20
+"""What reading may take beyond the modules. A Parquet file with 280 texts of the longest kind in
+one row group takes two thirds of it; files of ordinary questions take a few MiB.
 """
 _FRAME = struct.Struct("<cII")
 _ROW, _PROBLEM, _TOO_LARGE, _END = b"r", b"p", b"m", b"."

@@ -15,7 +15,7 @@ from shared.os_words import in_words
 
 SUFFIXES = (".arrow", ".parquet", ".jsonl")
 """Formats in the order in which a folder is searched for them."""
-_BATCH_ROWS = 64
+_BATCH_ROWS = 256
 _MAX_LINE_BYTES = 16 * 2**20
 """Of a JSON line, and of a folder's state file. Two texts of the longest kind, every character
 escaped, take 6 MiB; a line may have other columns. Parsed, it may take twenty times as much.
