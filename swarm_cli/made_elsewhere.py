@@ -1,11 +1,12 @@
-"""Refuses what leads out of a run's folder that somebody else may have made: a link, through which
-a file anywhere would be read or written, or a pipe, which would never end.
+"""Refuses what leads out of a run's folder that somebody else may have made: a link of either kind,
+through which a file anywhere would be read or written, or a pipe, which would never end.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from shared.text import visible
@@ -24,27 +25,47 @@ def refuse_all_but_files(path: Path, maker: str) -> None:
 
 
 def refuse_what_leads_out(folder: Path) -> None:
-    """Raises CommandError if anything in `folder` is a link that leads out of it, or a pipe or
-    device. Sockets and links within the folder stay, because a run makes those. `folder` itself may
-    be a link: its owner has put it elsewhere.
+    """Raises CommandError if anything in `folder` is a link that leads out of it, a pipe or device,
+    or a file that has a name elsewhere as well. Sockets and links within the folder stay, because a
+    run makes those. `folder` itself may be a link: its owner has put it elsewhere.
     """
     inside = Path(os.path.realpath(folder))
+    several: dict[tuple[int, int], list[Path]] = {}
     for place, folders, files in os.walk(inside):
         for path in (Path(place) / name for name in folders + files):
             try:
-                kind = path.lstat().st_mode
+                found = path.lstat()
             except OSError:  # gone meanwhile
                 continue
+            kind = found.st_mode
+            if stat.S_ISREG(kind) and found.st_nlink > 1:
+                several.setdefault((found.st_dev, found.st_ino), []).append(path)
             if stat.S_ISLNK(kind) and not _within(path, inside) and not _is_wandb_s(path, inside):
                 what = f"is a link to {visible(os.readlink(path), 200)}, out of the run's folder"
             elif stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
                 what = "is a pipe or device"
             else:
                 continue
-            raise CommandError(
-                f"{visible(str(folder / path.relative_to(inside)))} {what}, which no run makes: what the run writes there would go "
-                "elsewhere; if you trust the run, remove that, or choose another name with --run"
-            )
+            raise _led_out(folder / path.relative_to(inside), what)
+    for names in several.values():
+        with suppress(OSError):  # gone meanwhile
+            if names[0].lstat().st_nlink > len(names) and not any(_is_newest_policy(name, inside) for name in names):
+                what = "is a file that has a name outside the run's folder as well (a hard link)"
+                raise _led_out(folder / names[0].relative_to(inside), what)
+
+
+def _led_out(path: Path, what: str) -> CommandError:
+    return CommandError(
+        f"{visible(str(path))} {what}, which no run makes: what the run writes there would go elsewhere; if you trust the run, "
+        "remove that or put a copy in its place, or choose another name with --run"
+    )
+
+
+def _is_newest_policy(file: Path, folder: Path) -> bool:
+    """A node's newest policy may be the same file in a volume elsewhere; it is only ever removed or
+    replaced.
+    """
+    return file.relative_to(folder).parts[1:] == ("published", "newest.safetensors")
 
 
 def _within(link: Path, folder: Path) -> bool:

@@ -14,8 +14,9 @@ import msgspec
 from shared.plain_files import read_plain
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
+from swarm_cli.own_run import NOTE
 from swarm_cli.replace_file import replace_file
-from swarm_cli.running import NOTE, holder, read_note
+from swarm_cli.running import holder, read_note
 
 END = "end.json"
 EXIT_ENDED = 3

@@ -20,10 +20,10 @@ from shared.config import NodeConfig
 from shared.plain_files import open_plain, read_plain
 from shared.text import visible
 from swarm_cli.errors import CommandError
-from swarm_cli.up_options import continues
+from swarm_cli.own_run import NOTE, is_own
+from swarm_cli.up_options import continues, stays_here
 
 LOCK = "up.lock"
-NOTE = "up.json"
 _NOTE_BYTES = 65_536
 JOINED = "the same `swarm join`"
 """A note's `goes_on` for a run of `swarm join`, whose token it does not keep."""
@@ -48,12 +48,13 @@ def running_runs(var_dir: Path) -> list[Path]:
 
 def holder(folder: Path) -> int | None:
     """The id of the process that runs the run in `folder`: 0 if it is not known, None if there is
-    no such process. Only a file of this user's, or of root's, is a run's lock: in a folder that
-    somebody else made it could be a link to a lock of any process.
+    no such process. Only a file of this user's, or of root's, with one name is a run's lock: in a
+    folder that somebody else made it could be a link to a lock of any process.
     """
     try:
         with open(open_plain(folder / LOCK)) as file:
-            if os.fstat(file.fileno()).st_uid not in (os.geteuid(), 0):
+            found = os.fstat(file.fileno())
+            if found.st_uid not in (os.geteuid(), 0) or found.st_nlink > 1:
                 return None
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -79,7 +80,7 @@ def read_note(folder: Path) -> RunNote | None:
 def goes_on(folder: Path) -> str:
     """The command that continues the run in `folder`, as far as it is known."""
     left = read_note(folder)
-    if left and (left.goes_on == JOINED or continues(left.goes_on, folder)):
+    if left and (left.goes_on == JOINED or (continues(left.goes_on, folder) and (is_own(folder) or stays_here(left.goes_on)))):
         return left.goes_on
     return f"swarm up --run {folder.name}, with the options that it was started with"
 

@@ -74,6 +74,12 @@ def continues(command: str, folder: Path) -> bool:
     return command == shlex.join(words)
 
 
+def stays_here(command: str) -> bool:
+    """Whether `command` names neither a configuration nor a server."""
+    options = options_in(command)
+    return not options.config and not options.nats_url
+
+
 def in_a_run(config: Path, folder: Path) -> bool:
     """Whether `config` lies in a run's folder beside or in `folder`, before or after links are
     followed. Whoever made that run may have written it, and a configuration says where keys are

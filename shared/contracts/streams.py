@@ -243,11 +243,15 @@ async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> No
     they are; otherwise nodes of different versions, or a node and the operator, would keep
     overwriting each other's settings.
     """
-    for spec in swarm_streams(replicas=replicas):
-        try:
-            await transport.stream_state(spec.name)
-        except TransportError:
-            await transport.ensure_stream(spec)
+    for stream in swarm_streams(replicas=replicas):
+        # A companion may be missing alone: somebody removed it, or making it failed.
+        for spec in (stream, companion(stream)):
+            if spec is None:
+                continue
+            try:
+                await transport.stream_state(spec.name)
+            except TransportError:
+                await transport.ensure_stream(spec)
     try:
         await transport.stream_state(bucket_stream(subjects.SWARM_NODES_BUCKET))
     except TransportError:

@@ -25,8 +25,9 @@ MAX_VALUE_BYTES = 4 * 262_144
 of a gigabyte a million times, so what is longer is refused before it is unfolded.
 """
 MAX_LINE_BYTES = 16 * 2**20
-"""The longest line of a .jsonl file: more than two texts of the longest kind, and bounded, because
-parsed JSON takes many times its length in memory.
+"""The longest line of a .jsonl file, and of a folder's state file. Two texts of the longest kind,
+every character escaped, take 6 MiB; a line may have other columns. Parsed, it may take twenty times
+as much memory.
 """
 _SPLIT = re.compile(r"(?:^|-)(train|test|validation|valid|val|dev|eval)(?:$|-)")
 """Names of splits in file names, used to avoid training on a test split by mistake."""
@@ -143,8 +144,10 @@ def _saved_files(folder: Path) -> list[Path]:
     if not state.is_file():
         return []
     try:
-        files = [folder / Path(entry["filename"]).name for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        with state.open("rb") as file_of_state:
+            names = json.loads(file_of_state.read(MAX_LINE_BYTES))["_data_files"]
+        files = [folder / Path(entry["filename"]).name for entry in names]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise FileSourceError(f"{state}: cannot be read ({type(error).__name__}): save the dataset again") from None
     for file in files:
         if not file.is_file():
@@ -182,7 +185,7 @@ def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     missing, each row also has the columns that exist, without values, so that the caller's message
     can list them.
     """
-    arrow = _pyarrow()
+    arrow = require_pyarrow()
     number = 0
     try:
         for batch in _batches(arrow, file, columns):
@@ -192,6 +195,8 @@ def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
             for place in range(batch.num_rows):
                 number += 1
                 yield Row({**others, **{name: values[place] for name, values in zip(names, lists, strict=True)}}, file, number)
+    except MemoryError:
+        raise
     except arrow.ArrowException as error:
         yield Row({}, file, 0, f"cannot be read as {file.suffix[1:]}: {str(error).strip()[:200]}: write it again")
 
@@ -278,7 +283,10 @@ def _numpy_values(column: Any) -> list[Any]:
     return [number if known else None for number, known in zip(numbers, valid, strict=True)]
 
 
-def _pyarrow() -> ModuleType:
+def require_pyarrow() -> ModuleType:
+    """The library that reads Parquet and Arrow files. Raises FileSourceError if it is not
+    installed.
+    """
     try:
         import pyarrow
         import pyarrow.ipc

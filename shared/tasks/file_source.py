@@ -9,17 +9,19 @@ not have can never be mistaken for one to its own.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shared.os_words import in_words
 from shared.setting_names import task_entry
 from shared.tasks.derive import TaskConfigError
-from shared.tasks.file_formats import FileSourceError, Row, data_files, place_in, rows_of
+from shared.tasks.file_apart import text_rows_apart
+from shared.tasks.file_formats import FileSourceError, Row, data_files, place_in
 from shared.tasks.file_mistakes import Mistakes
 from shared.tasks.file_rows import FileRows, RowsWriter, hold
-from shared.tasks.file_values import ValueProblem, as_text
+from shared.tasks.file_texts import TextRow, text_rows
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -29,8 +31,6 @@ MAX_BYTES = 2 * 2**30
 """Largest number of rows and of UTF-8 bytes: what a node can hold and look through when it
 starts.
 """
-MAX_TEXT_CHARS = 262_144
-"""Longest question and longest answer, as in a message (`Task`)."""
 
 
 class _Key(NamedTuple):
@@ -105,14 +105,15 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
     mistakes = Mistakes(columns)
     rows: FileRows | None = None
     try:
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile() as file, closing(_text_rows(spec, files)) as read_rows:
             writer = RowsWriter(cast(Any, file))
-            for row in rows_of(files, [spec.question, spec.answer]):
-                texts = _checked(row, [spec.question, spec.answer], mistakes)
+            for read in read_rows:
+                _note(read, [spec.question, spec.answer], mistakes)
                 if mistakes.full:
                     break
-                if texts is not None:
-                    writer.add(*texts, row.file, row.number)
+                if read.texts:
+                    question, answer = read.texts
+                    writer.add(question, answer, read.row.file, read.row.number)
                 if writer.text_bytes > MAX_BYTES or len(writer) > MAX_ROWS:
                     raise FileSourceError("\n".join([f"{spec.path}: {_too_large()}", *mistakes.lines()]))
             if not len(writer) and not mistakes:
@@ -149,41 +150,25 @@ def _find_contradictions(rows: FileRows, mistakes: Mistakes) -> None:
         )
 
 
-def _checked(row: Row, columns: Sequence[str], mistakes: Mistakes) -> tuple[str, str] | None:
-    """The texts of a row; None if it has mistakes."""
-    if row.problem:
-        mistakes.add(row, row.problem)
-        return None
-    texts: list[str] = []
+def _text_rows(spec: TaskSpec, files: Sequence[Path]) -> Generator[TextRow]:
+    if all(file.suffix == ".jsonl" for file in files):
+        yield from text_rows(files, [spec.question, spec.answer])
+    else:
+        yield from text_rows_apart(files, spec.question, spec.answer)
+
+
+def _note(read: TextRow, columns: Sequence[str], mistakes: Mistakes) -> None:
+    """What is wrong with a row, and which columns it has."""
+    if read.row.problem:
+        mistakes.add(read.row, read.row.problem)
+        return
     for column in columns:
-        if column not in row.values:
-            mistakes.lacks(row, column)
+        if column not in read.problems:
+            mistakes.lacks(read.row, column)
             continue
-        mistakes.has(row, column)
-        try:
-            texts.append(_text(row.values[column]))
-        except ValueProblem as problem:
-            mistakes.add(row, f"column {column!r}: {problem}")
-    if len(texts) < len(columns):
-        return None
-    question, answer = texts
-    return question, answer
-
-
-def _text(value: Any) -> str:
-    """Text that both a message and a scorer can take. A lone surrogate passes as JSON and would
-    fail only when the group is packed, hours later. Raises ValueProblem.
-    """
-    text = as_text(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueProblem("holds half a character (a lone surrogate): write it as UTF-8") from None
-    if not text.strip():
-        raise ValueProblem("is empty: give it a text or remove the row")
-    if len(text) > MAX_TEXT_CHARS:
-        raise ValueProblem(f"has {len(text):,} characters, but a message can hold at most {MAX_TEXT_CHARS:,}: shorten it")
-    return text
+        mistakes.has(read.row, column)
+        if read.problems[column]:
+            mistakes.add(read.row, f"column {column!r}: {read.problems[column]}")
 
 
 def _too_large() -> str:

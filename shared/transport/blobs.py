@@ -33,6 +33,7 @@ ORPHAN_AGE_S = 600.0
 """A chunk that is this much older than the oldest message of its stream belongs to no message that
 is kept.
 """
+_COMPANION = "_BLOBS"
 _NO_COMPANION_BYTES = 512 * 1024
 _PARALLEL = 8
 _SHORTEST_FETCH_S = 5.0
@@ -42,7 +43,7 @@ _SLOW_LINE_BYTES_PER_S = 1_000_000
 
 def companion_name(stream: str) -> str:
     """Name of the stream that holds the chunks of `stream`."""
-    return f"{stream}_BLOBS"
+    return stream + _COMPANION
 
 
 def companion_subject(subject: str) -> str:
@@ -54,8 +55,10 @@ def companion_subject(subject: str) -> str:
 
 def companion(spec: StreamSpec) -> StreamSpec | None:
     """The companion stream of `spec`, with the same limits; None if its payloads are too small ever
-    to need one.
+    to need one, or if it is such a stream itself.
     """
+    if spec.name.endswith(_COMPANION):
+        return None
     if 0 <= spec.max_msg_bytes <= _NO_COMPANION_BYTES:
         return None
     return replace(

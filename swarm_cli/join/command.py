@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +30,7 @@ from swarm_cli.join.findings import Finding
 from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import look_at_hub
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, node_settings, task_entries
+from swarm_cli.join.roster_asked import confirmed, without_roster
 from swarm_cli.join.tasks_apart import problems_within
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
@@ -63,6 +65,14 @@ def join(
         int | None, typer.Option(min=1024, max=64_000, help="First metrics port.  [default: http.base_port]", show_default=False)
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="End after this many steps; 0: run until Ctrl-C.")] = 0,
+    accept_roster: Annotated[
+        bool | None,
+        typer.Option(
+            "--accept-roster/--keep-roster",
+            help="Whether a later token's nodes are added to the roster.  [default: ask]",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Join a swarm: make keys, check that this machine fits the swarm, and run a node.
 
@@ -72,7 +82,8 @@ def join(
     invitation = given_invitation(given_text(token))
     if invitation.credential is not None and token not in (None, "-"):
         note("this token holds a key, and other users of this machine can see command lines: next time pipe it to `swarm join -`")
-    newcomer = prepare(invitation, name=name, model=model, revision=revision, tasks=tasks, config=config, nats_port=nats_port)
+    prepared = partial(prepare, name=name, model=model, revision=revision, tasks=tasks, config=config, nats_port=nats_port)
+    newcomer = prepared(without_roster(invitation) if accept_roster is False else invitation)
     failed = []
     for finding in newcomer.look(thoroughly=check):
         say(indented(finding.line))
@@ -82,6 +93,9 @@ def join(
     if check:
         say("all is well: omit --check to join")
         return
+    added = newcomer.folder.lines_to_ask_about(newcomer.invitation.roster, newcomer.signing_key)
+    if added and not accept_roster and not confirmed(added, newcomer.folder.roster_file.exists()):
+        newcomer = prepared(without_roster(invitation))
     raise typer.Exit(newcomer.run(nats_port, base_port, steps))
 
 

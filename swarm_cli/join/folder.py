@@ -121,6 +121,21 @@ class JoinFolder:
         except OSError as error:
             raise CommandError(_unusable(self.roster_file, error)) from None
 
+    def lines_to_ask_about(self, members: list[Member], own_key: str) -> list[Member]:
+        """Those of a later token's lines that would change whom this node admits; none in a folder
+        that no node has joined from. The node's line for itself (`own_key`) is no change.
+
+        Raises:
+            CommandError: as `grown_roster`.
+        """
+        if not self.roster_file.exists() and not self.config_file.exists():
+            return []
+        try:
+            known = read_roster(self.roster_file) if self.roster_file.exists() else {}
+        except (RosterError, OSError) as error:
+            raise CommandError(_unusable(self.roster_file, error) if isinstance(error, OSError) else str(error)) from None
+        return [member for member in members if member.node not in known and member.public_key != own_key]
+
     def grown_roster(self, members: list[Member]) -> dict[str, RosterEntry]:
         """The roster's lines together with the token's; writes nothing.
 

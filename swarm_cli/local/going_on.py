@@ -12,6 +12,7 @@ from shared.text import visible
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.errors import CommandError
 from swarm_cli.local.procfile import MAX_NODES
+from swarm_cli.own_run import is_own
 from swarm_cli.running import read_note
 from swarm_cli.up_options import Given, as_options, in_a_run, options_in
 
@@ -21,7 +22,8 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
     list of the options added. An earlier option that contradicts a given one is left out.
 
     Raises:
-        CommandError: the earlier start's configuration lies in a run's folder.
+        CommandError: the earlier start's configuration lies in a run's folder; or the run was
+            copied here, and its note names a configuration or a server.
     """
     folder = load_chosen(given.config).node.var_dir / "runs" / run
     note = read_note(folder) if run else None
@@ -39,5 +41,16 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
         )
     if given.nats_url or given.nats_port:
         before = replace(before, nats_url="", nats_port=None)
+    if (before.config or before.nats_url) and not is_own(folder):
+        raise CommandError(_named_elsewhere(run, before))
     added = {field.name: getattr(before, field.name) for field in fields(Given) if not getattr(given, field.name)}
     return replace(given, **added), list(as_options(Given(**added)))
+
+
+def _named_elsewhere(run: str, before: Given) -> str:
+    named = visible(" ".join(as_options(Given(config=before.config, nats_url=before.nats_url))), 400)
+    server = "; --nats-port starts a server here instead" if before.nats_url else ""
+    return (
+        f"the files of run {run} were copied here or changed since its last start, so its note may be somebody else's; it names "
+        f"what the run would read or connect to: {named}. If you trust that, give it again, else give your own{server}"
+    )

@@ -14,14 +14,16 @@ import msgspec
 from shared.config import NodeConfig
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout
+from swarm_cli.own_run import NOTE, mark_as_own
 from swarm_cli.replace_file import replace_file
-from swarm_cli.running import NOTE, RunNote
+from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 
 def write_note(folder: Path, note: RunNote) -> None:
-    """Replace the run's note."""
+    """Replace the run's note, as this user's own."""
     replace_file(folder / NOTE, msgspec.json.encode(note).decode() + "\n")
+    mark_as_own(folder)
 
 
 def note_of(layout: Layout, config: NodeConfig, goes_on: str, swarm_id: str = "") -> RunNote:

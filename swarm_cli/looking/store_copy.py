@@ -7,6 +7,7 @@ if the command was killed, the next one removes it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,6 +30,7 @@ from shared.runtime.parent_death import ending_with_parent
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.kept_age import keep_whatever_its_age
+from swarm_cli.looking.store_size import refuse_ruinous_sizes
 from swarm_cli.made_elsewhere import refuse_all_but_files
 from swarm_cli.running import LOCK, holder
 from swarm_cli.shipped import NATS_CONFIG
@@ -39,6 +41,8 @@ _ELSEWHERE = "swarm-look-"
 """How the name of a copy's folder begins in the system's folder for temporary files."""
 _LOCK = "lock"
 _FICLONE = 0x40049409
+_SPARED_BYTES = 2**30
+"""Free room that copies leave on the disk, which others use."""
 _START_S = 60.0
 _NOT_COPIED = ("_POLICIES", "_SPENT")
 """Ends of the names of streams that no command reads: weights, which can be gigabytes, and the
@@ -151,14 +155,16 @@ def _copy(folder: Path, place: Path) -> None:
     before, ageing = _lock_state(folder), list[str]()
     if holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} is running")
+    streams = [stream for stream in (folder / STORE).glob("*/streams/*") if not stream.name.endswith(_NOT_COPIED)]
     try:
-        for stream in (folder / STORE).glob("*/streams/*"):
-            if not stream.name.endswith(_NOT_COPIED):
-                _refuse_foreign(folder / STORE, stream)
-                copy = place / stream.relative_to(folder)
-                shutil.copytree(stream, copy, copy_function=_share_or_copy, ignore=_refuse_foreign_in)
-                if not keep_whatever_its_age(copy):
-                    ageing.append(stream.name)
+        for stream in streams:
+            _refuse_foreign(folder / STORE, stream)
+        refuse_ruinous_sizes(folder / STORE, streams)
+        for stream in streams:
+            copy = place / stream.relative_to(folder)
+            shutil.copytree(stream, copy, copy_function=_share_or_copy, ignore=_refuse_foreign_in)
+            if not keep_whatever_its_age(copy):
+                ageing.append(stream.name)
     except (OSError, shutil.Error) as error:
         if _lock_state(folder) == before:
             raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {str(error)[:400]}") from None
@@ -187,12 +193,15 @@ def _refuse_foreign_in(folder: str, names: list[str]) -> list[str]:
 
 def _share_or_copy(source: str, target: str) -> str:
     """Copy a file. On btrfs and XFS the copy shares the file's blocks, so gigabytes take no time
-    and no space.
+    and no space. Raises OSError if it does not, and would leave less than `_SPARED_BYTES` free.
     """
     with open(source, "rb") as read, open(target, "wb") as written:
         try:
             fcntl.ioctl(written.fileno(), _FICLONE, read.fileno())
         except OSError:
+            size_bytes = os.fstat(read.fileno()).st_size
+            if shutil.disk_usage(target).free - size_bytes < _SPARED_BYTES:
+                raise OSError(errno.ENOSPC, f"at least {_SPARED_BYTES / 2**30:g} GiB of the disk must stay free") from None
             shutil.copyfileobj(read, written, 2**20)
     return target
 

@@ -19,6 +19,7 @@ from swarm_cli.console import note as tell
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.store_copy import STORE, StartedMeanwhile, server_on_copy
 from swarm_cli.loopback import LOOPBACK
+from swarm_cli.own_run import is_own
 from swarm_cli.run_end import RunEnd, read_end
 from swarm_cli.running import RunNote, only_running, read_note, running_runs, servers
 
@@ -101,7 +102,7 @@ def _named(config: NodeConfig, folder: Path, swarm_url: str, *, only_here: bool)
         yield Target(note.node_url, None if swarm == "none" else swarm, folder.name)
     elif (folder / STORE).is_dir():
         with server_on_copy(folder, var_dir) as url:
-            swarm = swarm_url or (url if note is None else _swarm_of(config, note, url))
+            swarm = swarm_url or (url if note is None else _swarm_of(config, folder, note, url))
             end = read_end(folder) or RunEnd("killed", folder.stat().st_mtime)
             yield Target(url, None if swarm == "none" else swarm, folder.name, end)
     elif only_here or not folder.is_dir():
@@ -110,18 +111,27 @@ def _named(config: NodeConfig, folder: Path, swarm_url: str, *, only_here: bool)
         yield default_target(config, "", swarm_url)
 
 
-def _swarm_of(config: NodeConfig, left: RunNote, copy_url: str) -> str:
-    """The swarm's server of an ended run: the copy at `copy_url`, or a hub, which may still run.
+def _swarm_of(config: NodeConfig, folder: Path, left: RunNote, copy_url: str) -> str:
+    """The swarm's server of the ended run in `folder`: the copy at `copy_url`, or a hub, which may
+    still run.
 
-    The run, and so its note, may be somebody else's. A key is used only at the server that the
-    configuration names: another server could relay the real hub's challenge and be let in there
-    with this key.
+    The run, and so its note, may be somebody else's: then only a server that the configuration
+    names is asked. A key is used only there in any case: another server could relay the real hub's
+    challenge and be let in there with this key.
     """
     if left.swarm_url == left.node_url:
         return copy_url
     known = config.nats.swarm_url if "swarm_url" in config.nats.model_fields_set else None
-    if left.swarm_url in ("none", known) or not config.nats.swarm_key_file:
+    if left.swarm_url in ("none", known):
         return left.swarm_url
+    if not config.nats.swarm_key_file:
+        if is_own(folder):
+            return left.swarm_url
+        tell(
+            f"the files of run {folder.name} were copied here or changed since its last start; its note says that its swarm was at "
+            f"{left.swarm_url}, which was not asked. If you trust that server: --swarm-url {shlex.quote(left.swarm_url)}"
+        )
+        return "none"
     tell(
         f"the run's swarm was at {left.swarm_url}, and nats.swarm_key_file is for {known or 'another server'}: it was not asked. "
         f"To ask it with that key: --swarm-url {shlex.quote(left.swarm_url)}"

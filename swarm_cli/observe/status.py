@@ -58,8 +58,8 @@ def status(
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show nodes, policy versions, stream fill and consumer lag. Exit code 3: the run has ended in
-    order; 4: it failed or was killed.
+    """Show nodes, policy versions, stream fill and consumer lag. Exit code 1: no service has
+    reported; 3: the run has ended in order; 4: it failed or was killed.
     """
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url) as target:
@@ -82,7 +82,9 @@ def status(
         show(snapshot, terminal())
     if end is not None:
         raise typer.Exit(end[1].exit_code)
-    if not as_json and not any(view.statuses for view in snapshot.nodes):
+    if not any(view.statuses for view in snapshot.nodes):
+        if as_json:
+            raise typer.Exit(1)
         raise CommandError(f"{NO_STATUS if snapshot.nodes else NOBODY}: {START}")
 
 

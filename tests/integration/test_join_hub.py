@@ -31,14 +31,16 @@ from shared.transport.nats import listing
 from shared.transport.nats.transport import connection_of
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.token import Invitation, read_token
+from swarm_cli.invitation.token import Invitation, Member, read_token, write_token
 from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.command import prepare
 from swarm_cli.join.findings import Finding
+from swarm_cli.join.folder import JoinFolder
 from tests.integration.nats_users import everything_anybody_may_publish, raw, refused_of
 from tests.integration.running_verifier import until
 from tests.nats_server import NatsServer
 from tests.secured_server import SecuredServer, swarm
+from tests.unit.test_invitation import invitation
 from tests.unit.test_permissions import matches
 
 MODEL = str(Path(__file__).parents[2] / "models" / "base")
@@ -323,3 +325,16 @@ def test_a_token_names_the_swarm_that_the_nodes_there_sign_for(nats_server: Any,
 
     asyncio.run(enter())
     assert members_swarm(server.url) == "run-7"
+
+
+def test_a_node_that_has_joined_is_not_started_with_a_later_token_s_new_lines_unasked(nats_server: Any, machine: Path) -> None:
+    server = nats_server()
+    folder = JoinFolder(machine)
+    alpha, mallory = (Member(node=node, public_key=SigningKey(new_seed()).public_key) for node in ("alpha", "mallory"))
+    said = invitation(url=server.url, swarm_id=machine.name, roster=[alpha])
+    list(prepare(said, model=MODEL).look(thoroughly=False))
+    folder.keep_roster([alpha])
+    token = write_token(invitation(url=server.url, swarm_id=machine.name, roster=[alpha, mallory]))
+    refused = CliRunner().invoke(app, ["join", token, "--model", MODEL]).exception
+    assert isinstance(refused, CommandError) and f"mallory {mallory.public_key}" in str(refused) and "--keep-roster" in str(refused)
+    assert "mallory" not in folder.roster_file.read_text() and not folder.config_file.exists()

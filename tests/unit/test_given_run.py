@@ -69,7 +69,19 @@ def pipe(folder: Path) -> Path:
     return folder / "alpha" / "checkpoints" / "weights"
 
 
-@pytest.mark.parametrize("make", [linked_log, linked_folder, linked_lock, link_to_nothing, link_by_a_link, pipe])
+def hard_link(folder: Path) -> Path:
+    (folder / "alpha" / "metrics.jsonl").hardlink_to(folder.parents[1] / "mine.txt")
+    return folder / "alpha" / "metrics.jsonl"
+
+
+def hard_linked_lock(folder: Path) -> Path:
+    (folder / "up.lock").hardlink_to(folder.parents[1] / "mine.txt")
+    return folder / "up.lock"
+
+
+@pytest.mark.parametrize(
+    "make", [linked_log, linked_folder, linked_lock, link_to_nothing, link_by_a_link, pipe, hard_link, hard_linked_lock]
+)
 def test_a_run_is_not_started_where_something_leads_out_of_its_folder(folder: Path, make: Callable[[Path], Path]) -> None:
     made = make(folder)
     with pytest.raises(CommandError) as refused, holding_run(folder):
@@ -77,7 +89,7 @@ def test_a_run_is_not_started_where_something_leads_out_of_its_folder(folder: Pa
     assert str(made) in str(refused.value) and "which no run makes" in str(refused.value)
     mine = folder.parents[1] / "mine.txt"
     assert mine.read_text() == "precious" and mine.stat().st_mode & 0o777 == 0o644
-    assert not (folder / "up.lock").exists() or make is linked_lock
+    assert not (folder / "up.lock").exists() or make in (linked_lock, hard_linked_lock)
 
 
 def test_a_run_is_started_with_the_links_and_sockets_that_a_run_makes(folder: Path, tmp_path: Path) -> None:
@@ -88,6 +100,11 @@ def test_a_run_is_started_with_the_links_and_sockets_that_a_run_makes(folder: Pa
     moved = tmp_path / "large disk"
     folder.rename(moved)
     folder.symlink_to(moved)
+    (folder / "alpha" / "checkpoints" / "a").touch()
+    (folder / "alpha" / "checkpoints" / "b").hardlink_to(folder / "alpha" / "checkpoints" / "a")
+    (folder / "alpha" / "published").mkdir()
+    (tmp_path / "in the volume").touch()
+    (folder / "alpha" / "published" / "newest.safetensors").hardlink_to(tmp_path / "in the volume")
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(folder / "up.sock"))
     with holding_run(folder):
@@ -105,6 +122,13 @@ def test_a_link_to_another_process_s_lock_is_no_running_run(folder: Path, tmp_pa
     (folder / "up.lock").symlink_to(tmp_path / "some.lock")
     with (tmp_path / "some.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        assert holder(folder) is None and running_runs(tmp_path) == []
+
+
+def test_another_name_of_another_process_s_lock_is_no_running_run(folder: Path, tmp_path: Path) -> None:
+    with (tmp_path / "some.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "up.lock").hardlink_to(tmp_path / "some.lock")
         assert holder(folder) is None and running_runs(tmp_path) == []
 
 
@@ -235,6 +259,16 @@ def test_a_note_s_command_is_shown_only_if_a_start_of_that_run_writes_it(
 def test_a_note_s_command_that_a_start_writes_is_shown(folder: Path, command: str) -> None:
     write_note(folder, RunNote("nats://127.0.0.1:1", "none", command))
     assert goes_on(folder) == command
+
+
+@pytest.mark.parametrize("named", ["--config mine.toml", "--nats-url nats://hub:4222"])
+def test_a_copied_note_s_command_is_not_shown_if_it_names_a_server_or_a_configuration(folder: Path, named: str) -> None:
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", "swarm up --run gift --nodes 3"))
+    (folder / "up.own").unlink()
+    assert goes_on(folder) == "swarm up --run gift --nodes 3"
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run gift {named}"))
+    (folder / "up.own").unlink()
+    assert goes_on(folder) == "swarm up --run gift, with the options that it was started with"
 
 
 def test_a_note_s_address_in_a_command_to_copy_is_one_word_of_it(folder: Path, tmp_path: Path) -> None:

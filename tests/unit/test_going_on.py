@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,29 @@ def test_a_configuration_in_the_run_s_own_folder_is_used_only_if_it_is_given(
         with pytest.raises(CommandError, match=r"lies in a run's folder.*--config"):
             going_on(DEFAULT, "mine")
         assert going_on(Given(config=DEMO_CONFIG), "mine")[0].config == DEMO_CONFIG
+
+
+@pytest.mark.parametrize("named", ["--config mine.toml", "--nats-url nats://stranger:4222"])
+def test_a_configuration_or_server_that_only_a_copied_runs_note_names_must_be_given(
+    before: Given, tmp_path: Path, named: str
+) -> None:
+    folder = tmp_path / "runs" / "mine"
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes 1 {named}"))
+    shutil.copytree(folder, folder.with_name("given"))
+    shutil.move(folder.with_name("given"), folder.with_name("moved"))
+    note = (folder.with_name("moved") / "up.json").read_text().replace("--run mine", "--run moved")
+    (folder.with_name("moved") / "up.json").write_text(note)
+    with pytest.raises(CommandError, match=rf"copied here.*{named}"):
+        going_on(DEFAULT, "moved")
+    assert going_on(DEFAULT, "mine")[0].nodes == 1
+    given = Given(config=DEMO_CONFIG, nats_port=4333)
+    assert going_on(given, "moved")[0] == Given(1, (), DEMO_CONFIG, 4333)
+
+
+def test_a_copied_runs_nodes_and_ports_are_as_they_were(before: Given, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine"
+    shutil.copytree(folder, folder.with_name("copy"))
+    assert going_on(Given(config=DEMO_CONFIG), "copy")[0] == Given(1, ("gamma",), DEMO_CONFIG, 31_460, "", 31_470)
 
 
 def test_a_number_that_no_start_has_is_not_taken(before: Given, tmp_path: Path) -> None:

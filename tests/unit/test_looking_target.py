@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,27 @@ def test_the_hub_that_the_configuration_names_is_asked_and_without_a_key_any(tmp
         assert target.swarm_url == HUB
     with looking_at(config(tmp_path), "given", "") as target:
         assert target.swarm_url == HUB
+
+
+def test_a_server_that_only_a_copied_runs_note_names_is_not_asked_without_a_key_either(
+    tmp_path: Path, given: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(STRANGER)
+    copied(tmp_path / "runs" / "given")
+    with looking_at(config(tmp_path), "given", "") as target:
+        assert target.swarm_url is None
+    assert f"--swarm-url {STRANGER}" in capsys.readouterr().err
+    with looking_at(config(tmp_path, swarm_url=STRANGER), "given", "") as target:
+        assert target.swarm_url == STRANGER
+    with looking_at(config(tmp_path), "given", "", STRANGER) as target:
+        assert target.swarm_url == STRANGER
+
+
+def copied(folder: Path) -> None:
+    """Puts a copy in the run's place, as whoever unpacks an archive does."""
+    shutil.copytree(folder, folder.with_name("copy"))
+    shutil.rmtree(folder)
+    folder.with_name("copy").rename(folder)
 
 
 def test_a_run_without_a_hub_has_its_swarm_in_the_copy(tmp_path: Path, given: Callable[[str], None]) -> None:

@@ -23,7 +23,8 @@ from swarm_cli.local.run_note import make_command, note_of, up_command, write_no
 from swarm_cli.local.run_told import Ran, announce
 from swarm_cli.observe.observe import _target
 from swarm_cli.observe.progress_view import ProgressView
-from swarm_cli.running import LOCK, NOTE, RunNote, ended_run, read_note, servers
+from swarm_cli.own_run import NOTE
+from swarm_cli.running import LOCK, RunNote, ended_run, read_note, servers
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 ROOT = Path(__file__).parents[2]

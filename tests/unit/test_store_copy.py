@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarm_cli.errors import CommandError
+from swarm_cli.looking import store_copy
 from swarm_cli.looking.store_copy import server_on_copy
 
 STREAM = Path("jetstream/$G/streams/NODE_ALPHA_SCORED")
@@ -34,12 +36,42 @@ def linked_account(stream: Path) -> None:
     account.symlink_to("elsewhere")
 
 
-@pytest.mark.parametrize("make", [link_out, pipe, linked_stream, linked_account])
+def endless_block(stream: Path) -> None:
+    with (stream / "1.blk").open("wb") as file:
+        file.truncate(2**40)  # and nothing of it takes room
+
+
+def many_holes(stream: Path) -> None:
+    for place in range(8):
+        with (stream / f"{place}.blk").open("wb") as file:
+            file.truncate(64 << 20)
+
+
+def one_block_by_many_names(stream: Path) -> None:
+    (stream / "0.blk").write_bytes(bytes(8 << 20))
+    for place in range(1, 40):
+        (stream / f"{place}.blk").hardlink_to(stream / "0.blk")
+
+
+@pytest.mark.parametrize(
+    "make", [link_out, pipe, linked_stream, linked_account, endless_block, many_holes, one_block_by_many_names]
+)
 def test_a_store_with_what_no_server_makes_is_not_copied(tmp_path: Path, make: Callable[[Path], None]) -> None:
     folder = tmp_path / "runs" / "given"
     (folder / STREAM).mkdir(parents=True)
     make(folder / STREAM)
     with pytest.raises(CommandError, match="no NATS server makes"), server_on_copy(folder, tmp_path):
+        pass
+    assert not list((tmp_path / "looks").glob("*"))
+
+
+def test_a_store_that_would_fill_the_disk_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "runs" / "large"
+    (folder / STREAM).mkdir(parents=True)
+    (folder / STREAM / "1.blk").write_bytes(bytes(1_000))
+    monkeypatch.setattr(store_copy, "_SPARED_BYTES", shutil.disk_usage(tmp_path).total)
+    monkeypatch.setattr(store_copy, "_FICLONE", 0)  # as on a file system whose files share no blocks
+    with pytest.raises(CommandError, match=r"run large cannot be copied.*stay free"), server_on_copy(folder, tmp_path):
         pass
     assert not list((tmp_path / "looks").glob("*"))
 

@@ -26,6 +26,11 @@ def limit_further(memory_bytes: int) -> None:
     _lower(resource.RLIMIT_AS, memory_bytes)
 
 
+def limit_data(memory_bytes: int) -> None:
+    """Limit memory that files do not back, so that a mapped file counts for nothing."""
+    _lower(resource.RLIMIT_DATA, memory_bytes)
+
+
 class MappedMemory:
     """The address space that this process uses. Its source is opened before files become
     inaccessible.
@@ -39,9 +44,16 @@ class MappedMemory:
 
     def size_bytes(self) -> int | None:
         """Bytes of address space; None if the system does not report it."""
+        return self._figure(0)
+
+    def data_bytes(self) -> int | None:
+        """The part of it that `limit_data` counts, and the stack."""
+        return self._figure(5)
+
+    def _figure(self, place: int) -> int | None:
         if self._descriptor < 0:
             return None
-        return int(os.pread(self._descriptor, 256, 0).split()[0]) * resource.getpagesize()
+        return int(os.pread(self._descriptor, 256, 0).split()[place]) * resource.getpagesize()
 
 
 class CpuAllowance:

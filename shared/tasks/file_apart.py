@@ -1,0 +1,138 @@
+"""Reads Parquet and Arrow files in a separate process with a limit on its memory. A file of a
+kilobyte can unfold to gigabytes, and what it says about its own sizes need not be true.
+
+That process runs `main`: the files and columns come as JSON on its standard input, and it writes
+a frame for each row to its standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from shared.runtime.parent_death import ending_with_parent
+from shared.tasks.file_formats import Row, require_pyarrow
+from shared.tasks.file_texts import MAX_TEXT_CHARS, TextRow, text_rows
+from shared.tasks.sandbox.limits import MappedMemory, limit, limit_data
+
+MEMORY_BYTES = 768 * 2**20
+"""What reading may take beyond the modules. A Parquet file with 280 texts of the longest kind in
+one row group takes two thirds of it; files of ordinary questions take a few MiB.
+"""
+_FRAME = struct.Struct("<cIIII")
+"""Kind; number of the file and of the row in it; sizes of two contents."""
+_TEXTS, _WRONG, _TOO_LARGE, _END = b"t", b"w", b"m", b"."
+_MAX_FRAME_BYTES = 4 * MAX_TEXT_CHARS
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from shared.tasks.file_apart import main; main()"
+_ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Else allocators and threads reserve gigabytes of address space, which is what is limited."""
+
+
+def text_rows_apart(files: Sequence[Path], question: str, answer: str) -> Iterator[TextRow]:
+    """As `text_rows` for two columns, with at most `MEMORY_BYTES` for reading. What takes more is
+    the problem of a last row, as is the end of the process that reads.
+
+    Raises:
+        FileSourceError: pyarrow is not installed.
+    """
+    require_pyarrow()
+    asked = {"files": [str(file) for file in files], "columns": [question, answer]}
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _START, json.dumps(sys.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | _ENVIRONMENT,
+        preexec_fn=ending_with_parent(),
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with process.stdin:
+                process.stdin.write(json.dumps(asked).encode())
+            yield from _received(process.stdout, files, [question, answer])
+        except (EOFError, BrokenPipeError):
+            process.kill()
+            ended = f"the process that read it ended with code {process.wait()}, perhaps for lack of memory: write it as .jsonl"
+            yield TextRow(Row({}, _all_of(files), 0, ended), {}, ())
+        finally:
+            process.kill()
+
+
+def _received(frames: IO[bytes], files: Sequence[Path], columns: Sequence[str]) -> Iterator[TextRow]:
+    """Rows until the last frame. Raises EOFError if there is no last frame."""
+    fine = dict.fromkeys(columns, "")
+    while True:
+        kind, file, number, *sizes = _FRAME.unpack(_exactly(frames, _FRAME.size))
+        if kind == _END:
+            return
+        if kind not in (_TEXTS, _WRONG, _TOO_LARGE) or max(sizes) > _MAX_FRAME_BYTES or file >= len(files):
+            raise EOFError
+        first, second = (_exactly(frames, size).decode(errors="replace") for size in sizes)
+        if kind == _TEXTS:
+            yield TextRow(Row({}, files[file], number), fine, (first, second))
+        elif kind == _WRONG:
+            wrong = json.loads(first)
+            yield TextRow(Row(dict.fromkeys(wrong["names"]), files[file], number, wrong["row"]), wrong["columns"], ())
+        else:
+            yield TextRow(Row({}, _all_of(files), 0, _TAKES_MORE), {}, ())
+            return
+
+
+_TAKES_MORE = (
+    f"cannot be read within {MEMORY_BYTES // 2**20} MiB of memory: write it with fewer rows in each part (Parquet: "
+    "row_group_size, Arrow: rows of a record batch), or as .jsonl"
+)
+
+
+def main() -> None:
+    """Read what is asked for and write the rows' frames."""
+    require_pyarrow()
+    import numpy  # noqa: F401
+    from pyarrow import compute, parquet  # noqa: F401
+
+    asked = json.load(sys.stdin.buffer)
+    files = [Path(file) for file in asked["files"]]
+    numbers = {file: number for number, file in enumerate(files)}
+    # What a library prints must not come between the frames.
+    out = os.fdopen(os.dup(1), "wb", buffering=2**16)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # An Arrow file takes addresses but no memory: it is mapped.
+    longest = max((file.stat().st_size for file in files if file.suffix == ".arrow" and file.is_file()), default=0)
+    memory = MappedMemory()
+    limit_data((memory.data_bytes() or 0) + MEMORY_BYTES)
+    limit((memory.size_bytes() or 0) + longest + MEMORY_BYTES, processes=True)
+    try:
+        for read in text_rows(files, asked["columns"]):
+            place = numbers[read.row.file], read.row.number
+            if read.texts:
+                _write(out, _TEXTS, *place, *(text.encode() for text in read.texts))
+            else:
+                wrong = {"row": read.row.problem, "names": list(read.row.values), "columns": read.problems}
+                _write(out, _WRONG, *place, json.dumps(wrong).encode())
+        _write(out, _END)
+    except MemoryError:
+        _write(out, _TOO_LARGE)
+    out.close()
+
+
+def _write(out: IO[bytes], kind: bytes, file: int = 0, number: int = 0, first: bytes = b"", second: bytes = b"") -> None:
+    out.write(_FRAME.pack(kind, file, number, len(first), len(second)))
+    out.write(first)
+    out.write(second)
+
+
+def _exactly(frames: IO[bytes], size: int) -> bytes:
+    content = frames.read(size)
+    if len(content) < size:
+        raise EOFError
+    return content
+
+
+def _all_of(files: Sequence[Path]) -> Path:
+    return files[0] if len(files) == 1 else files[0].parent
