@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +25,7 @@ from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
 from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
+from swarm_cli.dashboard.trained_groups import TrainedFollower
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
@@ -31,6 +33,7 @@ from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snaps
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
 from swarm_cli.rollouts.rewards import Judge
+from swarm_cli.running import run_at
 
 CONNECT_S = 3.0
 LOOK_S = 15.0
@@ -64,6 +67,7 @@ class SwarmSource:
         config, server = self._config, self._following.target.node_url
         self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config), configured_swarm(config))
         self._batches = BatchFollower()
+        self._trained = TrainedFollower()
         self._records: dict[str, TrainedRecords] = {}
         self._nodes: frozenset[str] = frozenset()
         self._swarm: str | None = None
@@ -95,6 +99,7 @@ class SwarmSource:
         if target.ended is not None:
             snapshot = ended_snapshot(snapshot)
         self._swarm, self._heard_at = snapshot.swarm, snapshot.at
+        await asyncio.to_thread(self._trained.read_on, self._folders(snapshot))
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look reports it if the server is gone
             async with asyncio.timeout(BATCHES_S):
@@ -104,7 +109,7 @@ class SwarmSource:
 
     def _show(self, snapshot: SwarmSnapshot) -> None:
         self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.in_directory)
-        state = swarm_object(snapshot, self._scores.heard(snapshot.swarm), self._batches.exchange)
+        state = swarm_object(snapshot, self._scores.heard(snapshot.swarm), self._batches.recent, self._trained.found)
         told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
         if self._following.target.ended is not None:
             told |= {"state": "ended", "ended": self._ended(copied=True)}
@@ -125,6 +130,19 @@ class SwarmSource:
             "copied": copied,
             "follows": self._following.follows,
         }
+
+    def _folders(self, snapshot: SwarmSnapshot) -> dict[str, Path | None]:
+        """The folders of the nodes on this server that have taken steps (`TrainedFollower`)."""
+        runs, target = self._config.node.var_dir / "runs", self._following.target
+        run = target.run or run_at(self._config.node.var_dir, target.node_url)
+        here = socket.gethostname()
+        folders: dict[str, Path | None] = {}
+        for node in snapshot.nodes:
+            if node.statuses and node.view.step > 0:
+                # Of an unknown run, only a trainer on this machine writes into this folder.
+                near = run or any(status.host == here for status in node.view.roles("trainer")[:1])
+                folders[node.node] = runs / (run or self._config.node.run) / node.node if near else None
+        return folders
 
     async def _read_batches(self, snapshot: SwarmSnapshot) -> None:
         plane = await self._plane()
@@ -163,21 +181,25 @@ class SwarmSource:
     def _node(self, node: str, key: str) -> Answer:
         """A node's page. One of whom nothing was ever heard is not found, not an empty page."""
         heard = self._scores.heard(self._swarm)
-        if node not in self._nodes and all(each.said.node != node for each in heard) and not self._batches.exchange.names(node):
+        if node not in self._nodes and all(each.said.node != node for each in heard) and not self._named(node):
             if self._heard_at is None:
                 return 503, NOT_READ_YET
             return 404, {"problem": f"no node {node}: no process, directory entry, score or group of that name has been seen here"}
         curves = curves_by_task(heard, node, key)
-        groups = self._batches.exchange.recent(GROUPS_SENT, node)
+        groups = self._batches.recent.recent(GROUPS_SENT, node)
         return 200, {
             "node": node,
             "curves": {dataset: thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
             "groups": [recent_object(group) for group in groups],
             "steps": [
                 [point.step, point.at, *(None if rate is None else round(rate, 4) for rate in (point.local, point.foreign))]
-                for point in self._batches.exchange.steps(node)
+                for point in self._batches.recent.steps(node)
             ],
         }
+
+    def _named(self, node: str) -> bool:
+        """Whether a batch or a trainer's record names the node."""
+        return self._batches.recent.names(node) or self._trained.found.names(node)
 
     def _in_loop(self, node: str, step: int, place: int | None) -> Answer:
         if self._loop is None:

@@ -42,7 +42,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     server = NatsServer(var_dir / "nats", jetstream=f'store_dir: "{folder}"\n  sync_interval: 1m').start()
 
     async def write() -> None:
-        swarm = await PageSwarm.open(server.url)
+        swarm = await PageSwarm.open(server.url, folder)
         await usual(swarm)
         for node in ("alpha", "beta"):
             await swarm.node(node, finished=True)
@@ -53,7 +53,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_note(folder, RunNote(server.url, server.url, "swarm up --run first"))
     write_end(folder, 0, "progress")
     for node in ("alpha", "beta"):
-        (folder / node).mkdir()
         (folder / node / "trainer.log").touch()
     return var_dir
 
@@ -154,8 +153,9 @@ def test_the_page_shows_an_ended_run_and_a_killed_page_leaves_nothing_for_long(v
     found = shown.until_state("ended")
     assert found["ended"]["in_order"] and found["ended"]["copied"] and "run first ended in order" in found["ended"]["words"]
     assert {node["kind"] for node in found["nodes"] if node["node"] != "gamma"} == {"finished"}
-    found = shown.until(lambda told: bool(told["exchange"]), "its batches read")
+    found = shown.until(lambda told: bool(told["batches"]), "its batches read")
     assert ["alpha", "beta", "basic_arithmetic", 6] in found["exchange"]
+    assert (found["exchange_since"], found["exchange_uncounted"]) == ({}, {})
     servers = children(shown.process)
     assert len(servers) == 1 and (var_dir / COPIES).is_dir()
     shown.process.send_signal(signal.SIGKILL)

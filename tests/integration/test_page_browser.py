@@ -108,12 +108,12 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
 
 def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser: Any, server: NatsServer, tmp_path: Path) -> None:
     async def write() -> None:
-        swarm = await PageSwarm.open(server.url)
+        swarm = await PageSwarm.open(server.url, tmp_path / "runs" / "dev")
         await usual(swarm)
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path, prometheus=PROMETHEUS)
+    shown = Dashboard(server.url, tmp_path, prometheus=PROMETHEUS, var_dir=tmp_path)
     looker = Looker(browser)
     try:
         shown.until_state("running")

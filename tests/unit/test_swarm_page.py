@@ -37,9 +37,9 @@ from shared.transport.base import StoredMessage
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard import swarm_source
 from swarm_cli.dashboard.batch_follower import BatchFollower
-from swarm_cli.dashboard.exchange import GROUPS_A_NODE, Exchange
 from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, step_object
 from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
+from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, RecentGroups
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
 from swarm_cli.looking.following import Following
@@ -84,18 +84,17 @@ def item(taker: str, sender: str, *rewards: float, dataset: str = "gcd", replaye
     return BatchItem(scored=scored, staleness=0 if taker == sender else None, age_s=1.0, replayed=replayed)
 
 
-def test_the_exchange_counts_groups_by_sender_taker_and_dataset_and_a_replayed_one_once() -> None:
-    exchange = Exchange()
-    exchange.take("alpha", batch(1, item("alpha", "alpha", 1.0, 0.0), item("alpha", "beta", 1.0, 0.5)))
-    exchange.take("alpha", batch(2, item("alpha", "beta", 0.0, 0.0, dataset="sums"), item("alpha", "alpha", 1.0, replayed=True)))
-    cells = {(cell.taker, cell.sender, cell.dataset): cell.groups for cell in exchange.cells(10)}
-    assert cells == {("alpha", "alpha", "gcd"): 1, ("alpha", "beta", "gcd"): 1, ("alpha", "beta", "sums"): 1}
-    assert [(step.step, step.local, step.foreign) for step in exchange.steps("alpha")] == [(1, 0.5, 0.75), (2, None, 0.0)]
-    newest, *_ = exchange.recent(3)
+def test_a_batchs_groups_are_summed_up_by_step_and_the_newest_are_kept() -> None:
+    recent = RecentGroups()
+    recent.take("alpha", batch(1, item("alpha", "alpha", 1.0, 0.0), item("alpha", "beta", 1.0, 0.5)))
+    recent.take("alpha", batch(2, item("alpha", "beta", 0.0, 0.0, dataset="sums"), item("alpha", "alpha", 1.0, replayed=True)))
+    assert [(step.step, step.local, step.foreign) for step in recent.steps("alpha")] == [(1, 0.5, 0.75), (2, None, 0.0)]
+    assert recent.names("beta") and not recent.names("gamma")
+    newest, *_ = recent.recent(3)
     assert (newest.step, newest.place, newest.sender) == (2, 1, "alpha"), "newest first"
     for number in range(3, 3 + GROUPS_A_NODE):
-        exchange.take("alpha", batch(number, item("alpha", "beta", 1.0)))
-    assert len(exchange.recent(10_000)) == GROUPS_A_NODE and exchange.recent(10, "nobody") == []
+        recent.take("alpha", batch(number, item("alpha", "beta", 1.0)))
+    assert len(recent.recent(10_000)) == GROUPS_A_NODE and recent.recent(10, "nobody") == []
 
 
 class StallingTransport(MemoryTransport):
@@ -125,7 +124,7 @@ async def test_a_look_that_is_cut_short_counts_no_batch_twice_and_goes_on_with_t
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await follower.follow(stalling, ["alpha", "beta"])
-    assert follower.exchange.batches == 2
+    assert follower.recent.batches == 2
     stalling.reads_left = 3
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
@@ -135,9 +134,10 @@ async def test_a_look_that_is_cut_short_counts_no_batch_twice_and_goes_on_with_t
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await follower.follow(stalling, ["alpha", "beta"])
-    assert follower.exchange.batches == 6, "beta's last one is read before alpha is asked again"
+    assert follower.recent.batches == 6, "beta's last one is read before alpha is asked again"
     await follower.follow(plane, ["alpha", "beta"])
-    assert {cell.taker: cell.groups for cell in follower.exchange.cells(10)} == {"alpha": 4, "beta": 3}
+    steps = {taker: [point.step for point in follower.recent.steps(taker)] for taker in ("alpha", "beta")}
+    assert steps == {"alpha": [1, 2, 3, 4], "beta": [1, 2, 3]}
 
 
 async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +246,9 @@ def test_what_a_node_does_is_told_from_its_processes(seen: NodeSnapshot, kind: s
 
 
 def test_a_node_that_is_ended_says_which_processes_still_run_and_one_started_again_which_it_waits_for() -> None:
-    ending = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 2.0), now=1, began=500.0),), (), True), [], Exchange())
+    ending = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 2.0), now=1, began=500.0),), (), True), [], RecentGroups())
     assert ending["nodes"][0]["words"] == f"still running: {ROLES[0]}" and ending["state"] == "stopped"
-    again = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 90.0), now=2),), (), True), [], Exchange())
+    again = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 90.0), now=2),), (), True), [], RecentGroups())
     assert again["nodes"][0]["words"] == f"starting: waiting for {ROLES[2]}, {ROLES[3]}" and again["state"] == "starting"
 
 
@@ -261,7 +261,7 @@ def test_one_silent_node_is_not_hidden_behind_those_that_run() -> None:
 
 
 def test_a_silent_node_says_which_process_is_silent_for_how_long_and_never_that_it_starts() -> None:
-    told = swarm_object(SwarmSnapshot(NOW, (node(age_s=60.0),), (), True), [], Exchange())
+    told = swarm_object(SwarmSnapshot(NOW, (node(age_s=60.0),), (), True), [], RecentGroups())
     assert told["nodes"][0]["words"] == "no word from generator, verifier, sampler, trainer for 60 s"
 
 
