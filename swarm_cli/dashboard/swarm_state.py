@@ -13,8 +13,9 @@ from shared.identity.statements import Heard
 from shared.roles import ROLES
 from shared.runtime.status import STOPPED
 from shared.text import visible
+from swarm_cli.dashboard.base_scores import Bases
 from swarm_cli.dashboard.group_page import cut
-from swarm_cli.dashboard.leaderboard import Row, leaderboard
+from swarm_cli.dashboard.leaderboard import NO_BASES, Row, leaderboard
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
 from swarm_cli.dashboard.trained_groups import TrainedGroups
 from swarm_cli.observe.kept_names import with_places
@@ -33,7 +34,11 @@ NOTHING_TRAINED = TrainedGroups()
 
 
 def swarm_object(
-    snapshot: SwarmSnapshot, heard: Sequence[Heard[EvalReport]], recent: RecentGroups, trained: TrainedGroups = NOTHING_TRAINED
+    snapshot: SwarmSnapshot,
+    heard: Sequence[Heard[EvalReport]],
+    recent: RecentGroups,
+    trained: TrainedGroups = NOTHING_TRAINED,
+    bases: Bases = NO_BASES,
 ) -> dict[str, Any]:
     """The first view's data. At most about 150 kB of JSON, however large the swarm is."""
     # A look at an empty server lists the configuration's node, although it has never been seen.
@@ -41,7 +46,7 @@ def swarm_object(
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(snapshot.known)
     own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
-    rows = leaderboard(heard, own, known)
+    rows = leaderboard(heard, own, known, bases)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
     shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
     cells, fewest = trained.cells[:CELLS_SENT], trained.cells[CELLS_SENT:]

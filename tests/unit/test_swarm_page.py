@@ -14,6 +14,7 @@ import structlog
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
+from services.generator.evaluation import eval_line
 from services.trainer.trained import trained_line
 from services.verifier.figures import Figures
 from services.verifier.own_model import OwnModel
@@ -36,6 +37,7 @@ from shared.text import visible_json
 from shared.transport.base import StoredMessage
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard import swarm_source
+from swarm_cli.dashboard.base_scores import BaseScores
 from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, step_object
 from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
@@ -183,6 +185,25 @@ def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server() -> None:
     (row,) = leaderboard([], [report("alpha", 0, 0.25)])
     assert (row.standing, row.trusted, row.newest, row.gain) == (THIS_SERVER, True, 0.25, 0.0)
     assert leaderboard([signed("alpha", 1, 0.5)], [report("alpha", 0, 0.25)])[0].newest == 0.5
+
+
+def test_a_base_score_that_no_report_says_is_taken_from_the_nodes_own_records(tmp_path: Path) -> None:
+    """A run of seconds: the next evaluation came before its verifier had passed on the first."""
+    other, newest = eval_line(report("alpha", 0, 0.9, held_out="b" * 64)), eval_line(report("alpha", 4, 0.5))
+    lines = [eval_line(report("alpha", 0, 0.125)), other, newest, {"policy_version": 0, "pass_rate": "x", "n": 8}]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"policy_ver')
+    scores = BaseScores()
+    bases = scores.read({"alpha": tmp_path, "beta": tmp_path / "beta"})
+    assert bases == {("alpha", "a" * 64, 8): 0.125, ("alpha", "b" * 64, 8): 0.9}
+    for rows in (leaderboard([signed("alpha", 4, 0.5)], bases=bases), leaderboard([], [report("alpha", 4, 0.5)], bases=bases)):
+        (row,) = rows
+        assert (row.base, row.gain, row.curve) == (0.125, 0.375, ((0, 0.125), (4, 0.5)))
+    (forged,) = leaderboard([Heard(report("alpha", 4, 0.5), Standing.UNSIGNED)], bases=bases)
+    assert forged.base is None, "somebody else's score has nothing to do with this node's records"
+    assert leaderboard([signed("alpha", 0, 0.2), signed("alpha", 4, 0.5)], bases=bases)[0].base == 0.2
+    with (tmp_path / "eval.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(eval_line(report("alpha", 0, 0.25))) + "\n")
+    assert scores.read({"alpha": tmp_path})["alpha", "a" * 64, 8] == 0.25
 
 
 def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> None:

@@ -23,10 +23,11 @@ const KINDS = { running: "● running", finished: "✓ finished", starting: "◔
 /** Text in which the parts between backquotes are shown as code. */
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 
-/** How the run ended, and whether the page shows a copy of it or what was seen before its server ended. */
-function endOf({ run, words, copied, follows }) {
-  const now = copied ? "This is a copy of what its server had stored; none of its processes is running." : `The page shows what was seen last.${follows ? " When the next run starts here, this page shows that one." : ""}`;
-  return `${words[0].toUpperCase()}${words.slice(1)}. ${now} \`swarm up --run ${run}\` continues it.`;
+/** How the run ended, whether the page shows a copy of it, what was seen before its server ended, or nothing of it, and how to go on. */
+function endOf({ run, words, seen, copied, follows, goes_on }) {
+  const kept = seen ? "The page shows what was seen last." : `\`swarm dashboard --run ${run}\` shows it.`;
+  const now = copied ? "This is a copy of what its server had stored; none of its processes is running." : `${kept}${follows ? " When the next run starts here, this page shows that one." : ""}`;
+  return `${words[0].toUpperCase()}${words.slice(1)}. ${now} To continue it: ${goes_on}.`;
 }
 
 function banner(told) {
@@ -198,7 +199,7 @@ async function showSwarm() {
   const alerts = told.state === "ended" ? null : await alertsSection();
   byId("heard").textContent = told.state === "waiting" ? "" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
   document.title = `${STATES[told.state][1]} · swarm`;
-  const quiet = told.state === "waiting" || told.state === "empty";
+  const quiet = told.state === "waiting" || told.state === "empty" || (told.state === "ended" && !told.ended.seen);
   return [banner(told), ...(quiet ? [] : [alerts, leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
 }
 
@@ -258,7 +259,7 @@ async function show() {
   } catch (problem) {
     const gone = problem instanceof TypeError;
     document.title = gone ? "The dashboard does not answer · swarm" : "Not found · swarm";
-    parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : name(problem.message)), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
+    parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : el("bdi", {}, ...worded(problem.message))), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
     if (live && byId("main").querySelector("section")) parts = [...parts, ...[...byId("main").children].filter((child) => child.tagName === "SECTION")];
   }
   if (live && here === shown) await unpressed();
