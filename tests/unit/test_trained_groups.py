@@ -106,7 +106,7 @@ def test_what_a_file_holds_that_no_trainer_wrote_is_skipped_and_its_size_is_boun
     with file.open("wb") as lines:
         lines.write(b"[" * 100_000 + b'\n{"step": -1, "trained_of": {}}\n\xff\n' + b"x" * 2**24)
         lines.write(b'\n{"step": 1, "updated": true, "trained_of": {"A B": {"gcd": 1}, "beta": {"gcd": 2}}}\n')
-        lines.write(json.dumps(step(2, **many)).encode() + b"\n")
+        lines.write(json.dumps({"step": 2, "updated": True, "trained_of": many}).encode() + b"\n")
     tally = NodeTally(file)
     assert tally.read_on() and tally.since == 1
     assert tally.counts["beta", "gcd"] == 2 and len(tally.counts) == CELLS_A_NODE and tally.left_out == 8
