@@ -22,7 +22,7 @@ async def measure_page() -> Result:
     with tempfile.TemporaryDirectory() as folder:
         server = NatsServer(Path(folder) / "nats").start()
         try:
-            swarm = await PageSwarm.open(server.url)
+            swarm = await PageSwarm.open(server.url, Path(folder) / "runs" / "dev")
             await a_hundred(swarm)
             await swarm.transport.close()
             times, size = await asyncio.to_thread(_loads, Path(folder), server.url)
@@ -46,7 +46,7 @@ async def measure_page() -> Result:
 
 def _loads(folder: Path, url: str) -> tuple[list[float], int]:
     """Seconds of each load, and the bytes of the last."""
-    shown = Dashboard(url, folder)
+    shown = Dashboard(url, folder, var_dir=folder)
     try:
         shown.until_state("running")
         times, sizes = [], []
@@ -60,6 +60,7 @@ def _loads(folder: Path, url: str) -> tuple[list[float], int]:
                 page = looker.open(shown.url)
                 times.append(page.evaluate("performance.now()") / 1000)
                 assert page.locator("#leaderboard tbody tr").count() == 100
+                assert page.locator("#exchange thead th").count() == 1 + 24 + 1, "the most senders, and the others"
                 looker.close()
                 say(f"load {number + 1}/{TIMES}: {times[-1]:.3f} s, {sum(sizes):,} bytes")
         return times[1:], sum(sizes)

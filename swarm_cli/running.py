@@ -123,6 +123,14 @@ def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
     return found[0] if found else None
 
 
+def run_at(var_dir: Path, node_url: str) -> str:
+    """The run running on this machine whose nodes' streams are on this server; empty if there is
+    none, or several.
+    """
+    names = [folder.name for folder in running_runs(var_dir) if (note := read_note(folder)) and note.node_url == node_url]
+    return names[0] if len(names) == 1 else ""
+
+
 def running_swarm(var_dir: Path, command: str = "swarm observe") -> RunNote | None:
     """The note of the only running run, with its swarm's server; None: none is running.
 

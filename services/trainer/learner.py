@@ -33,7 +33,7 @@ from services.trainer.selection.preference import Preferred, prefer
 from services.trainer.selection.tokens import Intake, take_in
 from services.trainer.settings import influence_rules, intake_rules, update_config
 from services.trainer.state import LearnerState
-from services.trainer.trained import trained_groups
+from services.trainer.trained import trained_groups, trained_of
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
@@ -120,7 +120,8 @@ class Learner:
         gradients = [update.gradient for update in updates]
         self.trained = trained_groups(batch, preferred.batch, intake, gradients, self.update_config)
         self._earlier_groups = after_batch(self._earlier_groups, batch, self.rules.capability)
-        return _record(preferred, intake, absurd, updates, rate, intake_s)
+        record = _record(preferred, intake, absurd, updates, rate, intake_s)
+        return replace(record, trained_of=trained_of(batch, self.trained))
 
     @property
     def policy_metadata(self) -> dict[str, str]:

@@ -54,8 +54,10 @@ class StepRecord:
     reward of their completions, `staleness_replayed` their mean staleness. In `grad_norm_local`,
     which is about whose text it is, they are local. `answers_absurd` foreign answers were not
     trained on because this node's policy finds them absurd, `absurd_of` says by node;
-    `foreign_answers_of` says how many of each node's were. Where the sampler left the choice to the
-    trainer (`services.trainer.selection.preference`), `groups_left_out` candidates were not trained
+    `foreign_answers_of` says how many of each node's were. `trained_of` says how many groups of
+    each node and dataset took part in the update, without replayed ones. Where the sampler left the
+    choice to the trainer (`services.trainer.selection.preference`), `groups_left_out` candidates
+    were not trained
     on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen
     groups' text and of the others'. `behaviour_share` and `reencoded_share` are shares of the
     groups taken in. `grad_norm_local` and `grad_norm_foreign` are the norms of what local and
@@ -93,6 +95,7 @@ class StepRecord:
     answers_absurd: int = 0
     absurd_of: dict[str, int] = field(default_factory=dict)
     foreign_answers_of: dict[str, int] = field(default_factory=dict)
+    trained_of: dict[str, dict[str, int]] = field(default_factory=dict)
     over_budget_of: dict[str, int] = field(default_factory=dict)
     capability_of: dict[str, float] = field(default_factory=dict)
     grad_norm_local: float | None = None

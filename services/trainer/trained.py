@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,6 +71,18 @@ def trained_groups(
             line["answers"].sort(key=lambda answer: answer["place"])
         found.append(line)
     return found
+
+
+def trained_of(batch: Batch, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """How many groups of each node and dataset took part. A replayed group counted in the step that
+    first trained on it. groups: what became of each of the batch's (`trained_groups`).
+    """
+    found: dict[str, Counter[str]] = {}
+    for item, group in zip(batch.items, groups, strict=True):
+        if group["fate"] == TRAINED and not item.replayed:
+            made = item.scored.group
+            found.setdefault(made.node, Counter())[made.task.ref.dataset] += 1
+    return {node: dict(sorted(found[node].items())) for node in sorted(found)}
 
 
 def trained_line(step: int, time_s: float, *, updated: bool, updates: int, groups: Sequence[Mapping[str, Any]]) -> str:

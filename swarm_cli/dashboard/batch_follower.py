@@ -9,7 +9,7 @@ from shared.contracts.messages import Batch
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
 from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
-from swarm_cli.dashboard.exchange import Exchange
+from swarm_cli.dashboard.recent_groups import RecentGroups
 
 BATCHES_BACK = 30
 """How many of its newest batches are read when a node is first seen; also the most per look."""
@@ -21,7 +21,7 @@ class BatchFollower:
     """The position in each node's log, and what was read so far."""
 
     def __init__(self) -> None:
-        self.exchange = Exchange()
+        self.recent = RecentGroups()
         self._read_to: dict[str, int] = {}
         self._at = ""
 
@@ -49,7 +49,6 @@ class BatchFollower:
         if known is None or known > state.last_seq:  # a new node, or a new log under the old name
             known = state.first_seq - 1
         oldest = max(known + 1, state.last_seq - BATCHES_BACK + 1)
-        self.exchange.left_out += max(0, oldest - known - 1)
         self._read_to[node] = oldest - 1
         while self._read_to[node] < state.last_seq:
             messages = await plane.read(stream, self._read_to[node] + 1, 1)
@@ -57,10 +56,8 @@ class BatchFollower:
                 break
             batch = await _batch(plane, messages[0])
             # No await between counting a batch and marking it as read, so that none counts twice.
-            if batch is None:
-                self.exchange.left_out += 1
-            else:
-                self.exchange.take(node, batch)
+            if batch is not None:
+                self.recent.take(node, batch)
             self._read_to[node] = messages[0].seq
         self._read_to[node] = state.last_seq
 

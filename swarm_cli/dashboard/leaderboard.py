@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
 from shared.contracts.control import EvalReport
 from shared.identity.statements import Heard, Standing
+from swarm_cli.dashboard.base_scores import Bases
 
 CURVE_POINTS = 24
 """Points of a node's curve in the table; the node's page has all that are kept."""
@@ -17,6 +18,7 @@ SETS_A_KEY = 2
 """How many of the newest held-out sets that a key reported on are shown: after a change of set the
 previous one stays visible, and no key can fill the table with invented sets.
 """
+NO_BASES: Bases = {}
 THIS_SERVER = "this server's own"
 """Standing of a score from the node plane, where no signature is needed."""
 
@@ -46,11 +48,14 @@ class Row:
         return None if self.base is None else self.newest - self.base
 
 
-def leaderboard(heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = (), known: Collection[str] = ()) -> list[Row]:
+def leaderboard(
+    heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = (), known: Collection[str] = (), bases: Bases = NO_BASES
+) -> list[Row]:
     """Rows by held-out set, the set with most nodes first, and within a set by gain; rows that may
     not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: newest reports of
     nodes on this server, shown if the swarm has none of theirs. `known`: nodes that count before
-    all others, so that a crowd of invented nodes cannot put its set on top.
+    all others, so that a crowd of invented nodes cannot put its set on top. `bases`: what the nodes
+    have on record of their base policies, for rows that may be ranked and lack it.
     """
     by_key: dict[tuple[str, str, str], dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
     for each in heard:
@@ -60,6 +65,7 @@ def leaderboard(heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = 
     rows = [row for sets in by_key.values() for row in _newest_sets(sets.values())]
     told = {row.node for row in rows if row.trusted}
     rows += [_own_row(report) for report in own if report.node not in told]
+    rows = [_with_base(row, bases.get((row.node, row.held_out, row.n))) if row.trusted else row for row in rows]
     nodes, those_known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     for row in rows:
         nodes[row.held_out, row.n] += row.trusted
@@ -75,6 +81,12 @@ def leaderboard(heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = 
             *_rank(row),
         ),
     )
+
+
+def _with_base(row: Row, base: float | None) -> Row:
+    if row.base is not None or base is None:
+        return row
+    return replace(row, base=base, curve=thinned([(0, base), *row.curve], CURVE_POINTS))
 
 
 def _newest_sets(sets: Iterable[Sequence[Heard[EvalReport]]]) -> list[Row]:

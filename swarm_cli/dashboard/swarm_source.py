@@ -23,6 +23,7 @@ from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
+from swarm_cli.dashboard.run_records import RunRecords
 from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
@@ -31,6 +32,7 @@ from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snaps
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
 from swarm_cli.rollouts.rewards import Judge
+from swarm_cli.running import goes_on
 
 CONNECT_S = 3.0
 LOOK_S = 15.0
@@ -64,7 +66,8 @@ class SwarmSource:
         config, server = self._config, self._following.target.node_url
         self._scores = EvaluationLog(TASKS_KEPT, LOGS_KEPT, roster_of(config), configured_swarm(config))
         self._batches = BatchFollower()
-        self._records: dict[str, TrainedRecords] = {}
+        self._records = RunRecords(config)
+        self._steps: dict[str, TrainedRecords] = {}
         self._nodes: frozenset[str] = frozenset()
         self._swarm: str | None = None
         self._state: dict[str, Any] = {"state": "waiting", "at": time.time(), "server": server, "problem": "", "ended": None}
@@ -95,6 +98,7 @@ class SwarmSource:
         if target.ended is not None:
             snapshot = ended_snapshot(snapshot)
         self._swarm, self._heard_at = snapshot.swarm, snapshot.at
+        await asyncio.to_thread(self._records.read, snapshot, target)
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look reports it if the server is gone
             async with asyncio.timeout(BATCHES_S):
@@ -104,7 +108,9 @@ class SwarmSource:
 
     def _show(self, snapshot: SwarmSnapshot) -> None:
         self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.in_directory)
-        state = swarm_object(snapshot, self._scores.heard(snapshot.swarm), self._batches.exchange)
+        state = swarm_object(
+            snapshot, self._scores.heard(snapshot.swarm), self._batches.recent, self._records.trained, self._records.bases
+        )
         told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
         if self._following.target.ended is not None:
             told |= {"state": "ended", "ended": self._ended(copied=True)}
@@ -114,10 +120,14 @@ class SwarmSource:
         """What the page shows about the run's end; None if it has not ended, as far as is known.
         copied: whether the page shows a copy of the run's store.
         """
-        if (found := self._following.end) is None:
+        seen = self._heard_at is not None
+        if (found := self._following.end if seen else self._following.before) is None:
             return None
         run, end = found
+        command, comma, how = goes_on(self._config.node.var_dir / "runs" / run).partition(", with ")
         return {
+            "seen": seen,
+            "goes_on": visible(command if "`" in command else f"`{command}`{comma}{how}", 400),
             "run": visible(run, 80),
             "in_order": end.in_order,
             "at": end.at,
@@ -136,8 +146,10 @@ class SwarmSource:
     def _away(self, error: Exception) -> None:
         """Record that no server answers. What was seen last stays on the page, with its time."""
         instead, ended = self._following.instead, self._ended(copied=False)
-        problem = visible(instead or str(error) or f"it took longer than {LOOK_S:.0f} s to answer", 300)
-        state = "waiting" if self._heard_at is None else "lost" if ended is None else "ended"
+        # The server of a run that has ended is not missing: it ended with the run.
+        silent = "" if ended is not None else str(error) or f"it took longer than {LOOK_S:.0f} s to answer"
+        problem = visible(instead or silent, 300)
+        state = "ended" if ended is not None else "waiting" if self._heard_at is None else "lost"
         server = visible(self._following.target.node_url, 120)
         self._state = self._state | {"state": state, "problem": problem, "server": server, "ended": ended}
 
@@ -163,21 +175,25 @@ class SwarmSource:
     def _node(self, node: str, key: str) -> Answer:
         """A node's page. One of whom nothing was ever heard is not found, not an empty page."""
         heard = self._scores.heard(self._swarm)
-        if node not in self._nodes and all(each.said.node != node for each in heard) and not self._batches.exchange.names(node):
+        if node not in self._nodes and all(each.said.node != node for each in heard) and not self._named(node):
             if self._heard_at is None:
                 return 503, NOT_READ_YET
             return 404, {"problem": f"no node {node}: no process, directory entry, score or group of that name has been seen here"}
         curves = curves_by_task(heard, node, key)
-        groups = self._batches.exchange.recent(GROUPS_SENT, node)
+        groups = self._batches.recent.recent(GROUPS_SENT, node)
         return 200, {
             "node": node,
             "curves": {dataset: thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
             "groups": [recent_object(group) for group in groups],
             "steps": [
                 [point.step, point.at, *(None if rate is None else round(rate, 4) for rate in (point.local, point.foreign))]
-                for point in self._batches.exchange.steps(node)
+                for point in self._batches.recent.steps(node)
             ],
         }
+
+    def _named(self, node: str) -> bool:
+        """Whether a batch or a trainer's record names the node."""
+        return self._batches.recent.names(node) or self._records.trained.names(node)
 
     def _in_loop(self, node: str, step: int, place: int | None) -> Answer:
         if self._loop is None:
@@ -189,6 +205,7 @@ class SwarmSource:
             return 504, {"problem": f"the server took longer than {ASKED_S:.0f} s to answer: try again"}
 
     async def _batch(self, node: str, step: int, place: int | None) -> Answer:
+        """A step or a group of it. It is read now, because batches are too large to be kept."""
         try:
             async with asyncio.timeout(ASKED_S):
                 plane = await self._plane()
@@ -196,12 +213,21 @@ class SwarmSource:
                     batch = await BatchReader(plane, node).batch_at(step)
                 finally:
                     await plane.close()
+        except NotConnected as error:
+            return 404, {"problem": visible(self._gone() or str(error), 400)}
         except (CommandError, TransportError) as error:
             return 404, {"problem": visible(str(error), 400)}
         if place is None:
             return 200, step_object(node, batch)
         found = await asyncio.to_thread(self._group, node, batch, place)
         return (404, {"problem": f"step {step} has no group {place}"}) if found is None else (200, found)
+
+    def _gone(self) -> str:
+        """Why a run's server does not answer and where its groups are, if the run has ended."""
+        if (found := self._following.end) is None:
+            return ""
+        run, end = found
+        return f"{end.sentence(run)}. `swarm dashboard --run {run}` shows its steps and groups"
 
     async def _plane(self) -> Transport:
         return await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._following.target.node_url)
@@ -213,7 +239,7 @@ class SwarmSource:
         config = for_node(self._config, node)
         run = self._following.target.run
         here = run and (config.node.var_dir / "runs" / run / node).is_dir()
-        records = self._records.setdefault(node, TrainedRecords(record_folder(config, run if here else "")))
+        records = self._steps.setdefault(node, TrainedRecords(record_folder(config, run if here else "")))
         return group_object(node, batch, place, Path(config.model.path), records, Judge(config))
 
 

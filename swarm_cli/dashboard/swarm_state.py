@@ -13,9 +13,11 @@ from shared.identity.statements import Heard
 from shared.roles import ROLES
 from shared.runtime.status import STOPPED
 from shared.text import visible
-from swarm_cli.dashboard.exchange import Exchange, RecentGroup
+from swarm_cli.dashboard.base_scores import Bases
 from swarm_cli.dashboard.group_page import cut
-from swarm_cli.dashboard.leaderboard import Row, leaderboard
+from swarm_cli.dashboard.leaderboard import NO_BASES, Row, leaderboard
+from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
+from swarm_cli.dashboard.trained_groups import TrainedGroups
 from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
@@ -28,17 +30,26 @@ GROUPS_SENT = 30
 TASKS_SENT = 8
 
 
-def swarm_object(snapshot: SwarmSnapshot, heard: Sequence[Heard[EvalReport]], exchange: Exchange) -> dict[str, Any]:
+NOTHING_TRAINED = TrainedGroups()
+
+
+def swarm_object(
+    snapshot: SwarmSnapshot,
+    heard: Sequence[Heard[EvalReport]],
+    recent: RecentGroups,
+    trained: TrainedGroups = NOTHING_TRAINED,
+    bases: Bases = NO_BASES,
+) -> dict[str, Any]:
     """The first view's data. At most about 150 kB of JSON, however large the swarm is."""
     # A look at an empty server lists the configuration's node, although it has never been seen.
     nodes = [_node(node, snapshot.at) for node in snapshot.nodes if node.statuses or node.in_directory]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(snapshot.known)
     own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
-    rows = leaderboard(heard, own, known)
+    rows = leaderboard(heard, own, known, bases)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
     shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
-    cells = exchange.cells(CELLS_SENT)
+    cells, fewest = trained.cells[:CELLS_SENT], trained.cells[CELLS_SENT:]
     return {
         "at": snapshot.at,
         "state": overall([node["kind"] for node in nodes]),
@@ -50,9 +61,11 @@ def swarm_object(snapshot: SwarmSnapshot, heard: Sequence[Heard[EvalReport]], ex
         "leaderboard": [_row(row) for row in shown_rows],
         "rows_left_out": len(rows) - len(shown_rows),
         "exchange": [[cell.taker, cell.sender, cell.dataset, cell.groups] for cell in cells],
-        "batches": exchange.batches,
-        "batches_left_out": exchange.left_out,
-        "groups": [recent_object(group) for group in exchange.recent(GROUPS_SENT)],
+        "exchange_since": dict(list(trained.since.items())[:NODES_SENT]),
+        "exchange_uncounted": dict(list(trained.uncounted.items())[:NODES_SENT]),
+        "exchange_left_out": trained.left_out + sum(cell.groups for cell in fewest),
+        "batches": recent.batches,
+        "groups": [recent_object(group) for group in recent.recent(GROUPS_SENT)],
     }
 
 

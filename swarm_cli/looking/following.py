@@ -55,6 +55,16 @@ class Following:
         return (found[0].name, found[1]) if found else None
 
     @property
+    def before(self) -> tuple[str, RunEnd] | None:
+        """Before any server has answered: the current run's end or, if no run is running here, that
+        of the newest one, whatever its server was.
+        """
+        if self.end is not None or self._fixed or running_runs(self._config.node.var_dir):
+            return self.end
+        found = newest_ended(self._config.node.var_dir)
+        return (found[0].name, found[1]) if found else None
+
+    @property
     def instead(self) -> str:
         """A sentence about the runs that are running here, if `target` is not among them; else
         empty.

@@ -36,13 +36,19 @@ STATE_CHARACTERS = 80
 
 
 class StepRate:
-    """One node's steps per minute, over the last minute."""
+    """One node's steps per minute, over the last minute, and since it last fell back: a trainer
+    that was killed takes the steps after its checkpoint again.
+    """
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def update(self, now: float, step: int) -> float | None:
-        """Record `step` at `now` (seconds). Returns the rate, or None at the first call."""
+        """Record `step` at `now` (seconds). Returns the rate, or None at the first call and after a
+        fall.
+        """
+        if self._seen and step < self._seen[-1][1]:
+            self._seen.clear()
         self._seen.append((now, step))
         while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
             self._seen.popleft()
@@ -59,6 +65,8 @@ class Row:
     steps_per_minute: float | None
     staleness: float | None = None
     """Mean over the newest step's local groups, in policy versions."""
+    since: float = 0.0
+    """Unix time. Processes that have not reported since are of an earlier start of the run."""
 
     def lines(self, elapsed_s: float, now: float) -> list[str]:
         """The line under `HEADER`, with a second line if the state is too long for the first."""
@@ -68,7 +76,7 @@ class Row:
             f"{_clock(elapsed_s):>7}  {visible(view.node):<9}{view.step:>6}{_number(self.steps_per_minute, 10, 1)}"
             f"{_number(view.newest('trainer', StatusFigure.REWARD_LOCAL), 7, 3)}"
             f"{_number(newest.pass_rate if newest else None, 9, 3)}{_number(base.pass_rate if base else None, 7, 3)}"
-            f"{_groups(view)}{_number(self.staleness, 6, 2)}"
+            f"{_groups(view, self.since)}{_number(self.staleness, 6, 2)}"
         )
         words = visible(state(view, now), STATE_CHARACTERS)
         line = f"{figures}  {words}"
@@ -119,15 +127,16 @@ def summary(rows: Sequence[Row]) -> list[str]:
         lines.append(
             f"{visible(row.view.node):<9}{row.view.step:>6}{_number(newest.pass_rate if newest else None, 10, 3)}"
             f"{_number(base.pass_rate if base else None, 8, 3)}{_number(gain, 8, 3, sign=True)}{newest.n if newest else 0:>7}"
-            f"{_groups(row.view)}"
+            f"{_groups(row.view, row.since)}"
         )
     return lines
 
 
-def _groups(view: NodeView) -> str:
+def _groups(view: NodeView, since: float) -> str:
     """Groups made, shared, taken in and refused."""
-    made, shared = view.total("generator", StatusFigure.GROUPS_GENERATED), view.total("verifier", StatusFigure.SHARED)
-    taken, refused = view.total("verifier", StatusFigure.ACCEPTED), view.total("verifier", StatusFigure.REFUSED)
+    made = view.total("generator", StatusFigure.GROUPS_GENERATED, since)
+    verified = (StatusFigure.SHARED, StatusFigure.ACCEPTED, StatusFigure.REFUSED)
+    shared, taken, refused = (view.total("verifier", figure, since) for figure in verified)
     return f"{made:>6.0f}{shared:>7.0f}{taken:>6.0f}{refused:>8.0f}"
 
 

@@ -61,6 +61,7 @@ class ProgressView:
         self._run_dir = config.node.var_dir / "runs" / config.node.run
         self._rates = {node: StepRate() for node in nodes}
         self._began = time.monotonic()
+        self._since = time.time()
 
     async def run(self) -> None:
         """Print tables until the steps are taken; without a number of steps, for ever."""
@@ -112,7 +113,8 @@ class ProgressView:
         for view in views:
             folder = self._run_dir / view.node
             staleness = newest_step(folder).get("staleness_mean")
-            rows.append(Row(view, read_evaluations(folder), self._rates[view.node].update(now, view.step), staleness))
+            rate = self._rates[view.node].update(now, view.step)
+            rows.append(Row(view, read_evaluations(folder), rate, staleness, self._since))
         return rows
 
     def _evaluated(self, views: Sequence[NodeView]) -> bool:

@@ -20,8 +20,9 @@ from shared.identity.permissions import OPERATOR
 from shared.identity.statements import OTHER_SWARM, Heard, Standing
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED
+from shared.suggestion import did_you_mean
 from shared.transport.base import AccessDenied, ConsumerState, NotConnected, StreamState, Transport, TransportError
-from swarm_cli.errors import checked_node
+from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.directory import Directory, read_directory, usual_swarm
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm
 from swarm_cli.observe.view import NodeView, gather, node_view
@@ -30,10 +31,24 @@ NODES_SHOWN = 100
 """The most nodes shown by default: first those on this server, then the directory's
 newest entries.
 """
+NAMES_TOLD = 8
 NOBODY = "no node has written to this server"
 NO_STATUS = "no service has written a status to this server"
 START = "start a swarm (`swarm up`), or name its server"
 """What to do about either."""
+
+
+class NoSuchNode(CommandError):
+    """There is no node of a name that the user gave."""
+
+    def __init__(self, unknown: Sequence[str], there: Sequence[str], swarm_away: bool) -> None:
+        """there: the nodes that there are. swarm_away: the directory could not be read."""
+        self.there = there
+        known = f"{', '.join(there[:NAMES_TOLD])}{f' and {len(there) - NAMES_TOLD} more' if len(there) > NAMES_TOLD else ''}"
+        guess = did_you_mean(unknown[0], there)
+        remedy = f"the nodes there are {known}{f'; {guess}' if guess else ''}" if there else f"{NOBODY}: {START}"
+        away = " (the swarm's directory, which lists nodes on other servers, could not be read)" if swarm_away else ""
+        super().__init__(f"no node {', '.join(unknown)} on this server or in its swarm's directory{away}: {remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,22 @@ class NodeSnapshot:
     in_directory: bool
     entry: Heard[NodeRecord] | None = None
     """Its entry in the directory, with the signature checked."""
+    elsewhere: bool = False
+    """Its bucket is on another server, so of its steps and groups nothing is known here."""
+
+    @property
+    def step(self) -> int | None:
+        """Steps taken; None if it is not known."""
+        return None if self.elsewhere else self.view.step
+
+    @property
+    def version(self) -> int | None:
+        """Version of the newest published policy, of a node elsewhere by its signed entry; None if
+        it is not known.
+        """
+        if not self.elsewhere:
+            return self.view.version
+        return self.entry.said.policy_version if self.entry is not None and self.entry.standing is Standing.SIGNED else None
 
     @property
     def node(self) -> str:
@@ -107,6 +138,7 @@ async def take_snapshot(
 
     Raises:
         CommandError: one of `names` is none.
+        NoSuchNode: there is no node of one of these names.
         NotConnected, AccessDenied: of the node plane. A swarm plane that cannot be reached, or that
             lets this user in no more, is part of the snapshot.
     """
@@ -121,6 +153,9 @@ async def take_snapshot(
                 await evaluations.follow(swarm_plane, configured_swarm(config))
             known = evaluations.established() if evaluations else []
             listed = await read_directory(swarm_plane, names or [*sorted(here), *known][:most]) if swarm_plane else Directory()
+            if unknown := [name for name in names if name not in here and name not in listed.payloads]:
+                there = list(dict.fromkeys([*sorted(here), *listed.names]))
+                raise NoSuchNode(unknown, there, swarm_url is not None and swarm_plane is None)
             wanted, left_out = (list(names), 0) if names else chosen(config.node.id, here, listed, most, known)
             # The directory also lists nodes whose node plane is on another server, or in an account
             # that this user cannot see.
@@ -132,7 +167,7 @@ async def take_snapshot(
                 for view in views
             ]
             nodes += [
-                NodeSnapshot(node_view(name, ()), (), listing[name] is not None, listing[name])
+                NodeSnapshot(node_view(name, ()), (), listing[name] is not None, listing[name], elsewhere=True)
                 for name in wanted
                 if name not in here
             ]

@@ -3,7 +3,7 @@
 | exit code | |
 |---|---|
 | 0 | the swarm is running: at least one of its processes is alive |
-| 1 | no server answers, or no service has written to it |
+| 1 | no server answers, no service has written to it, or it has no node of a given name |
 | 2 | the command was called wrongly |
 | 3 | the run has ended in order |
 | 4 | the run has failed, or was killed |
@@ -82,7 +82,7 @@ def status(
         show(snapshot, terminal())
     if end is not None:
         raise typer.Exit(end[1].exit_code)
-    if not any(view.statuses for view in snapshot.nodes):
+    if not any(view.statuses or (nodes and view.elsewhere) for view in snapshot.nodes):
         if as_json:
             raise typer.Exit(1)
         raise CommandError(f"{NO_STATUS if snapshot.nodes else NOBODY}: {START}")
@@ -144,10 +144,10 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
     """What `--json` prints about a node; scripts read these keys. Unknown values are null."""
     view = node.view
     return {
-        "step": view.step,
-        "policy_version": view.version,
-        "finished": finished(view),
-        "trouble": [*absent(view, at), *trouble(view, at)],
+        "step": node.step,
+        "policy_version": node.version,
+        "finished": None if node.elsewhere else finished(view),
+        "trouble": [] if node.elsewhere else [*absent(view, at), *trouble(view, at)],
         "evaluation": None
         if view.evaluation is None
         else {"policy_version": view.evaluation.policy_version, "pass_rate": view.evaluation.pass_rate, "n": view.evaluation.n},
@@ -193,7 +193,7 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
         evaluation = node.view.evaluation
         held_out = f"{evaluation.pass_rate:.3f} @{evaluation.policy_version}" if evaluation else "–"
         roles = [cell(_role_cell(node, role, snapshot.at)) for role in ROLES]
-        nodes.add_row(cell(node.node), str(node.view.step), str(node.view.version), held_out, *roles)
+        nodes.add_row(cell(node.node), _known(node.step), _known(node.version), held_out, *roles)
     if snapshot.nodes:
         console.print(nodes)
     for node in snapshot.nodes:
@@ -262,7 +262,14 @@ def _lag_cells(consumer: ConsumerState | None) -> list[str]:
     return [str(consumer.pending), str(consumer.ack_pending), str(consumer.redelivered)]
 
 
+def _known(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
 def _role_cell(node: NodeSnapshot, role: str, at: float) -> str:
+    """What a node's processes of a role do; of a node on another server it is not known."""
+    if node.elsewhere:
+        return "–"
     alive = node.view.alive(role, at)
     if alive:
         still = standing(node.view, at)

@@ -26,7 +26,7 @@ from swarm_cli.looking.following import Following
 from swarm_cli.looking.target import LookRunOption, check_listening, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
-from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmSnapshot, ended_snapshot, take_snapshot
+from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, ended_snapshot, take_snapshot
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
 from swarm_cli.running import ended_run
@@ -84,7 +84,7 @@ class Top:
         notice = f" {ended[1].sentence(ended[0], time.time())}" if ended else ""
         calm = ended is not None and ended[1].in_order
         console.print(screen(model, width=console.width, height=None, headline=self._headline, notice=notice, calm=calm))
-        if not any(node.heard for node in model.nodes):
+        if not any(node.heard or (self._nodes and node.elsewhere) for node in model.nodes):
             raise CommandError(f"{NO_STATUS if model.nodes else NOBODY}: {START}")
 
     async def live(self, console: Console, every_s: float) -> None:
@@ -102,6 +102,10 @@ class Top:
                 try:
                     model = await _unless(quit_pressed, self.look()) or model
                     notice = notice or ("" if model.nodes else f" {NOBODY} yet: {START} (--node-url)")
+                except NoSuchNode as error:
+                    if error.there and self._heard_at is None:
+                        raise
+                    notice = f" {error}"
                 except NotConnected as error:
                     notice = self._away(error)
                     if self._heard_at is not None:

@@ -80,19 +80,19 @@ class NodeModel:
 
     node: str
     heard: bool
-    step: int
+    step: int | None
     steps_per_minute: float | None
-    version: int
+    version: int | None
     generating_version: int | None
     held_out: HeldOut
     reward_local: float | None
     reward_external: float | None
     staleness_mean: float | None
     staleness_max: float | None
-    made: int
-    shared: int
-    taken: int
-    refused: int
+    made: int | None
+    shared: int | None
+    taken: int | None
+    refused: int | None
     top_reason: str | None
     to_score: int | None
     pool_local: int | None
@@ -101,8 +101,8 @@ class NodeModel:
     wanted_external: int | None
     intake: int | None
     outbox: int | None
-    dead: int
-    scorer_kills: int
+    dead: int | None
+    scorer_kills: int | None
     phase_shares: Mapping[str, float]
     processes: tuple[ProcessLine, ...]
     missing: tuple[str, ...]
@@ -115,6 +115,8 @@ class NodeModel:
     """Its processes ended in order, and none was started since."""
     held_on: tuple[str, ...] = ()
     """Other machines that hold the node's name."""
+    elsewhere: bool = False
+    """As in `NodeSnapshot`."""
     known_s: float = 0.0
     """How old these values are: above 0 if the server has not answered since."""
 
@@ -201,22 +203,26 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
     by_stream = {fill.stream: fill for fill in node.streams}
     queue = by_stream.get(subjects.node_rollouts_stream(view.node))
     dead = by_stream.get(subjects.node_dead_letters_stream(view.node))
+
+    def total(role: str, figure: StatusFigure) -> int | None:
+        return None if node.elsewhere else int(view.total(role, figure))
+
     return NodeModel(
         node=view.node,
         heard=bool(view.statuses),
-        step=view.step,
+        step=node.step,
         steps_per_minute=_rate(view, rate, now),
-        version=view.version,
+        version=node.version,
         generating_version=_count(view.newest("generator", StatusFigure.POLICY_VERSION)),
         held_out=held_out,
         reward_local=view.newest("trainer", StatusFigure.REWARD_LOCAL),
         reward_external=view.newest("trainer", StatusFigure.REWARD_EXTERNAL),
         staleness_mean=view.newest("trainer", StatusFigure.STALENESS_MEAN),
         staleness_max=view.newest("trainer", StatusFigure.STALENESS_MAX),
-        made=int(view.total("generator", StatusFigure.GROUPS_GENERATED)),
-        shared=int(view.total("verifier", StatusFigure.SHARED)),
-        taken=int(view.total("verifier", StatusFigure.ACCEPTED)),
-        refused=int(view.total("verifier", StatusFigure.REFUSED)),
+        made=total("generator", StatusFigure.GROUPS_GENERATED),
+        shared=total("verifier", StatusFigure.SHARED),
+        taken=total("verifier", StatusFigure.ACCEPTED),
+        refused=total("verifier", StatusFigure.REFUSED),
         top_reason=top_refusal(view.roles("verifier")),
         to_score=queue.state.messages if queue else None,
         pool_local=_count(view.newest("sampler", StatusFigure.POOL_LOCAL)),
@@ -225,17 +231,18 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         wanted_external=_count(view.newest("sampler", StatusFigure.WANTED_EXTERNAL)),
         intake=_intake(view),
         outbox=_count(view.newest("verifier", StatusFigure.OUTBOX)),
-        dead=dead.state.messages if dead else 0,
-        scorer_kills=int(view.total("verifier", StatusFigure.SCORERS_REPLACED)),
+        dead=dead.state.messages if dead else None if node.elsewhere else 0,
+        scorer_kills=total("verifier", StatusFigure.SCORERS_REPLACED),
         phase_shares=_phase_shares(view, now),
         processes=tuple(process_lines(view, now)),
-        missing=() if view.ended(now) else tuple(role for role in ROLES if not view.alive(role, now)),
+        missing=() if view.ended(now) or node.elsewhere else tuple(role for role in ROLES if not view.alive(role, now)),
         fills=tuple(_fill(fill, specs) for fill in node.streams),
         trouble=(*trouble(view, now), *_doubts(node)),
         stands_still=standing(view, now) is not None,
         finished=finished(view),
         ended=view.ended(now),
         held_on=tuple(view.held_on(socket.gethostname(), now)),
+        elsewhere=node.elsewhere,
     )
 
 

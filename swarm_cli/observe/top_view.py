@@ -108,7 +108,8 @@ def _panel(node: NodeModel) -> Panel:
     body.add_row("local", _own_groups(node))
     body.add_row("foreign", _foreign_groups(node))
     body.add_row("trainer", _phases(node))
-    for line, label in zip(_processes(node.processes), ("alive", ""), strict=False):
+    unheard = "on another server: its processes cannot be seen here" if node.elsewhere else "no process has reported yet"
+    for line, label in zip(_processes(node.processes, unheard), ("alive", ""), strict=False):
         body.add_row(label, line)
     body.add_row("streams", _fills(node.fills))
     title = Text.assemble(
@@ -135,6 +136,8 @@ def _health(node: NodeModel) -> str:
         return "dim"
     if node.missing:
         return "red" if node.step else "yellow"
+    if node.elsewhere:
+        return "yellow" if node.trouble else "dim"
     if not node.trouble:
         return "green"
     return "red" if node.stands_still else "yellow"
@@ -150,6 +153,8 @@ def _state(node: NodeModel) -> str:
         return "no " + ",".join(node.missing)
     if node.ended:
         return "finished, ended" if node.finished else "ended"
+    if node.elsewhere:
+        return "elsewhere"
     return node.trouble[0] if node.trouble else "finished" if node.finished else "ok"
 
 
@@ -191,7 +196,7 @@ def _phases(node: NodeModel) -> Text:
     """The trainer's use of time: a bar of ten blocks, then the four longest phases. If something
     has stalled, that is shown instead.
     """
-    if node.known_s > 0 or node.trouble or node.ended:
+    if node.known_s > 0 or node.trouble or node.ended or node.elsewhere:
         return Text(f"{'  '.join(node.trouble) or _state(node)}", style=f"bold {_health(node)}")
     shares = sorted(node.phase_shares.items(), key=lambda item: -item[1])
     if not shares:
@@ -206,10 +211,12 @@ def _phases(node: NodeModel) -> Text:
     return text
 
 
-def _processes(processes: Sequence[ProcessLine]) -> list[Text]:
-    """Two lines: generators and verifiers, then sampler and trainer."""
+def _processes(processes: Sequence[ProcessLine], unheard: str) -> list[Text]:
+    """Two lines: generators and verifiers, then sampler and trainer. unheard: what is said if there
+    are none.
+    """
     if not processes:
-        return [Text("no process has reported yet", style="yellow")]
+        return [Text(unheard, style="yellow")]
     lines = []
     for roles in (("generator", "verifier"), ("sampler", "trainer")):
         line = Text()

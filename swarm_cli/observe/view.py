@@ -81,11 +81,26 @@ class NodeView:
         gone = [self.roles(role)[0].updated_at for role in ROLES if self.roles(role) and not self.alive(role, now)]
         return bool(alive and gone) and max(gone) < min(alive) and now - min(alive) <= LOADING_S
 
-    def total(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
-        """Sum of a counter over all replicas that ever reported, so that a restart does not lower
-        it.
+    @property
+    def life_began(self) -> float:
+        """When the node was last started, after none of its processes had been running; 0 if none
+        has ever reported.
         """
-        return sum(status.figures.get(figure, 0.0) for status in self.roles(role))
+        began = 0.0
+        until = 0.0
+        for status in sorted(self.statuses, key=lambda status: status.started_at):
+            if status.started_at > until:
+                began = status.started_at
+            until = max(until, status.updated_at)
+        return began
+
+    def total(self, role: str, figure: StatusFigure | FamilyFigure, since: float = 0.0) -> float:
+        """Sum of a counter over all replicas that have reported in the node's current life and
+        since `since` (Unix time). So the restart of a process does not lower it, and after a start
+        of the whole node nothing is left of its last life.
+        """
+        begun = max(since, self.life_began)
+        return sum(status.figures.get(figure, 0.0) for status in self.roles(role) if status.updated_at >= begun)
 
     def figure(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
         """Newest value of a gauge; 0 if it was never reported."""

@@ -154,7 +154,9 @@ def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward
     logs = {node: groups_in_log(swarm, node) for node in NODES}
     shown = Dashboard("", tmp_path, "--run", "first", var_dir=swarm.folder / "var")
     try:
-        taken = Counter((node, group["sender"], group["dataset"]) for node in NODES for group in logs[node])
+        trained = {node: trained_on(swarm, node) for node in NODES}
+        used = {node: [group for group in logs[node] if group["group_id"] in trained[node]] for node in NODES}
+        taken = Counter((node, group["sender"], group["dataset"]) for node in NODES for group in used[node])
         batches = sum(len({group["step"] for group in groups}) for groups in logs.values())
         told = shown.until(lambda told: told["state"] == "ended" and told["batches"] == batches, f"{batches} batches read")
         assert {tuple(cell[:3]): cell[3] for cell in told["exchange"]} == taken
@@ -165,7 +167,7 @@ def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward
             page.get_by_text("Run first ended in order").wait_for()
             cells = page.locator("#exchange tbody tr").first.locator("td").all_inner_texts()
             senders = sorted({sender for _, sender, _ in taken})
-            by_sender = Counter(group["sender"] for group in logs["alpha"])
+            by_sender = Counter(group["sender"] for group in used["alpha"])
             assert [int(cell.split()[0]) for cell in cells] == [by_sender[sender] for sender in senders]
             page.locator("#nodes").get_by_role("link", name="alpha").click()
             # The sampler may have made the next batch before the trainer ended.
@@ -192,6 +194,12 @@ def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward
             looker.close()
     finally:
         shown.close()
+
+
+def trained_on(swarm: Swarm, node: str) -> set[str]:
+    """Ids of the groups that the node's trainer recorded as trained on, by steps that moved it."""
+    steps = map(json.loads, (swarm.node_dir(node) / "trained.jsonl").read_text().splitlines())
+    return {group["id"] for step in steps if step["updated"] for group in step["groups"] if group["fate"] == "trained"}
 
 
 def groups_in_log(swarm: Swarm, node: str) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,14 +55,16 @@ class PageSwarm:
 
     transport: Transport
     url: str
+    records: Path | None = None
+    """The run's folder, for the trainers' records; their trainers are then on this machine."""
     keys: dict[str, SigningKey] = field(default_factory=dict)
     number: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    async def open(cls, url: str) -> PageSwarm:
+    async def open(cls, url: str, records: Path | None = None) -> PageSwarm:
         transport = await connect(url, name="test", timeout_s=10)
         await ensure_swarm_streams(transport)
-        return cls(transport, url)
+        return cls(transport, url, records)
 
     def key(self, node: str) -> SigningKey:
         return self.keys.setdefault(node, SigningKey(new_seed()))
@@ -105,7 +107,7 @@ class PageSwarm:
                 role=role,
                 replica="0",
                 pid=1,
-                host="h" if trainer_port is None else socket.gethostname(),
+                host="h" if trainer_port is None and self.records is None else socket.gethostname(),
                 state=state,
                 started_at=now - 100,
                 updated_at=now - age_s,
@@ -157,6 +159,22 @@ class PageSwarm:
         payload = encode(batch)
         stream = subjects.node_batches_stream(taker)
         await self.transport.publish(subjects.node_batches(taker), payload, stream=stream, message_id=f"{taker}-{number}")
+        if self.records is not None:
+            trained_on(self.records / taker, number, groups)
+
+
+def trained_on(folder: Path, step: int, groups: Sequence[ScoredGroup]) -> None:
+    """Write the trainer's record of a step on these groups, of which those whose rewards are all
+    equal had no effect.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for each in groups:
+        if len(set(each.rewards)) > 1:
+            of_sender, dataset = found.setdefault(each.group.node, {}), each.group.task.ref.dataset
+            of_sender[dataset] = of_sender.get(dataset, 0) + 1
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, "updated": bool(found), "trained_of": found}) + "\n")
 
 
 def group(
@@ -233,7 +251,8 @@ async def a_hundred(swarm: PageSwarm) -> None:
         await swarm.node(name, here=False)
         for version in range(0, 500, 25):
             await swarm.score(swarm.report(name, version, 0.1 + number / 200 + version / 2000, datasets=8))
-        await swarm.batch("alpha", group("alpha", name, "q" * 2000, [("a" * 500, 1.0)] * 16, tokens=False))
+        answers = [*[("a" * 500, 1.0)] * 15, ("a" * 500, 0.0)]
+        await swarm.batch("alpha", group("alpha", name, "q" * 2000, answers, tokens=False))
 
 
 async def publish_raw(url: str, subject: str, payload: bytes) -> None:

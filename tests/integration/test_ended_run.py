@@ -11,6 +11,8 @@ import os
 import signal
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,7 @@ from swarm_cli.looking.target import looking_at
 from swarm_cli.run_end import write_end
 from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG
+from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import Dashboard, PageSwarm, usual
 from tests.nats_server import NatsServer
 
@@ -42,7 +45,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     server = NatsServer(var_dir / "nats", jetstream=f'store_dir: "{folder}"\n  sync_interval: 1m').start()
 
     async def write() -> None:
-        swarm = await PageSwarm.open(server.url)
+        swarm = await PageSwarm.open(server.url, folder)
         await usual(swarm)
         for node in ("alpha", "beta"):
             await swarm.node(node, finished=True)
@@ -53,7 +56,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_note(folder, RunNote(server.url, server.url, "swarm up --run first"))
     write_end(folder, 0, "progress")
     for node in ("alpha", "beta"):
-        (folder / node).mkdir()
         (folder / node / "trainer.log").touch()
     return var_dir
 
@@ -154,8 +156,9 @@ def test_the_page_shows_an_ended_run_and_a_killed_page_leaves_nothing_for_long(v
     found = shown.until_state("ended")
     assert found["ended"]["in_order"] and found["ended"]["copied"] and "run first ended in order" in found["ended"]["words"]
     assert {node["kind"] for node in found["nodes"] if node["node"] != "gamma"} == {"finished"}
-    found = shown.until(lambda told: bool(told["exchange"]), "its batches read")
+    found = shown.until(lambda told: bool(told["batches"]), "its batches read")
     assert ["alpha", "beta", "basic_arithmetic", 6] in found["exchange"]
+    assert (found["exchange_since"], found["exchange_uncounted"]) == ({}, {})
     servers = children(shown.process)
     assert len(servers) == 1 and (var_dir / COPIES).is_dir()
     shown.process.send_signal(signal.SIGKILL)
@@ -179,6 +182,10 @@ def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_t
             write_end(var_dir / "runs" / "one", 0, "progress")
         told = shown.until_state("ended")
         assert told["ended"]["run"] == "one" and told["ended"]["follows"] and not told["ended"]["copied"]
+        assert (told["problem"], told["ended"]["goes_on"]) == ("", "`swarm up --run one`"), "its server ended with it"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(shown.url + "step.json?node=alpha&step=1", timeout=60)
+        assert "`swarm dashboard --run one` shows its steps" in json.load(refused.value)["problem"]
         assert {node["node"] for node in told["nodes"]} == {"alpha"}, "what was seen stays in sight"
         with running(var_dir, "two", second):
             assert shown.until_state("running")["server"] == second.url
@@ -187,6 +194,21 @@ def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_t
             server.stop()
         said = shown.close() if shown else ""
     assert "run one ended in order at" in said and "waiting for the next run" in said and "run two: found" in said
+
+
+def test_a_page_that_is_opened_after_the_run_ended_says_so_and_how_to_go_on(var_dir: Path, tmp_path: Path) -> None:
+    shown = Dashboard("", tmp_path, var_dir=var_dir)
+    try:
+        told = shown.until_state("ended")
+        assert told["ended"]["run"] == "first" and not told["ended"]["seen"] and told["problem"] == ""
+        assert told["ended"]["goes_on"] == "`swarm up --run first`"
+        with a_browser() as browser:
+            banner = Looker(browser).open(shown.url).locator("main")
+            assert "`" not in banner.inner_text() and "swarm dashboard --run first shows it." in banner.inner_text()
+            assert "To continue it: swarm up --run first." in banner.inner_text()
+            assert banner.locator("section").count() == 0, "nothing was seen"
+    finally:
+        shown.close()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Screenshots stay in `build/page`.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,11 @@ def every_look(browser: Any, url: str, name: str, wanted: str, *, allowed: str =
 
 def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_scheme(browser: Any, tmp_path: Path) -> None:
     server = NatsServer(tmp_path / "nats")
-    shown = Dashboard(server.url, tmp_path)
+    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
     keys: dict[str, SigningKey] = {}
 
     async def write(what: str) -> None:
-        swarm = await PageSwarm.open(server.url)
+        swarm = await PageSwarm.open(server.url, tmp_path / "runs" / "dev")
         swarm.keys = keys
         if what == "starting":
             await swarm.node("alpha", step=0, state="starting")
@@ -108,12 +109,12 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
 
 def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser: Any, server: NatsServer, tmp_path: Path) -> None:
     async def write() -> None:
-        swarm = await PageSwarm.open(server.url)
+        swarm = await PageSwarm.open(server.url, tmp_path / "runs" / "dev")
         await usual(swarm)
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path, prometheus=PROMETHEUS)
+    shown = Dashboard(server.url, tmp_path, prometheus=PROMETHEUS, var_dir=tmp_path)
     looker = Looker(browser)
     try:
         shown.until_state("running")
@@ -168,6 +169,36 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         if PROMETHEUS:
             page.locator("#alerts p.warn", has_text="No process is scraped yet, so no alert can fire").wait_for()
         assert looker.problems == [], "the panels are drawn under the same policy"
+    finally:
+        looker.close()
+        shown.close()
+
+
+def test_who_learns_from_whom_says_what_is_not_counted_and_that_no_step_was_taken(
+    browser: Any, server: NatsServer, tmp_path: Path
+) -> None:
+    async def write(step: int) -> None:
+        swarm = await PageSwarm.open(server.url, tmp_path / "runs" / "dev")
+        for name in ("alpha", "beta"):
+            await swarm.node(name, step=step)
+        await swarm.transport.close()
+
+    written(write(0))
+    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
+    looker = Looker(browser)
+    try:
+        shown.until_state("starting")
+        section = looker.open(shown.url).locator("#exchange")
+        section.get_by_text("No group was trained on yet").wait_for()
+        records = tmp_path / "runs" / "dev" / "alpha" / "metrics.jsonl"
+        records.parent.mkdir(parents=True)
+        lines = [{"step": 1, "updated": True}, {"step": 2, "updated": True, "trained_of": {"beta": {"gcd": 3}}}]
+        records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        written(write(2))
+        section.get_by_text("The trainers' records do not tell of earlier steps. Counted: alpha from step 2 on.").wait_for()
+        section.get_by_text("Not counted, as their trainers' records are not on this machine: beta.").wait_for()
+        assert section.locator("tbody tr").all_inner_texts() == ["alpha\t3"]
+        looker.check()
     finally:
         looker.close()
         shown.close()
@@ -317,12 +348,12 @@ def test_a_swarm_of_a_hundred_nodes_fits_in_300_kilobytes(browser: Any, server: 
     """How long it takes is measured by `python -m benchmarks page`."""
 
     async def write() -> None:
-        swarm = await PageSwarm.open(server.url)
+        swarm = await PageSwarm.open(server.url, tmp_path / "runs" / "dev")
         await a_hundred(swarm)
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path)
+    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
     looker = Looker(browser)
     try:
         shown.until_state("running")
@@ -332,6 +363,7 @@ def test_a_swarm_of_a_hundred_nodes_fits_in_300_kilobytes(browser: Any, server: 
         assert 0 < sum(sizes) < 300_000, f"{sum(sizes):,} bytes"
         assert page.locator("#leaderboard tbody tr").count() == 100
         assert page.locator("#nodes tbody tr").count() == 100
+        assert page.locator("#exchange thead th").count() == 1 + 24 + 1, "the most senders, and the others"
         looker.check()
         looker.shot("hundred-1280-light")
     finally:

@@ -13,10 +13,12 @@ import pytest
 from rich.console import Console
 
 from shared.config import load_config
+from shared.contracts.streams import ensure_node_streams
 from shared.identity.keys import SigningKey, create
+from shared.transport.connect import connect
 from shared.transport.nats.tcp import PromptTransport
 from swarm_cli.looking.target import Target, check_listening
-from swarm_cli.observe.snapshot import take_snapshot
+from swarm_cli.observe.snapshot import NoSuchNode, take_snapshot
 from swarm_cli.observe.status import show
 from swarm_cli.observe.top_model import TopHistory
 from swarm_cli.observe.top_view import _swarm_line
@@ -37,6 +39,11 @@ def planes(tmp_path: Path) -> Iterator[tuple[NatsServer, NatsServer]]:
 
 async def test_a_node_is_shown_to_whoever_has_no_key_for_the_swarm(planes: tuple[NatsServer, NatsServer]) -> None:
     node, hub = planes
+    plane = await connect(node.url, name="test", timeout_s=10)
+    await ensure_node_streams(plane, "alpha")
+    await plane.close()
+    with pytest.raises(NoSuchNode, match="could not be read.*the nodes there are alpha"):
+        await take_snapshot(load_config(DEMO_CONFIG), node.url, hub.url, ["beta"], timeout_s=5.0)
     snapshot = await take_snapshot(load_config(DEMO_CONFIG), node.url, hub.url, ["alpha"], timeout_s=5.0)
     assert [each.node for each in snapshot.nodes] == ["alpha"] and snapshot.swarm_denied
     written = io.StringIO()

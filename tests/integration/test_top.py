@@ -5,6 +5,7 @@ a pipe.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -29,6 +30,7 @@ from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.run_end import write_end
 from swarm_cli.running import RunNote
+from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +98,42 @@ def test_through_a_pipe_it_prints_one_look_and_ends_with_0(server: NatsServer) -
     assert only.returncode == 0 and "beta  step 41" in only.stdout and "alpha" not in only.stdout
 
 
+@pytest.mark.parametrize("word", ["top", "status"])
+def test_a_node_elsewhere_is_shown_as_unknown_and_a_name_that_no_node_has_is_an_error(word: str, server: NatsServer) -> None:
+    async def far() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await swarm.node("gamma", here=False, step=9)
+        await swarm.transport.close()
+
+    asyncio.run(far())
+
+    def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+        asked = [sys.executable, "-m", "swarm_cli", word, "--node-url", server.url, *arguments]
+        return subprocess.run(asked, cwd=ROOT, env=environment(160), capture_output=True, text=True, timeout=DEADLINE_S)
+
+    more = ["--once"] if word == "top" else []
+    found = ask("gamma", *more)
+    assert found.returncode == 0, found.stderr
+    if word == "top":
+        assert "gamma  step –  – steps/s  policy 9" in found.stdout and "made –" in found.stdout
+    else:
+        row = next(line for line in found.stdout.splitlines() if "gamma" in line)
+        assert [each.strip() for each in row.strip("│").split("│")] == ["gamma", "–", "9", *["–"] * 5]
+        told = json.loads(ask("--json").stdout)["nodes"]
+        assert {name: (each["step"], each["finished"]) for name, each in told.items()} == {
+            "alpha": (41, False),
+            "beta": (41, False),
+            "gamma": (None, None),
+        }
+        assert told["gamma"]["policy_version"] == 9 and told["gamma"]["trouble"] == []
+    for names in (["gamna"], ["alpha", "zeta"]):
+        refused = ask(*names, *more)
+        assert refused.returncode == 1 and refused.stdout == "" and "Traceback" not in refused.stderr
+        said = " ".join(refused.stderr.split())
+        assert f"no node {names[-1]} on this server" in said and "the nodes there are alpha, beta, gamma" in said
+    assert ask("zeta", *(more or ["--json"])).returncode == 1
+
+
 def test_without_a_server_one_look_says_so_and_fails(tmp_path: Path) -> None:
     answer = subprocess.run(
         command("nats://127.0.0.1:9", "--once"), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S
@@ -118,6 +156,12 @@ def test_on_a_terminal_it_says_that_no_node_is_there_yet(nats_server: Callable[.
         assert "alpha" not in terminal.text
         os.write(terminal.master, b"q")
         assert terminal.process.wait(DEADLINE_S) == 0
+
+
+def test_on_a_terminal_it_waits_for_no_name_that_no_node_has(server: NatsServer) -> None:
+    with Terminal(command(server.url, "zeta", "--every-s", "0.3")) as terminal:
+        terminal.wait_for("the nodes there are alpha, beta")
+        assert terminal.process.wait(DEADLINE_S) == 1
 
 
 def test_on_a_terminal_it_lives_through_a_server_that_goes_and_comes_and_q_ends_it(server: NatsServer) -> None:

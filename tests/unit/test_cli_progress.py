@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.contracts.lease import LeaseRecord
@@ -87,6 +89,22 @@ def test_counters_go_on_after_a_restart_and_gauges_are_the_newest() -> None:
     assert seen.figure("generator", "tokens_per_s") == 9
 
 
+def test_a_run_that_goes_on_shows_none_of_the_groups_of_its_last_life() -> None:
+    def lived(role: str, began_s: float, ended_s: float, replica: str = "r1", **figures: float) -> ServiceStatus:
+        made = status(role, replica=replica, age_s=ended_s, **figures)
+        return msgspec.structs.replace(made, started_at=NOW - began_s)
+
+    before = (lived("generator", 900, 60, groups_generated=40), lived("trainer", 890, 62))
+    assert view(3, statuses=before).total("generator", "groups_generated") == 40, "an ended run has what it made"
+    again = view(3, statuses=(before[0], lived("trainer", 20, 1)))
+    assert again.total("generator", "groups_generated") == 0, "its generator has not reported yet"
+    assert view(3, statuses=before).total("generator", "groups_generated", since=NOW - 30) == 0
+    text, *_ = Row(view(3, statuses=before), [], None, since=NOW - 30).lines(2.0, NOW)
+    assert text[: HEADER.index("made") + len("made")].endswith("     0")
+    replaced = view(3, statuses=(*before, lived("generator", 70, 1, "r2", groups_generated=2)))
+    assert replaced.total("generator", "groups_generated") == 42, "a new replica goes on with its node's count"
+
+
 def test_a_silent_service_is_named_and_a_stopped_one_is_not_alive() -> None:
     alive = tuple(status(role) for role in ROLES if role != "verifier")
     assert state(view(3, statuses=alive), NOW) == "no word from verifier"
@@ -122,6 +140,11 @@ def test_the_step_rate_is_that_of_the_last_minute() -> None:
     for second in range(40, 400, 10):
         latest = rate.update(float(second), 10)
     assert latest == 0.0
+
+
+def test_the_step_rate_of_a_trainer_that_takes_its_steps_again_is_not_negative() -> None:
+    rate = StepRate()
+    assert [rate.update(*each) for each in ((0.0, 50), (30.0, 70), (40.0, 55), (50.0, 60))] == [None, 40.0, None, 30.0]
 
 
 def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> None:

@@ -155,6 +155,16 @@ def test_a_node_that_has_said_nothing_yet_is_shown_as_such() -> None:
     assert "gamma" in text and "not evaluated yet" in text and "no process has reported yet" in text
 
 
+def test_of_a_node_on_another_server_nothing_is_said_that_is_not_known() -> None:
+    there = NodeSnapshot(NodeView("far"), (), True, elsewhere=True)
+    for width in (80, 160):
+        panel = shown(model(there), width=width)
+        for words in ("far  step –  – steps/s  policy –", "made –", "shared –", "taken in –  refused –", "on another server"):
+            assert words in panel, f"{words!r} is missing from\n{panel}"
+    row = next(line for line in shown(model(there, node()), width=160, height=6).splitlines() if line.startswith("far"))
+    assert row.split() == ["far", *["–"] * 13, "elsewhere"] and "no generator" not in panel
+
+
 def test_the_headline_tells_of_a_server_that_is_away_above_what_was_known() -> None:
     text = shown(model(node()), notice="the server has not answered for 7 s").splitlines()
     assert "has not answered for 7 s" in text[1]

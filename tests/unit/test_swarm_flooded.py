@@ -25,7 +25,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import OTHER_SWARM, Standing, sign_statement
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport, shared_server
-from swarm_cli.dashboard.exchange import Exchange
+from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.dashboard.swarm_state import swarm_object
 from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.findings import connection
@@ -171,7 +171,7 @@ async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_sign
     entries = {node.node: node.entry for node in snapshot.nodes}
     assert {name: entry.standing for name, entry in entries.items() if entry} == dict.fromkeys(("alpha", "eve"), Standing.REFUSED)
     assert entries["eve"] is not None and entries["eve"].problem == OTHER_SWARM
-    shown = swarm_object(snapshot, log.heard("run-1"), Exchange())
+    shown = swarm_object(snapshot, log.heard("run-1"), RecentGroups())
     assert {node["entry"] for node in shown["nodes"]} == {"badly signed"}
     model = TopHistory().model(snapshot, [], {})
     assert all("badly signed" in node.trouble[0] for node in model.nodes)
@@ -211,7 +211,7 @@ async def test_the_first_view_keeps_known_nodes_and_their_scores_against_better_
         await hub.says(f"a-{number}", EVE, "run-1", 1.0)
     await log.follow(hub.plane, "run-1")
     snapshot = SwarmSnapshot(hub.now, (), (), True, swarm="run-1", known=tuple(log.established()))
-    rows = swarm_object(snapshot, log.heard("run-1"), Exchange())["leaderboard"]
+    rows = swarm_object(snapshot, log.heard("run-1"), RecentGroups())["leaderboard"]
     assert len(rows) == 200 and "alpha" in {row["node"] for row in rows}
     assert "alpha" in {node.node for node in (await observe.look(hub.plane, log, "run-1")).nodes}
 

@@ -13,6 +13,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
+from services.generator.evaluation import eval_line
 from services.verifier.figures import Figures
 from services.verifier.own_model import OwnModel
 from services.verifier.reports import Reports
@@ -31,9 +32,10 @@ from shared.runtime.status import StatusBoard
 from shared.transport.base import StoredMessage
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard import swarm_source
+from swarm_cli.dashboard.base_scores import BaseScores
 from swarm_cli.dashboard.batch_follower import BatchFollower
-from swarm_cli.dashboard.exchange import GROUPS_A_NODE, Exchange
 from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
+from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, RecentGroups
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
 from swarm_cli.looking.following import Following
@@ -58,18 +60,17 @@ def signed(node: str, version: int, rate: float, **more: object) -> Heard[EvalRe
     return Heard(report(node, version, rate, **more), Standing.SIGNED, f"U{node}", "s")  # type: ignore[arg-type]
 
 
-def test_the_exchange_counts_groups_by_sender_taker_and_dataset_and_a_replayed_one_once() -> None:
-    exchange = Exchange()
-    exchange.take("alpha", batch(1, item("alpha", "alpha", 1.0, 0.0), item("alpha", "beta", 1.0, 0.5)))
-    exchange.take("alpha", batch(2, item("alpha", "beta", 0.0, 0.0, dataset="sums"), item("alpha", "alpha", 1.0, replayed=True)))
-    cells = {(cell.taker, cell.sender, cell.dataset): cell.groups for cell in exchange.cells(10)}
-    assert cells == {("alpha", "alpha", "gcd"): 1, ("alpha", "beta", "gcd"): 1, ("alpha", "beta", "sums"): 1}
-    assert [(step.step, step.local, step.foreign) for step in exchange.steps("alpha")] == [(1, 0.5, 0.75), (2, None, 0.0)]
-    newest, *_ = exchange.recent(3)
+def test_a_batchs_groups_are_summed_up_by_step_and_the_newest_are_kept() -> None:
+    recent = RecentGroups()
+    recent.take("alpha", batch(1, item("alpha", "alpha", 1.0, 0.0), item("alpha", "beta", 1.0, 0.5)))
+    recent.take("alpha", batch(2, item("alpha", "beta", 0.0, 0.0, dataset="sums"), item("alpha", "alpha", 1.0, replayed=True)))
+    assert [(step.step, step.local, step.foreign) for step in recent.steps("alpha")] == [(1, 0.5, 0.75), (2, None, 0.0)]
+    assert recent.names("beta") and not recent.names("gamma")
+    newest, *_ = recent.recent(3)
     assert (newest.step, newest.place, newest.sender) == (2, 1, "alpha"), "newest first"
     for number in range(3, 3 + GROUPS_A_NODE):
-        exchange.take("alpha", batch(number, item("alpha", "beta", 1.0)))
-    assert len(exchange.recent(10_000)) == GROUPS_A_NODE and exchange.recent(10, "nobody") == []
+        recent.take("alpha", batch(number, item("alpha", "beta", 1.0)))
+    assert len(recent.recent(10_000)) == GROUPS_A_NODE and recent.recent(10, "nobody") == []
 
 
 class StallingTransport(MemoryTransport):
@@ -99,7 +100,7 @@ async def test_a_look_that_is_cut_short_counts_no_batch_twice_and_goes_on_with_t
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await follower.follow(stalling, ["alpha", "beta"])
-    assert follower.exchange.batches == 2
+    assert follower.recent.batches == 2
     stalling.reads_left = 3
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
@@ -109,9 +110,10 @@ async def test_a_look_that_is_cut_short_counts_no_batch_twice_and_goes_on_with_t
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await follower.follow(stalling, ["alpha", "beta"])
-    assert follower.exchange.batches == 6, "beta's last one is read before alpha is asked again"
+    assert follower.recent.batches == 6, "beta's last one is read before alpha is asked again"
     await follower.follow(plane, ["alpha", "beta"])
-    assert {cell.taker: cell.groups for cell in follower.exchange.cells(10)} == {"alpha": 4, "beta": 3}
+    steps = {taker: [point.step for point in follower.recent.steps(taker)] for taker in ("alpha", "beta")}
+    assert steps == {"alpha": [1, 2, 3, 4], "beta": [1, 2, 3]}
 
 
 async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +159,25 @@ def test_a_node_alone_is_shown_by_what_it_says_on_its_own_server() -> None:
     (row,) = leaderboard([], [report("alpha", 0, 0.25)])
     assert (row.standing, row.trusted, row.newest, row.gain) == (THIS_SERVER, True, 0.25, 0.0)
     assert leaderboard([signed("alpha", 1, 0.5)], [report("alpha", 0, 0.25)])[0].newest == 0.5
+
+
+def test_a_base_score_that_no_report_says_is_taken_from_the_nodes_own_records(tmp_path: Path) -> None:
+    """A run of seconds: the next evaluation came before its verifier had passed on the first."""
+    other, newest = eval_line(report("alpha", 0, 0.9, held_out="b" * 64)), eval_line(report("alpha", 4, 0.5))
+    lines = [eval_line(report("alpha", 0, 0.125)), other, newest, {"policy_version": 0, "pass_rate": "x", "n": 8}]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"policy_ver')
+    scores = BaseScores()
+    bases = scores.read({"alpha": tmp_path, "beta": tmp_path / "beta"})
+    assert bases == {("alpha", "a" * 64, 8): 0.125, ("alpha", "b" * 64, 8): 0.9}
+    for rows in (leaderboard([signed("alpha", 4, 0.5)], bases=bases), leaderboard([], [report("alpha", 4, 0.5)], bases=bases)):
+        (row,) = rows
+        assert (row.base, row.gain, row.curve) == (0.125, 0.375, ((0, 0.125), (4, 0.5)))
+    (forged,) = leaderboard([Heard(report("alpha", 4, 0.5), Standing.UNSIGNED)], bases=bases)
+    assert forged.base is None, "somebody else's score has nothing to do with this node's records"
+    assert leaderboard([signed("alpha", 0, 0.2), signed("alpha", 4, 0.5)], bases=bases)[0].base == 0.2
+    with (tmp_path / "eval.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(eval_line(report("alpha", 0, 0.25))) + "\n")
+    assert scores.read({"alpha": tmp_path})["alpha", "a" * 64, 8] == 0.25
 
 
 def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> None:
@@ -220,9 +241,9 @@ def test_what_a_node_does_is_told_from_its_processes(seen: NodeSnapshot, kind: s
 
 
 def test_a_node_that_is_ended_says_which_processes_still_run_and_one_started_again_which_it_waits_for() -> None:
-    ending = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 2.0), now=1, began=500.0),), (), True), [], Exchange())
+    ending = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 2.0), now=1, began=500.0),), (), True), [], RecentGroups())
     assert ending["nodes"][0]["words"] == f"still running: {ROLES[0]}" and ending["state"] == "stopped"
-    again = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 90.0), now=2),), (), True), [], Exchange())
+    again = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 90.0), now=2),), (), True), [], RecentGroups())
     assert again["nodes"][0]["words"] == f"starting: waiting for {ROLES[2]}, {ROLES[3]}" and again["state"] == "starting"
 
 
@@ -235,7 +256,7 @@ def test_one_silent_node_is_not_hidden_behind_those_that_run() -> None:
 
 
 def test_a_silent_node_says_which_process_is_silent_for_how_long_and_never_that_it_starts() -> None:
-    told = swarm_object(SwarmSnapshot(NOW, (node(age_s=60.0),), (), True), [], Exchange())
+    told = swarm_object(SwarmSnapshot(NOW, (node(age_s=60.0),), (), True), [], RecentGroups())
     assert told["nodes"][0]["words"] == "no word from generator, verifier, sampler, trainer for 60 s"
 
 

@@ -23,10 +23,11 @@ const KINDS = { running: "● running", finished: "✓ finished", starting: "◔
 /** Text in which the parts between backquotes are shown as code. */
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 
-/** How the run ended, and whether the page shows a copy of it or what was seen before its server ended. */
-function endOf({ run, words, copied, follows }) {
-  const now = copied ? "This is a copy of what its server had stored; none of its processes is running." : `The page shows what was seen last.${follows ? " When the next run starts here, this page shows that one." : ""}`;
-  return `${words[0].toUpperCase()}${words.slice(1)}. ${now} \`swarm up --run ${run}\` continues it.`;
+/** How the run ended, whether the page shows a copy of it, what was seen before its server ended, or nothing of it, and how to go on. */
+function endOf({ run, words, seen, copied, follows, goes_on }) {
+  const kept = seen ? "The page shows what was seen last." : `\`swarm dashboard --run ${run}\` shows it.`;
+  const now = copied ? "This is a copy of what its server had stored; none of its processes is running." : `${kept}${follows ? " When the next run starts here, this page shows that one." : ""}`;
+  return `${words[0].toUpperCase()}${words.slice(1)}. ${now} To continue it: ${goes_on}.`;
 }
 
 function banner(told) {
@@ -65,16 +66,30 @@ function leaderboardTable(set, rows) {
   return scrolled(caption, el("table", { class: "stacks" }, el("caption", { text: caption }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines)));
 }
 
-/** Groups in batches by sender (columns) and node (rows); beyond `MATRIX_MOST` names, those with fewest groups are added up as others. */
+/** Groups trained on, by sender (columns) and node (rows); beyond `MATRIX_MOST` names, those with fewest groups are added up as others. */
 function exchangeSection(told) {
   const cells = told.exchange || [];
-  const intro = el("p", { class: "hint", text: `Groups in the batches of each node (rows), by the node that sampled them (columns), in ${many(told.batches || 0, "batch", "batches")} that this page has read. A trainer may leave some of a batch's groups out; a group's page says what became of it.` });
-  if (!cells.length) return section("exchange", "Who learns from whom", el("p", { class: "hint", text: "No batch was read yet: the first one comes when a sampler has enough groups. Batches of nodes on other servers cannot be seen here." }));
+  const notes = uncounted(told);
+  if (!cells.length) return section("exchange", "Who learns from whom", el("p", { class: "hint", text: notes.length ? "No group was counted." : "No group was trained on yet. Nodes on other servers cannot be seen here." }), ...notes);
+  const intro = el("p", { class: "hint", text: "Groups that each node (rows) has trained on since its first step, by the node that sampled them (columns). A group counts once, and not if it had no effect, for example because its rewards are all equal." });
   const datasets = [...new Set(cells.map(([, , dataset]) => dataset))].sort();
   if (chosen.dataset && !datasets.includes(chosen.dataset)) chosen.dataset = "";
   const choice = el("p", {}, el("label", { for: "dataset", text: "Dataset " }), select("dataset", [["", "all"], ...datasets.map((dataset) => [dataset, dataset])], chosen.dataset, (value) => (chosen.dataset = value)));
   const wanted = cells.filter(([, , dataset]) => !chosen.dataset || dataset === chosen.dataset);
-  return section("exchange", "Who learns from whom", intro, choice, matrix(wanted), leftOut(told.batches_left_out, "batch or group, beyond the limits on number and size,", "batches or groups, beyond the limits on number and size,"));
+  return section("exchange", "Who learns from whom", intro, ...notes, choice, matrix(wanted), leftOut(told.exchange_left_out, "group"));
+}
+
+/** Whose groups are not counted, or only from a later step on, and why. */
+function uncounted(told) {
+  const because = (why) => Object.entries(told.exchange_uncounted || {}).filter(([, reason]) => reason === why).map(([node]) => node);
+  const later = Object.entries(told.exchange_since || {}).map(([node, step]) => `${node} from step ${step} on`);
+  const lines = [
+    [later, "The trainers' records do not tell of earlier steps. Counted: "],
+    [because("elsewhere"), "Not counted, as their trainers' records are not on this machine: "],
+    [because("untold"), "Not counted, as an earlier version wrote their trainers' records: "],
+  ];
+  const listed = (names) => names.slice(0, 8).join(", ") + (names.length > 8 ? ` and ${names.length - 8} more` : "");
+  return lines.filter(([names]) => names.length).map(([names, words]) => el("p", { class: "hint", text: `${words}${listed(names)}.` }));
 }
 
 function matrix(cells) {
@@ -92,7 +107,7 @@ function matrix(cells) {
     return cell;
   }));
   const head = el("tr", {}, el("th", { scope: "col", text: "node" }), ...senders.map((sender) => el("th", { scope: "col" }, sender === "…" ? "others" : name(sender))));
-  return scrolled("Groups by node and sender", el("table", { class: "matrix" }, el("caption", { text: "Groups in batches; the stronger the colour, the more" }), el("thead", {}, head), el("tbody", {}, ...takers.map(line))));
+  return scrolled("Groups by node and sender", el("table", { class: "matrix" }, el("caption", { text: "Groups trained on; the stronger the colour, the more" }), el("thead", {}, head), el("tbody", {}, ...takers.map(line))));
 }
 
 /** The names in one column of the cells with the most groups; and a function from each name to the one it is shown under. */
@@ -184,7 +199,7 @@ async function showSwarm() {
   const alerts = told.state === "ended" ? null : await alertsSection();
   byId("heard").textContent = told.state === "waiting" ? "" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
   document.title = `${STATES[told.state][1]} · swarm`;
-  const quiet = told.state === "waiting" || told.state === "empty";
+  const quiet = told.state === "waiting" || told.state === "empty" || (told.state === "ended" && !told.ended.seen);
   return [banner(told), ...(quiet ? [] : [alerts, leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
 }
 
@@ -244,7 +259,7 @@ async function show() {
   } catch (problem) {
     const gone = problem instanceof TypeError;
     document.title = gone ? "The dashboard does not answer · swarm" : "Not found · swarm";
-    parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : name(problem.message)), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
+    parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : el("bdi", {}, ...worded(problem.message))), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
     if (live && byId("main").querySelector("section")) parts = [...parts, ...[...byId("main").children].filter((child) => child.tagName === "SECTION")];
   }
   if (live && here === shown) await unpressed();

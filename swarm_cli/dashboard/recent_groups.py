@@ -1,5 +1,5 @@
-"""Which nodes train on whose groups: counts and short summaries of the groups in nodes' batches.
-Memory is bounded however long the page runs and whatever the groups hold.
+"""Short summaries of the newest groups in nodes' batches, and each step's rewards. Memory is
+bounded however long the page runs and whatever the groups hold.
 """
 
 from __future__ import annotations
@@ -14,20 +14,9 @@ GROUPS_A_NODE = 100
 """How many of the newest groups in a node's batches are kept for the list of texts."""
 STEPS_A_NODE = 300
 NODES_KEPT = 256
-CELLS_KEPT = 20_000
 QUESTION_CHARACTERS = 240
 ANSWER_CHARACTERS = 120
 REWARDS_SHOWN = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """The number of groups of `sender` and `dataset` in the batches of `taker`."""
-
-    taker: str
-    sender: str
-    dataset: str
-    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +48,16 @@ class StepPoint:
     foreign: float | None
 
 
-class Exchange:
-    """Counts and summaries of the batches that were read so far."""
+class RecentGroups:
+    """Summaries of the batches that were read so far."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str, str], int] = {}
         self._recent: dict[str, deque[RecentGroup]] = {}
         self._steps: dict[str, deque[StepPoint]] = {}
         self.batches = 0
-        self.left_out = 0
-        """Batches not read because they were too many or too large, and groups beyond
-        `CELLS_KEPT`.
-        """
 
     def take(self, taker: str, batch: Batch) -> None:
-        """Count a batch of `taker`. Replayed groups were counted in their first batch."""
+        """Add a batch of `taker`."""
         self.batches += 1
         recent = self._recent.pop(taker, None) or deque(maxlen=GROUPS_A_NODE)
         self._recent[taker] = recent
@@ -84,28 +68,14 @@ class Exchange:
         self._steps.setdefault(taker, deque(maxlen=STEPS_A_NODE)).append(_point(batch))
         for place, item in enumerate(batch.items):
             recent.append(_summary(taker, batch, place, item))
-            if not item.replayed:
-                self._count(taker, item)
 
     def names(self, node: str) -> bool:
-        """Whether a batch that was read is the node's, or holds a group that it sent."""
-        return any(node in (taker, sender) for taker, sender, _ in list(self._counts)) or node in self._steps
+        """Whether a batch that was read is the node's, or a group that is kept was sent by it."""
+        return node in self._steps or any(node == group.sender for groups in list(self._recent.values()) for group in list(groups))
 
     def steps(self, taker: str) -> list[StepPoint]:
         """The newest steps of a node, oldest first."""
         return list(self._steps.get(taker, ()))
-
-    def _count(self, taker: str, item: BatchItem) -> None:
-        key = (taker, item.scored.group.node, item.scored.group.task.ref.dataset)
-        if key not in self._counts and len(self._counts) >= CELLS_KEPT:
-            self.left_out += 1
-            return
-        self._counts[key] = self._counts.get(key, 0) + 1
-
-    def cells(self, most: int) -> list[Cell]:
-        """The largest `most` cells, largest first."""
-        ranked = sorted(self._counts.items(), key=lambda each: (-each[1], each[0]))
-        return [Cell(*key, groups) for key, groups in ranked[:most]]
 
     def recent(self, most: int, taker: str | None = None) -> list[RecentGroup]:
         """The newest groups, newest first, of one node or of all."""

@@ -1,0 +1,188 @@
+"""Which nodes have trained on whose groups: counts from the trainers' records of the runs on this
+machine (`metrics.jsonl`), which have every step of a run from its first. Memory is bounded,
+whatever the files hold.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal
+
+import msgspec
+
+from shared.contracts.wire import is_node_name
+from shared.plain_files import open_plain
+from swarm_cli.observe.evaluations import METRICS_FILE
+
+CELLS_A_NODE = 5_000
+NODES_KEPT = 64
+"""How many nodes' records are read."""
+DATASET_CHARACTERS = 128
+_CHUNK_BYTES = 2**23
+_MOST_BYTES = 2**28
+"""Of a longer file, only the end is read."""
+
+Uncounted = Literal["elsewhere", "untold"]
+"""Why a node's groups are not counted: its trainer's records are not on this machine, or an earlier
+version wrote them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The number of groups of `sender` and `dataset` that `taker` has trained on."""
+
+    taker: str
+    sender: str
+    dataset: str
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedGroups:
+    """The counts, the largest first. since: the first step counted, of each node of which it is not
+    step 1. left_out: groups not counted because their cells are too many.
+    """
+
+    cells: tuple[Cell, ...] = ()
+    since: Mapping[str, int] = field(default_factory=dict)
+    uncounted: Mapping[str, Uncounted] = field(default_factory=dict)
+    left_out: int = 0
+
+    def names(self, node: str) -> bool:
+        """Whether the node has trained on a group, or a group of its was trained on."""
+        return any(node in (cell.taker, cell.sender) for cell in self.cells)
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """What is read of a step's line."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    updated: bool = False
+    trained_of: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**31)]]] | None = None
+
+
+class NodeTally:
+    """One trainer's counts, by sender and dataset. Reads only the lines added since the last read;
+    if the trainer has rewritten the file, because it trains some steps again, all of it.
+
+    since: the first step counted; None if no line on record says whose groups it trained on.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._begin(-1, 0)
+
+    def _begin(self, inode: int, at: int) -> None:
+        self._inode, self._read_to = inode, at
+        self._newest = -1
+        self.counts: dict[tuple[str, str], int] = {}
+        self.since: int | None = None
+        self.left_out = 0
+
+    def read_on(self) -> bool:
+        """Read the new lines. Returns whether there is a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            descriptor = open_plain(self._file)
+        except OSError:
+            self._begin(-1, 0)
+            return False
+        with open(descriptor, "rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._inode or found.st_size < self._read_to:
+                self._begin(found.st_ino, max(0, found.st_size - _MOST_BYTES))
+            file.seek(self._read_to)
+            self._read_lines(file)
+        return True
+
+    def _read_lines(self, file: BinaryIO) -> None:
+        """A chunk without the end of a line is skipped: no trainer writes lines as long, and their
+        rest is then no step.
+        """
+        while chunk := file.read(_CHUNK_BYTES):
+            whole = chunk.rfind(b"\n") + 1
+            if not whole and len(chunk) < _CHUNK_BYTES:
+                return  # a line that is being written
+            for line in chunk[:whole].splitlines():
+                self._take(line)
+            self._read_to += whole or len(chunk)
+            file.seek(self._read_to)
+
+    def _take(self, line: bytes) -> None:
+        """Count one line. After a line that does not say whose groups it trained on, counting
+        begins again, so that `since` holds without gaps.
+        """
+        try:
+            step = msgspec.json.decode(line, type=_Step)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        if step.step <= self._newest:
+            return
+        self._newest = step.step
+        if step.trained_of is None:
+            self.counts, self.since = {}, None
+            return
+        if self.since is None:
+            self.since = step.step
+        for sender, datasets in step.trained_of.items() if step.updated else ():
+            for dataset, groups in datasets.items() if is_node_name(sender) else ():
+                self._count(sender, dataset[:DATASET_CHARACTERS], groups)
+
+    def _count(self, sender: str, dataset: str, groups: int) -> None:
+        key = (sender, dataset)
+        if key not in self.counts and len(self.counts) >= CELLS_A_NODE:
+            self.left_out += groups
+        else:
+            self.counts[key] = self.counts.get(key, 0) + groups
+
+    @property
+    def read_any(self) -> bool:
+        """Whether a step is on record."""
+        return self._newest >= 0
+
+
+class TrainedFollower:
+    """Reads the records of several nodes, and `found` has the result of the last read."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, NodeTally] = {}
+        self.found = TrainedGroups()
+
+    def read_on(self, folders: Mapping[str, Path | None]) -> None:
+        """Read the new lines. folders: of each node that has taken steps, its folder in the run;
+        None if that is not on this machine. The first `NODES_KEPT` folders are read.
+        """
+        uncounted: dict[str, Uncounted] = {}
+        tallies: dict[str, NodeTally] = {}
+        for node, folder in folders.items():
+            tally = self._read(node, folder) if folder is not None and len(tallies) < NODES_KEPT else None
+            if tally is None:
+                uncounted[node] = "elsewhere"
+            elif tally.since is None:
+                uncounted[node] = "untold"
+            else:
+                tallies[node] = tally
+        cells = [Cell(node, *key, groups) for node, tally in tallies.items() for key, groups in tally.counts.items() if groups]
+        self.found = TrainedGroups(
+            tuple(sorted(cells, key=lambda cell: (-cell.groups, cell.taker, cell.sender, cell.dataset))),
+            {node: tally.since for node, tally in tallies.items() if tally.since is not None and tally.since > 1},
+            uncounted,
+            sum(tally.left_out for tally in tallies.values()),
+        )
+
+    def _read(self, node: str, folder: Path) -> NodeTally | None:
+        tally = self._tallies.pop(node, None) or NodeTally(folder / METRICS_FILE)
+        try:
+            there = tally.read_on()
+        except OSError:
+            there = False
+        if there:
+            self._tallies[node] = tally
+        return tally if there and tally.read_any else None
