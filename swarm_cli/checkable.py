@@ -51,7 +51,7 @@ class Checkable:
         split = len(kept) == len(self._config.tasks) and self.knows("tasks") and self.knows("eval", "tasks")
         return [spec for spec, _ in kept], [place for _, place in kept], self._config.eval.tasks if split else 0
 
-    def of_servers(self, problems: Sequence[str]) -> list[str]:
+    def not_of_defaults(self, problems: Sequence[str]) -> list[str]:
         """Those of `unreachable`'s sentences that are about the user's servers and ports."""
         sections = ("nats", "http", "generator")
         return [each for each in problems if all(self.knows(name) or not each.startswith(f"{name}.") for name in sections)]

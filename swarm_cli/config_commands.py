@@ -101,7 +101,7 @@ def check(
         if not problems:
             warnings += ruinous_with_model(node_config, facts.context_tokens, facts.has_chat_template)
     if connect:
-        problems += left.of_servers(asyncio.run(unreachable(node_config)))
+        problems += left.not_of_defaults(asyncio.run(unreachable(node_config)))
     if faults is None:  # with a fault they would describe defaults instead of the file's values
         _advise(node_config, warnings, toy)
     elif not problems:

@@ -71,10 +71,10 @@ class Mistakes:
         """One line per mistake, in the order of the rows, and how many are left out."""
         found: list[str | _Mistake] = []
         for file, group in groupby(sorted(self._found, key=lambda each: each.row[1:3]), lambda each: each.row.file):
-            found += self._of_file(file, list(group))
+            found += self._in_one_file(file, list(group))
         return [each if isinstance(each, str) else _said(each) for each in first_of(found, at_least=self.full)]
 
-    def _of_file(self, file: Path, found: list[_Mistake]) -> list[str | _Mistake]:
+    def _in_one_file(self, file: Path, found: list[_Mistake]) -> list[str | _Mistake]:
         """A column that no row has is one mistake, and so is a file of another kind."""
         known = {column for there, column in self._present if there == file}
         if not known and file not in self._names and len(found) > MOST_TOLD:

@@ -40,6 +40,7 @@ def text_rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[TextRow
 
 
 def _as_texts(row: Row, columns: Sequence[str]) -> TextRow:
+    """Looks at every column, so that a row's mistakes are reported together."""
     place = Row({}, row.file, row.number, row.problem)
     if row.problem:
         return TextRow(place, {}, ())

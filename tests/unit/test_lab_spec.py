@@ -85,7 +85,7 @@ def test_nodes_may_differ_in_role_tasks_and_any_section() -> None:
         ({"round": 6, "seeds": [1, 1]}, r"^  seeds: 1 is listed twice\n  round: unknown key[^\n]*$"),
         ({"arms": {"4-4": {"rounds": 0}}}, r"^  arms\.4-4\.rounds: [^\n]*, got 0$"),
         ({"local": {"filter": "informative_of_pool"}}, r"^  local: filter informative_of_pool needs `pool`"),
-        ({"nodes": [{"role": "evil"}]}, r"nodes\.0\.role"),
+        ({"nodes": [{"role": "evil"}]}, r"\[\[nodes\]\] 1: role"),
         ({"baseline": "none"}, r"baseline: no arm is called 'none'; there are 8-0, 4-4"),
     ],
 )
