@@ -134,7 +134,8 @@ def task_problems(tasks: Sequence[TaskSpec], held_out: int, places: Sequence[int
     """Read files and derive one task from each source, because some of reasoning-gym's settings
     fail only then. `held_out`: `eval.tasks`; `places`: as in `source_problems`.
     """
+    from shared.tasks.file_source import told
     from shared.tasks.specs import source_problems
 
-    problem = source_problems(tasks, held_out, places)
-    return [problem] if problem else []
+    problems = source_problems(tasks, held_out, places)
+    return [told(problems)] if problems else []

@@ -76,16 +76,20 @@ def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
         except FileSourceError as error:
             problems.append((position, str(error)))
     if problems:
-        raise TaskConfigError("task_config", told(problems))
+        raise TaskConfigError("task_config", told(entry_lines(problems)))
     return named
 
 
-def told(problems: Iterable[tuple[int, str]]) -> str:
-    """Problems of task sources as a message: the number of each source's entry, and what is wrong.
-    A problem of several lines becomes several.
+def entry_lines(problems: Iterable[tuple[int, str]]) -> list[str]:
+    """Problems of task sources: the number of each source's entry, and what is wrong. A problem of
+    several lines becomes several.
     """
-    lines = [f"  {task_entry(place)}: {line}" for place, problem in problems for line in problem.split("\n")]
-    return "task sources cannot be used:\n" + "\n".join(lines)
+    return [f"{task_entry(place)}: {line}" for place, problem in problems for line in problem.split("\n")]
+
+
+def told(lines: Iterable[str]) -> str:
+    """Lines of task sources' entries as a message."""
+    return "\n".join(["task sources cannot be used:", *(f"  {line}" for line in lines)])
 
 
 def with_row_name(spec: TaskSpec) -> TaskSpec:

@@ -12,7 +12,7 @@ from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive
 from shared.tasks.file_formats import FileSourceError, place_in
 from shared.tasks.file_mistakes import first_of
 from shared.tasks.file_rows import held, hold
-from shared.tasks.file_source import told, with_row_name
+from shared.tasks.file_source import entry_lines, told, with_row_name
 from shared.tasks.held_out import check_share, shares
 from shared.tasks.verifiers import DEFAULT_VERIFIER, Verifier, load_verifier
 
@@ -40,7 +40,7 @@ def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> list[TaskSpec]:
     named, found = _checked(specs, held_out)
     if found:
         reason = next((error.reason for _, error in reversed(found) if isinstance(error, TaskError)), "task_config")
-        raise TaskConfigError(reason, told((position, str(error)) for position, error in found))
+        raise TaskConfigError(reason, told(entry_lines((position, str(error)) for position, error in found)))
     return named
 
 
@@ -53,13 +53,13 @@ def checked_config(config: NodeConfig) -> NodeConfig:
     return config.model_copy(update={"tasks": check_specs(config.tasks, config.eval.tasks)})
 
 
-def source_problems(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequence[int] = ()) -> str:
-    """All that `check_specs` would refuse, together; empty if nothing.
+def source_problems(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequence[int] = ()) -> list[str]:
+    """All that `check_specs` would refuse, a line for each mistake.
 
     `places`: each source's place in the user's list, if that has others too.
     """
     _, found = _checked(specs, held_out)
-    return told((places[position] if places else position, str(error)) for position, error in found) if found else ""
+    return entry_lines((places[position] if places else position, str(error)) for position, error in found)
 
 
 def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], list[tuple[int, Exception]]]:

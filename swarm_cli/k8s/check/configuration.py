@@ -143,13 +143,11 @@ def _task_problems(tasks: tuple[str, ...], held_out: int) -> list[str]:
     """A sentence for each task source that cannot be used; files are left out, but keep their
     number.
     """
-    from swarm_cli.config_commands import task_problems
+    from shared.tasks.specs import source_problems
 
     specs = [TaskSpec.model_validate_json(each) for each in tasks]
     derived = [number for number, spec in enumerate(specs) if spec.source != "file"]
-    problems: list[str] = []
-    for text in task_problems([specs[number] for number in derived], held_out if len(derived) == len(specs) else 0, derived):
-        problems += [line.strip() for line in text.splitlines() if _ENTRY.match(line.strip())] or [text]
+    problems = source_problems([specs[number] for number in derived], held_out if len(derived) == len(specs) else 0, derived)
     return [" ".join(each.split()) for each in problems]
 
 
