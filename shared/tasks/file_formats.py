@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".arrow", ".parquet", ".jsonl")
 """Formats in the order in which a folder is searched for them."""
 _BATCH_ROWS = 256
+_MAX_DIFFERENT_BYTES = 4 * 2**20
+"""Different texts of a Parquet column that are kept apart from the rows, if they are many."""
 MAX_VALUE_BYTES = 4 * 262_144
 """The longest text that a message can hold, in UTF-8. A Parquet file of a kilobyte may repeat one
 of a gigabyte a million times, so what is longer is refused before it is unfolded.
@@ -203,16 +205,7 @@ def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
 
 def _batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[Any]:
     if file.suffix == ".parquet":
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(str(file)) as table:
-            schema = table.schema_arrow
-        # If the table lacks the column, the error message lists the ones that exist.
-        wanted = list(dict.fromkeys(columns)) if set(columns) <= set(schema.names) else schema.names
-        texts = [name for name in wanted if arrow.types.is_string(schema.field(name).type)]
-        # Equal texts stay one text, as they are in the file.
-        with parquet.ParquetFile(str(file), read_dictionary=texts) as table:
-            yield from table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False)
+        yield from _parquet_batches(arrow, file, columns)
         return
     with arrow.memory_map(str(file)) as source:
         try:
@@ -222,6 +215,39 @@ def _batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[
             yield from (reader.get_batch(place) for place in range(reader.num_record_batches))
             return
         yield from reader
+
+
+def _parquet_batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> Iterator[Any]:
+    """Equal texts stay one text, as they are in the file, while there are few different ones: each
+    batch comes with all texts of its row group so far, which for many would take quadratic time.
+    """
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(str(file)) as table:
+        schema = table.schema_arrow
+    # If the table lacks the column, the error message lists the ones that exist.
+    wanted = list(dict.fromkeys(columns)) if set(columns) <= set(schema.names) else schema.names
+    texts = [name for name in wanted if arrow.types.is_string(schema.field(name).type)]
+    done = 0
+    with parquet.ParquetFile(str(file), read_dictionary=texts) as table:
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False):
+            yield batch
+            done += batch.num_rows
+            if any(_has_many_texts(arrow, column) for column in batch.columns):
+                break
+        else:
+            return
+    with parquet.ParquetFile(str(file)) as table:
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False):
+            if done < batch.num_rows:
+                yield batch.slice(done)
+            done = max(0, done - batch.num_rows)
+
+
+def _has_many_texts(arrow: ModuleType, column: Any) -> bool:
+    if not arrow.types.is_dictionary(column.type):
+        return False
+    return len(column.dictionary) > _BATCH_ROWS and column.dictionary.nbytes > _MAX_DIFFERENT_BYTES
 
 
 def _values(arrow: ModuleType, column: Any) -> list[Any]:

@@ -119,3 +119,16 @@ def test_long_texts_that_fit_into_messages_are_read_from_one_row_group(tmp_path:
     table = pyarrow.table({"question": [f"{row} {text}" for row in range(280)], "answer": ["1"] * 280})
     parquet.write_table(table, tmp_path / "rows.parquet")
     assert len(load_rows(TaskSpec(source="file", path=str(tmp_path / "rows.parquet")))) == 280
+
+
+def test_many_different_texts_of_one_row_group_are_read_once_each_and_in_order(tmp_path: Path) -> None:
+    """The first ones are read as what is different and where it is, the others as they are."""
+    count = 30_000
+    table = pyarrow.table(
+        {"question": [f"{row} " + "q" * (row % 900) for row in range(count)], "answer": [str(row % 7) for row in range(count)]}
+    )
+    parquet.write_table(table, tmp_path / "rows.parquet", dictionary_pagesize_limit=2**30)
+    rows = load_rows(TaskSpec(source="file", path=str(tmp_path / "rows.parquet")))
+    assert len(rows) == count
+    read = [rows.row(row) for row in range(count)]
+    assert read == list(zip(table["question"].to_pylist(), table["answer"].to_pylist(), strict=True))
