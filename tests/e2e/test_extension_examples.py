@@ -154,21 +154,22 @@ def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward
     logs = {node: groups_in_log(swarm, node) for node in NODES}
     shown = Dashboard("", tmp_path, "--run", "first", var_dir=swarm.folder / "var")
     try:
-        trained = {node: trained_on(swarm, node) for node in NODES}
-        used = {node: [group for group in logs[node] if group["group_id"] in trained[node]] for node in NODES}
-        taken = Counter((node, group["sender"], group["dataset"]) for node in NODES for group in used[node])
+        taken = {node: Counter(trained_on(swarm, node).values()) for node in NODES}
         batches = sum(len({group["step"] for group in groups}) for groups in logs.values())
         told = shown.until(lambda told: told["state"] == "ended" and told["batches"] == batches, f"{batches} batches read")
-        assert {tuple(cell[:3]): cell[3] for cell in told["exchange"]} == taken
+        shown_taken: dict[str, Counter[str]] = {node: Counter() for node in NODES}
+        for taker, sender, _, groups in told["exchange"]:
+            shown_taken[taker][sender] += groups
+        assert shown_taken == taken
+        assert {dataset for _, _, dataset, _ in told["exchange"]} <= {"gcd", "change_due"}
         with a_browser() as browser:
             looker = Looker(browser)
             page = looker.open(shown.url)
             page.get_by_role("heading", name="The run has ended").wait_for()
             page.get_by_text("Run first ended in order").wait_for()
             cells = page.locator("#exchange tbody tr").first.locator("td").all_inner_texts()
-            senders = sorted({sender for _, sender, _ in taken})
-            by_sender = Counter(group["sender"] for group in used["alpha"])
-            assert [int(cell.split()[0]) for cell in cells] == [by_sender[sender] for sender in senders]
+            senders = sorted({sender for counted in taken.values() for sender in counted})
+            assert [int(cell.split()[0]) for cell in cells] == [taken["alpha"][sender] for sender in senders]
             page.locator("#nodes").get_by_role("link", name="alpha").click()
             # The sampler may have made the next batch before the trainer ended.
             step = max(group["step"] for group in logs["alpha"])
@@ -196,10 +197,14 @@ def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward
         shown.close()
 
 
-def trained_on(swarm: Swarm, node: str) -> set[str]:
-    """Ids of the groups that the node's trainer recorded as trained on, by steps that moved it."""
+def trained_on(swarm: Swarm, node: str) -> dict[str, str]:
+    """Id and sender of each group that the node's trainer recorded as trained on, by steps that
+    moved it.
+    """
     steps = map(json.loads, (swarm.node_dir(node) / "trained.jsonl").read_text().splitlines())
-    return {group["id"] for step in steps if step["updated"] for group in step["groups"] if group["fate"] == "trained"}
+    return {
+        group["id"]: group["sender"] for step in steps if step["updated"] for group in step["groups"] if group["fate"] == "trained"
+    }
 
 
 def groups_in_log(swarm: Swarm, node: str) -> list[dict[str, Any]]:
