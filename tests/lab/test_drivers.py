@@ -86,6 +86,7 @@ async def test_what_a_simulated_node_was_told_becomes_the_same_batches_in_the_se
     assert any(item.scored.origin == "external" for item in items) and any(item.replayed for item in items)
 
 
+@pytest.mark.long
 def test_a_short_run_of_real_services_learns_as_the_simulation_does(folder: Path, tmp_path: Path) -> None:
     spec = tiny_spec(
         folder,
