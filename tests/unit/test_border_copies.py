@@ -207,7 +207,8 @@ def test_two_copies_in_work_at_the_same_time_come_in_once(tmp_path: Path) -> Non
 def test_many_keys_that_send_the_same_material_share_one_senders_quota_and_the_author_keeps_his(tmp_path: Path) -> None:
     gate = border(tmp_path)
     cluster = [SigningKey(new_seed()) for _ in range(5)]
-    for number in range(CAUGHT):
+    # Once in some hundred copies, the hashes of this memory show too little for blame.
+    for number in range(CAUGHT + 3):
         take(gate, saying(long_texts(number), draw=number), VICTIM)
         for place, key in enumerate(cluster):
             body = saying([f"{text} ok" for text in long_texts(number)], node=f"m{place}", draw=number)
