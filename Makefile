@@ -62,11 +62,11 @@ watch:  # the old name, to be removed in the next release
 	@echo 'make watch is now make dashboard; the old name will be removed in the next release'
 	@$(MAKE) --no-print-directory dashboard
 
-test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (about 22 minutes on 2 cores)
+test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests (20 to 30 minutes on 2 cores)
 	@$(MAKE) --no-print-directory -j 2 lint compiled-tests
 	$(IN_PARALLEL) --durations=40 --durations-min=2
 
-test-full: $(VENV)/.installed-test  ## All of `make test` and the long forms of tests that have a short one (half an hour or more)
+test-full: $(VENV)/.installed-test  ## All of `make test` and the long forms of tests that have a short one (longer still)
 	@$(MAKE) --no-print-directory -j 2 lint compiled-tests
 	SWARM_TEST_FULL=1 $(IN_PARALLEL) $(LONG_DEADLINES) --durations=40 --durations-min=2
 
