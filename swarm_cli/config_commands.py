@@ -106,10 +106,9 @@ def check(
         _advise(node_config, warnings, toy)
     elif not problems:
         raise faults
-    else:
-        problems.insert(0, str(faults))
     if problems:
-        raise CommandError("the configuration cannot be used:\n" + "\n".join(problems), EXIT_CONFIG)
+        heading = "the configuration cannot be used:" if faults is None else str(faults)
+        raise CommandError("\n".join([heading, *problems]), EXIT_CONFIG)
     beside = f", {count(len(warnings), 'warning')}" if warnings else ""
     say(f"OK: {count(len(node_config.tasks), 'task source')}, model {node_config.model.path}{beside}")
 
