@@ -118,8 +118,8 @@ def evaluations_done(views: Sequence[NodeView], steps: int) -> bool:
     return all(view.evaluation is not None and view.evaluation.policy_version >= steps for view in views)
 
 
-def summary(rows: Sequence[Row]) -> list[str]:
-    """The closing table."""
+def summary(rows: Sequence[Row], *, went_on: bool = False) -> list[str]:
+    """The closing table. went_on: whether the run was started before, under the same name."""
     lines = [SUMMARY_HEADER]
     for row in rows:
         newest, base = newest_evaluation(row.view, row.evaluations), base_evaluation(row.evaluations)
@@ -129,6 +129,8 @@ def summary(rows: Sequence[Row]) -> list[str]:
             f"{_number(base.pass_rate if base else None, 8, 3)}{_number(gain, 8, 3, sign=True)}{newest.n if newest else 0:>7}"
             f"{_groups(row.view, row.since)}"
         )
+    if went_on:
+        lines.append("(made, shared, taken, refused: since this start; shared may include groups made before it)")
     return lines
 
 

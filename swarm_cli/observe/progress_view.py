@@ -18,7 +18,7 @@ from shared.runtime.planes import connect_node_plane
 from shared.text import visible
 from shared.transport.base import NotConnected, Transport
 from swarm_cli.errors import checked_node
-from swarm_cli.observe.evaluations import newest_step, read_evaluations
+from swarm_cli.observe.evaluations import METRICS_FILE, newest_step, read_evaluations
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
 from swarm_cli.observe.verdict import run_verdicts
@@ -60,6 +60,7 @@ class ProgressView:
         self._every_s = every_s
         self._run_dir = config.node.var_dir / "runs" / config.node.run
         self._rates = {node: StepRate() for node in nodes}
+        self._went_on = any((self._run_dir / node / METRICS_FILE).is_file() for node in nodes)
         self._began = time.monotonic()
         self._since = time.time()
 
@@ -126,7 +127,7 @@ class ProgressView:
         _say(f"all nodes have taken {self._steps} steps, {minutes:.1f} minutes after this view began")
         if not complete:
             _say(f"the last policy was not evaluated within {FINAL_EVALUATION_S:.0f} s: see generator.log")
-        for line in summary(rows):
+        for line in summary(rows, went_on=self._went_on):
             _say(line)
         for line in run_verdicts(self._run_dir, self._nodes):
             _say(line)

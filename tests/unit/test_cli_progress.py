@@ -168,3 +168,9 @@ def test_a_long_state_stands_in_a_line_of_its_own_so_that_all_fit_100_columns() 
 def test_the_summary_shows_the_gain_over_the_base_policy() -> None:
     (_, line) = summary([Row(view(30, evaluated=30), [Evaluation(0, 0.1, 200)], None)])
     assert line.split()[:6] == ["alpha", "30", "0.500", "0.100", "+0.400", "200"]
+
+
+def test_the_summary_of_a_run_that_went_on_says_which_figures_are_only_of_its_last_start() -> None:
+    rows = [Row(view(30, evaluated=30), [Evaluation(0, 0.1, 200)], None)]
+    *table, note = summary(rows, went_on=True)
+    assert table == summary(rows) and note.startswith("(made, shared, taken, refused: since this start;")

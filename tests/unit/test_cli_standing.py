@@ -12,7 +12,7 @@ from rich.console import Console
 from shared.contracts.control import ServiceStatus, TrainerPosition
 from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES, Role
-from shared.runtime.pace import GAPS_KEPT, LATE_AT_LEAST_S, LATE_FACTOR, WorkPace, late_after_s
+from shared.runtime.pace import GAPS_KEPT, KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, WorkPace, late_after_s
 from shared.runtime.status import StatusBoard
 from swarm_cli.observe.progress import state
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
@@ -137,12 +137,25 @@ def test_a_pace_in_bursts_is_that_of_the_bursts_and_a_past_stall_does_not_hide_t
     assert steady.usual_s == 1.0
 
 
+def test_what_was_waiting_when_a_process_started_says_nothing_of_its_pace() -> None:
+    pace = WorkPace()
+    for at in range(20):
+        pace.worked(at / 100)
+    assert pace.usual_s is None and late_after_s(pace.usual_s) is None
+    pace.worked(KNOWN_AFTER_S + 1.0)
+    pace.worked(2 * KNOWN_AFTER_S + 2.0)
+    assert pace.usual_s is not None and pace.usual_s > 5.0
+
+
 @given(st.lists(st.floats(0.0, 1e6), min_size=3, max_size=3 * GAPS_KEPT))
 def test_the_usual_gap_is_one_that_was_seen_and_lateness_is_several_of_it(times: list[float]) -> None:
     pace = WorkPace()
     for at in sorted(times):
         pace.worked(at)
     gaps = [b - a for a, b in zip(sorted(times), sorted(times)[1:], strict=False)]
+    if max(times) - min(times) < KNOWN_AFTER_S:
+        assert pace.usual_s is None
+        return
     assert pace.usual_s is not None and 0.0 <= pace.usual_s <= max(gaps) * (1 + 1e-9)
     assert late_after_s(pace.usual_s) == max(LATE_AT_LEAST_S, LATE_FACTOR * pace.usual_s)
 
