@@ -28,6 +28,10 @@ that of a value beyond two standard errors.
 CHANCE_AT_LEAST = 0.02
 REWARD_ERRORS = 3.0
 """Standard errors: of runs without any change, at most one in fifty falls by this many."""
+SHORT_RUN_STEPS = 8
+"""A run of this many steps must fall by twice as many standard errors: their size is estimated from
+few steps, and the reward of the first dozen wanders.
+"""
 REWARD_PART = 0.5
 REWARD_DROP = 0.05
 ENTROPY_NATS = 0.02
@@ -49,7 +53,7 @@ below 0.06.
 KL_STEPS = 3
 GRADIENT_FACTOR = 20.0
 UNCHANGED_PART = 0.5
-REMEDY = "remedy: docs/runbooks/SwarmHeldOutBelowBase.md; most often a lower trainer.learning_rate"
+REMEDY = "remedy: docs/runbooks/{page}.md; most often a lower trainer.learning_rate"
 
 
 class Outcome(StrEnum):
@@ -83,8 +87,12 @@ class Verdict:
             Outcome.UNKNOWN: "not judged",
         }[self.outcome]
         first, *symptoms = self.reasons
-        remedy = [REMEDY] if self.outcome is Outcome.FAILED else []
+        remedy = [REMEDY.format(page=self._page())] if self.outcome is Outcome.FAILED else []
         return [f"{visible(node)}: {words}: {first}", *(f"  {text}" for text in [*symptoms, *remedy])]
+
+    def _page(self) -> str:
+        """The runbook for what is wrong: by the held-out tasks, else by the first symptom."""
+        return next((page for words, page in _RUNBOOKS for reason in self.reasons if reason.startswith(words)), _RUNBOOKS[0][1])
 
 
 def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> Verdict:
@@ -170,8 +178,9 @@ def _reward(steps: Sequence[Mapping[str, Any]]) -> str | None:
     size = len(ends[1])
     best, last = max(fmean(values[at * size : (at + 1) * size]) for at in range(3)), fmean(ends[1])
     variance = fmean((later - earlier) ** 2 / 2 for earlier, later in zip(values, values[1:], strict=False))
+    errors = REWARD_ERRORS * (1 + SHORT_RUN_STEPS / len(values))
     drop = best - last
-    falls = last < REWARD_PART * best and drop > max(REWARD_DROP, REWARD_ERRORS * math.sqrt(2 * variance / size))
+    falls = last < REWARD_PART * best and drop > max(REWARD_DROP, errors * math.sqrt(2 * variance / size))
     return f"the reward of local groups fell from {best:.3f}, its best quarter, to {last:.3f}" if falls else None
 
 
@@ -221,3 +230,12 @@ def _unchanged(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 _SYMPTOMS: tuple[Callable[[Sequence[Mapping[str, Any]]], str | None], ...] = (_reward, _entropy, _divergence, _gradient)
 _NOTES = (_unchanged,)
+_RUNBOOKS = (
+    ("held-out fell below", "SwarmHeldOutBelowBase"),
+    ("held-out fell from", "SwarmHeldOutFalling"),
+    ("the reward of local groups", "SwarmRewardFalling"),
+    ("the policy's entropy", "SwarmEntropyCollapsed"),
+    ("the policy moved", "SwarmPolicyDiverges"),
+    ("the gradient's norm", "SwarmGradientNormHigh"),
+)
+"""How a reason begins, and the page about it."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from swarm_cli.observe.curves import draw_curves
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps
-from swarm_cli.observe.verdict import Outcome, run_verdicts, verdict
+from swarm_cli.observe.verdict import _RUNBOOKS, Outcome, run_verdicts, verdict
 
 REPO = Path(__file__).parents[2]
 RECORDED = sorted(path for path in (REPO / "experiments/results/smollm2-demo").glob("seed*/*") if (path / "eval.jsonl").is_file())
@@ -186,3 +186,24 @@ def test_each_dataset_of_the_held_out_tasks_gets_a_diagram(tmp_path: Path, monke
     (tmp_path / "alpha" / "eval.jsonl").write_text(json.dumps(line) + "\n")
     draw_curves("run", [tmp_path / "alpha"], tmp_path / "out.png")
     assert {"Held-out: gcd", "Held-out: leg_counting", "Held-out: a"} <= set(titles)
+
+
+def test_a_dozen_steps_whose_reward_wanders_are_not_failing() -> None:
+    """The demo's, which went on to learn."""
+    rewards = (0.125, 0.219, 0.188, 0.177, 0.115, 0.200, 0.208, 0.200, 0.141, 0.063, 0.094, 0.100)
+    found = verdict([{"reward_local": reward, "updated": True} for reward in rewards], rates(0.09, 0.115))
+    assert found.outcome is Outcome.UNCLEAR and len(found.reasons) == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "held_out", "page"),
+    [
+        ([0.3] * 20 + [0.01] * 20, (0.09, 0.1), "SwarmRewardFalling"),
+        ([0.3] * 20 + [0.01] * 20, (0.5, 0.1), "SwarmHeldOutBelowBase"),
+    ],
+)
+def test_the_remedy_is_the_page_about_what_is_wrong(record: list[float], held_out: tuple[float, float], page: str) -> None:
+    found = verdict([{"reward_local": reward} for reward in record], rates(*held_out))
+    *_, remedy = found.lines("alpha")
+    assert found.outcome is Outcome.FAILED and f"/{page}.md" in remedy
+    assert all((Path(__file__).parents[2] / "docs" / "runbooks" / f"{name}.md").is_file() for _, name in _RUNBOOKS)
