@@ -152,7 +152,7 @@ def test_a_container_joins_by_one_line_and_accepts_a_foreign_group(podman: Podma
     shared = {node["node"]: node["shared"] for node in json.loads(nova.swarm("observe", token, "--json"))["nodes"]}
     assert shared["alpha"] > 0, shared
     assert "nova" in nova.swarm("status", "--config", "var/joined/swarm/node.toml")
-    assert podman.attempt("healthcheck", "run", nova.name).returncode == 0
+    until("nova is healthy", lambda: podman.attempt("healthcheck", "run", nova.name).returncode == 0, SHARES_S, nova)
 
     # What a killed service leaves behind becomes the first process's, which has to wait for it.
     nova.kill("python -m services.verifier")
