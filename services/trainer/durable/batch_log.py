@@ -4,6 +4,8 @@ decides what to do when one is missing.
 
 from __future__ import annotations
 
+from collections import deque
+
 from services.trainer.state import TrainedPosition
 from shared.contracts.codec import decode
 from shared.contracts.limits import NODE_LIMITS
@@ -12,6 +14,12 @@ from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
 from shared.runtime import FatalError
 from shared.transport.base import Transport
+
+KEPT_TO_READ = 50
+KEPT_TO_READ_BYTES = 64 * 2**20
+"""The newest batches trained on, and their size, that are kept for people: to look at a group after
+the step that trained on it, although no checkpoint needs them.
+"""
 
 
 class BatchLog:
@@ -25,6 +33,7 @@ class BatchLog:
         self._stream = node_batches_stream(node)
         self.read_to = 0
         self._unsaved_msgs = self._unsaved_bytes = 0
+        self._read: deque[tuple[int, int]] = deque(maxlen=KEPT_TO_READ)
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -75,18 +84,30 @@ class BatchLog:
             if batch.number == position.batch_number + 1:
                 self._unsaved_msgs += 1
                 self._unsaved_bytes += len(payload)
+                self._read.append((message.seq, len(payload)))
                 return batch, TrainedPosition(
                     batch_number=batch.number, stream_seq=message.seq, consumed_local=batch.state.consumed_local
                 )
 
     async def forget(self, up_to_seq: int) -> None:
-        """Purge batches that no checkpoint needs, but never the newest one, which contains the
-        sampler's memory.
+        """Purge batches that neither a checkpoint nor a reader needs, but never the newest one,
+        which contains the sampler's memory. A trainer that is started again keeps for readers only
+        what it has read since.
         """
         state = await self._transport.stream_state(self._stream)
-        last_unneeded = min(up_to_seq, state.last_seq - 1)
+        last_unneeded = min(up_to_seq, state.last_seq - 1, self._kept_from() - 1)
         if state.messages and last_unneeded >= state.first_seq:
             await self._transport.purge(self._stream, last_unneeded)
+
+    def _kept_from(self) -> int:
+        """The position of the oldest batch kept for readers, or the next one if there is none."""
+        kept_from, size = self.read_to + 1, 0
+        for seq, payload_bytes in reversed(self._read):
+            size += payload_bytes
+            if size > KEPT_TO_READ_BYTES:
+                break
+            kept_from = seq
+        return kept_from
 
     def _decode(self, payload: bytes, seq: int) -> Batch:
         try:
