@@ -76,7 +76,7 @@ def dashboard(
     with looking_at(node_config, run, node_url, swarm_url) as target:
         following = Following(node_config, target, fixed=bool(run or node_url or swarm_url))
         scraping = Scraping(prometheus, target.node_url, node_config.node.var_dir, nats_monitor, scrape or ())
-        asyncio.run(Dashboard(following, SwarmSource(node_config, following), prometheus, scraping, port).run())
+        asyncio.run(Dashboard(following, SwarmSource(node_config, following, config), prometheus, scraping, port).run())
 
 
 class Dashboard:

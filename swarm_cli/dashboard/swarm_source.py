@@ -30,8 +30,8 @@ from swarm_cli.looking.following import Following
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snapshot
 from swarm_cli.rollouts.batches import BatchReader
+from swarm_cli.rollouts.judged_by import judge_of
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
-from swarm_cli.rollouts.rewards import Judge
 from swarm_cli.running import goes_on
 
 CONNECT_S = 3.0
@@ -55,8 +55,10 @@ class SwarmSource:
     it; `answer` may be called from any thread.
     """
 
-    def __init__(self, config: NodeConfig, following: Following) -> None:
+    def __init__(self, config: NodeConfig, following: Following, given: Path | None = None) -> None:
+        """given: the file of --config."""
         self._config = config
+        self._given = given
         self._following = following
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forget()
@@ -240,7 +242,7 @@ class SwarmSource:
         run = self._following.target.run
         here = run and (config.node.var_dir / "runs" / run / node).is_dir()
         records = self._steps.setdefault(node, TrainedRecords(record_folder(config, run if here else "")))
-        return group_object(node, batch, place, Path(config.model.path), records, Judge(config))
+        return group_object(node, batch, place, Path(config.model.path), records, judge_of(config, self._given, run))
 
 
 def _json(value: dict[str, Any]) -> bytes:

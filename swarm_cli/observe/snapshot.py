@@ -197,6 +197,20 @@ def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:
     return replace(snapshot, nodes=tuple(nodes))
 
 
+def with_reports(snapshot: SwarmSnapshot, reports: EvaluationLog) -> SwarmSnapshot:
+    """The snapshot with the newest signed held-out score of each node on another server, whose
+    bucket cannot be read here.
+    """
+    newest = {heard.said.node: heard.said for heard in reports.heard(snapshot.swarm) if heard.standing is Standing.SIGNED}
+    return replace(
+        snapshot,
+        nodes=tuple(
+            replace(node, view=replace(node.view, evaluation=newest.get(node.node))) if node.elsewhere else node
+            for node in snapshot.nodes
+        ),
+    )
+
+
 def judged(entry: Heard[NodeRecord] | None, swarm: str | None, evaluations: EvaluationLog | None) -> Heard[NodeRecord] | None:
     """A node's entry as judged in the swarm being looked at: refused if it is for another swarm or
     from another key than the name's.

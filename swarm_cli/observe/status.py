@@ -33,6 +33,7 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.target import LookRunOption, Target, check_listening, looking_at
+from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.snapshot import (
     NO_STATUS,
     NOBODY,
@@ -42,6 +43,7 @@ from swarm_cli.observe.snapshot import (
     SwarmSnapshot,
     ended_snapshot,
     take_snapshot,
+    with_reports,
 )
 from swarm_cli.observe.standing import absent, duration, finished, standing, trouble
 from swarm_cli.run_end import RunEnd, newest_ended
@@ -89,8 +91,9 @@ def status(
 
 
 async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmSnapshot:
-    snapshot = await take_snapshot(config, target.node_url, target.swarm_url, nodes, timeout_s=5.0)
-    return ended_snapshot(snapshot) if target.ended else snapshot
+    reports = EvaluationLog(roster=roster_of(config), swarm=configured_swarm(config))
+    snapshot = await take_snapshot(config, target.node_url, target.swarm_url, nodes, timeout_s=5.0, evaluations=reports)
+    return with_reports(ended_snapshot(snapshot) if target.ended else snapshot, reports)
 
 
 def _end_of(config: NodeConfig, target: Target, snapshot: SwarmSnapshot) -> tuple[str, RunEnd] | None:

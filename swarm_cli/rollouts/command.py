@@ -22,9 +22,9 @@ from swarm_cli.looking.target import check_listening, looking_at
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
+from swarm_cli.rollouts.judged_by import judge_of
 from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples, record_folder
 from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
-from swarm_cli.rollouts.rewards import Judge
 from swarm_cli.rollouts.samples import by_question, sample_object, show_question
 from swarm_cli.rollouts.shown import View, as_object, show
 from swarm_cli.rollouts.which_node import node_shown
@@ -106,7 +106,8 @@ def rollouts(
                 note(target.ended.sentence(target.run, time.time()))
             check_listening(target)
             follow = follow and target.ended is None
-            asyncio.run(_batched(node_config, target.node_url, run, choice, step, limit, follow, trained, characters, as_json))
+            view = View(terminal(), judge_of(node_config, config, target.run), characters)
+            asyncio.run(_batched(node_config, view, target.node_url, run, choice, step, limit, follow, trained, as_json))
 
 
 def _refuse_contradictions(found: dict[str, bool]) -> None:
@@ -117,6 +118,7 @@ def _refuse_contradictions(found: dict[str, bool]) -> None:
 
 async def _batched(
     config: NodeConfig,
+    view: View,
     url: str,
     run: str,
     choice: Choice,
@@ -124,7 +126,6 @@ async def _batched(
     limit: int,
     follow: bool,
     trained: bool,
-    characters: int,
     as_json: bool,
 ) -> None:
     """Show the groups of batches."""
@@ -134,7 +135,6 @@ async def _batched(
             f"--trained needs the trainer's records, but {config.node.var_dir}/runs has none of {config.node.id}: "
             "run this on the node's machine, or set SWARM_NODE__VAR_DIR"
         )
-    view = View(terminal(), Judge(config), characters)
     shown, newest = 0, None
     async for found in _groups(config, url, choice, step, limit, follow, records, trained=trained):
         fate = fate_of(records, found.batch.number, found.item.scored.group_id)

@@ -30,15 +30,16 @@ class Judged:
 
 class Judge:
     """Explains rewards under one node's present configuration, which may have changed since the
-    answers were scored.
+    answers were scored. told_by: which configuration that is, if it may not be the node's.
     """
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, told_by: str = "") -> None:
         from shared.tasks.verifiers import VerifierChoice
 
         self._choice = VerifierChoice(config.tasks)
         self._files = [spec for spec in config.tasks if spec.source == "file"]
         self._partial_credit = config.verifier.foreign_partial_credit
+        self._told_by = f" ({told_by})" if told_by else ""
 
     def verifier(self, scored: ScoredGroup) -> str:
         """Name of the verifier that scores a group's answers. A file's dataset is named after its
@@ -60,9 +61,9 @@ class Judge:
         return Judged(self.verifier(scored), None if read == text.strip() else read, marks(reward))
 
     def rules(self, scored: ScoredGroup) -> str:
-        """The verifier of a group's answers, and what a near miss counts."""
+        """A group's verifier, by which configuration, and what a near miss counts."""
         near = "" if scored.origin == "local" or self._partial_credit else NEAR_MISS
-        return f"{self.verifier(scored)}{near}"
+        return f"{self.verifier(scored)}{self._told_by}{near}"
 
 
 def marks(reward: float) -> str:

@@ -1,0 +1,53 @@
+"""Which verifier is said to have scored a run's answers: the one of the run's own configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.config import load_config
+from shared.contracts.messages import ScoredGroup
+from swarm_cli.local.run_note import write_note
+from swarm_cli.rollouts.judged_by import judge_of
+from swarm_cli.running import RunNote
+from swarm_cli.shipped import DEMO_CONFIG
+from tests.unit.page_batches import item
+
+
+def scored() -> ScoredGroup:
+    return item("alpha", "alpha", 1.0).scored
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run that was started with a configuration whose verifier is `exact`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.delenv("SWARM_CONFIG", raising=False)
+    (tmp_path / "ex.toml").write_text('[[tasks]]\ndataset = "gcd"\nverifier = "exact"\n')
+    folder = tmp_path / "runs" / "ex"
+    folder.mkdir(parents=True)
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", "swarm up --run ex --config ex.toml"))
+    return folder
+
+
+def rules(given: Path | None = None, run: str = "ex") -> str:
+    return judge_of(load_config(given or DEMO_CONFIG), given, run).rules(scored())
+
+
+def test_a_runs_answers_are_judged_by_the_configuration_that_it_was_started_with(folder: Path) -> None:
+    assert rules() == "exact" and rules(Path("ex.toml")) == "exact"
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", "swarm up --run ex"))
+    assert rules() == "reasoning_gym", "the demo's, with which it was started"
+
+
+def test_another_configuration_is_named_where_it_is_the_one_that_tells(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text('[[tasks]]\ndataset = "gcd"\nverifier = "math"\n')
+    assert rules(Path("other.toml")) == "math (by other.toml; --config names another)"
+    assert rules(run="").startswith("reasoning_gym (by ") and "demo.toml; --config names another)" in rules(run="")
+    note = folder / "up.json"
+    note.write_text(note.read_text().replace("ex.toml", "other.toml"))
+    assert rules().startswith("reasoning_gym (by "), "somebody else may have written the note"
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", "swarm up --run ex --config gone.toml"))
+    assert rules().startswith("reasoning_gym (by "), "the file is gone"
