@@ -24,6 +24,7 @@ class BatchFollower:
         self.recent = RecentGroups()
         self._read_to: dict[str, int] = {}
         self._at = ""
+        self._held: dict[str, tuple[int, int]] = {}
 
     async def follow(self, plane: Transport, nodes: Sequence[str]) -> None:
         """Read the new batches of `nodes`. It may be cancelled at any time: the next call continues
@@ -42,12 +43,20 @@ class BatchFollower:
             except TransportError:
                 continue  # it has no log yet
 
+    def first_held(self, node: str) -> int:
+        """The oldest step whose batch the node's log holds. A log has a batch for each step, in
+        order, so it is counted back from the newest that was read.
+        """
+        steps, (first_seq, read_seq) = self.recent.steps(node), self._held.get(node, (0, 0))
+        return steps[-1].step - (read_seq - first_seq) if steps else 0
+
     async def _follow_node(self, plane: Transport, node: str) -> None:
         stream = node_batches_stream(node)
         state = await plane.stream_state(stream)
         known = self._read_to.get(node)
         if known is None or known > state.last_seq:  # a new node, or a new log under the old name
             known = state.first_seq - 1
+        self._held[node] = (state.first_seq, self._held.get(node, (0, 0))[1])
         oldest = max(known + 1, state.last_seq - BATCHES_BACK + 1)
         self._read_to[node] = oldest - 1
         while self._read_to[node] < state.last_seq:
@@ -58,6 +67,7 @@ class BatchFollower:
             # No await between counting a batch and marking it as read, so that none counts twice.
             if batch is not None:
                 self.recent.take(node, batch)
+                self._held[node] = (state.first_seq, messages[0].seq)
             self._read_to[node] = messages[0].seq
         self._read_to[node] = state.last_seq
 

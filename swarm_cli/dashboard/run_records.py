@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shared.config import NodeConfig
 from swarm_cli.dashboard.base_scores import Bases, BaseScores
+from swarm_cli.dashboard.recent_groups import StepPoint
 from swarm_cli.dashboard.trained_groups import TrainedFollower, TrainedGroups
 from swarm_cli.looking.target import Target
 from swarm_cli.observe.snapshot import SwarmSnapshot
@@ -22,12 +23,22 @@ class RunRecords:
         self._config = config
         self._trained = TrainedFollower()
         self._base_scores = BaseScores()
+        self._run = ""
         self.bases: Bases = {}
 
     @property
     def trained(self) -> TrainedGroups:
         """Whose groups were trained on, as of the last read."""
         return self._trained.found
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """The last step that each node's trainer has recorded, as of the last read."""
+        return self._trained.newest
+
+    def rewards(self, node: str) -> list[StepPoint]:
+        """The rewards of the steps that the node's trainer has recorded."""
+        return self._trained.rewards(node)
 
     def read(self, snapshot: SwarmSnapshot, target: Target) -> None:
         """Read what is new. It may take a second where a run is long."""
@@ -39,7 +50,8 @@ class RunRecords:
     def _folders(self, snapshot: SwarmSnapshot, target: Target) -> dict[str, Path | None]:
         """The folders in the run of the nodes on this server; None if it is not on this machine."""
         var_dir, here = self._config.node.var_dir, socket.gethostname()
-        run = target.run or run_at(var_dir, target.node_url)
+        self._run = target.run or run_at(var_dir, target.node_url) or self._run  # kept when it has ended
+        run = self._run
         folders: dict[str, Path | None] = {}
         for node in snapshot.nodes:
             if node.statuses:

@@ -21,9 +21,11 @@ from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.batch_follower import BatchFollower
+from swarm_cli.dashboard.end_told import end_object, gone
 from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
 from swarm_cli.dashboard.run_records import RunRecords
+from swarm_cli.dashboard.steps import steps_object
 from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
@@ -32,7 +34,6 @@ from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snaps
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.judged_by import judge_of
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
-from swarm_cli.running import goes_on
 
 CONNECT_S = 3.0
 LOOK_S = 15.0
@@ -74,6 +75,8 @@ class SwarmSource:
         self._swarm: str | None = None
         self._state: dict[str, Any] = {"state": "waiting", "at": time.time(), "server": server, "problem": "", "ended": None}
         self._heard_at: float | None = None
+        self._seen: SwarmSnapshot | None = None
+        self._over = False
 
     async def look(self) -> SwarmSnapshot | None:
         """Look at the swarm. None if no server answers; the state is then `waiting`, `lost` or
@@ -95,11 +98,13 @@ class SwarmSource:
                     most=NODES_LOOKED_AT,
                 )
         except (NotConnected, TimeoutError) as error:
+            await self._read_last()
             self._away(error)
             return None
         if target.ended is not None:
             snapshot = ended_snapshot(snapshot)
-        self._swarm, self._heard_at = snapshot.swarm, snapshot.at
+        self._swarm, self._heard_at, self._seen = snapshot.swarm, snapshot.at, snapshot
+        self._over = target.ended is not None
         await asyncio.to_thread(self._records.read, snapshot, target)
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look reports it if the server is gone
@@ -108,10 +113,29 @@ class SwarmSource:
         self._show(snapshot)
         return snapshot
 
+    async def _read_last(self) -> None:
+        """Once the run has ended, read its files again: its processes wrote the last lines after
+        the last look.
+        """
+        if self._over or self._seen is None or self._following.end is None:
+            return
+        await asyncio.to_thread(self._records.read, self._seen, self._following.target)
+        self._over = True
+        self._show(self._seen)
+
+    def _last_steps(self) -> dict[str, int]:
+        """The last step of each node on record here, if the run has ended; else nothing."""
+        return self._records.taken if self._over else {}
+
     def _show(self, snapshot: SwarmSnapshot) -> None:
         self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.in_directory)
         state = swarm_object(
-            snapshot, self._scores.heard(snapshot.swarm), self._batches.recent, self._records.trained, self._records.bases
+            snapshot,
+            self._scores.heard(snapshot.swarm),
+            self._batches.recent,
+            self._records.trained,
+            self._records.bases,
+            self._last_steps(),
         )
         told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
         if self._following.target.ended is not None:
@@ -119,24 +143,8 @@ class SwarmSource:
         self._state = state | told
 
     def _ended(self, *, copied: bool) -> dict[str, Any] | None:
-        """What the page shows about the run's end; None if it has not ended, as far as is known.
-        copied: whether the page shows a copy of the run's store.
-        """
         seen = self._heard_at is not None
-        if (found := self._following.end if seen else self._following.before) is None:
-            return None
-        run, end = found
-        command, comma, how = goes_on(self._config.node.var_dir / "runs" / run).partition(", with ")
-        return {
-            "seen": seen,
-            "goes_on": visible(command if "`" in command else f"`{command}`{comma}{how}", 400),
-            "run": visible(run, 80),
-            "in_order": end.in_order,
-            "at": end.at,
-            "words": visible(end.sentence(run, time.time()), 400),
-            "copied": copied,
-            "follows": self._following.follows,
-        }
+        return end_object(self._following, self._config.node.var_dir, seen=seen, copied=copied)
 
     async def _read_batches(self, snapshot: SwarmSnapshot) -> None:
         plane = await self._plane()
@@ -182,15 +190,12 @@ class SwarmSource:
                 return 503, NOT_READ_YET
             return 404, {"problem": f"no node {node}: no process, directory entry, score or group of that name has been seen here"}
         curves = curves_by_task(heard, node, key)
-        groups = self._batches.recent.recent(GROUPS_SENT, node)
+        groups = self._batches.recent.recent(GROUPS_SENT, node, self._last_steps())
         return 200, {
             "node": node,
             "curves": {dataset: thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
             "groups": [recent_object(group) for group in groups],
-            "steps": [
-                [point.step, point.at, *(None if rate is None else round(rate, 4) for rate in (point.local, point.foreign))]
-                for point in self._batches.recent.steps(node)
-            ],
+            "steps": steps_object(self._records.rewards(node), self._batches.recent.steps(node), self._batches.first_held(node)),
         }
 
     def _named(self, node: str) -> bool:
@@ -216,20 +221,13 @@ class SwarmSource:
                 finally:
                     await plane.close()
         except NotConnected as error:
-            return 404, {"problem": visible(self._gone() or str(error), 400)}
+            return 404, {"problem": visible(gone(self._following) or str(error), 400)}
         except (CommandError, TransportError) as error:
             return 404, {"problem": visible(str(error), 400)}
         if place is None:
-            return 200, step_object(node, batch)
+            return 200, step_object(node, batch, never=batch.number > self._last_steps().get(node, batch.number))
         found = await asyncio.to_thread(self._group, node, batch, place)
         return (404, {"problem": f"step {step} has no group {place}"}) if found is None else (200, found)
-
-    def _gone(self) -> str:
-        """Why a run's server does not answer and where its groups are, if the run has ended."""
-        if (found := self._following.end) is None:
-            return ""
-        run, end = found
-        return f"{end.sentence(run)}. `swarm dashboard --run {run}` shows its steps and groups"
 
     async def _plane(self) -> Transport:
         return await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._following.target.node_url)
@@ -242,7 +240,9 @@ class SwarmSource:
         run = self._following.target.run
         here = run and (config.node.var_dir / "runs" / run / node).is_dir()
         records = self._steps.setdefault(node, TrainedRecords(record_folder(config, run if here else "")))
-        return group_object(node, batch, place, Path(config.model.path), records, judge_of(config, self._given, run))
+        return group_object(
+            node, batch, place, Path(config.model.path), records, judge_of(config, self._given, run), ended=self._over
+        )
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ look. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -39,8 +39,11 @@ def swarm_object(
     recent: RecentGroups,
     trained: TrainedGroups = NOTHING_TRAINED,
     bases: Bases = NO_BASES,
+    last: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The first view's data. At most about 150 kB of JSON, however large the swarm is."""
+    """The first view's data. At most about 150 kB of JSON, however large the swarm is. last: of a
+    run that has ended, the last step of each node.
+    """
     # A look at an empty server lists the configuration's node, although it has never been seen.
     nodes = [_node(node, snapshot.at) for node in snapshot.nodes if node.statuses or node.in_directory]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
@@ -65,7 +68,7 @@ def swarm_object(
         "exchange_uncounted": dict(list(trained.uncounted.items())[:NODES_SENT]),
         "exchange_left_out": trained.left_out + sum(cell.groups for cell in fewest),
         "batches": recent.batches,
-        "groups": [recent_object(group) for group in recent.recent(GROUPS_SENT)],
+        "groups": [recent_object(group) for group in recent.recent(GROUPS_SENT, last=last)],
     }
 
 

@@ -1,11 +1,12 @@
-"""Which nodes have trained on whose groups: counts from the trainers' records of the runs on this
-machine (`metrics.jsonl`), which have every step of a run from its first. Memory is bounded,
-whatever the files hold.
+"""Which nodes have trained on whose groups, and the rewards of their steps: from the trainers'
+records of the runs on this machine (`metrics.jsonl`), which have every step of a run from its
+first. Memory is bounded, whatever the files hold.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 
 from shared.contracts.wire import is_node_name
 from shared.plain_files import open_plain
+from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
 from swarm_cli.observe.evaluations import METRICS_FILE
 
 CELLS_A_NODE = 5_000
@@ -61,7 +63,10 @@ class _Step(msgspec.Struct, frozen=True):
     """What is read of a step's line."""
 
     step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    time: float = 0.0
     updated: bool = False
+    reward_local: float | None = None
+    reward_external: float | None = None
     trained_of: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**31)]]] | None = None
 
 
@@ -70,6 +75,7 @@ class NodeTally:
     if the trainer has rewritten the file, because it trains some steps again, all of it.
 
     since: the first step counted; None if no line on record says whose groups it trained on.
+    newest: the last step on record, -1 if there is none. rewards: those of the newest steps.
     """
 
     def __init__(self, file: Path) -> None:
@@ -78,7 +84,8 @@ class NodeTally:
 
     def _begin(self, inode: int, at: int) -> None:
         self._inode, self._read_to = inode, at
-        self._newest = -1
+        self.newest = -1
+        self.rewards: deque[StepPoint] = deque(maxlen=STEPS_A_NODE)
         self.counts: dict[tuple[str, str], int] = {}
         self.since: int | None = None
         self.left_out = 0
@@ -123,9 +130,10 @@ class NodeTally:
             step = msgspec.json.decode(line, type=_Step)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
-        if step.step <= self._newest:
+        if step.step <= self.newest:
             return
-        self._newest = step.step
+        self.newest = step.step
+        self.rewards.append(StepPoint(step.step, step.time, step.reward_local, step.reward_external))
         if step.trained_of is None:
             self.counts, self.since = {}, None
             return
@@ -145,7 +153,7 @@ class NodeTally:
     @property
     def read_any(self) -> bool:
         """Whether a step is on record."""
-        return self._newest >= 0
+        return self.newest >= 0
 
 
 class TrainedFollower:
@@ -176,6 +184,15 @@ class TrainedFollower:
             uncounted,
             sum(tally.left_out for tally in tallies.values()),
         )
+
+    def rewards(self, node: str) -> list[StepPoint]:
+        """The rewards of a node's newest steps; empty if they are not on record here."""
+        return list(self._tallies[node].rewards) if node in self._tallies else []
+
+    @property
+    def newest(self) -> dict[str, int]:
+        """The last step on record, of each node with records here."""
+        return {node: tally.newest for node, tally in list(self._tallies.items()) if tally.read_any}
 
     def _read(self, node: str, folder: Path) -> NodeTally | None:
         tally = self._tallies.pop(node, None) or NodeTally(folder / METRICS_FILE)

@@ -107,7 +107,11 @@ def rollouts(
             check_listening(target)
             follow = follow and target.ended is None
             view = View(terminal(), judge_of(node_config, config, target.run), characters)
-            asyncio.run(_batched(node_config, view, target.node_url, run, choice, step, limit, follow, trained, as_json))
+            asyncio.run(
+                _batched(
+                    node_config, view, target.node_url, run, choice, step, limit, follow, trained, as_json, target.ended is not None
+                )
+            )
 
 
 def _refuse_contradictions(found: dict[str, bool]) -> None:
@@ -127,8 +131,9 @@ async def _batched(
     follow: bool,
     trained: bool,
     as_json: bool,
+    ended: bool,
 ) -> None:
-    """Show the groups of batches."""
+    """Show the groups of batches. ended: the run has ended."""
     records = TrainedRecords(record_folder(config, run))
     if trained and records.folder is None:
         raise CommandError(
@@ -137,7 +142,7 @@ async def _batched(
         )
     shown, newest = 0, None
     async for found in _groups(config, url, choice, step, limit, follow, records, trained=trained):
-        fate = fate_of(records, found.batch.number, found.item.scored.group_id)
+        fate = fate_of(records, found.batch.number, found.item.scored.group_id, ended=ended)
         if as_json:
             typer.echo(visible_json(as_object(found, fate, choice, view.judge)))
         else:

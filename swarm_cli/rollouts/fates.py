@@ -28,12 +28,14 @@ _FATES = {
 @dataclass(frozen=True, slots=True)
 class Fate:
     """What is on record about one group in one step; `step` and `group` are None if nothing is.
-    yet: whether the records have not reached that step yet.
+    yet: whether the records have not reached that step yet; never: nor will they, because the run
+    has ended.
     """
 
     step: TrainedStep | None
     group: TrainedGroup | None
     yet: bool = False
+    never: bool = False
 
     @property
     def trained(self) -> bool:
@@ -42,6 +44,8 @@ class Fate:
 
     def sentence(self) -> str:
         """How the group was used."""
+        if self.never:
+            return "not trained on: the run ended before its step"
         if self.yet:
             return "not trained on yet"
         if self.step is None or self.group is None:
@@ -58,14 +62,15 @@ class Fate:
         return text if step.updated else f"{text}; but the step changed no weights"
 
 
-def fate_of(records: TrainedRecords, step: int, group_id: str) -> Fate:
+def fate_of(records: TrainedRecords, step: int, group_id: str, *, ended: bool = False) -> Fate:
     """What is on record about a group of a step's batch. A step with that number in another run had
-    other groups, and says nothing about this one.
+    other groups, and says nothing about this one. ended: the run has ended.
     """
     found = records.for_step(step)
     newest = records.newest
-    yet = found is None and newest is not None and step > newest
-    return Fate(found, found.group(group_id) if found is not None else None, yet=yet)
+    beyond = found is None and newest is not None and step > newest
+    group = found.group(group_id) if found is not None else None
+    return Fate(found, group, yet=beyond and not ended, never=beyond and ended)
 
 
 def clock(time_s: float) -> str:

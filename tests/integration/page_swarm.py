@@ -174,7 +174,13 @@ def trained_on(folder: Path, step: int, groups: Sequence[ScoredGroup]) -> None:
             of_sender[dataset] = of_sender.get(dataset, 0) + 1
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": step, "updated": bool(found), "trained_of": found}) + "\n")
+        rewards = {f"reward_{origin}": _mean(groups, origin) for origin in ("local", "external")}
+        file.write(json.dumps({"step": step, "time": time.time(), "updated": bool(found), "trained_of": found, **rewards}) + "\n")
+
+
+def _mean(groups: Sequence[ScoredGroup], origin: str) -> float | None:
+    rewards = [reward for each in groups if each.origin == origin for reward in each.rewards]
+    return sum(rewards) / len(rewards) if rewards else None
 
 
 def group(

@@ -31,7 +31,7 @@ from swarm_cli.run_end import write_end
 from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.page_looker import Looker, a_browser
-from tests.integration.page_swarm import Dashboard, PageSwarm, usual
+from tests.integration.page_swarm import Dashboard, PageSwarm, group, trained_on, usual
 from tests.nats_server import NatsServer
 
 DEADLINE_S = 180.0
@@ -179,8 +179,10 @@ def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_t
             shown = Dashboard("", tmp_path, var_dir=var_dir)
             assert shown.until_state("running")["server"] == first.url
             first.stop()
+            trained_on(var_dir / "runs" / "one" / "alpha", 7, [group("alpha", "beta", "2 * 3?", [("6", 1.0), ("5", 0.0)])])
             write_end(var_dir / "runs" / "one", 0, "progress")
         told = shown.until_state("ended")
+        assert told["exchange"] == [["alpha", "beta", "gcd", 1]], "the last lines of the files are read too"
         assert told["ended"]["run"] == "one" and told["ended"]["follows"] and not told["ended"]["copied"]
         assert (told["problem"], told["ended"]["goes_on"]) == ("", "`swarm up --run one`"), "its server ended with it"
         with pytest.raises(urllib.error.HTTPError) as refused:

@@ -69,7 +69,7 @@ function bounds(values) {
 
 const DASHES = ["", "6 3", "2 3", "8 3 2 3", "1 2", "10 4", "4 2 1 2", "3 6"];
 
-/** Lines over a common x axis, with y from 0 to 1. `lines`: {title, points: [[x, y]], link?: x => address}. They differ in dash and number. */
+/** Lines over a common x axis, with y from 0 to 1. `lines`: {title, points: [[x, y]], link?: x => address or null}. They differ in dash and number. */
 function chart(label, lines, axis) {
   const width = 720, height = 220, left = 52, bottom = 24, right = 26, top = 8;
   const [low, high] = bounds(lines.flatMap(({ points }) => points.map(([x]) => x)));
@@ -83,9 +83,9 @@ function chart(label, lines, axis) {
   lines.forEach(({ points, link }, index) => {
     const kind = `line line-${index % 8}`;
     picture.append(svg("polyline", { class: kind, "stroke-dasharray": DASHES[index % 8], points: points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" ") }));
-    for (const [a, b] of link ? points : points.slice(-1)) {
-      const dot = svg("circle", { class: kind, cx: x(a).toFixed(1), cy: y(b).toFixed(1), r: link ? 4 : 3 });
-      picture.append(link ? svg("a", { href: link(a), "aria-label": `${axis} ${a}: ${ratio(b)}` }, dot) : dot);
+    for (const [a, b] of link ? points.filter(([x], last) => link(x) || last === points.length - 1) : points.slice(-1)) {
+      const dot = svg("circle", { class: kind, cx: x(a).toFixed(1), cy: y(b).toFixed(1), r: link?.(a) ? 4 : 3 });
+      picture.append(link?.(a) ? svg("a", { href: link(a), "aria-label": `${axis} ${a}: ${ratio(b)}` }, dot) : dot);
     }
     const [lastX, lastY] = points.at(-1);
     picture.append(label_at(String(index + 1), x(lastX) + 8, y(lastY) + 4, "start"));

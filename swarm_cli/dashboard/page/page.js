@@ -10,7 +10,7 @@ const WHOLE = [1, 2, 5].flatMap((digit) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7]
 const BINARY = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const element = (id) => document.getElementById(id);
 const state = { dashboard: "", node: "", range: "900", refresh: "5", ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
-let dashboards = [], scrape_s = 2, panels = [], timer = 0, round = 0, answering = 0;
+let dashboards = [], scrape_s = 2, panels = [], timer = 0, round = 0, answering = 0, over = false;
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -222,7 +222,7 @@ async function showAlerts() {
   }
   const shown = [...cards].sort(([one], [other]) => one.localeCompare(other)).map(([, same]) => alertCard(same));
   const [checked, kind, never] = whatWasChecked(groups);
-  const first = !answering ? `No process is scraped yet${shown.length ? "" : ", so no alert can fire"}: ` : shown.length || never ? "" : "No alert fires: ";
+  const first = !answering ? `${over ? "The run has ended, so no process is scraped" : `No process is scraped yet${shown.length ? "" : ", so no alert can fire"}`}: ` : shown.length || never ? "" : "No alert fires: ";
   element("alerts").replaceChildren(...shown, make("span", { class: kind === "good" && shown.length ? "" : kind, textContent: first + checked }));
 }
 
@@ -257,9 +257,16 @@ async function showTargets() {
   down.push(...expected.map(({ node, role }) => `${node} ${role}`).filter((name) => !scraped.has(name)));
   answering = result.filter(({ value }) => value[1] === "1").length;
   const all = answering + down.length;
-  const text = all ? `${answering} of ${all} processes answer` + (down.length ? `; not ${down.join(", ")}` : "") : "no process is scraped yet";
+  over = !answering && (await hasEnded());
+  const text = over ? "the run has ended, so no process is scraped" : all ? `${answering} of ${all} processes answer` + (down.length ? `; not ${down.join(", ")}` : "") : "no process is scraped yet";
   element("targets").replaceChildren(make("span", { class: down.length ? "bad" : result.length ? "" : "warn", textContent: text }));
   chooseNodes(nodes);
+}
+
+/** Whether the run that is looked at has ended. The panels are also served without a swarm's page. */
+async function hasEnded() {
+  const answer = await fetch("swarm.json");
+  return answer.ok && (await answer.json()).state === "ended";
 }
 
 function chooseNodes(nodes) {

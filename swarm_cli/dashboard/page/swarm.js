@@ -173,13 +173,14 @@ async function showNode(node, key) {
   const told = await get("node.json", { node, key: key || row?.key || "" });
   document.title = `${node} · swarm`;
   const curves = Object.entries(told.curves).map(([dataset, points]) => ({ title: dataset || "all tasks", points }));
-  const rewards = [["local groups", 2], ["foreign groups", 3]].map(([title, column]) => ({ title, link: (step) => route("step", node, step), points: told.steps.filter((each) => each[column] !== null).slice(-60).map((each) => [each[0], each[column]]) })).filter(({ points }) => points.length);
+  const held = new Set(told.steps.filter((each) => each[4]).map(([step]) => step));
+  const rewards = [["local groups", 2], ["foreign groups", 3]].map(([title, column]) => ({ title, link: (step) => (held.has(step) ? route("step", node, step) : null), points: told.steps.filter((each) => each[column] !== null).slice(-60).map((each) => [each[0], each[column]]) })).filter(({ points }) => points.length);
   return [
     trail([node]),
     el("h1", {}, name(node)),
     row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}` }), row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
     section("curves", "Held-out pass rate by task", curves.length ? chart(`Held-out pass rate of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score signed by this key was received yet." }), curves.length ? curveTable(curves) : null),
-    section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; each point links to its groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), stepForm(node)),
+    section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; points with a dot link to their groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), stepForm(node)),
     section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state.now))) : el("p", { class: "hint", text: "No group was read yet." })),
   ];
 }
@@ -206,7 +207,7 @@ async function showSwarm() {
 /** The groups of a node's last batch at a time (Unix seconds): the target of a click in a panel. */
 async function showAt(node, time) {
   const { steps } = await get("node.json", { node });
-  const found = steps.findLast(([, at]) => at <= time);
+  const found = steps.findLast(([, at, , , held]) => held && at <= time);
   if (!found) throw new Error(`This page has read no batch of ${node} from before ${new Date(time * 1000).toLocaleString()}`);
   history.replaceState(null, "", route("step", node, found[0]));
   return showStep(node, found[0]);
