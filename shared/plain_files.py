@@ -7,7 +7,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 NO_FILE = (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 """Error numbers of `open_plain` for a path without a file: nothing, a link, a pipe or a device."""
@@ -49,3 +51,20 @@ def read_plain_end(path: Path, most_bytes: int) -> tuple[bytes, bool]:
         size_bytes = file.seek(0, os.SEEK_END)
         file.seek(max(0, size_bytes - most_bytes))
         return file.read(most_bytes), size_bytes <= most_bytes
+
+
+def whole_lines(file: BinaryIO, start: int, block_bytes: int = 2**22) -> Iterator[tuple[bytes, int]]:
+    """The lines of an open file from `start` on, in blocks of at most `block_bytes`, each with the
+    position behind it. A last line that has no end yet is left for the next time; of one longer
+    than a block only the end is among the lines.
+    """
+    while True:
+        file.seek(start)
+        block = file.read(block_bytes)
+        full = len(block) == block_bytes
+        whole = block.rfind(b"\n") + 1 or (len(block) if full else 0)
+        start += whole
+        if whole:
+            yield (block[:whole] if block.endswith(b"\n", 0, whole) else b""), start
+        if not full:
+            return

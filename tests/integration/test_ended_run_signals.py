@@ -58,7 +58,7 @@ def var_dir(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "runs" / "first"
     server = NatsServer(tmp_path / "nats", jetstream=f'store_dir: "{folder}"').start()
     server.stop()
-    (folder / STORE / "$G" / "streams" / "some").mkdir(parents=True)
+    (folder / STORE / "$G" / "streams" / "NODE_ALPHA_SCORED").mkdir(parents=True)
     write_note(folder, RunNote(server.url, server.url, "swarm up --run first"))
     write_end(folder, 0, "progress")
     yield tmp_path
@@ -105,11 +105,11 @@ def test_a_command_that_is_ended_while_it_looks_takes_its_copy_along(command: st
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_ended_while_it_copies_takes_its_copy_along(number: signal.Signals, var_dir: Path) -> None:
-    (var_dir / "runs" / "first" / STORE / "$G" / "streams" / "some" / "1.blk").write_bytes(b"block")
+    (var_dir / "runs" / "first" / STORE / "$G" / "streams" / "NODE_ALPHA_SCORED" / "1.blk").write_bytes(b"block")
     process = start(var_dir, sys.executable, "-c", COPYING)
     assert process.stdout is not None
     assert process.stdout.readline() == "copying\n", process.communicate()
-    assert list((var_dir / COPIES).glob(f"*/{STORE}/*/streams/some"))
+    assert list((var_dir / COPIES).glob(f"*/{STORE}/*/streams/NODE_ALPHA_SCORED"))
     ended_by(number, process)
 
 

@@ -101,3 +101,23 @@ def test_a_number_that_no_start_has_is_not_taken(before: Given, tmp_path: Path) 
     for number in ("9" * 5_000, "65000"):
         write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes {number}"))
         assert going_on(DEFAULT, "mine") == (DEFAULT, [])
+
+
+@pytest.mark.parametrize("many", ["--nodes 64", "--name a --name b --name c"])
+def test_more_nodes_than_usual_must_be_given_where_only_a_copied_runs_note_names_them(
+    before: Given, tmp_path: Path, many: str
+) -> None:
+    folder = tmp_path / "runs" / "mine"
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine {many}"))
+    taken = going_on(DEFAULT, "mine")[0]
+    assert taken.nodes == 64 or taken.names == ("a", "b", "c"), "this user's own"
+    (folder / "up.own").unlink()
+    with pytest.raises(CommandError, match=rf"copied here.*{many}.*--nodes"):
+        going_on(DEFAULT, "mine")
+    assert going_on(Given(nodes=3), "mine")[0] == Given(nodes=3)
+
+
+def test_more_names_than_nodes_fit_on_a_machine_are_not_taken(before: Given, tmp_path: Path) -> None:
+    names = " ".join(f"--name n{number}" for number in range(65))
+    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine {names}"))
+    assert going_on(DEFAULT, "mine") == (DEFAULT, [])

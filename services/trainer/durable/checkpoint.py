@@ -29,6 +29,8 @@ WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.pt"
 BEST = "best.json"
 FORMAT = 1
+_NOTE_BYTES = 2**24
+"""More than a manifest or the note of the best evaluation has."""
 _PREFIX = "step-"
 _ASIDE = "corrupt-"
 _UNFINISHED = ".unfinished-"
@@ -167,7 +169,7 @@ class CheckpointStore:
     def best(self) -> BestEvaluation | None:
         """The best evaluation so far."""
         try:
-            return BestEvaluation(**json.loads((self.folder / BEST).read_text()))
+            return BestEvaluation(**json.loads(_beginning(self.folder / BEST)))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -241,7 +243,7 @@ def _write(folder: Path, state: LearnerState, position: TrainedPosition, model: 
 
 def _read_manifest(folder: Path) -> tuple[TrainedPosition, TrainedModel, dict[str, str]]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        manifest: dict[str, Any] = json.loads(_beginning(folder / MANIFEST))
         claimed = manifest.pop("self_sha256")
         if hashlib.sha256(_json(manifest)).hexdigest() != claimed:
             raise ValueError("its own checksum differs")
@@ -250,6 +252,12 @@ def _read_manifest(folder: Path) -> tuple[TrainedPosition, TrainedModel, dict[st
         return TrainedPosition(**manifest["position"]), TrainedModel(**manifest["model"]), manifest["sha256"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {folder.name}: its manifest is missing or broken ({error})") from None
+
+
+def _beginning(file: Path) -> bytes:
+    """The first `_NOTE_BYTES` of a file: the run may be somebody else's, and the file endless."""
+    with file.open("rb") as opened:
+        return opened.read(_NOTE_BYTES)
 
 
 def _read_checked(file: Path, sha256: str) -> bytes:
