@@ -206,10 +206,11 @@ class Border:
 
     def _refuse_copy(self, candidate: Candidate, now_s: float, *, accepting: bool = False) -> Refused | None:
         key, sender = candidate.public_key, candidate.sender
+        if self._replay.contains(candidate.group_id):  # the same message, stored twice
+            return Refused(Refusal.REPLAYED, sender, f"group {candidate.group_id} was accepted meanwhile")
         found, copiers = self._copies.look(candidate.made, key, candidate.seq, now_s, candidate.stored_at_s)
         for copier in copiers if accepting else ():
-            # The copy was examined before its original. It is too late to refuse it, but not to
-            # count it, once.
+            # Examined before its original: too late to refuse this copy, but not to count it, once.
             self._senders.copied(copier, now_s)
             self.reputation.blame(copier, "", Refusal.COPIED, now_s)
         if found is None:

@@ -66,8 +66,15 @@ class NodeLimits:
 class SwarmLimits:
     """Bounds of the streams that all nodes share."""
 
-    duplicate_window_s: float = 120.0
-    """A message with the same id that is published again within this time is discarded."""
+    duplicate_window_s: float = 2.0
+    """A message with the same id that is published again within this time is discarded: a
+    publisher's first repetition, one second after a message whose acknowledgement was late.
+
+    Short, because a server holds all ids of this time in memory, up to 64 kB each, also of messages
+    that the stream has already dropped. What is repeated later is stored twice, at nobody's
+    expense: receivers refuse a group that they know without blame, viewers show the same score, and
+    a directory entry replaces its equal.
+    """
     rollouts_max_age_s: float = HOUR_S
     rollouts_max_bytes: int = 2048 * MIB
     group_max_bytes: int = 64 * MIB

@@ -264,6 +264,7 @@ async def _directory(transport: Transport, replicas: int, lowering: Lowering) ->
         subjects.SWARM_NODES_BUCKET,
         ttl_s=limits.node_ttl_s,
         max_value_bytes=limits.node_entry_max_bytes,
+        duplicate_window_s=limits.duplicate_window_s,
         replicas=replicas,
         lowering=lowering,
     )

@@ -101,13 +101,20 @@ class FencedKeyValue:
         history: int = 1,
         ttl_s: float = 0.0,
         max_value_bytes: int = 0,
+        duplicate_window_s: float = 120.0,
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
         """Create the bucket, or update it if it differs."""
         await self._lease.writable()
         await self._kv.ensure(
-            bucket, history=history, ttl_s=ttl_s, max_value_bytes=max_value_bytes, replicas=replicas, lowering=lowering
+            bucket,
+            history=history,
+            ttl_s=ttl_s,
+            max_value_bytes=max_value_bytes,
+            duplicate_window_s=duplicate_window_s,
+            replicas=replicas,
+            lowering=lowering,
         )
 
     async def buckets(self) -> Sequence[str]:

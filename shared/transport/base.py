@@ -110,6 +110,7 @@ class StreamSpec:
     max_msg_bytes: int = -1
     """Largest payload, also of one that is stored as chunks. -1: no limit of its own."""
     duplicate_window_s: float = 120.0
+    """A server holds all ids of this time in memory, so it must be short where strangers write."""
     deny_delete: bool = False
     deny_purge: bool = False
     replicas: int = 1
@@ -226,11 +227,12 @@ class KeyValue(Protocol):
         history: int = 1,
         ttl_s: float = 0.0,
         max_value_bytes: int = 0,
+        duplicate_window_s: float = 120.0,
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
-        """Create the bucket, or update it if its settings differ. `lowering`: as for a stream.
-        `max_value_bytes`: largest value, 0: any.
+        """Create the bucket, or update it if its settings differ. `lowering` and
+        `duplicate_window_s`: as for a stream. `max_value_bytes`: largest value, 0: any.
         """
         ...
 
@@ -331,8 +333,8 @@ class Transport(Protocol):
     ) -> PubAck:
         """Store a message in `stream` and wait for the acknowledgement.
 
-        A publish that timed out may have been stored: it is tried again with the same `message_id`
-        inside the stream's duplicate window, at most until `timeout_s` has passed.
+        A publish that timed out is tried again with the same `message_id` until `timeout_s` has
+        passed. What the server had stored is stored again only outside its duplicate window.
 
         Raises:
             Conflict: the stream's last sequence is not `expected_last_seq`.

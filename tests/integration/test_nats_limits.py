@@ -63,6 +63,32 @@ async def state_of(operator: Any, stream: str) -> dict[str, Any]:
     return dict(json.loads((await operator.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=ANSWER_S)).data))
 
 
+async def configs(operator: Any) -> dict[str, dict[str, Any]]:
+    """Settings of all streams, by name."""
+    found = json.loads((await operator.request("$JS.API.STREAM.LIST", b"", timeout=ANSWER_S)).data)["streams"]
+    return {each["config"]["name"]: {**each["config"], "metadata": {}} for each in found}
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process ever had."""
+    (peak_kib,) = re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(peak_kib) * 1024
+
+
+def long_id() -> str:
+    return os.urandom(30_000).hex()
+
+
+async def until_forgotten(member: Any, subject: str, message_id: str) -> None:
+    """Wait until the server takes a message with this id again."""
+
+    async def forgotten() -> bool:
+        answer = await member.request(subject, b"x", headers={"Nats-Msg-Id": message_id}, timeout=ANSWER_S)
+        return not json.loads(answer.data).get("duplicate", False)
+
+    await until(forgotten, 2 * ANSWER_S)
+
+
 async def test_a_key_has_no_more_connections_than_its_limit_and_others_still_have_theirs(hub: SecuredServer, tmp_path: Path):
     held = [await raw(hub, hub.keys / "mallory" / "swarm.nk", f"_INBOX_mallory.{n}", []) for n in range(MEMBER_CONNECTIONS)]
     try:
@@ -200,6 +226,46 @@ async def test_one_member_cannot_push_out_others_scores(hub: SecuredServer):
         assert answer.data == b"score"
         state = (await state_of(operator, subjects.SWARM_EVALS))["state"]
         assert state["messages"] == bound + 1 and state["bytes"] * 16 < config["max_bytes"]
+
+
+async def test_no_stream_of_the_swarm_knows_message_ids_for_longer_than_two_seconds(hub: SecuredServer):
+    async with user(hub, "operator") as operator:
+        windows = {name: config["duplicate_window"] for name, config in (await configs(operator)).items()}
+    directory = bucket_stream(subjects.SWARM_NODES_BUCKET)
+    assert windows.keys() == {subjects.SWARM_ROLLOUTS, f"{subjects.SWARM_ROLLOUTS}_BLOBS", subjects.SWARM_EVALS, directory}
+    assert set(windows.values()) == {2 * 10**9}
+
+
+async def test_long_message_ids_of_one_member_do_not_gather_in_the_servers_memory(hub: SecuredServer):
+    """A server holds each id for the stream's duplicate window, also of messages that are gone.
+    With a window of two minutes this flood took it to 424 MB, with two seconds to 134 MB.
+    """
+    subject = f"$KV.{subjects.SWARM_NODES_BUCKET}.mallory"
+    async with user(hub, "mallory") as mallory:
+        for _ in range(5):
+            for number in range(800):
+                newest = long_id()
+                await mallory.publish(subject, b"x", headers={"Nats-Msg-Id": newest})
+                if number % 25 == 24:  # so that little waits in the server's queue, which takes memory too
+                    await mallory.request(subject, b"x", timeout=ANSWER_S)
+            await until_forgotten(mallory, subject, newest)
+    assert peak_bytes(hub.pid) < 250 * 10**6
+
+
+async def test_init_shortens_the_time_for_which_a_server_of_before_knows_message_ids(hub: SecuredServer, tmp_path: Path):
+    """Without `--lower`, because no message is lost; a node leaves the swarm's streams alone."""
+    subject = f"$KV.{subjects.SWARM_NODES_BUCKET}.mallory"
+    async with user(hub, "mallory") as mallory, user(hub, "operator") as operator:
+        for name, config in (await configs(operator)).items():
+            body = json.dumps({**config, "duplicate_window": 120 * 10**9}).encode()
+            assert "error" not in json.loads((await operator.request(f"$JS.API.STREAM.UPDATE.{name}", body, timeout=ANSWER_S)).data)
+        first = long_id()
+        for _ in range(2):
+            stored = await mallory.request(subject, b"x", headers={"Nats-Msg-Id": first}, timeout=ANSWER_S)
+        assert json.loads(stored.data)["duplicate"]
+        await asyncio.to_thread(hub.init, "swarm", hub.config("alpha", tmp_path))
+        assert {config["duplicate_window"] for config in (await configs(operator)).values()} == {2 * 10**9}
+        await until_forgotten(mallory, subject, first)
 
 
 async def test_init_gives_streams_of_before_the_bounds_of_now_when_told_to_lower_them_and_keeps_what_fits(

@@ -12,7 +12,7 @@ import pytest
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams, node_streams
 from shared.transport.base import Lowering, Retention, StreamFull, TransportError
 from shared.transport.lowering import WouldLower
-from tests.integration.transport_planes import WORKER, Plane
+from tests.integration.transport_planes import WORKER, Plane, until
 
 
 async def test_settings_that_drifted_are_updated(over):
@@ -71,6 +71,25 @@ async def test_what_is_raised_or_is_no_protection_is_updated_beside_a_limit_that
             await transport.publish(f"{plane.tag}.queue", b"longer", stream=spec.name, message_id=f"m{number}")
         with pytest.raises(StreamFull):
             await transport.publish(f"{plane.tag}.queue", b"x", stream=spec.name, message_id="m2")
+
+    await over(body)
+
+
+async def test_a_shorter_duplicate_window_needs_no_leave_because_it_deletes_nothing(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        spec = await plane.log(transport, 3, duplicate_window_s=600.0)
+        shorter = replace(spec, duplicate_window_s=0.2)
+        await transport.ensure_stream(shorter, Lowering.LOOK)
+        await transport.ensure_stream(shorter, Lowering.REFUSE)
+        assert (await transport.stream_state(spec.name)).messages == 3
+        await transport.publish(f"{plane.tag}.log.again", b"x", stream=spec.name, message_id="twice")
+
+        async def forgotten() -> bool:
+            ack = await transport.publish(f"{plane.tag}.log.again", b"x", stream=spec.name, message_id="twice")
+            return not ack.duplicate
+
+        await until(forgotten)
 
     await over(body)
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused, without_tokens
+from services.verifier.prints import Print
 from services.verifier.quarantine import FIRST_S, Quarantine
 from services.verifier.replay import ReplayMemory
 from services.verifier.scoring_cost import GRACE_S
@@ -209,6 +210,24 @@ def test_a_good_group_passes_once_and_never_again_also_after_a_restart(tmp_path:
         refused = again.examine(SUBJECT, payload, NOW_S)
         assert isinstance(refused, Refused)
         assert refused.reason is Refusal.REPLAYED
+
+
+def test_a_group_stored_twice_blames_nobody_also_while_both_are_examined_and_scored(tmp_path: Path) -> None:
+    """A publisher that had no answer repeats its message, and the stream may keep both."""
+    gate, payload = border(tmp_path), signed(group())
+    first, second = (gate.examine(SUBJECT, payload, NOW_S, seq) for seq in (1, 2))
+    assert isinstance(first, Candidate) and isinstance(second, Candidate)
+    examination = gate.examination(SUBJECT, payload, NOW_S, 3)
+    made = next(examination)()
+    while not isinstance(made, Print):
+        made = examination.send(made)()
+    assert gate.conclude(first, result(), NOW_S) is None
+    refused = gate.conclude(second, result(), NOW_S)
+    assert refused is not None and (refused.reason, refused.blamed) == (Refusal.REPLAYED, None)
+    with pytest.raises(StopIteration) as ended:
+        examination.send(made)
+    assert (ended.value.value.reason, ended.value.value.blamed) == (Refusal.REPLAYED, None)
+    assert all(each.suspicion == 0 for each in gate.reputation.worst(9, NOW_S))
 
 
 def test_a_name_belongs_to_the_first_key_seen_also_after_a_restart(tmp_path: Path) -> None:

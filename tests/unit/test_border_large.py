@@ -129,5 +129,5 @@ async def test_verdicts_are_those_of_the_same_checks_in_one_go_and_the_same_body
     assert [verdict.blamed for verdict in verdicts if isinstance(verdict, Refused)].count(KEY.public_key) == 1
     both = [verdict for verdict in verdicts if isinstance(verdict, Candidate)]
     outcomes = [gate.conclude(each, result(), NOW_S) for each in both]
-    assert [None if outcome is None else outcome.reason for outcome in outcomes] == [None, Refusal.REPEATED]
+    assert [None if outcome is None else outcome.reason for outcome in outcomes] == [None, Refusal.REPLAYED]
     examiner.close()

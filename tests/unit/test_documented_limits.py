@@ -57,6 +57,8 @@ def test_storage_and_streams_have_the_bounds_that_the_page_on_security_states() 
     assert newest == SWARM_LIMITS.evals_max_per_node
     assert score_kib * KIB == SWARM_LIMITS.eval_max_bytes
     assert days * DAY_S == SWARM_LIMITS.evals_max_age_s
+    (window_s,) = stated("security.md", r"\| message ids that the server remembers \| those of the last (\d+) s")
+    assert window_s == SWARM_LIMITS.duplicate_window_s
 
 
 def test_what_a_key_may_cost_is_what_the_page_on_trust_states() -> None:
@@ -92,7 +94,7 @@ def test_the_outbox_holds_what_the_pages_state(page: str, pattern: str) -> None:
 def test_each_limit_of_the_page_on_security_names_a_test_that_is_there() -> None:
     section = (DOCS / "security.md").read_text(encoding="utf-8").split("## What one key may hold")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
-    assert len(lines) == 9
+    assert len(lines) == 10
     for line in lines:
         named = re.findall(r"`(test_\w+)`(\\\*)?", line)
         assert named, line

@@ -25,11 +25,12 @@ class MemoryKeyValue:
         history: int = 1,
         ttl_s: float = 0.0,
         max_value_bytes: int = 0,
+        duplicate_window_s: float = 120.0,
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
         """Create or update the bucket. `history` and `replicas` have no effect, because only the
-        newest values can be read.
+        newest values can be read; nor has `duplicate_window_s`, because nothing is written twice.
         """
         server = self._link.server
         if lowering is Lowering.LOOK and bucket not in server.buckets:

@@ -15,7 +15,7 @@ from shared.transport.lowering import WouldLower, lowered
 from shared.transport.memory.bucket import MemoryBucket
 from shared.transport.memory.stream import MemoryStream
 
-_PROTECTIONS = ("replicas", "max_msgs", "max_bytes", "max_age_s", "max_msgs_per_subject", "max_msg_bytes", "duplicate_window_s")
+_PROTECTIONS = ("replicas", "max_msgs", "max_bytes", "max_age_s", "max_msgs_per_subject", "max_msg_bytes")
 
 
 class MemoryServer:

@@ -36,9 +36,9 @@ STORE_FAILED = 10077
 WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 NO_MESSAGE_FOUND = frozenset({10037, 10043, 10057})
 SUBJECTS_OVERLAP = 10065
-PROTECTIONS = ("num_replicas", "max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size", "duplicate_window")
+PROTECTIONS = ("num_replicas", "max_msgs", "max_bytes", "max_age", "max_msgs_per_subject", "max_msg_size")
 """Settings that, when lowered, delete messages or copies of them."""
-SECONDS = {"max_age": "max_age_s", "duplicate_window": "duplicate_window_s"}
+SECONDS = {"max_age": "max_age_s"}
 """Settings that the server has in nanoseconds, with their names in seconds."""
 _KEY_HEADERS_BYTES = 1024
 """More than the headers of one of our writes need."""
@@ -87,7 +87,6 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
     """`spec` in the server's format. Direct reads are always allowed, rollups never, because a
     rollup could delete a whole stream.
     """
-    window_s = min(spec.duplicate_window_s, spec.max_age_s) if spec.max_age_s > 0 else spec.duplicate_window_s
     return {
         "name": spec.name,
         "description": spec.description,
@@ -99,7 +98,7 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
         "max_bytes": spec.max_bytes,
         "max_msgs": spec.max_msgs,
         "max_msg_size": spec.max_msg_bytes + HEADER_ROOM_BYTES if spec.max_msg_bytes >= 0 else -1,
-        "duplicate_window": round(window_s * NANOSECONDS),
+        "duplicate_window": _window(spec.duplicate_window_s, spec.max_age_s),
         "num_replicas": spec.replicas,
         "allow_direct": True,
         "allow_rollup_hdrs": False,
@@ -109,7 +108,9 @@ def stream_config(spec: StreamSpec) -> dict[str, Any]:
     }
 
 
-def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int, max_value_bytes: int = 0) -> dict[str, Any]:
+def bucket_config(
+    bucket: str, history: int, ttl_s: float, replicas: int, max_value_bytes: int, duplicate_window_s: float
+) -> dict[str, Any]:
     """A key-value bucket as a stream (ADR-8), without rollups, because nobody needs to purge a key
     here. A message's size includes its headers.
     """
@@ -124,13 +125,18 @@ def bucket_config(bucket: str, history: int, ttl_s: float, replicas: int, max_va
         "max_bytes": -1,
         "max_msgs": -1,
         "max_msg_size": max_value_bytes + _KEY_HEADERS_BYTES if max_value_bytes else -1,
-        "duplicate_window": round((min(120.0, ttl_s) if ttl_s > 0 else 120.0) * NANOSECONDS),
+        "duplicate_window": _window(duplicate_window_s, ttl_s),
         "num_replicas": replicas,
         "allow_direct": True,
         "allow_rollup_hdrs": False,
         "deny_delete": True,
         "deny_purge": False,
     }
+
+
+def _window(wanted_s: float, max_age_s: float) -> int:
+    """A duplicate window in nanoseconds. A server accepts none that exceeds the age limit."""
+    return round((min(wanted_s, max_age_s) if max_age_s > 0 else wanted_s) * NANOSECONDS)
 
 
 def drift(wanted: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:

@@ -45,11 +45,13 @@ class NatsKeyValue:
         history: int = 1,
         ttl_s: float = 0.0,
         max_value_bytes: int = 0,
+        duplicate_window_s: float = 120.0,
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
         """Create or update the bucket."""
-        await api.ensure_stream(self._connection, api.bucket_config(bucket, history, ttl_s, replicas, max_value_bytes), lowering)
+        config = api.bucket_config(bucket, history, ttl_s, replicas, max_value_bytes, duplicate_window_s)
+        await api.ensure_stream(self._connection, config, lowering)
 
     async def buckets(self) -> Sequence[str]:
         """Names of all buckets, sorted; at most `MOST_BUCKETS`, however many the server says there
