@@ -158,7 +158,7 @@ class _Training:
         )
 
     async def _look_around(self) -> None:
-        await self._batches.check(self._upkeep.position)
+        await self._batches.check(self._upkeep.position, self._checkpoints.store)
         await self._upkeep.begin()
 
     async def _until_connected(self, action: Callable[[], Any]) -> None:

@@ -6,9 +6,11 @@ and makes no request for each name that only they have written.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
@@ -34,7 +36,7 @@ newest entries.
 NAMES_TOLD = 8
 NOBODY = "no node has written to this server"
 NO_STATUS = "no service has written a status to this server"
-START = "start a swarm (`swarm up`), or name its server"
+START = "if a swarm is starting there, wait for its services; otherwise start one (`swarm up`), or name its server"
 """What to do about either."""
 
 
@@ -71,6 +73,12 @@ class NodeSnapshot:
     """Its entry in the directory, with the signature checked."""
     elsewhere: bool = False
     """Its bucket is on another server, so of its steps and groups nothing is known here."""
+    claimed: bool = False
+    """This machine has the folder of a node of this name."""
+
+    def held_on(self, now: float) -> list[str]:
+        """The other machines that hold the node's name, if it is wanted twice."""
+        return self.view.held_on(socket.gethostname(), now, claimed=self.claimed)
 
     @property
     def step(self) -> int | None:
@@ -162,8 +170,15 @@ async def take_snapshot(
             views = await gather(node_plane, [name for name in wanted if name in here])
             at = time.time()  # before the slow reads below, so that no process looks silent because of them
             listing = {name: listed.entry(name) for name in wanted}
+            own = names_here(config.node.var_dir)
             nodes = [
-                NodeSnapshot(view, await _node_streams(node_plane, view.node), listing[view.node] is not None, listing[view.node])
+                NodeSnapshot(
+                    view,
+                    await _node_streams(node_plane, view.node),
+                    listing[view.node] is not None,
+                    listing[view.node],
+                    claimed=view.node in own,
+                )
                 for view in views
             ]
             nodes += [
@@ -184,6 +199,11 @@ async def take_snapshot(
     reachable = None if swarm_url is None else swarm_plane is not None
     shown, streams = tuple(nodes), tuple(swarm_streams)
     return SwarmSnapshot(at, shown, streams, reachable, left_out, listed.unreadable, swarm, tuple(known), problem, denied)
+
+
+def names_here(var_dir: Path) -> set[str]:
+    """The names of the nodes that have a folder in a run of this machine."""
+    return {folder.name for folder in (var_dir / "runs").glob("*/*") if folder.is_dir()}
 
 
 def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -200,7 +199,7 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
     if snapshot.nodes:
         console.print(nodes)
     for node in snapshot.nodes:
-        if elsewhere := node.view.held_on(socket.gethostname(), snapshot.at):
+        if elsewhere := node.held_on(snapshot.at):
             console.print(visible(f"{node.node}: another machine holds this name: {', '.join(elsewhere)}"), markup=False)
         for words in trouble(node.view, snapshot.at):
             console.print(f"{visible(node.node)}: {words}", markup=False)

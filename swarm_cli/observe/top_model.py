@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -241,7 +240,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         stands_still=standing(view, now) is not None,
         finished=finished(view),
         ended=view.ended(now),
-        held_on=tuple(view.held_on(socket.gethostname(), now)),
+        held_on=tuple(node.held_on(now)),
         elsewhere=node.elsewhere,
     )
 

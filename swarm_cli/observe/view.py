@@ -41,9 +41,17 @@ class NodeView:
         """The leases in force: recently renewed and not released."""
         return [lease for lease, stored_at in self.leases if not lease.released and now - stored_at <= 2 * lease.lease_s]
 
-    def held_on(self, here: str, now: float) -> list[str]:
-        """The machines other than `here` that hold the node's name, as `HOST (run RUN)`."""
-        others = {(lease.host, lease.run) for lease in self.held(now) if lease.host != here}
+    def held_on(self, here: str, now: float, *, claimed: bool) -> list[str]:
+        """The machines other than `here` that hold the node's name although it is wanted twice, as
+        `HOST (run RUN)`. A node may be spread over machines, as in a cluster: its name is wanted
+        twice if its processes are of several runs, or if it is `claimed` here (this machine has a
+        node of that name) and none of them is here.
+        """
+        held = self.held(now)
+        several = len({lease.run for lease in held}) > 1
+        if not several and (not claimed or any(lease.host == here for lease in held)):
+            return []
+        others = {(lease.host, lease.run) for lease in held if lease.host != here}
         return [f"{host} (run {run})" for host, run in sorted(others)]
 
     @property

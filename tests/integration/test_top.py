@@ -147,7 +147,8 @@ def test_on_a_server_where_no_node_ever_was_none_is_shown(word: str, nats_server
     asked = [sys.executable, "-m", "swarm_cli", word, "--node-url", (url := nats_server().url), "--swarm-url", url]
     answer = subprocess.run(asked, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S)
     assert answer.returncode == 1 and "alpha" not in answer.stdout, answer.stdout
-    assert "no node has written to this server: start a swarm (`swarm up`), or name its server" in answer.stderr
+    assert "no node has written to this server: if a swarm is starting there, wait for its services" in answer.stderr
+    assert "otherwise start one (`swarm up`), or name its server" in answer.stderr
 
 
 def test_on_a_terminal_it_says_that_no_node_is_there_yet(nats_server: Callable[..., NatsServer]) -> None:

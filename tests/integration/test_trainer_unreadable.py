@@ -4,6 +4,9 @@ ends and says what to do.
 
 from __future__ import annotations
 
+import asyncio
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,20 @@ from transformers import PreTrainedTokenizerFast
 
 from shared.contracts.codec import encode
 from shared.runtime import FatalError
+from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
 from tests.integration.trainer_fixtures import STREAM, model, some_batches, tokenizer, transport
-from tests.integration.trainer_life import NODE, Life, checkpoints, final_state, metric_lines, mixed_batch, node_config, set_up
+from tests.integration.trainer_life import (
+    NODE,
+    Life,
+    checkpoints,
+    final_state,
+    metric_lines,
+    mixed_batch,
+    node_config,
+    put_batches,
+    set_up,
+)
 
 __all__ = ["model", "tokenizer", "transport"]
 
@@ -67,6 +81,52 @@ async def test_batches_that_are_gone_from_the_log_are_a_fatal_error_with_a_remed
     await transport.purge(STREAM, 5)
     with pytest.raises(FatalError, match="nothing is left of it"):
         await Life(config, transport).end()
+
+
+async def restored(tokenizer: PreTrainedTokenizerFast, upto: int, purged: int = 0) -> MemoryTransport:
+    """A server whose log is as it was when batch `upto` was the newest."""
+    server = MemoryTransport(MemoryServer())
+    await set_up(server, some_batches(tokenizer, upto))
+    if purged:
+        await server.purge(STREAM, purged)
+    return server
+
+
+async def test_a_log_restored_from_a_backup_older_than_the_newest_checkpoint_names_the_command_that_goes_on(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    """The last checkpoint is written when the trainer is stopped for the restore, so a backup of a
+    running node is always older.
+    """
+    config = node_config(model, tmp_path / "a folder", trainer={"max_steps": 8})
+    await set_up(transport, some_batches(tokenizer, 8))
+    life = Life(config, transport)
+    await life.until_finished()
+    await life.stop()
+    expected = final_state(config)
+    assert checkpoints(config).steps() == [6, 8]
+
+    for purged in (3, 6):
+        with pytest.raises(FatalError, match="ends at 7, .* step 8 contains it up to 8: the stream was restored") as raised:
+            await Life(config, await restored(tokenizer, 7, purged)).end()
+        told = str(raised.value)
+        assert "Training then continues after step 6" in told and "anew" not in told
+    with pytest.raises(FatalError, match=r"ends at 2, .* or created anew, .* no checkpoint in .* fits it .* at 0 to 2\). Put back"):
+        await Life(config, await restored(tokenizer, 2)).end()
+    with pytest.raises(FatalError, match="ends at 0, .* the stream was created anew. Restore"):
+        await Life(config, await restored(tokenizer, 0)).end()
+
+    (command,) = re.findall("`(.*)`", told)
+    await asyncio.to_thread(subprocess.run, command, shell=True, check=True)
+    assert checkpoints(config).steps() == [6]
+    server = await restored(tokenizer, 7, 6)
+    life = Life(config, server)
+    await life.until_step(7)
+    await put_batches(server, some_batches(tokenizer, 1, first=8))
+    await life.until_finished()
+    await life.stop()
+    assert final_state(config) == expected, "the same as without a restore"
+    assert [line["step"] for line in metric_lines(config)] == list(range(1, 9))
 
 
 async def test_a_message_that_is_no_batch_is_a_fatal_error(

@@ -108,6 +108,13 @@ def test_a_nodes_tasks_exist_and_its_name_is_that_of_its_folder(file: Path, monk
     assert config.node.id == file.parent.name and config.sampler.external > 0
 
 
+@pytest.mark.parametrize("overlay", ["cluster", "joined"])
+def test_outsiders_cannot_predict_the_tasks_of_a_swarms_nodes(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clear_environment(monkeypatch)
+    files = sorted((K8S / "overlays" / overlay).glob("nodes/*/node.toml"))
+    assert files and {file.parent.name: load_config(file).node.seed for file in files if load_config(file).node.seed} == {}
+
+
 def test_an_unknown_variable_would_be_found() -> None:
     assert known("SWARM_NATS__NODE_URL") and not known("SWARM_NATS__NODE_URI") and not known("SWARM_NODE")
 

@@ -69,14 +69,29 @@ def test_a_bucket_becomes_a_view_and_what_cannot_be_read_is_named() -> None:
     assert seen.unreadable == ("status.sampler.r1",)
 
 
-def test_the_machine_that_holds_a_node_s_name_is_known_unless_it_is_this_one() -> None:
-    def lease(role: str, host: str, *, released: bool = False, stored_at: float = NOW - 1) -> KvEntry:
-        record = LeaseRecord(holder="1", run="one", host=host, pid=7, taken_at=NOW, lease_s=30.0, released=released)
-        return KvEntry(f"lease.{role}", encode(record), 1, stored_at=stored_at)
+def lease(role: str, host: str, *, run: str = "one", released: bool = False, stored_at: float = NOW - 1) -> KvEntry:
+    record = LeaseRecord(holder="1", run=run, host=host, pid=7, taken_at=NOW, lease_s=30.0, released=released)
+    return KvEntry(f"lease.{role}", encode(record), 1, stored_at=stored_at)
 
+
+def test_the_machine_that_holds_a_node_s_name_is_known_unless_it_is_this_one() -> None:
     left, dead = lease("sampler", "left", released=True), lease("verifier.9", "dead", stored_at=NOW - 100)
     seen = node_view("alpha", [lease("trainer", "far"), lease("generator.0", "far"), left, dead])
-    assert seen.held_on("here", NOW) == ["far (run one)"] and seen.held_on("far", NOW) == []
+    assert seen.held_on("here", NOW, claimed=True) == ["far (run one)"]
+    assert seen.held_on("far", NOW, claimed=True) == []
+
+
+def test_a_node_whose_processes_are_on_several_machines_is_no_conflict_of_names() -> None:
+    pods = [lease("trainer", "alpha-trainer-0"), lease("generator.a", "alpha-generator-a"), lease("sampler", "alpha-sampler-b")]
+    seen = node_view("alpha", pods)
+    assert seen.held_on("alpha-operator-c", NOW, claimed=False) == [], "from a machine without such a node"
+    assert seen.held_on("alpha-trainer-0", NOW, claimed=True) == [], "from one of its own"
+    two = node_view("alpha", [*pods, lease("verifier.x", "far", run="two")])
+    assert two.held_on("alpha-trainer-0", NOW, claimed=True) == [
+        "alpha-generator-a (run one)",
+        "alpha-sampler-b (run one)",
+        "far (run two)",
+    ]
 
 
 def test_counters_go_on_after_a_restart_and_gauges_are_the_newest() -> None:

@@ -4,8 +4,10 @@ decides what to do when one is missing.
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
 
+from services.trainer.durable.checkpoint import CheckpointStore
 from services.trainer.state import TrainedPosition
 from shared.contracts.codec import decode
 from shared.contracts.limits import NODE_LIMITS
@@ -13,7 +15,7 @@ from shared.contracts.messages import Batch
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
 from shared.runtime import FatalError
-from shared.transport.base import Transport
+from shared.transport.base import StreamState, Transport
 
 KEPT_TO_READ = 50
 KEPT_TO_READ_BYTES = 64 * 2**20
@@ -46,8 +48,8 @@ class BatchLog:
         """Record that a checkpoint contains every batch that was read."""
         self._unsaved_msgs = self._unsaved_bytes = 0
 
-    async def check(self, position: TrainedPosition) -> None:
-        """Check that training can continue after `position`.
+    async def check(self, position: TrainedPosition, kept: CheckpointStore) -> None:
+        """Check that training can continue after `position`. kept: the run's checkpoints.
 
         Raises:
             FatalError: the batches after it are gone.
@@ -55,11 +57,7 @@ class BatchLog:
         self.read_to = position.stream_seq
         state = await self._transport.stream_state(self._stream)
         if state.last_seq < position.stream_seq:
-            raise FatalError(
-                f"the batch log {self._stream} ends at {state.last_seq}, but the checkpoint of step {position.batch_number} "
-                f"contains it up to {position.stream_seq}: the stream was created anew. Restore the NATS server's JetStream "
-                "store, or choose another node.id and node.run to start from the base policy"
-            )
+            raise _shorter(self._stream, state, position, kept)
         if state.messages == 0 and state.last_seq > position.stream_seq:
             raise _gone(self._stream, position, "nothing is left of it")
 
@@ -117,6 +115,38 @@ class BatchLog:
                 f"message {seq} of {self._stream} is not a batch that this version can read ({error}): run the same version of "
                 "trainer and sampler; if they are the same, the stream is damaged: restore the NATS server's JetStream store"
             ) from None
+
+
+def _shorter(stream: str, state: StreamState, position: TrainedPosition, kept: CheckpointStore) -> FatalError:
+    """The stream ends before the checkpoint. A restored one continues after each checkpoint whose
+    next batch it has, or will get next; the sampler's memory is in the newest batch.
+    """
+    found = (
+        f"the batch log {stream} ends at {state.last_seq}, but the checkpoint of step {position.batch_number} "
+        f"contains it up to {position.stream_seq}"
+    )
+    if state.last_seq == 0:
+        return FatalError(
+            f"{found}: the stream was created anew. Restore the NATS server's JetStream store, or choose another node.id and "
+            "node.run to start from the base policy"
+        )
+    oldest = state.first_seq - 1 if state.messages else state.last_seq
+    positions = kept.positions()
+    usable = [step for step, at in positions.items() if oldest <= at.stream_seq <= state.last_seq]
+    if not usable:
+        return FatalError(
+            f"{found}: the stream was restored from a backup older than that, or created anew, and no checkpoint in "
+            f"{kept.folder.absolute()} fits it (that needs one at {oldest} to {state.last_seq}). Put back the checkpoints folder "
+            "from the time of the backup, restore a newer backup of the NATS server's JetStream store, or choose another node.id "
+            "and node.run to start from the base policy"
+        )
+    newer = " ".join(shlex.quote(str(kept.path(step).absolute())) for step in kept.steps() if step > max(usable))
+    aside = shlex.quote(f"{kept.folder.absolute()}-newer")
+    return FatalError(
+        f"{found}: the stream was restored from a backup older than that. Move the newer checkpoints away: "
+        f"`mkdir -p {aside} && mv {newer} {aside}`. Training then continues after step {max(usable)}; "
+        "or restore a newer backup of the NATS server's JetStream store"
+    )
 
 
 def _gone(stream: str, position: TrainedPosition, found: str) -> FatalError:

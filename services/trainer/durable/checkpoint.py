@@ -8,6 +8,7 @@ renamed; a crash at any instant leaves the earlier ones intact.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -98,7 +99,7 @@ class CheckpointStore:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
-        final = self._path(position.batch_number)
+        final = self.path(position.batch_number)
         unfinished = self.folder / f"{_UNFINISHED}{os.getpid()}-{position.batch_number}"
         try:
             unfinished.mkdir()
@@ -136,7 +137,15 @@ class CheckpointStore:
 
     def read(self, step: int) -> Checkpoint:
         """The checkpoint of one step. Raises CheckpointError."""
-        return read_checkpoint(self._path(step))
+        return read_checkpoint(self.path(step))
+
+    def positions(self) -> dict[int, TrainedPosition]:
+        """The position of each checkpoint whose manifest can be read, by step, oldest first."""
+        found: dict[int, TrainedPosition] = {}
+        for step in self.steps():
+            with contextlib.suppress(CheckpointError):
+                found[step] = _read_manifest(self.path(step))[0]
+        return found
 
     def set_aside(self, newer_than: int) -> None:
         """Rename the broken checkpoints of steps later than `newer_than`, so that they are no
@@ -144,9 +153,9 @@ class CheckpointStore:
         """
         for step in self.steps():
             if step > newer_than:
-                aside = self.folder / f"{_ASIDE}{self._path(step).name}"
+                aside = self.folder / f"{_ASIDE}{self.path(step).name}"
                 shutil.rmtree(aside, ignore_errors=True)
-                os.rename(self._path(step), aside)
+                os.rename(self.path(step), aside)
 
     def note_evaluation(self, policy_version: int, pass_rate: float, *, tolerance: int) -> bool:
         """Remember the checkpoint nearest to an evaluated version (at most `tolerance` steps off)
@@ -182,7 +191,7 @@ class CheckpointStore:
         checkpoint, or if one of them cannot be read.
         """
         try:
-            return min((_read_manifest(self._path(step))[0].stream_seq for step in self.steps()[-self._keep :]), default=0)
+            return min((_read_manifest(self.path(step))[0].stream_seq for step in self.steps()[-self._keep :]), default=0)
         except CheckpointError:
             return 0
 
@@ -196,8 +205,8 @@ class CheckpointStore:
         for step in steps:
             if step not in kept:
                 # Renamed first, so that a half-deleted folder is not taken for a checkpoint.
-                doomed = self.folder / f"{_UNFINISHED}{self._path(step).name}"
-                os.rename(self._path(step), doomed)
+                doomed = self.folder / f"{_UNFINISHED}{self.path(step).name}"
+                os.rename(self.path(step), doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
 
     def _sweep(self) -> None:
@@ -205,7 +214,8 @@ class CheckpointStore:
             for leftover in self.folder.glob(pattern):
                 shutil.rmtree(leftover, ignore_errors=True)
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
+        """The folder of the checkpoint of one step."""
         return self.folder / f"{_PREFIX}{step:08d}"
 
 
