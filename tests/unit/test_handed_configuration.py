@@ -1,0 +1,155 @@
+"""A configuration that somebody else made names files and addresses: no check and no service reads
+a file without an end, and no key goes where it does not belong.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.generator.server_key import server_key
+from shared.config import NodeConfig, load_config
+from shared.identity.keys import KeyFileError, load, new_seed
+from shared.identity.roster import RosterError, read_roster
+from shared.runtime.errors import FatalError
+from shared.tasks.file_formats import FileSourceError
+from shared.tasks.file_source import load_rows
+from shared.transport.base import AccessDenied
+from shared.transport.nats.credentials import settings
+from swarm_cli.key_files import key_file_problems
+from swarm_cli.ruinous import ruinous_settings
+
+
+def configured(**sections: Any) -> NodeConfig:
+    return load_config(overrides={"tasks": [{"dataset": "gcd"}], **sections})
+
+
+def openai(file: str = "", **other: str) -> NodeConfig:
+    generator = {"engine": "openai", "openai_url": "https://example.org/v1", "openai_key_file": file}
+    return configured(generator=generator | other)
+
+
+def of_file(setting: str, file: str) -> NodeConfig:
+    if setting == "openai_key_file":
+        return openai(file)
+    if setting == "roster_file":
+        return configured(verifier={"trust": "roster", "roster_file": file})
+    if setting == "signing_key_file":
+        return configured(verifier={"signing_key_file": file})
+    return configured(nats={setting: file})
+
+
+SETTINGS = (
+    "node_key_file",
+    "swarm_key_file",
+    "node_ca_file",
+    "swarm_ca_file",
+    "signing_key_file",
+    "openai_key_file",
+    "roster_file",
+)
+
+
+@pytest.fixture(params=["large", "pipe", "device"])
+def endless(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """A file that must not be read, and why."""
+    file = tmp_path / "file"
+    if request.param == "pipe":
+        os.mkfifo(file, 0o600)
+    elif request.param == "large":
+        file.touch(mode=0o600)
+        os.truncate(file, 2**40)
+    else:
+        file.symlink_to("/dev/zero")
+    # Of root the device is a key that others can read, which is looked at first.
+    why = {"large": "larger than", "pipe": "not a regular file", "device": "not a regular file|readable by other"}
+    return str(file), why[request.param]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_config_check_reads_no_file_without_an_end(endless: tuple[str, str], setting: str) -> None:
+    file, why = endless
+    told = key_file_problems(of_file(setting, file))
+    assert told and all(setting in each and re.search(why, each) for each in told), told
+
+
+@pytest.mark.parametrize(
+    ("reading", "error"),
+    [
+        (lambda file: load(Path(file)), KeyFileError),
+        (lambda file: read_roster(Path(file)), RosterError),
+        (lambda file: settings(file, None), AccessDenied),
+        (lambda file: settings(None, file), AccessDenied),
+        (lambda file: server_key(openai(file).generator), FatalError),
+    ],
+    ids=["signing key", "roster", "nats key", "authority", "server key"],
+)
+def test_no_service_reads_a_file_without_an_end(
+    endless: tuple[str, str], reading: Callable[[str], object], error: type[Exception]
+) -> None:
+    file, why = endless
+    with pytest.raises(error, match=why):
+        reading(file)
+
+
+def test_rows_are_not_read_from_a_device(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").symlink_to("/dev/zero")
+    spec = configured(tasks=[{"source": "file", "path": str(tmp_path / "rows.jsonl")}]).tasks[0]
+    with pytest.raises(FileSourceError, match="is a pipe or a device"):
+        load_rows(spec)
+
+
+def test_a_key_behind_a_link_is_read_as_in_a_mounted_secret(tmp_path: Path) -> None:
+    (tmp_path / "..data").mkdir()
+    seed = tmp_path / "..data" / "node.nk"
+    seed.write_bytes(new_seed() + b"\n")
+    seed.chmod(0o600)
+    (tmp_path / "node.nk").symlink_to("..data/node.nk")
+    assert key_file_problems(of_file("node_key_file", str(tmp_path / "node.nk"))) == []
+    assert settings(str(tmp_path / "node.nk"), None)["nkeys_seed_str"] == seed.read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (new_seed().decode(), "holds a NATS key"),
+        (f"-----BEGIN USER NKEY SEED-----\n{new_seed().decode()}\n", "holds a NATS key or a PEM"),
+        ("-----BEGIN PRIVATE KEY-----\nAAAA\n", "or a PEM"),
+        ("root:x:0\nuser:x:1\n", "on one line"),
+        ("", "on one line"),
+    ],
+    ids=["seed", "credentials", "private key", "lines", "nothing"],
+)
+def test_a_key_for_something_else_is_sent_to_no_server(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "key"
+    file.write_text(content)
+    file.chmod(0o600)
+    (told,) = key_file_problems(openai(str(file)))
+    assert words in told
+    with pytest.raises(FatalError, match=words) as refused:
+        server_key(openai(str(file)).generator)
+    assert not content or content.splitlines()[-1] not in f"{told}{refused.value}", "it is not shown"
+
+
+def test_a_servers_own_key_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-proj-SUAB_1234\n")
+    (tmp_path / "key").chmod(0o600)
+    assert key_file_problems(openai(str(tmp_path / "key"))) == []
+    assert server_key(openai(str(tmp_path / "key")).generator) == "sk-proj-SUAB_1234"
+
+
+@pytest.mark.parametrize("key", ["openai_key_file", "openai_key_variable"])
+def test_a_key_that_is_sent_over_a_network_unencrypted_is_warned_of(key: str) -> None:
+    (told,) = ruinous_settings(openai(**{key: "KEY", "openai_url": "http://example.org:8000/v1"}))
+    assert f"the key of {key} is sent there unencrypted" in told
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://localhost/v1", "https://example.org/v1", "http://[bad"])
+def test_of_a_key_to_this_machine_or_over_tls_nothing_is_warned(url: str) -> None:
+    assert ruinous_settings(openai("KEY", openai_url=url)) == []
+    assert ruinous_settings(openai(openai_url="http://example.org/v1")) == [], "no key is sent"
