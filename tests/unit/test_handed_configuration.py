@@ -4,6 +4,7 @@ a file without an end, and no key goes where it does not belong.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from services.generator.server_key import server_key
 from shared.config import NodeConfig, load_config
@@ -21,6 +23,8 @@ from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_source import load_rows
 from shared.transport.base import AccessDenied
 from shared.transport.nats.credentials import settings
+from swarm_cli import tasks_apart
+from swarm_cli.app import app
 from swarm_cli.key_files import key_file_problems
 from swarm_cli.ruinous import ruinous_settings
 
@@ -153,3 +157,57 @@ def test_a_key_that_is_sent_over_a_network_unencrypted_is_warned_of(key: str) ->
 def test_of_a_key_to_this_machine_or_over_tls_nothing_is_warned(url: str) -> None:
     assert ruinous_settings(openai("KEY", openai_url=url)) == []
     assert ruinous_settings(openai(openai_url="http://example.org/v1")) == [], "no key is sent"
+
+
+FOR_EVER = """[node]
+id = "alpha"
+[[tasks]]
+dataset = "chain_sum"
+config = { min_terms = 400000000, max_terms = 400000000, min_digits = 1, max_digits = 1 }
+"""
+OVERLAY = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: NODE-config}
+data: {node.toml: FILE}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: NODE-generator, labels: {swarm-rl.dev/node: NODE}}
+spec:
+  template:
+    spec:
+      containers:
+      - name: generator
+        image: localhost/swarm:0.1.0
+        env: [{name: SWARM_CONFIG, value: /etc/swarm/node.toml}]
+        volumeMounts: [{name: c, mountPath: /etc/swarm}]
+      volumes: [{name: c, configMap: {name: NODE-config}}]
+---
+"""
+
+
+def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
+    (tmp_path / "node.toml").write_text(FOR_EVER)
+    done = CliRunner().invoke(app, ["config", "check", "--config", str(tmp_path / "node.toml")])
+    said = f"{done.output}{done.exception}"
+    assert done.exit_code and "longer than 1 s (chain_sum; the settings of one may demand too much)" in said
+    assert "make the sizes in its `config` smaller; if this machine was busy, try again" in said
+
+
+def test_k8s_check_of_tasks_that_take_for_ever_waits_for_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
+    files = {"alpha": FOR_EVER, "beta": FOR_EVER.replace("alpha", "beta").replace("max_digits = 1", "max_digits = 2")}
+    text = "".join(OVERLAY.replace("NODE", node).replace("FILE", json.dumps(file)) for node, file in files.items())
+    (tmp_path / "rendered.yaml").write_text(text)
+    done = CliRunner().invoke(app, ["k8s", "check", "--no-cluster", str(tmp_path / "rendered.yaml")])
+    alpha, beta = (line for line in done.output.splitlines() if line.startswith("stops"))
+    assert done.exit_code == 1 and "alpha-generator" in alpha and "longer than 1 s (chain_sum;" in alpha
+    assert "beta-generator" in beta and "no task was derived" in beta
+
+
+@pytest.mark.slow  # it fills a gibibyte
+def test_a_task_that_takes_too_much_memory_is_a_sentence() -> None:
+    large = {"dataset": "gcd", "config": {"min_numbers": 1_000_000_000, "max_numbers": 1_000_000_000}}
+    (said,) = tasks_apart.problems_within(configured(tasks=[large]).tasks, 0, "REMEDY", (), 600.0)
+    assert "gcd" in said
