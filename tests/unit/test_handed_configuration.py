@@ -206,6 +206,57 @@ def test_k8s_check_of_tasks_that_take_for_ever_waits_for_one_node(tmp_path: Path
     assert "beta-generator" in beta and "no task was derived" in beta
 
 
+HELD = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data:
+  l0: &l0 FIRST
+"""
+
+
+def k8s_check(file: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["k8s", "check", "--no-cluster", str(file)])
+    return done.exit_code, f"{done.output}{done.exception}"
+
+
+def rendered(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "rendered.yaml").write_text(text)
+    return tmp_path / "rendered.yaml"
+
+
+@pytest.mark.parametrize("first", [json.dumps("x" * 100_000), "[lol, lol, lol, lol]"], ids=["text", "list"])
+def test_k8s_check_expands_no_aliases_of_aliases(tmp_path: Path, first: str) -> None:
+    lines = (f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 20)}]\n" for n in range(1, 6))
+    code, said = k8s_check(rendered(tmp_path, HELD.replace("FIRST", first) + "".join(lines)))
+    assert code and "aliases stand for more than 1,048,576 characters" in said and len(said) < 1000
+
+
+def test_k8s_check_of_an_alias_of_itself_or_of_deep_nesting_is_a_sentence(tmp_path: Path) -> None:
+    assert "aliases stand for more" in k8s_check(rendered(tmp_path, HELD.replace("FIRST", "[*l0]")))[1]
+    assert "nested too deep" in k8s_check(rendered(tmp_path, "[" * 20_000))[1]
+
+
+def test_k8s_check_reads_no_file_without_an_end(tmp_path: Path) -> None:
+    file = rendered(tmp_path, "a" * (16 * 2**20 + 1))
+    assert "more than 16,777,216 characters" in k8s_check(file)[1]
+
+
+def test_an_alias_that_people_write_is_read(tmp_path: Path) -> None:
+    assert k8s_check(rendered(tmp_path, HELD.replace("FIRST", "text") + "  l1: *l0\n  empty:\n"))[0] == 0
+
+
+def test_values_that_are_not_text_are_told_as_kubernetes_would(tmp_path: Path) -> None:
+    code, said = k8s_check(rendered(tmp_path, HELD.replace("FIRST", "[a, b]") + "  port: 8000\n  fine: '8000'\n"))
+    assert code and "ConfigMap settings: l0, ConfigMap settings: port: put each value in quotes" in said
+    variable = OVERLAY.replace("FILE", "''").replace("NODE", "alpha").replace("value: /etc/swarm/node.toml", "value: 1")
+    assert "Deployment alpha-generator: SWARM_CONFIG: put each" in k8s_check(rendered(tmp_path, variable))[1]
+
+
+def test_k8s_check_says_that_a_folder_is_fetched_from_elsewhere() -> None:
+    said = " ".join(CliRunner().invoke(app, ["k8s", "check", "--help"]).output.split())
+    assert "kustomize fetches what it names" in said and "Only reads" not in said
+
+
 @pytest.mark.slow  # it fills a gibibyte
 def test_a_task_that_takes_too_much_memory_is_a_sentence() -> None:
     large = {"dataset": "gcd", "config": {"min_numbers": 1_000_000_000, "max_numbers": 1_000_000_000}}
