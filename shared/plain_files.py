@@ -1,5 +1,5 @@
-"""Opens files of a folder that somebody else may have made, in which a name can be a link to
-anywhere or a pipe that nobody writes to.
+"""Opens files of a folder, or of a configuration, that somebody else may have made: a name can be a
+link to anywhere, a pipe that nobody writes to or a device that never ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ def open_plain(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) ->
     Raises:
         OSError: it cannot be opened, or is a link, a pipe, a device or a folder.
     """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    return _regular(path, flags | os.O_NOFOLLOW, mode)
+
+
+def _regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -34,8 +38,25 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
     Raises:
         OSError: as with `open_plain`, or the file has more than `most_bytes`.
     """
-    with open(open_plain(path), "rb") as file:
-        content = file.read(most_bytes + 1)
+    return _read(open_plain(path), path, most_bytes)
+
+
+def read_named(path: str | Path, most_bytes: int) -> bytes:
+    """The bytes of the file that a setting names. Unlike `read_plain` it follows links, through
+    which Kubernetes mounts each file of a Secret.
+
+    Raises:
+        OSError: it cannot be opened, is a pipe, a device or a folder, or has more than
+            `most_bytes`.
+    """
+    return _read(_regular(path, os.O_RDONLY), path, most_bytes)
+
+
+def _read(descriptor: int, path: str | Path, most_bytes: int) -> bytes:
+    with open(descriptor, "rb") as file:
+        content: bytes | None = file.read(most_bytes + 1)
+    if content is None:  # a file of /proc that has nothing to say yet
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"larger than {most_bytes} bytes", str(path))
     return content

@@ -23,6 +23,7 @@ from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
 from swarm_cli.model.facts import read_facts
 from swarm_cli.reachable import unreachable
 from swarm_cli.ruinous import ruinous_settings, ruinous_with_model
+from swarm_cli.tasks_apart import problems_within
 from swarm_cli.toml_view import config_toml
 from swarm_cli.without_effect import settings_without_effect
 
@@ -134,7 +135,7 @@ def task_problems(tasks: Sequence[TaskSpec], held_out: int, places: Sequence[int
     fail only then. `held_out`: `eval.tasks`; `places`: as in `source_problems`.
     """
     from shared.tasks.file_source import told
-    from shared.tasks.specs import source_problems
 
-    problems = source_problems(tasks, held_out, places)
+    remedy = "try each dataset alone, and make the sizes in its `config` smaller; if this machine was busy, try again"
+    problems = problems_within(tasks, held_out, remedy, places)
     return [told(problems)] if problems else []

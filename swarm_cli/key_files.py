@@ -12,8 +12,11 @@ from pathlib import Path
 from shared.config import NodeConfig
 from shared.identity.keys import KeyFileError, load
 from shared.identity.roster import RosterError, read_roster
+from shared.os_words import in_words
+from shared.plain_files import read_named
 from shared.roles import ROLES
 from shared.runtime.planes import for_process
+from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
 
 _CREDENTIALS = b"-----BEGIN NATS USER JWT-----"
 
@@ -52,7 +55,7 @@ def _checked(setting: str, file: str, look: Callable[[Path], str | None]) -> Ite
     except FileNotFoundError:
         problem = f"{file} does not exist: correct the path"
     except OSError as error:
-        problem = f"{file} cannot be read ({error.strerror or error}): give this user access to it"
+        problem = f"{file} cannot be read ({error.strerror or error}): correct the path, or give this user access to it"
     if problem:
         yield f"{setting}: {problem}"
 
@@ -61,7 +64,7 @@ def _nats_key(path: Path) -> str | None:
     """An nkey seed of a user, or a .creds file."""
     if problem := _open_to_others(path):
         return problem
-    content = path.read_bytes().strip()
+    content = read_named(path, MAX_KEY_BYTES).strip()
     if content.startswith(_CREDENTIALS):
         return None
     if content.startswith(b"U"):
@@ -74,20 +77,19 @@ def _signing_key(path: Path) -> str | None:
 
 
 def _seed(path: Path) -> str | None:
-    path.stat()
+    content = read_named(path, MAX_KEY_BYTES).strip()
     try:
         load(path)
     except KeyFileError as error:
         return str(error)
-    if not path.read_bytes().strip().startswith(b"SU"):
+    if not content.startswith(b"SU"):
         return f"{path} holds a seed, but not a user's, which begins with SU: make one with `swarm keys new`"
     return None
 
 
 def _authority(path: Path) -> str | None:
-    path.read_bytes()
     try:
-        ssl.create_default_context(cafile=str(path))
+        authority_context(str(path))
     except ssl.SSLError:
         return f"{path} is not a PEM certificate: give the authority's, which begins with -----BEGIN CERTIFICATE-----"
     return None
@@ -96,10 +98,12 @@ def _authority(path: Path) -> str | None:
 def _server_key(path: Path) -> str | None:
     if problem := _open_to_others(path):
         return problem
-    content = path.read_bytes().strip()
-    if not content or b"\n" in content:
-        return f"{path} must hold the server's key on one line and nothing else"
-    return None
+    from services.generator.server_key import MAX_BYTES, key_problem
+
+    try:
+        return key_problem(str(path), read_named(path, MAX_BYTES).decode().strip())
+    except UnicodeDecodeError as error:
+        return f"{path} holds no key ({in_words(error)}): give the file with the server's key"
 
 
 def _roster(path: Path) -> str | None:

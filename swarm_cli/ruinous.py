@@ -1,10 +1,15 @@
-"""Warnings about settings that are allowed but have ruined runs, or most likely will. Pure."""
+"""Warnings about settings that are allowed but have ruined runs, or most likely will, and of one
+that shows a key to others. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from shared.config import NodeConfig
+from shared.text import visible
+from swarm_cli.loopback import LOOPBACK
 
 HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2
 """Learning rates of AdamW above which to warn. Full fine-tuning of pretrained policies takes 1e-6
@@ -16,7 +21,7 @@ _HOT, _COLD = 1.5, 0.3
 
 def ruinous_settings(config: NodeConfig) -> list[str]:
     """A sentence for each setting that is likely to ruin the run, with the usual value."""
-    return [*_training_ruin(config), *_sampling_ruin(config)]
+    return [*_training_ruin(config), *_sampling_ruin(config), *_shown_key(config)]
 
 
 def ruinous_with_model(config: NodeConfig, context_tokens: int, has_chat_template: bool) -> list[str]:
@@ -63,4 +68,18 @@ def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
         yield (
             f"generator.max_new_tokens = {generator.max_new_tokens:,}: an answer that never ends delays its group and fills the "
             "trainer's memory; a few hundred are enough for most tasks, a few thousand for long reasoning"
+        )
+
+
+def _shown_key(config: NodeConfig) -> Iterator[str]:
+    generator = config.generator
+    try:
+        asked = urlsplit(generator.openai_url)
+    except ValueError:  # no address, which sends nothing
+        return
+    key = next((name for name in ("openai_key_file", "openai_key_variable") if getattr(generator, name)), "")
+    if generator.engine == "openai" and key and asked.scheme == "http" and asked.hostname not in LOOPBACK:
+        yield (
+            f"generator.openai_url = {visible(generator.openai_url, 200)}: the key of {key} is sent there unencrypted, where "
+            "everybody on the way can read it; use https:// with a server on another machine"
         )

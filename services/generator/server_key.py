@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import re
 
 from shared.config.sections import GeneratorSection
+from shared.os_words import in_words
+from shared.plain_files import read_named
 from shared.runtime.errors import FatalError
+
+MAX_BYTES = 2**14
+"""Of a key file. The longest keys are tokens of some thousand characters."""
+_OTHER_KEY = re.compile(r"-----BEGIN |\bS[ACNOUX][A-Z2-7]{56}\b")
+"""PEM and NATS credentials, or an nkey seed of any type."""
 
 
 def server_key(generator: GeneratorSection) -> str | None:
@@ -16,15 +23,29 @@ def server_key(generator: GeneratorSection) -> str | None:
     if generator.openai_key_file:
         file = generator.openai_key_file
         try:
-            key = Path(file).read_text().strip()
+            key = read_named(file, MAX_BYTES).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise FatalError(f"generator.openai_key_file {file} cannot be read: {error}") from None
-        if not key:
-            raise FatalError(f"generator.openai_key_file {file} is empty: write the server's key into it, or unset the setting")
+            raise FatalError(f"generator.openai_key_file {file} cannot be read: {in_words(error)}") from None
+        if problem := key_problem(file, key):
+            raise FatalError(f"generator.openai_key_file: {problem}")
         return key
     if generator.openai_key_variable:
         name = generator.openai_key_variable
         if not (key := os.environ.get(name, "").strip()):
             raise FatalError(f"generator.openai_key_variable is {name}, which is not set: export it, or use openai_key_file")
         return key
+    return None
+
+
+def key_problem(file: str, content: str) -> str | None:
+    """Why the content of a key file must not be sent to a server: it has no key, or one for
+    something else, which a configuration made by somebody else could ask for.
+    """
+    if _OTHER_KEY.search(content):
+        return (
+            f"{file} holds a NATS key or a PEM, which must not be sent to generator.openai_url: give a file with that server's "
+            "own key"
+        )
+    if not content or "\n" in content:
+        return f"{file} must hold the server's key on one line and nothing else"
     return None

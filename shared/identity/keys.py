@@ -13,8 +13,11 @@ from nacl.exceptions import BadSignatureError
 from nacl.signing import VerifyKey
 
 from shared.os_words import in_words
+from shared.plain_files import read_named
 
 _USER_BYTE = nkeys.PREFIX_BYTE_USER
+_MAX_BYTES = 4096
+"""Of a key file. A seed has 58."""
 
 
 class KeyFileError(Exception):
@@ -73,7 +76,7 @@ def load(path: Path) -> SigningKey:
         # on purpose.
         if state.st_uid == os.geteuid() and state.st_mode & 0o077:
             raise KeyFileError(f"key file {path} is readable by other users: run `chmod 600 {path}`")
-        seed = path.read_bytes().strip()
+        seed = read_named(path, _MAX_BYTES).strip()
     except FileNotFoundError:
         raise KeyFileError(f"key file {path} does not exist: create one with `swarm keys new --out {path}`") from None
     except OSError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from shared.contracts.wire import is_node_name
 from shared.identity.keys import is_public_key
 from shared.os_words import in_words
+from shared.plain_files import read_named
 
 MAX_BYTES = 16 * 2**20
 
@@ -56,11 +57,7 @@ def read_roster(path: Path) -> dict[str, RosterEntry]:
         RosterError: it is missing, cannot be read or is wrong.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise RosterError(f"roster {path} is larger than {MAX_BYTES} bytes: is it the right file?")
-        return parse_roster(text.decode())
+        return parse_roster(read_named(path, MAX_BYTES).decode())
     except FileNotFoundError:
         raise RosterError(f"roster {path} does not exist: create it with `swarm roster add NAME KEY`") from None
     except (OSError, UnicodeDecodeError) as error:

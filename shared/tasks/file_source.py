@@ -8,6 +8,7 @@ not have can never be mistaken for one to its own.
 
 from __future__ import annotations
 
+import stat
 import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
@@ -54,9 +55,11 @@ def load_rows(spec: TaskSpec) -> FileRows:
         stats = [(str(file.absolute()), file.stat()) for file in files]
     except OSError as error:
         raise FileSourceError(f"{spec.path}: cannot be read ({in_words(error)}): let this user read it") from None
-    key = _Key(tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats), spec.question, spec.answer)
+    if other := next((name for name, state in stats if not stat.S_ISREG(state.st_mode)), ""):
+        raise FileSourceError(f"{spec.path}: {other} is a pipe or a device, which may never end: give a file")
+    key = _Key(tuple((name, state.st_mtime_ns, state.st_size) for name, state in stats), spec.question, spec.answer)
     if key not in _read:
-        if sum(stat.st_size for _, stat in stats) > MAX_BYTES:
+        if sum(state.st_size for _, state in stats) > MAX_BYTES:
             raise FileSourceError(f"{spec.path}: {_too_large()}")
         _read[key] = _packed(spec, files)
     hold(_read[key])

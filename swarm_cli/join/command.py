@@ -31,7 +31,6 @@ from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import look_at_hub
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, node_settings, task_entries
 from swarm_cli.join.roster_asked import confirmed, without_roster
-from swarm_cli.join.tasks_apart import problems_within
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
 from swarm_cli.local.control import answering, holding_run
@@ -44,6 +43,7 @@ from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
 from swarm_cli.run_end import forget_end, write_end
 from swarm_cli.running import JOINED
+from swarm_cli.tasks_apart import problems_within
 from swarm_cli.toml_view import config_toml
 
 
@@ -129,7 +129,7 @@ class Newcomer:
             yield from filter(None, [findings.admission(invitation, node, self.signing_key)])
         yield findings.software(invitation, version("reasoning-gym"))
         yield findings.sizes(config, accepts)
-        yield findings.tasks(config, accepts, problems_within(config))
+        yield findings.tasks(config, accepts, _task_problems(config))
         yield findings.model(config, _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else [])
 
     def run(self, nats_port: int, base_port: int | None, steps: int) -> int:
@@ -248,6 +248,14 @@ def prepare(
     settings["nats"]["node_url"] = f"nats://127.0.0.1:{nats_port}"
     ready = load_config(base, settings)
     return Newcomer(invitation, folder, ready, signing_key, hub_key)
+
+
+def _task_problems(config: NodeConfig) -> list[str]:
+    from shared.tasks.file_source import told
+
+    remedy = "name others with --tasks, or ask the operator for a token with smaller settings"
+    problems = problems_within(config.tasks, config.eval.tasks, remedy)
+    return [told(problems)] if problems else []
 
 
 def _model_problems(model: ModelSection, thoroughly: bool) -> list[str]:

@@ -35,9 +35,9 @@ from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import HubLook, holder
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, node_settings, task_entries
 from swarm_cli.join.room import ALL_STREAMS, Room
-from swarm_cli.join.tasks_apart import problems_within
 from swarm_cli.observe.standings import as_object, standings, table
 from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.tasks_apart import problems_within
 from swarm_cli.toml_view import config_toml
 from tests.unit.test_invitation import KEY, SEED, invitation
 
@@ -177,8 +177,8 @@ def test_a_key_that_a_configuration_names_for_another_server_is_not_shown_to_an_
 @pytest.mark.slow  # it imports reasoning-gym in a fresh process
 def test_a_task_that_takes_for_ever_is_a_sentence_and_no_hang() -> None:
     for_ever = {"dataset": "gcd", "config": {"min_numbers": 1_000_000_000, "max_numbers": 1_000_000_000}}
-    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [for_ever]}), 1.0)
-    assert "took longer than 1 s (gcd;" in told and "--tasks" in told
+    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [for_ever]}).tasks, 0, "name others with --tasks", (), 1.0)
+    assert "took longer than 1 s (gcd;" in told and "name others with --tasks" in told
 
 
 @pytest.mark.slow  # as above
@@ -187,8 +187,8 @@ def test_tasks_are_made_apart_with_the_same_verdict(tmp_path: Path) -> None:
     rows.write_text("".join(json.dumps({"question": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(99)))
     own = {"source": "file", "path": str(rows), "verifier": "exact"}
     well = load_config(DEMO_CONFIG, {"tasks": [own, *(spec.model_dump() for spec in DEMO.tasks)]})
-    assert problems_within(well, 60.0) == []
-    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [own, {"dataset": "gdc"}]}), 60.0)
+    assert problems_within(well.tasks, well.eval.tasks, "") == []
+    (told,) = problems_within(load_config(DEMO_CONFIG, {"tasks": [own, {"dataset": "gdc"}]}).tasks, 0, "")
     assert "[[tasks]] 2: gdc: neither reasoning-gym nor an installed package" in told
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shared.config import load_config
-from swarm_cli.join.tasks_apart import problems_within
 from swarm_cli.local.launch import run_lines
 from swarm_cli.own_modules import own_modules
+from swarm_cli.tasks_apart import problems_within
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def test_the_processes_of_a_run_import_nothing_from_the_current_folder(elsewhere
 
 
 def test_the_process_that_tries_a_tokens_tasks_imports_nothing_from_the_current_folder(elsewhere: Path) -> None:
-    assert problems_within(load_config(overrides={"tasks": [{"dataset": "gcd"}]})) == []
+    assert problems_within(load_config(overrides={"tasks": [{"dataset": "gcd"}]}).tasks, 0, "") == []
     assert not elsewhere.exists()
 
 

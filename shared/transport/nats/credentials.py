@@ -7,14 +7,18 @@ Every error that a retry cannot fix becomes `AccessDenied`, with the file and th
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 from typing import Any
 
 import nkeys
 
 from shared.os_words import in_words
+from shared.plain_files import read_named
 from shared.transport.base import AccessDenied
 
+MAX_AUTHORITY_BYTES = 2**20
+"""Of a file with authorities. A system's own, with some 150 of them, has a fifth of that."""
+MAX_KEY_BYTES = 2**16
+"""Of a seed or .creds file. A JWT with many permissions takes some thousand bytes."""
 NO_TLS = "the server offers no TLS"
 _HAS_EXPIRED = 10
 """X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL."""
@@ -32,13 +36,24 @@ def settings(key_file: str | None, ca_file: str | None) -> dict[str, Any]:
             found["nkeys_seed_str"] = _checked_seed(key_file, text.strip())
     if ca_file:
         try:
-            found["tls"] = ssl.create_default_context(cafile=ca_file)
+            found["tls"] = authority_context(ca_file)
         except OSError as error:
             raise AccessDenied(
                 f"certificate authority {ca_file}: {in_words(error)}: give the PEM file of the authority that signed the server's "
                 "certificate"
             ) from None
     return found
+
+
+def authority_context(ca_file: str) -> ssl.SSLContext:
+    """A context that trusts the authorities in a PEM file.
+
+    Raises:
+        ssl.SSLError: the file holds no certificate.
+        OSError: it cannot be read, is no regular file or has more than `MAX_AUTHORITY_BYTES`.
+    """
+    read_named(ca_file, MAX_AUTHORITY_BYTES)  # OpenSSL would read without an end
+    return ssl.create_default_context(cafile=ca_file)
 
 
 def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None) -> str | None:
@@ -78,7 +93,7 @@ def is_key_refusal(error: Exception) -> bool:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return read_named(path, MAX_KEY_BYTES).decode()
     except FileNotFoundError:
         raise AccessDenied(
             f"key file {path} does not exist: create it with `swarm nats keys`, or correct nats.node_key_file or "

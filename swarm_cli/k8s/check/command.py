@@ -24,9 +24,12 @@ def check(
     """Find what in an overlay, or in your kubeconfig's cluster, would stop the swarm, before you
     run `kubectl apply`.
 
-    Only reads, each node's configuration as its pods would read it. Each finding is one line:
-    `stops` or `note`, what is wrong, and the remedy. Exits with 1 if a finding stops the swarm or a
-    part of it.
+    Changes nothing, and reads each node's configuration as its pods would. Each finding is one
+    line: `stops` or `note`, what is wrong, and the remedy. Exits with 1 if a finding stops the
+    swarm or a part of it.
+
+    Of a folder kustomize fetches what it names at other addresses, as `kubectl apply -k` would:
+    look at `resources:` of a folder from somebody else, or ask for the rendered file.
     """
     objects = rendered(overlay)
     found = [*images.findings(objects), *configuration.findings(objects)]

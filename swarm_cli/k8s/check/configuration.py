@@ -25,6 +25,7 @@ from swarm_cli.k8s.check.told import File, Variable, mounted_file, probed_ports,
 from swarm_cli.k8s.check.toml_line import line_of
 from swarm_cli.loopback import LOOPBACK
 from swarm_cli.ruinous import ruinous_settings
+from swarm_cli.tasks_apart import problems_within
 from swarm_cli.without_effect import settings_without_effect
 
 NODE_LABEL = "swarm-rl.dev/node"
@@ -33,6 +34,7 @@ _PREFIX = re.compile(r"^environment variable \w+(?: \([^)]*\))?: ")
 _FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*): ")
 _ENTRY = re.compile(r"\[\[tasks\]\] (\d+): (?:([\w-]+(?:\.[\w-]+)*)(?=: ))?")
 _SETTING = re.compile(r"\b([a-z_]+(?:\.\w+)+)")
+_SMALLER = "make the sizes in the `config` of its [[tasks]] smaller; if this machine was busy, try again"
 _UNHEARD = "never becomes ready and is restarted again and again"
 
 
@@ -85,7 +87,7 @@ def findings(overlay: Overlay) -> list[Finding]:
     """
     found: dict[tuple[str, str, _Problem], list[str]] = {}
     notes: list[Finding] = []
-    checked = cache(_task_problems)
+    checked = cache(_Derived().problems)
     for reader in _readers(overlay):
         config, problems = _loaded(reader)
         if config is not None:
@@ -139,16 +141,26 @@ def _setting_problems(config: NodeConfig, checked: Callable[[tuple[str, ...], in
     return [_Problem(each) for each in [*([objective] if objective else []), *tasks]]
 
 
-def _task_problems(tasks: tuple[str, ...], held_out: int) -> list[str]:
-    """A sentence for each task source that cannot be used; files are left out, but keep their
-    number.
-    """
-    from shared.tasks.specs import source_problems
+class _Derived:
+    """Derives tasks of several configurations, until those of one take too long."""
 
-    specs = [TaskSpec.model_validate_json(each) for each in tasks]
-    derived = [number for number, spec in enumerate(specs) if spec.source != "file"]
-    problems = source_problems([specs[number] for number in derived], held_out if len(derived) == len(specs) else 0, derived)
-    return [" ".join(each.split()) for each in problems]
+    def __init__(self) -> None:
+        self._ended = False
+
+    def problems(self, tasks: tuple[str, ...], held_out: int) -> list[str]:
+        """A sentence for each task source that cannot be used; files are left out, but keep their
+        number.
+        """
+        specs = [TaskSpec.model_validate_json(each) for each in tasks]
+        derived = [number for number, spec in enumerate(specs) if spec.source != "file"]
+        if not derived:
+            return []
+        if self._ended:
+            return [f"no task was derived, because deriving those of another configuration did not end: {_SMALLER}"]
+        kept = [specs[number] for number in derived]
+        problems = problems_within(kept, held_out if len(derived) == len(specs) else 0, _SMALLER, derived)
+        self._ended = any(_SMALLER in each for each in problems)
+        return [" ".join(each.split()) for each in problems]
 
 
 def _pod_problems(config: NodeConfig, reader: _Reader) -> Iterator[_Problem]:

@@ -1,23 +1,29 @@
-"""Renders an overlay and reads a cluster with `kubectl`. Changes nothing."""
+"""Renders an overlay and reads a cluster with `kubectl`. Changes nothing. Rendering a folder
+fetches what it names at other addresses, as `kubectl apply -k` does.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
-import yaml
-
 from shared.os_words import in_words
+from shared.text import visible
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.overlay import Overlay
+from swarm_cli.k8s.check.rendered_yaml import MAX_CHARS, documents, not_text
 
 TIMEOUT_S = 30.0
 """For one request. The first may have to fetch a token."""
@@ -34,22 +40,30 @@ def rendered(source: str) -> Overlay:
         CommandError: it cannot be rendered or read.
     """
     try:
-        text = (
-            sys.stdin.read()
-            if source == STANDARD
-            else _kustomize(Path(source))
-            if Path(source).is_dir()
-            else Path(source).read_text()
-        )
-        objects = [each for each in yaml.safe_load_all(text) if each]
+        objects = documents(_text(source))
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{source} cannot be read ({in_words(error)}): give an overlay's folder, a YAML file, or -") from None
-    except yaml.YAMLError as error:
-        raise CommandError(f"{source} is not YAML ({' '.join(str(error).split())}): give what `kubectl kustomize` prints") from None
+    except ValueError as error:
+        raise CommandError(f"{source} is not usable YAML ({error}): give what `kubectl kustomize` prints") from None
     whole = [each for each in objects if isinstance(each, dict) and {"apiVersion", "kind", "metadata"} <= each.keys()]
     if not whole or len(whole) < len(objects):
         raise CommandError(f"{source} does not hold only Kubernetes objects: give what `kubectl kustomize` prints")
-    return Overlay(whole)
+    overlay = Overlay(whole)
+    if wrong := list(islice(not_text(overlay), 4)):
+        more = " and more" if len(wrong) > 3 else ""
+        what = f"{visible(', '.join(wrong[:3]), 300)}{more}"
+        raise CommandError(f"{source}: not text, which Kubernetes asks for: {what}: put each value in quotes")
+    return overlay
+
+
+def _text(source: str) -> str:
+    """At most one character more than `MAX_CHARS`."""
+    if source == STANDARD:
+        return sys.stdin.read(MAX_CHARS + 1)
+    if Path(source).is_dir():
+        return _kustomize(Path(source))
+    with Path(source).open() as file:
+        return file.read(MAX_CHARS + 1)
 
 
 def current_context(context: str) -> str:
@@ -122,13 +136,28 @@ def _kustomize(folder: Path) -> str:
         raise CommandError(
             "rendering a folder needs kubectl or kustomize, and neither is installed: install one, or give its output"
         )
-    try:
-        done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=TIMEOUT_S * 2, check=False)
-    except subprocess.TimeoutExpired:
-        raise CommandError(f"`{' '.join(command)} {folder}` took longer than {TIMEOUT_S * 2:.0f} s: run it by hand") from None
-    if done.returncode != 0:
+    with (
+        tempfile.TemporaryFile("w+") as told,
+        subprocess.Popen([*command, str(folder)], stdout=subprocess.PIPE, stderr=told, text=True) as run,
+    ):
+        late = Timer(TIMEOUT_S * 2, run.kill)
+        late.start()
+        try:
+            assert run.stdout is not None
+            text = run.stdout.read(MAX_CHARS + 1)
+            if len(text) > MAX_CHARS:
+                return text
+            code = run.wait()
+        finally:
+            late.cancel()
+            run.kill()
+        told.seek(0)
+        done = subprocess.CompletedProcess(command, code, text, told.read(2**16))
+    if code == -signal.SIGKILL:
+        raise CommandError(f"`{' '.join(command)} {folder}` took longer than {TIMEOUT_S * 2:.0f} s: run it by hand")
+    if code != 0:
         raise CommandError(f"{folder} cannot be rendered: {_first_line(done)}: correct its kustomization.yaml")
-    return done.stdout
+    return text
 
 
 def _listed(*arguments: str) -> list[Mapping[str, Any]] | str:

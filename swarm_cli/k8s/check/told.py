@@ -40,7 +40,7 @@ def variables(overlay: Overlay, workload: Workload, container: Object) -> dict[s
         if name := source.get("configMapRef", {}).get("name"):
             entries = (_config_map(overlay, name) or {}).get("data") or {}
             prefix = source.get("prefix", "")
-            found |= {f"{prefix}{key}": Variable(str(value), f"ConfigMap {name}") for key, value in entries.items()}
+            found |= {f"{prefix}{key}": Variable(value or "", f"ConfigMap {name}") for key, value in entries.items()}
     for entry in container.get("env", []):
         found.pop(entry["name"], None)
         if (value := _value(overlay, workload, entry)) is not None:
@@ -87,10 +87,11 @@ def _config_map(overlay: Overlay, name: str) -> Object | None:
 def _value(overlay: Overlay, workload: Workload, entry: Object) -> str | None:
     source = entry.get("valueFrom")
     if source is None:
-        return str(entry.get("value", ""))
+        text: str = entry.get("value") or ""
+        return text
     if chosen := source.get("configMapKeyRef"):
-        value = ((_config_map(overlay, chosen["name"]) or {}).get("data") or {}).get(chosen["key"])
-        return None if value is None else str(value)
+        held: str | None = ((_config_map(overlay, chosen["name"]) or {}).get("data") or {}).get(chosen["key"])
+        return held
     if source.get("fieldRef", {}).get("fieldPath") == "metadata.name":
         return f"{workload.name}-0"
     return _UNKNOWN_URL if "secretKeyRef" in source and entry["name"].endswith("_URL") else None

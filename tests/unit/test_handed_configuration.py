@@ -1,0 +1,264 @@
+"""A configuration that somebody else made names files and addresses: no check and no service reads
+a file without an end, and no key goes where it does not belong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.generator.server_key import server_key
+from shared.config import NodeConfig, load_config
+from shared.identity.keys import KeyFileError, load, new_seed
+from shared.identity.roster import RosterError, read_roster
+from shared.runtime.errors import FatalError
+from shared.tasks.file_formats import FileSourceError
+from shared.tasks.file_source import load_rows
+from shared.transport.base import AccessDenied
+from shared.transport.nats.credentials import settings
+from swarm_cli import tasks_apart
+from swarm_cli.app import app
+from swarm_cli.key_files import key_file_problems
+from swarm_cli.ruinous import ruinous_settings
+
+
+def configured(**sections: Any) -> NodeConfig:
+    return load_config(overrides={"tasks": [{"dataset": "gcd"}], **sections})
+
+
+def openai(file: str = "", **other: str) -> NodeConfig:
+    generator = {"engine": "openai", "openai_url": "https://example.org/v1", "openai_key_file": file}
+    return configured(generator=generator | other)
+
+
+def of_file(setting: str, file: str) -> NodeConfig:
+    if setting == "openai_key_file":
+        return openai(file)
+    if setting == "roster_file":
+        return configured(verifier={"trust": "roster", "roster_file": file})
+    if setting == "signing_key_file":
+        return configured(verifier={"signing_key_file": file})
+    return configured(nats={setting: file})
+
+
+SETTINGS = (
+    "node_key_file",
+    "swarm_key_file",
+    "node_ca_file",
+    "swarm_ca_file",
+    "signing_key_file",
+    "openai_key_file",
+    "roster_file",
+)
+
+
+@pytest.fixture(params=["large", "pipe", "device"])
+def endless(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """A file that must not be read, and why."""
+    file = tmp_path / "file"
+    if request.param == "pipe":
+        os.mkfifo(file, 0o600)
+    elif request.param == "large":
+        file.touch(mode=0o600)
+        os.truncate(file, 2**40)
+    else:
+        file.symlink_to("/dev/zero")
+    # Of root the device is a key that others can read, which is looked at first.
+    why = {"large": "larger than", "pipe": "not a regular file", "device": "not a regular file|readable by other"}
+    return str(file), why[request.param]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_config_check_reads_no_file_without_an_end(endless: tuple[str, str], setting: str) -> None:
+    file, why = endless
+    told = key_file_problems(of_file(setting, file))
+    assert told and all(setting in each and re.search(why, each) for each in told), told
+
+
+@pytest.mark.parametrize(
+    ("reading", "error"),
+    [
+        (lambda file: load(Path(file)), KeyFileError),
+        (lambda file: read_roster(Path(file)), RosterError),
+        (lambda file: settings(file, None), AccessDenied),
+        (lambda file: settings(None, file), AccessDenied),
+        (lambda file: server_key(openai(file).generator), FatalError),
+    ],
+    ids=["signing key", "roster", "nats key", "authority", "server key"],
+)
+def test_no_service_reads_a_file_without_an_end(
+    endless: tuple[str, str], reading: Callable[[str], object], error: type[Exception]
+) -> None:
+    file, why = endless
+    with pytest.raises(error, match=why):
+        reading(file)
+
+
+def test_rows_are_not_read_from_a_device(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").symlink_to("/dev/zero")
+    spec = configured(tasks=[{"source": "file", "path": str(tmp_path / "rows.jsonl")}]).tasks[0]
+    with pytest.raises(FileSourceError, match="is a pipe or a device"):
+        load_rows(spec)
+
+
+def test_a_key_behind_a_link_is_read_as_in_a_mounted_secret(tmp_path: Path) -> None:
+    (tmp_path / "..data").mkdir()
+    seed = tmp_path / "..data" / "node.nk"
+    seed.write_bytes(new_seed() + b"\n")
+    seed.chmod(0o600)
+    (tmp_path / "node.nk").symlink_to("..data/node.nk")
+    assert key_file_problems(of_file("node_key_file", str(tmp_path / "node.nk"))) == []
+    assert settings(str(tmp_path / "node.nk"), None)["nkeys_seed_str"] == seed.read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (new_seed().decode(), "holds a NATS key"),
+        (f"-----BEGIN USER NKEY SEED-----\n{new_seed().decode()}\n", "holds a NATS key or a PEM"),
+        ("-----BEGIN PRIVATE KEY-----\nAAAA\n", "or a PEM"),
+        ("root:x:0\nuser:x:1\n", "on one line"),
+        ("", "on one line"),
+    ],
+    ids=["seed", "credentials", "private key", "lines", "nothing"],
+)
+def test_a_key_for_something_else_is_sent_to_no_server(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "key"
+    file.write_text(content)
+    file.chmod(0o600)
+    (told,) = key_file_problems(openai(str(file)))
+    assert words in told
+    with pytest.raises(FatalError, match=words) as refused:
+        server_key(openai(str(file)).generator)
+    assert not content or content.splitlines()[-1] not in f"{told}{refused.value}", "it is not shown"
+
+
+def test_a_servers_own_key_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sk-proj-SUAB_1234\n")
+    (tmp_path / "key").chmod(0o600)
+    assert key_file_problems(openai(str(tmp_path / "key"))) == []
+    assert server_key(openai(str(tmp_path / "key")).generator) == "sk-proj-SUAB_1234"
+
+
+@pytest.mark.parametrize("key", ["openai_key_file", "openai_key_variable"])
+def test_a_key_that_is_sent_over_a_network_unencrypted_is_warned_of(key: str) -> None:
+    (told,) = ruinous_settings(openai(**{key: "KEY", "openai_url": "http://example.org:8000/v1"}))
+    assert f"the key of {key} is sent there unencrypted" in told
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://localhost/v1", "https://example.org/v1", "http://[bad"])
+def test_of_a_key_to_this_machine_or_over_tls_nothing_is_warned(url: str) -> None:
+    assert ruinous_settings(openai("KEY", openai_url=url)) == []
+    assert ruinous_settings(openai(openai_url="http://example.org/v1")) == [], "no key is sent"
+
+
+FOR_EVER = """[node]
+id = "alpha"
+[[tasks]]
+dataset = "chain_sum"
+config = { min_terms = 400000000, max_terms = 400000000, min_digits = 1, max_digits = 1 }
+"""
+OVERLAY = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: NODE-config}
+data: {node.toml: FILE}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: NODE-generator, labels: {swarm-rl.dev/node: NODE}}
+spec:
+  template:
+    spec:
+      containers:
+      - name: generator
+        image: localhost/swarm:0.1.0
+        env: [{name: SWARM_CONFIG, value: /etc/swarm/node.toml}]
+        volumeMounts: [{name: c, mountPath: /etc/swarm}]
+      volumes: [{name: c, configMap: {name: NODE-config}}]
+---
+"""
+
+
+def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
+    (tmp_path / "node.toml").write_text(FOR_EVER)
+    done = CliRunner().invoke(app, ["config", "check", "--config", str(tmp_path / "node.toml")])
+    said = f"{done.output}{done.exception}"
+    assert done.exit_code and "longer than 1 s (chain_sum; the settings of one may demand too much)" in said
+    assert "make the sizes in its `config` smaller; if this machine was busy, try again" in said
+
+
+def test_k8s_check_of_tasks_that_take_for_ever_waits_for_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
+    files = {"alpha": FOR_EVER, "beta": FOR_EVER.replace("alpha", "beta").replace("max_digits = 1", "max_digits = 2")}
+    text = "".join(OVERLAY.replace("NODE", node).replace("FILE", json.dumps(file)) for node, file in files.items())
+    (tmp_path / "rendered.yaml").write_text(text)
+    done = CliRunner().invoke(app, ["k8s", "check", "--no-cluster", str(tmp_path / "rendered.yaml")])
+    alpha, beta = (line for line in done.output.splitlines() if line.startswith("stops"))
+    assert done.exit_code == 1 and "alpha-generator" in alpha and "longer than 1 s (chain_sum;" in alpha
+    assert "beta-generator" in beta and "no task was derived" in beta
+
+
+HELD = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data:
+  l0: &l0 FIRST
+"""
+
+
+def k8s_check(file: Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["k8s", "check", "--no-cluster", str(file)])
+    return done.exit_code, f"{done.output}{done.exception}"
+
+
+def rendered(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "rendered.yaml").write_text(text)
+    return tmp_path / "rendered.yaml"
+
+
+@pytest.mark.parametrize("first", [json.dumps("x" * 100_000), "[lol, lol, lol, lol]"], ids=["text", "list"])
+def test_k8s_check_expands_no_aliases_of_aliases(tmp_path: Path, first: str) -> None:
+    lines = (f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 20)}]\n" for n in range(1, 6))
+    code, said = k8s_check(rendered(tmp_path, HELD.replace("FIRST", first) + "".join(lines)))
+    assert code and "aliases stand for more than 1,048,576 characters" in said and len(said) < 1000
+
+
+def test_k8s_check_of_an_alias_of_itself_or_of_deep_nesting_is_a_sentence(tmp_path: Path) -> None:
+    assert "aliases stand for more" in k8s_check(rendered(tmp_path, HELD.replace("FIRST", "[*l0]")))[1]
+    assert "nested too deep" in k8s_check(rendered(tmp_path, "[" * 20_000))[1]
+
+
+def test_k8s_check_reads_no_file_without_an_end(tmp_path: Path) -> None:
+    file = rendered(tmp_path, "a" * (16 * 2**20 + 1))
+    assert "more than 16,777,216 characters" in k8s_check(file)[1]
+
+
+def test_an_alias_that_people_write_is_read(tmp_path: Path) -> None:
+    assert k8s_check(rendered(tmp_path, HELD.replace("FIRST", "text") + "  l1: *l0\n  empty:\n"))[0] == 0
+
+
+def test_values_that_are_not_text_are_told_as_kubernetes_would(tmp_path: Path) -> None:
+    code, said = k8s_check(rendered(tmp_path, HELD.replace("FIRST", "[a, b]") + "  port: 8000\n  fine: '8000'\n"))
+    assert code and "ConfigMap settings: l0, ConfigMap settings: port: put each value in quotes" in said
+    variable = OVERLAY.replace("FILE", "''").replace("NODE", "alpha").replace("value: /etc/swarm/node.toml", "value: 1")
+    assert "Deployment alpha-generator: SWARM_CONFIG: put each" in k8s_check(rendered(tmp_path, variable))[1]
+
+
+def test_k8s_check_says_that_a_folder_is_fetched_from_elsewhere() -> None:
+    said = " ".join(CliRunner().invoke(app, ["k8s", "check", "--help"]).output.split())
+    assert "kustomize fetches what it names" in said and "Only reads" not in said
+
+
+@pytest.mark.slow  # it fills a gibibyte
+def test_a_task_that_takes_too_much_memory_is_a_sentence() -> None:
+    large = {"dataset": "gcd", "config": {"min_numbers": 1_000_000_000, "max_numbers": 1_000_000_000}}
+    (said,) = tasks_apart.problems_within(configured(tasks=[large]).tasks, 0, "REMEDY", (), 600.0)
+    assert "gcd" in said
