@@ -178,7 +178,11 @@ class ModelSection(Section):
         description="Commit of a hub name, all 40 digits. Required for a hub name, because the files behind it can change; a "
         "folder needs none.",
     )
-    name: str = Field("", max_length=512, description="The model's public name in the swarm, plain text; empty: model.path.")
+    name: str = Field(
+        "",
+        max_length=512,
+        description="The model's public name in the swarm, plain text; empty: model.path, of an absolute path the folder's name.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Dtype of the weights in trainer and generator; auto: bfloat16 on a GPU, else float32."
     )
@@ -215,8 +219,10 @@ class ModelSection(Section):
 
     @property
     def public_name(self) -> str:
-        """Name under which other nodes know this model."""
-        return self.name or self.path
+        """Name under which other nodes know this model. Of an absolute path only the folder's name:
+        the rest is this machine's, and may have a user's name in it.
+        """
+        return self.name or (Path(self.path).name if Path(self.path).is_absolute() else "") or self.path
 
     @model_validator(mode="after")
     def _public_name_is_plain(self) -> ModelSection:

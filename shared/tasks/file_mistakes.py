@@ -90,7 +90,7 @@ class Mistakes:
     def _no_column(self, file: Path, column: str) -> str:
         setting = self._settings[column]
         return (
-            f"{file}: there is no column {column!r}; its columns are {_listed(column, self._names[file])}; "
+            f"{file}: there is no column {column!r}; its columns are {_listed(column, self._names[file], self._settings)}; "
             f"set `{setting}` (`swarm task`: --columns) to the {setting}s' column"
         )
 
@@ -110,8 +110,8 @@ def _said(mistake: _Mistake) -> str:
     return f"{mistake.row.place}: this row has no {mistake.column!r}, only {has}: give it one or remove it"
 
 
-def _listed(column: str, names: Iterable[str]) -> str:
-    """A file's columns, and which of them may have been meant."""
-    hint = did_you_mean(column, names)
+def _listed(column: str, names: Iterable[str], taken: Iterable[str] = ()) -> str:
+    """A file's columns, and which of them may have been meant: none that another setting names."""
+    hint = did_you_mean(column, sorted({*names}.difference(taken)))
     listed = ", ".join(visible(name, _NAME_TOLD_CHARS) for name in sorted(names))[:_NAMES_TOLD_CHARS] or "(none)"
     return listed + (f" ({visible(hint)})" if hint else "")

@@ -167,12 +167,13 @@ def storage(look: HubLook) -> Finding | None:
     return Finding("storage", False, f"{there}, so this node could not share: the operator must {limit}")
 
 
-def clock(look: HubLook, accepted: Accepted) -> Finding:
+def clock(look: HubLook, accepted: Accepted) -> Finding | None:
     """Whether this machine's clock agrees with the server's: other nodes refuse groups from the
-    future and from long ago.
+    future and from long ago. None if the server did not report its time, which some versions do
+    not.
     """
     if look.skew_s is None:
-        return Finding("clock", None, "not compared: the server did not report its time")
+        return None
     direction = "ahead of" if look.skew_s > 0 else "behind"
     apart = f"{abs(look.skew_s):.1f} s {direction} the server's"
     most_s = accepted.max_clock_skew_s if look.skew_s > 0 else accepted.max_age_s / 2

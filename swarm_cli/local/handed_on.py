@@ -51,6 +51,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _ruinous_file(folder: Path) -> str:
+    """Apparent sizes are compared with what files take on disk: holes cost their author nothing."""
     apparent = 0
     real: dict[tuple[int, int], int] = {}
     for place, _, names in os.walk(folder):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.roles import ROLES
+from swarm_cli.console import count
 from swarm_cli.shipped import DEMO_CONFIG, NATS_CONFIG, shown
 
 DEFAULT_NATS_PORT = 4222
@@ -30,7 +31,7 @@ _NAMES = (
 _PYTHON = "PYTHONHASHSEED=0 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
 
 _HEADER = """\
-# A NATS server, {nodes} nodes of four services each, and a progress view. Written by
+# A NATS server, {nodes} of four services each, and a progress view. Written by
 # `swarm up --print-procfile`; a test keeps it so.
 #
 # Set from outside:  SWARM_NODE__RUN (name of the run; the same name continues it), SWARM_TRAINER__MAX_STEPS (number of steps),
@@ -102,7 +103,7 @@ def process_lines(layout: Layout) -> dict[str, str]:
 def render_procfile(layout: Layout) -> str:
     """The Procfile's text."""
     lines = [f"{name}: {command}\n" for name, command in process_lines(layout).items()]
-    return _HEADER.format(nodes=layout.nodes) + "\n" + "".join(lines)
+    return _HEADER.format(nodes=count(layout.nodes, "node")) + "\n" + "".join(lines)
 
 
 def _nats(layout: Layout) -> str:

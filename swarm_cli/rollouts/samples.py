@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.text import visible
-from swarm_cli.console import indented
+from swarm_cli.console import count, indented
 from swarm_cli.errors import CommandError
 from swarm_cli.rollouts.records import HeldOutSample, Samples
 from swarm_cli.rollouts.rewards import marks
@@ -66,7 +66,10 @@ def show_question(answers: Sequence[tuple[int, HeldOutSample]], most: int, conso
         table.add_row(*cells, Text(cut_text(sample.text, characters)))
     console.print(table)
     if len(answers) > len(shown):
-        console.print(Text(f"{len(answers) - len(shown)} versions in between are left out: --limit {len(answers)} shows all"))
+        left = count(len(answers) - len(shown), "version")
+        where = "in between " if most > 1 else "before "
+        verb = "is" if left.startswith("1 ") else "are"
+        console.print(Text(f"{left} {where}{verb} left out: --limit {len(answers)} shows all"))
 
 
 def sample_object(version: int, sample: HeldOutSample) -> dict[str, Any]:

@@ -264,20 +264,23 @@ FAULTS = [
     (findings.clock(look(skew_s=61.0), ACCEPTS), False, "61.0 s ahead of the server's"),
     (findings.clock(look(skew_s=-1000.0), ACCEPTS), False, "timedatectl set-ntp true"),
     (findings.clock(look(skew_s=-30.0), ACCEPTS), None, "good enough, but better set it"),
-    (findings.clock(look(skew_s=None), ACCEPTS), None, "not compared"),
     (findings.name(look(holder=record("nova", OTHER)), "nova", KEY, "nova-abc"), False, "--name nova-abc"),
 ]
 
 
 @pytest.mark.parametrize(("finding", "ok", "told"), FAULTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_will_not_do_is_told_with_its_remedy(finding: findings.Finding, ok: bool | None, told: str) -> None:
-    assert finding.ok is ok and told in finding.told
+def test_what_will_not_do_is_told_with_its_remedy(finding: findings.Finding | None, ok: bool | None, told: str) -> None:
+    assert finding is not None and finding.ok is ok and told in finding.told
     assert finding.line.startswith({True: "ok  ", False: "NO  ", None: "--  "}[ok] + finding.what)
 
 
 def test_what_is_well_is_said_in_a_line() -> None:
     assert findings.tasks(DEMO, ACCEPTS, []).ok and findings.sizes(DEMO, ACCEPTS).ok
-    assert findings.clock(look(), ACCEPTS).ok and connected(look(), invitation()).ok
+    clock = findings.clock(look(), ACCEPTS)
+    assert clock is not None and clock.ok and findings.clock(look(skew_s=None), ACCEPTS) is None, (
+        "no line without the server's time"
+    )
+    assert connected(look(), invitation()).ok
     assert findings.name(look(holder=record("nova", KEY)), "nova", KEY, "").ok, "it is this node's own"
     assert findings.storage(look()) is None and "swarm swarm" not in connected(look(), invitation(swarm_id="swarm")).told
     assert connected(look(streams=False), invitation()).ok, "the first node of an open hub makes its streams"

@@ -176,3 +176,7 @@ def test_a_servers_address_is_an_address_whatever_is_in_it(tmp_path: Path, text:
         found = dict(each.split("=", 1) for each in done.stdout.splitlines() if "=" in each)
         assert (found.get("SWARM_NATS__NODE_URL"), found.get("SWARM_NATS__SWARM_URL")) == (f"nats://h:1{text}",) * 2, name
     assert not list(tmp_path.iterdir())
+
+
+def test_the_header_of_one_node_says_one_node() -> None:
+    assert render_procfile(Layout(nodes=1)).startswith("# A NATS server, 1 node of four services each")

@@ -70,6 +70,12 @@ def test_the_first_ten_are_told_and_the_others_counted(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in told] == [*(f"line {2 * number}" for number in range(1, 11)), "and 15 more"]
 
 
+def test_the_column_of_another_setting_is_not_suggested(tmp_path: Path) -> None:
+    rows = written(tmp_path / "rows.jsonl", {"solutions": "4", "solution": 4})
+    (line,) = refused(rows, question="solutio", answer="solution")
+    assert "did you mean solutions?" in line
+
+
 def test_one_row_without_the_column_is_a_bad_row_and_a_file_without_it_has_no_such_column(tmp_path: Path) -> None:
     (row,) = refused(written(tmp_path / "row.jsonl", good(1), {"question": "q"}, good(2)))
     assert row.startswith("line 2: this row has no 'answer', only question") and "--columns" not in row

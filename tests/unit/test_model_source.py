@@ -184,3 +184,8 @@ def test_nothing_loads_a_model_without_saying_which_commit() -> None:
                 keywords = {keyword.arg for keyword in call.keywords}  # None stands for `**hub_arguments(...)`
                 assert keywords & {None, "revision"}, f"{source.relative_to(ROOT)}:{call.lineno}"
     assert found >= 8
+
+
+def test_where_a_model_lies_on_this_machine_is_not_published() -> None:
+    assert ModelSection(path="/home/somebody/models/mine").public_name == "mine"
+    assert ModelSection(path="models/base").public_name == "models/base" and ModelSection(path=NAME).public_name == NAME

@@ -91,7 +91,8 @@ def test_held_out_answers_are_shown_version_by_version(tmp_path: Path) -> None:
     assert "0 (wrong)" in shown and "0.5 (in part)" in shown, "as `swarm rollouts` without --eval says it"
     assert not set("\x1b\x07\u202e\u2066") & set(shown)
     few = swarm(tmp_path, "--eval", "gcd", "--limit", "2").stdout
-    assert "seven" not in few and "1 versions in between are left out" in few
+    assert "seven" not in few and "1 version in between is left out" in few
+    assert "2 versions before are left out" in swarm(tmp_path, "--eval", "gcd", "--limit", "1").stdout
     versions = [json.loads(line)["policy_version"] for line in swarm(tmp_path, "--eval", "gcd", "--json").stdout.splitlines()]
     assert versions == [0, 25, 50]
     assert "choose among gcd" in str(swarm(tmp_path, "--eval", "chain_sum").exception)

@@ -131,6 +131,7 @@ def read_cluster(namespace: str, context: str) -> Cluster:
 
 
 def _kustomize(folder: Path) -> str:
+    """Read within a limit, because what a folder names may unfold or never end."""
     command = ["kubectl", "kustomize"] if shutil.which("kubectl") else ["kustomize", "build"]
     if shutil.which(command[0]) is None:
         raise CommandError(

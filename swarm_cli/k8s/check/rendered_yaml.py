@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
         self._aliased = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         if not is_alias:
