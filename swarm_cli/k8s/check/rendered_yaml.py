@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         is_alias = self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         if not is_alias:
             self._sizes[node] = 1 + sum(map(self._size, _parts(node)))
             return node
