@@ -207,21 +207,18 @@ class ModelSection(Section):
     @classmethod
     def _revision_is_a_commit(cls, value: str, info: ValidationInfo) -> str:
         if value and not re.fullmatch(COMMIT, value):
-            path = info.data.get("path", "")
-            if may_only_be_folder(path):
-                said = f"{value[:60]!r} is not a full commit hash"
-                raise ValueError(f"{said}, and model.path {visible(path, 80)} is a folder, which has none: remove it")
+            if may_only_be_folder(path := info.data.get("path", "")):
+                folder = f"model.path {visible(path, 80)} is a folder, which has none: remove it"
+                raise ValueError(f"{value[:60]!r} is not a full commit hash, and {folder}")
             raise ValueError(
                 f"{value[:60]!r} is not a full commit hash; a branch such as main moves, and a tag can be moved, "
-                f"so the files may change: {how_to_pin(info.data.get('path', ''))}"
+                f"so the files may change: {how_to_pin(path)}"
             )
         return value
 
     @property
     def public_name(self) -> str:
-        """Name under which other nodes know this model. Of an absolute path only the folder's name:
-        the rest is this machine's, and may have a user's name in it.
-        """
+        """Name under which other nodes know this model: no absolute path, which may name a user."""
         return self.name or (Path(self.path).name if Path(self.path).is_absolute() else "") or self.path
 
     @model_validator(mode="after")

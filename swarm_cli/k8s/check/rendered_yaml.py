@@ -28,16 +28,15 @@ class _Loader(yaml.SafeLoader):
         self._aliased = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         is_alias = self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         if not is_alias:
             self._sizes[node] = 1 + sum(map(self._size, _parts(node)))
             return node
         self._aliased += self._size(node)
         if self._aliased > MAX_ALIASED_CHARS:
-            problem = f"aliases stand for more than {MAX_ALIASED_CHARS:,} characters"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+            problem = f"aliases stand for more than {MAX_ALIASED_CHARS:,} characters, among them those of this"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return node
 
     def _size(self, part: Any) -> int:
