@@ -51,6 +51,18 @@ def edit_secret(listed: Listed, name: str, key: str, text: str) -> None:
     found["data"][key] = base64.b64encode(text.encode()).decode()
 
 
+def trust(listed: Listed, authority: str) -> None:
+    next(each for each in listed["configmaps"] if each["metadata"]["name"] == "nats-ca")["data"]["ca.crt"] = authority
+
+
+def another_authority(listed: Listed) -> None:
+    trust(listed, certificates.authority(certificates.new_key(), "swarm-nats-ca", NOW))
+
+
+def no_authority(listed: Listed) -> None:
+    trust(listed, certificates.new_key())
+
+
 def without_secrets(listed: Listed) -> None:
     listed["secrets"] = [each for each in listed["secrets"] if not each["metadata"]["name"].startswith("beta-")]
 
@@ -77,6 +89,7 @@ def expired(listed: Listed, left: timedelta = timedelta(days=-1)) -> None:
     authority = certificates.authority(authority_key, "ca", began)
     edit_secret(listed, "nats-server-tls", "tls.key", key)
     edit_secret(listed, "nats-server-tls", "ca.crt", authority)
+    trust(listed, authority)
     edit_secret(listed, "nats-server-tls", "tls.crt", certificates.server(key, ["nats"], authority, authority_key, began))
 
 
@@ -154,7 +167,7 @@ def small_quota(listed: Listed) -> None:
 @pytest.mark.parametrize(
     ("change", "stops", "words"),
     [
-        (without_secrets, True, ["Secret beta-generator, beta-operator", "are missing", "swarm k8s secrets --nodes"]),
+        (without_secrets, True, ["Secrets beta-generator, beta-operator", "are missing", "swarm k8s secrets --nodes"]),
         (without_roster, True, ["ConfigMap swarm-roster is missing"]),
         (without_entry, True, ["Secret alpha-verifier has no entry swarm.nk, which alpha-verifier mounts"]),
         (unreadable_key, True, ["Secret gamma-trainer: node.nk is not a key", "put keys/ back"]),
@@ -162,6 +175,12 @@ def small_quota(listed: Listed) -> None:
         (expired, True, ["the certificate expired on", "no client can connect", "reload the servers"]),
         (soon_expired, False, ["the certificate expires on"]),
         (another_key, True, ["tls.key is not the key of tls.crt"]),
+        (
+            another_authority,
+            True,
+            ["nats-ca: ca.crt is another authority", "signed nats-server-tls, and no client connects"],
+        ),
+        (no_authority, True, ["ConfigMap nats-ca: ca.crt holds a private key"]),
         (broken_certificate, True, ["cannot be read", "BEGIN CERTIFICATE"]),
         (no_plugin, True, ["no machine that fits offers nvidia.com/gpu", "alpha-generator", "device plugin"]),
         (small_machines, True, ["no machine that fits has 4 nvidia.com/gpu (the most is 2), and gamma-trainer stays Pending"]),
