@@ -172,7 +172,7 @@ def few_objects(listed: Listed) -> None:
 def few_secrets(listed: Listed) -> None:
     """The cluster's other Secrets count too."""
     listed["secrets"].append(named("Secret", "of-another-team", data={}))
-    listed["resourcequotas"] = [quota("team", **{"secrets": "22"})]
+    listed["resourcequotas"] = [quota("team", secrets="22")]
 
 
 def few_services(listed: Listed) -> None:

@@ -104,11 +104,18 @@ class Overlay:
         """The Secrets and ConfigMaps that pods use but the overlay lacks, each with its
         workloads.
         """
-        here = {(each["kind"], each["metadata"]["name"]) for each in self.objects}
+        return self._references(here=False)
+
+    def own_references(self) -> dict[Reference, list[str]]:
+        """The overlay's Secrets and ConfigMaps that its pods use, each with its workloads."""
+        return self._references(here=True)
+
+    def _references(self, *, here: bool) -> dict[Reference, list[str]]:
+        own = {(each["kind"], each["metadata"]["name"]) for each in self.objects}
         found: dict[Reference, list[str]] = {}
         for workload in self.workloads():
             for each in _references(workload):
-                if (each.kind, each.name) not in here:
+                if ((each.kind, each.name) in own) == here:
                     found.setdefault(each, []).append(workload.name)
         return found
 

@@ -93,7 +93,8 @@ def _other_classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
             if has and each.storage_class and has != each.storage_class:
                 changed.setdefault((has, each.storage_class), []).append(found["metadata"]["name"])
     for (has, named), names in sorted(changed.items()):
-        what = f"{listed(names)} {agree(names, 'was', 'were')} made with the class {has}, and the overlay names {named}: `kubectl apply` is refused"
+        made = f"{listed(names)} {agree(names, 'was', 'were')} made with the class {has}"
+        what = f"{made}, and the overlay names {named}: `kubectl apply` is refused"
         yield Finding(True, what, f"name {has}, or delete claim and StatefulSet with all that is on the volume, and apply")
 
 
