@@ -105,13 +105,30 @@ def belongs(key_pem: str, certificate_pem: str) -> bool:
 def is_signed_by(certificate_pem: str, authorities_pem: str) -> bool:
     """Whether one of the authorities signed the certificate directly, without an intermediate."""
     certificate = _certificates(certificate_pem)[0]
-    for each in _certificates(authorities_pem):
-        try:
-            certificate.verify_directly_issued_by(each)
-        except Exception:  # another name, another kind of key, or another signature
-            continue
-        return True
-    return False
+    return any(_issued(certificate, each) for each in _certificates(authorities_pem))
+
+
+def leads_to(chain_pem: str, authorities_pem: str) -> bool:
+    """Whether the first certificate of `chain_pem` leads to one of the authorities, if need be by
+    the intermediate certificates after it.
+    """
+    authorities, chain = _certificates(authorities_pem), _certificates(chain_pem)
+    current, others = chain[0], chain[1:]
+    while not any(_issued(current, each) for each in authorities):
+        issuer = next((each for each in others if _issued(current, each)), None)
+        if issuer is None:
+            return False
+        others = [each for each in others if each is not issuer]
+        current = issuer
+    return True
+
+
+def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except Exception:  # another name, another kind of key, or another signature
+        return False
+    return True
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: _PublicKey, now: datetime, lasts: timedelta) -> x509.CertificateBuilder:

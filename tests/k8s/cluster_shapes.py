@@ -93,6 +93,7 @@ def fitting() -> dict[str, list[Object]]:
         "customresourcedefinitions": [],
         "persistentvolumeclaims": [],
         "resourcequotas": [],
+        "serviceaccounts": [named("ServiceAccount", "default")],
         "dns": [dns_pod()],
     }
 

@@ -51,6 +51,18 @@ def edit_secret(listed: Listed, name: str, key: str, text: str) -> None:
     found["data"][key] = base64.b64encode(text.encode()).decode()
 
 
+def trust(listed: Listed, authority: str) -> None:
+    next(each for each in listed["configmaps"] if each["metadata"]["name"] == "nats-ca")["data"]["ca.crt"] = authority
+
+
+def another_authority(listed: Listed) -> None:
+    trust(listed, certificates.authority(certificates.new_key(), "swarm-nats-ca", NOW))
+
+
+def no_authority(listed: Listed) -> None:
+    trust(listed, certificates.new_key())
+
+
 def without_secrets(listed: Listed) -> None:
     listed["secrets"] = [each for each in listed["secrets"] if not each["metadata"]["name"].startswith("beta-")]
 
@@ -77,6 +89,7 @@ def expired(listed: Listed, left: timedelta = timedelta(days=-1)) -> None:
     authority = certificates.authority(authority_key, "ca", began)
     edit_secret(listed, "nats-server-tls", "tls.key", key)
     edit_secret(listed, "nats-server-tls", "ca.crt", authority)
+    trust(listed, authority)
     edit_secret(listed, "nats-server-tls", "tls.crt", certificates.server(key, ["nats"], authority, authority_key, began))
 
 
@@ -151,10 +164,25 @@ def small_quota(listed: Listed) -> None:
     listed["resourcequotas"] = [quota("team", **{"requests.nvidia.com/gpu": "8", "pods": "100"})]
 
 
+def few_objects(listed: Listed) -> None:
+    hard = {"count/deployments.apps": "5", "services": "40", "count/replicasets.apps": "1000", "count/secrets": "30"}
+    listed["resourcequotas"] = [quota("team", **hard, **{"count/jobs.batch": "0", "limits.cpu": "4k"})]
+
+
+def few_secrets(listed: Listed) -> None:
+    """The cluster's other Secrets count too."""
+    listed["secrets"].append(named("Secret", "of-another-team", data={}))
+    listed["resourcequotas"] = [quota("team", secrets="22")]
+
+
+def few_services(listed: Listed) -> None:
+    listed["resourcequotas"] = [quota("team", **{"services": "1", "count/services": "100"})]
+
+
 @pytest.mark.parametrize(
     ("change", "stops", "words"),
     [
-        (without_secrets, True, ["Secret beta-generator, beta-operator", "are missing", "swarm k8s secrets --nodes"]),
+        (without_secrets, True, ["Secrets beta-generator, beta-operator", "are missing", "swarm k8s secrets --nodes"]),
         (without_roster, True, ["ConfigMap swarm-roster is missing"]),
         (without_entry, True, ["Secret alpha-verifier has no entry swarm.nk, which alpha-verifier mounts"]),
         (unreadable_key, True, ["Secret gamma-trainer: node.nk is not a key", "put keys/ back"]),
@@ -162,8 +190,14 @@ def small_quota(listed: Listed) -> None:
         (expired, True, ["the certificate expired on", "no client can connect", "reload the servers"]),
         (soon_expired, False, ["the certificate expires on"]),
         (another_key, True, ["tls.key is not the key of tls.crt"]),
+        (
+            another_authority,
+            True,
+            ["nats-ca: ca.crt is another authority", "signed nats-server-tls, and no client connects"],
+        ),
+        (no_authority, True, ["ConfigMap nats-ca: ca.crt holds a private key"]),
         (broken_certificate, True, ["cannot be read", "BEGIN CERTIFICATE"]),
-        (no_plugin, True, ["no machine that fits offers nvidia.com/gpu", "alpha-generator", "device plugin"]),
+        (no_plugin, True, ["no machine that fits offers nvidia.com/gpu", "alpha-generator", "stay Pending", "device plugin"]),
         (small_machines, True, ["no machine that fits has 4 nvidia.com/gpu (the most is 2), and gamma-trainer stays Pending"]),
         (few_gpus, True, ["all pods ask for 12 nvidia.com/gpu and all machines have 8"]),
         (other_architecture, True, ["no machine has the label kubernetes.io/arch=amd64", "architecture.yaml"]),
@@ -171,11 +205,14 @@ def small_quota(listed: Listed) -> None:
         (tainted, True, ["every machine that fits has the taint team=other:NoExecute"]),
         (cordoned, True, ["no machine that takes pods", "uncordon"]),
         (no_default_class, True, ["no default storage class", "is-default-class=true"]),
-        (disks_only, True, ["asks for ReadWriteMany, which the class gp3 (ebs.csi.aws.com) refuses", "alpha-model"]),
+        (disks_only, True, ["ask for ReadWriteMany, which the class gp3 (ebs.csi.aws.com) refuses", "alpha-model"]),
         (no_metrics, False, ["nothing serves metrics.k8s.io", "metrics-server"]),
         (dns_elsewhere, True, ["DNS is in the namespace networking", "default-deny.yaml"]),
         (dns_on_machines, True, ["DNS answers at 169.254.25.10"]),
         (cloud_dns, False, ["no pod answers DNS", "169.254.169.254"]),
+        (few_objects, True, ["ResourceQuota team allows 5 count/deployments.apps and the overlay asks for 13"]),
+        (few_secrets, True, ["ResourceQuota team allows 22 secrets and the overlay asks for 21, besides 2 that are there already"]),
+        (few_services, True, ["ResourceQuota team allows 1 services and the overlay asks for"]),
         (small_quota, True, ["ResourceQuota team allows 8 requests.nvidia.com/gpu and the overlay asks for 12"]),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -210,7 +247,7 @@ def test_an_overlay_that_names_another_class_than_its_claims_have_is_told_that_a
         each["spec"]["storageClassName"] = "fast"
     found = [str(each) for each in findings(Overlay(objects), Cluster(cluster), NOW)]
     line = only([each for each in found if "made with" in each])
-    assert line.startswith("stops  alpha-model, data-nats-0 was made with the class files, and the overlay names fast")
+    assert line.startswith("stops  alpha-model, data-nats-0 were made with the class files, and the overlay names fast")
     assert not [each for each in told(cluster) if "made with" in each]
 
 
@@ -254,6 +291,22 @@ def test_of_what_could_not_be_read_nothing_is_said_but_that(cluster: Listed) -> 
     assert len(lines) == 2 and all(line.startswith("note") and "could not be read" in line for line in lines)
 
 
+def test_a_service_account_that_does_not_exist_is_told_unless_the_overlay_brings_it(cluster: Listed) -> None:
+    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
+    objects = copy.deepcopy([each for each in render("cluster") if each])
+    for name in ("alpha-trainer", "beta-trainer"):
+        next(each for each in objects if each["metadata"]["name"] == name and each["kind"] == "StatefulSet")["spec"]["template"][
+            "spec"
+        ]["serviceAccountName"] = "trainers"
+    line = only([str(each) for each in findings(Overlay(objects), Cluster(cluster), NOW)])
+    assert line.startswith(
+        "stops  ServiceAccount trainers does not exist, and no pod of alpha-trainer, beta-trainer is ever created"
+    )
+    assert line.endswith("run `kubectl -n swarm create serviceaccount trainers`, or name one that does exist")
+    brought = [*objects, {"apiVersion": "v1", **named("ServiceAccount", "trainers")}]
+    assert list(findings(Overlay(brought), Cluster(cluster), NOW)) == []
+
+
 def test_a_claim_that_is_bound_is_not_judged_by_its_class(cluster: Listed) -> None:
     disks_only(cluster)
     bound = [f"{node}-model" for node in ("alpha", "beta", "gamma")] + ["gamma-policies"]
@@ -267,6 +320,7 @@ def test_a_claim_that_is_bound_is_not_judged_by_its_class(cluster: Listed) -> No
         ("registry.invalid/set-by-make-images/swarm@sha256:" + "0" * 64, "no image is named yet"),
         ("registry.example.org/swarm@sha256:abc", "has an invalid digest"),
         ("registry.example.org:5000/swarm", "neither a tag nor a digest"),
+        ("swarm-verifier", "no entry under `images` of the kustomization matches the image swarm-verifier"),
         ("localhost/swarm:0.1.0", "kind load docker-image"),
     ],
 )

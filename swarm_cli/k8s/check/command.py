@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from swarm_cli.console import note, say
-from swarm_cli.k8s.check import configuration, control_plane, images, machines, mounted, names, storage
+from swarm_cli.k8s.check import configuration, control_plane, images, machines, models, mounted, names, storage
 from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.findings import Finding
 from swarm_cli.k8s.check.kubectl import current_context, read_cluster, rendered, why_no_cluster
@@ -32,7 +32,7 @@ def check(
     look at `resources:` of a folder from somebody else, or ask for the rendered file.
     """
     objects = rendered(overlay)
-    found = [*images.findings(objects), *configuration.findings(objects)]
+    found = [*images.findings(objects), *configuration.findings(objects), *models.findings(objects)]
     asked = current_context(context) if cluster else ""
     if asked:
         found += findings(objects, read_cluster(objects.namespace, asked), datetime.now(UTC))

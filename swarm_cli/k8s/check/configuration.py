@@ -20,7 +20,7 @@ from shared.roles import ROLES
 from shared.setting_names import task_entry
 from swarm_cli.chosen_config import objective_problem
 from swarm_cli.k8s.check.findings import Finding, listed
-from swarm_cli.k8s.check.overlay import Object, Overlay, Workload
+from swarm_cli.k8s.check.overlay import NODE_LABEL, Object, Overlay, Workload
 from swarm_cli.k8s.check.told import File, Variable, mounted_file, probed_ports, variables
 from swarm_cli.k8s.check.toml_line import line_of
 from swarm_cli.loopback import LOOPBACK
@@ -28,7 +28,6 @@ from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.tasks_apart import problems_within
 from swarm_cli.without_effect import settings_without_effect
 
-NODE_LABEL = "swarm-rl.dev/node"
 _VARIABLE = re.compile(r"environment variable (\w+)")
 _PREFIX = re.compile(r"^environment variable \w+(?: \([^)]*\))?: ")
 _FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*): ")

@@ -1,15 +1,16 @@
 """Checks what else the overlay needs from the cluster, besides machines, volumes and Secrets: kinds
-of objects, classes, metrics, queues and quotas.
+of objects, classes, accounts, metrics, queues and quotas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from swarm_cli.k8s.check import quotas
 from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import Overlay
-from swarm_cli.k8s.check.quantity import quantity, shown
+from swarm_cli.k8s.check.plural import plural
 
 OLDEST_MINOR = 27
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -33,7 +34,8 @@ def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
     yield from _classes(overlay, cluster)
     yield from _metrics(overlay, cluster)
     yield from _queues(overlay, cluster)
-    yield from _quotas(overlay, cluster)
+    yield from _service_accounts(overlay, cluster)
+    yield from quotas.findings(overlay, cluster)
 
 
 def _custom_kinds(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
@@ -43,7 +45,7 @@ def _custom_kinds(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
     asked = {(str(each["apiVersion"]).rpartition("/")[0], str(each["kind"])) for each in overlay.objects}
     for group, kind in sorted(asked):
         own = group in _BUILT_IN or (group.endswith(".k8s.io") and ".x-k8s.io" not in f".{group}")
-        if not own and f"{_plural(kind)}.{group}" not in cluster.custom:
+        if not own and f"{plural(kind)}.{group}" not in cluster.custom:
             remedy = _BRINGS.get(group, "install what defines it, or remove the component from the overlay")
             yield Finding(True, f"the cluster does not know the kind {kind} ({group}), and apply ends with an error", remedy)
 
@@ -98,35 +100,16 @@ def _queues(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
             yield Finding(True, what, "make it, or name another in k8s/components/kueue")
 
 
-def _quotas(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
-    """Compare the namespace's quotas with the overlay's total requests."""
-    asked = _asked(overlay)
-    for quota in cluster.listed.get("resourcequotas", ()):
-        if quota.get("spec", {}).get("scopes") or quota.get("spec", {}).get("scopeSelector"):
-            continue  # it applies only to some pods
-        for resource, hard in (quota["spec"].get("hard") or {}).items():
-            name = resource.removeprefix("requests.")
-            if asked.get(name, 0.0) > quantity(hard):
-                there = shown(name, quantity(hard))
-                what = f"ResourceQuota {quota['metadata']['name']} allows {there} {resource} and the overlay asks for"
-                yield Finding(True, f"{what} {shown(name, asked[name])}", "have it raised, or remove nodes from the overlay")
-
-
-def _asked(overlay: Overlay) -> dict[str, float]:
-    """The requests of all pods, the number of pods, and the number and size of all volumes."""
-    total: dict[str, float] = {"pods": 0.0}
+def _service_accounts(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Every namespace has the account `default`."""
+    if not cluster.knows("serviceaccounts"):
+        return
+    brought = {str(each["metadata"]["name"]) for each in overlay.with_kind("ServiceAccount")}
+    named: dict[str, list[str]] = {}
     for workload in overlay.workloads():
-        total["pods"] += workload.replicas
-        for resource, amount in workload.requests().items():
-            total[resource] = total.get(resource, 0.0) + amount * workload.replicas
-    claims = overlay.claims()
-    total["persistentvolumeclaims"] = float(sum(each.copies for each in claims))
-    total["storage"] = sum(each.copies * each.storage for each in claims)
-    return total
-
-
-def _plural(kind: str) -> str:
-    name = kind.lower()
-    if name.endswith("y"):
-        return f"{name[:-1]}ies"
-    return f"{name}es" if name.endswith(("s", "x", "ch")) else f"{name}s"
+        if account := workload.pod.get("serviceAccountName"):
+            named.setdefault(account, []).append(workload.name)
+    for name in sorted(named.keys() - brought - cluster.names("serviceaccounts") - {"default"}):
+        what = f"ServiceAccount {name} does not exist, and no pod of {listed(named[name])} is ever created"
+        remedy = f"run `kubectl -n {overlay.namespace} create serviceaccount {name}`, or name one that does exist"
+        yield Finding(True, what, remedy)

@@ -19,6 +19,11 @@ class Finding:
         return f"{'stops' if self.stops else 'note '}  {self.what}: {self.remedy}"
 
 
+def agree(names: Iterable[str], one: str, many: str) -> str:
+    """The word that agrees in number with `names`: `agree(names, "stays", "stay")`."""
+    return one if len(set(names)) == 1 else many
+
+
 def listed(names: Iterable[str], most: int = 6) -> str:
     """Names for a sentence: at most `most`, and how many more there are."""
     each = sorted(set(names))

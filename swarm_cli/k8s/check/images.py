@@ -26,6 +26,10 @@ def findings(overlay: Overlay) -> Iterator[Finding]:
         if at and not _DIGEST.fullmatch(digest):
             yield Finding(True, f"image {image} has an invalid digest: it needs sha256: and 64 hexadecimal digits", _FROM_MAKE)
         elif not at and ":" not in name.rsplit("/", 1)[-1]:
+            if "/" not in name:
+                what = f"no entry under `images` of the kustomization matches the image {image}, so no registry has it"
+                yield Finding(True, what, f"correct the entry's name to `{name}`, or add one with newName and digest")
+                continue
             yield Finding(True, f"image {image} has neither a tag nor a digest, so it is whatever was pushed last", _FROM_MAKE)
     if local := {image for image in images if image.startswith("localhost/")}:
         remedy = "load them with `kind load docker-image`, `k3d image import` or `minikube image load`"

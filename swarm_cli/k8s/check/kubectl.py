@@ -30,7 +30,7 @@ TIMEOUT_S = 30.0
 STANDARD = "-"
 _DNS_LABELS = ("k8s-app in (kube-dns,coredns,node-local-dns)", "dns.operator.openshift.io/daemonset-dns")
 _WHOLE_CLUSTER = ("nodes", "runtimeclasses", "storageclasses", "priorityclasses", "apiservices")
-_NAMESPACED = ("secrets", "configmaps", "persistentvolumeclaims", "resourcequotas")
+_NAMESPACED = ("secrets", "configmaps", "persistentvolumeclaims", "resourcequotas", "serviceaccounts")
 
 
 def rendered(source: str) -> Overlay:

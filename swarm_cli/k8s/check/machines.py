@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from swarm_cli.k8s.check.cluster import Cluster, Object
-from swarm_cli.k8s.check.findings import Finding, listed
+from swarm_cli.k8s.check.findings import Finding, agree, listed
 from swarm_cli.k8s.check.overlay import Overlay, Workload
 from swarm_cli.k8s.check.quantity import quantity, shown
 
@@ -33,7 +33,7 @@ def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
         if reason is not None:
             refused.setdefault(reason, []).append(workload.name)
     for (what, remedy), names in refused.items():
-        yield Finding(True, f"{what}, and {listed(names)} stays Pending", remedy)
+        yield Finding(True, f"{what}, and {listed(names)} {agree(names, 'stays', 'stay')} Pending", remedy)
     yield from _together(workloads, machines)
     yield from _apart(workloads, machines)
 

@@ -1,23 +1,30 @@
-"""Checks the Secrets and ConfigMaps that pods mount: missing, incomplete, unreadable or expired."""
+"""Checks the Secrets and ConfigMaps that pods mount or read: missing, incomplete or unusable."""
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from shared.identity.keys import is_seed
 from swarm_cli.k8s import certificates
+from swarm_cli.k8s.check import server_certificate
 from swarm_cli.k8s.check.cluster import Cluster, Object
-from swarm_cli.k8s.check.findings import Finding, listed
+from swarm_cli.k8s.check.findings import Finding, agree, listed
+from swarm_cli.k8s.check.made_by import MAKE, how_added, how_made, made_by_apply
 from swarm_cli.k8s.check.overlay import Overlay, Reference
-from swarm_cli.k8s.check.told import variables
+from swarm_cli.k8s.check.told import entry_texts
+from swarm_cli.k8s.secret_objects import ACCOUNTS_FILE, SERVER_TLS, SIGNING
 from swarm_cli.nats.accounts import MAX_CONNECTIONS_VARIABLE
 
-_MAKE = "`swarm k8s secrets --nodes ... | kubectl apply --server-side --filename -` makes them"
-_TLS_HOST = re.compile(r"tls://([A-Za-z0-9.-]+)")
 _KINDS = {"Secret": "secrets", "ConfigMap": "configmaps"}
+_WITHOUT = {
+    "volume": "pods stay in ContainerCreating",
+    "variable": "containers stay in CreateContainerConfigError",
+    "pull": "pods stay in ErrImagePull or ImagePullBackOff",
+}
+_READS = {"volume": "mounts", "variable": "reads"}
+_SERVER = re.compile(r"(nats|tls)://[^\s/@,]+:\d+")
 
 
 def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Finding]:
@@ -27,68 +34,94 @@ def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Find
         if not cluster.knows(kinds):
             continue
         wanted = [each for each in references if each.kind == kind]
-        if missing := {each.name for each in wanted if cluster.find(kinds, each.name) is None}:
-            are = "is" if len(missing) == 1 else "are"
-            yield Finding(True, f"{kind} {listed(missing)} {are} missing, and pods stay in ContainerCreating", _MAKE)
+        yield from _missing(overlay, [each for each in wanted if cluster.find(kinds, each.name) is None])
+        found = {}
         for each in wanted:
-            if (found := cluster.find(kinds, each.name)) is not None:
-                yield from _contents(each, found, references[each])
-    if (server := cluster.find("secrets", "nats-server-tls")) and any(each.name == "nats-server-tls" for each in references):
-        yield from _certificate(server, _asked_names(overlay), now)
+            if (there := cluster.find(kinds, each.name)) is not None:
+                yield from _without_entry(overlay, each, there, references[each])
+                found[each.name] = (each, there, references[each])
+        for reference, there, workloads in found.values():
+            yield from _contents(overlay, cluster, reference, there, workloads)
+    yield from _addresses(overlay, cluster)
+    if any(each.name == SERVER_TLS for each in references):
+        yield from server_certificate.findings(overlay, cluster, now)
 
 
-def _contents(reference: Reference, found: Object, workloads: list[str]) -> Iterator[Finding]:
-    """Entries that a pod picks but that are missing, and keys that are not valid."""
-    entries = found.get("data") or {}
-    for key in sorted(reference.keys - entries.keys()):
-        what = f"{reference.kind} {reference.name} has no entry {key}, which {listed(workloads, 2)} mounts"
-        yield Finding(True, what, f"delete it; {_MAKE}")
-    for key in entries if reference.kind == "Secret" else ():
-        text = _text(entries[key])
+def _missing(overlay: Overlay, missing: Sequence[Reference]) -> Iterator[Finding]:
+    """Objects that are not there: those with the same remedy and consequence together."""
+    together: dict[tuple[str, bool, str, str], list[str]] = {}
+    uses = {name: [each.use for each in missing if each.name == name] for name in (each.name for each in missing)}
+    for each in {each.name: each for each in missing}.values():
+        first = next(use for use in _WITHOUT if use in uses[each.name])
+        if made_by_apply(overlay, each):
+            case = (each.kind, False, "cert-manager makes it", "if it is missing after `kubectl apply`, look at its Certificate")
+        else:
+            case = (each.kind, True, _WITHOUT[first], how_made(overlay, each))
+        together.setdefault(case, []).append(each.name)
+    for (kind, stops, so, remedy), names in together.items():
+        what = f"{kind}{agree(names, '', 's')} {listed(names)} {agree(names, 'is', 'are')} missing, and {so}"
+        yield Finding(stops, what, remedy)
+
+
+def _without_entry(overlay: Overlay, reference: Reference, found: Object, workloads: list[str]) -> Iterator[Finding]:
+    """Entries that a pod picks but that are missing."""
+    for key in sorted(reference.keys - (found.get("data") or {}).keys()):
+        verb = _READS[reference.use] if len(set(workloads)) == 1 else _READS[reference.use][:-1]
+        what = f"{reference.kind} {reference.name} has no entry {key}, which {listed(workloads, 2)} {verb}"
+        yield Finding(True, what, how_added(overlay, reference, key))
+
+
+def _contents(overlay: Overlay, cluster: Cluster, reference: Reference, found: Object, workloads: list[str]) -> Iterator[Finding]:
+    """Entries that cannot be what their name says."""
+    name = f"{reference.kind} {reference.name}"
+    texts = entry_texts(found)
+    for key, text in texts.items() if reference.kind == "Secret" else ():
+        added = how_added(overlay, reference, key)
         if key.endswith(".nk") and not is_seed(text.strip()):
-            what = f"Secret {reference.name}: {key} is not a key (a seed has 58 characters and begins with SU)"
-            yield Finding(True, what, f"delete it and put keys/ back, or give {listed(workloads, 2)} a new one; {_MAKE}")
-        elif key == "accounts.conf" and MAX_CONNECTIONS_VARIABLE not in text:
-            yield Finding(True, f"Secret {reference.name}: accounts.conf is incomplete, and no server starts with it", _MAKE)
+            what = f"{name}: {key} is not a key (a seed has 58 characters and begins with SU)"
+            if added == MAKE:
+                added = f"delete it and put keys/ back, or give {listed(workloads, 2)} a new one; {MAKE}"
+            yield Finding(True, what, added)
+        elif key == "swarm.nk" and (owner := _signing_with(text, cluster)):
+            what = f"{name}: swarm.nk is the key with which a node signs (Secret {owner}), and the swarm refuses to connect it"
+            yield Finding(True, what, added)
+        elif key == ACCOUNTS_FILE and MAX_CONNECTIONS_VARIABLE not in text:
+            yield Finding(True, f"{name}: {key} is incomplete, and no server starts with it", how_made(overlay, reference))
+    if "ca.crt" in texts and reference.name != SERVER_TLS and (why := _no_authority(texts["ca.crt"])):
+        what = f"{name}: ca.crt {why}, and {listed(workloads, 2)} cannot trust any server by it"
+        yield Finding(True, what, how_added(overlay, reference, "ca.crt"))
 
 
-def _asked_names(overlay: Overlay) -> list[str]:
-    """The names by which the overlay's containers connect to its servers over TLS."""
-    services = {each["metadata"]["name"] for each in overlay.with_kind("Service")}
-    found = {"nats"}
-    for workload in overlay.workloads():
-        for container in workload.containers:
-            words = [each.value for each in variables(overlay, workload, container).values()]
-            for word in [*words, *container.get("command", []), *container.get("args", [])]:
-                found |= {host for host in _TLS_HOST.findall(str(word)) if host.split(".")[0] in services}
-    return sorted(found)
-
-
-def _certificate(secret: Object, asked: list[str], now: datetime) -> Iterator[Finding]:
-    """Check the servers' certificate the way a client will that knows them by a name in `asked`."""
-    entries = {key: _text(value) for key, value in (secret.get("data") or {}).items()}
-    certificate, key, authority = (entries.get(name, "") for name in ("tls.crt", "tls.key", "ca.crt"))
-    name = "Secret nats-server-tls"
-    anew = "run `swarm k8s secrets` again where keys/ca.key is, apply its output, and reload the servers"
+def _no_authority(text: str) -> str:
+    """Why a text is not an authority's certificate; empty if it is a certificate."""
+    if "PRIVATE KEY-----" in text:
+        return "holds a private key, which no pod may have, instead of the authority's certificate"
     try:
-        said = certificates.read(certificate)
-        if said.not_after <= now:
-            yield Finding(True, f"{name}: the certificate expired on {said.not_after:%Y-%m-%d}, and no client can connect", anew)
-        elif said.not_after - now < certificates.RENEWED_WITHIN:
-            yield Finding(False, f"{name}: the certificate expires on {said.not_after:%Y-%m-%d}", anew)
-        if not certificates.belongs(key, certificate):
-            yield Finding(True, f"{name}: tls.key is not the key of tls.crt, and no server starts", anew)
-        if missing := [each for each in asked if each not in said.names]:
-            what = f"{name}: the certificate lacks the name {listed(missing)}, by which pods connect, and they refuse the servers"
-            yield Finding(True, what, f"{anew} (with --namespace, or --server-name for another name)")
-        if authority and not certificates.is_signed_by(certificate, authority):
-            yield Finding(False, f"{name}: ca.crt did not sign tls.crt directly", "ignore this if an intermediate certificate did")
+        certificates.read(text)
     except certificates.CertificateError as error:
-        yield Finding(True, f"{name}: tls.crt or tls.key cannot be read: {error}", anew)
+        return f"cannot be read: {error}"
+    return ""
 
 
-def _text(encoded: str) -> str:
-    try:
-        return base64.b64decode(encoded).decode()
-    except ValueError:
-        return ""
+def _signing_with(seed: str, cluster: Cluster) -> str:
+    """The Secret of the node that signs with this key; empty if none does."""
+    for each in cluster.listed["secrets"]:
+        name = str(each["metadata"]["name"])
+        if name.endswith(f"-{SIGNING}") and entry_texts(each).get("node.nk", "").strip() == seed.strip():
+            return name
+    return ""
+
+
+def _addresses(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
+    """Servers' addresses that Secrets hold."""
+    for reference in overlay.references():
+        secret = cluster.find("secrets", reference.name) if (reference.kind, reference.use) == ("Secret", "variable") else None
+        for key in sorted(reference.keys & {"url"}) if secret is not None else ():
+            url, name = entry_texts(secret or {}).get(key), f"Secret {reference.name}: {key}"
+            if url is None:
+                continue  # told already
+            remedy = how_added(overlay, reference, key)
+            if not all(_SERVER.fullmatch(each.strip()) for each in url.split(",")):
+                yield Finding(True, f"{name} is not a server's address (tls://HOST:PORT)", remedy)
+            elif "nats://" in url and "ca.crt" in entry_texts(secret or {}):
+                yield Finding(False, f"{name} begins with nats://, although clients with ca.crt demand TLS", remedy)

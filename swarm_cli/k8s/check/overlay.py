@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from swarm_cli.k8s.check.quantity import quantity
 
 Object = Mapping[str, Any]
+NODE_LABEL = "swarm-rl.dev/node"
+Use = Literal["volume", "variable", "pull"]
+"""What a pod uses an object for: files, its environment, or to pull its images."""
 _POD_MAKERS = {"Deployment", "StatefulSet", "DaemonSet", "Job", "ReplicaSet", "LeaderWorkerSet", "CronJob"}
 
 
@@ -21,6 +24,7 @@ class Reference:
     name: str
     keys: frozenset[str]
     """The entries that the pod picks; empty: all of them."""
+    use: Use = "volume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,10 @@ class Overlay:
         named = [each["metadata"].get("namespace") for each in self.objects if each["kind"] in _POD_MAKERS]
         return next(filter(None, named), "default")
 
+    def nodes(self) -> list[str]:
+        """The names of its nodes."""
+        return sorted({name for each in self.workloads() if (name := str(each.labels.get(NODE_LABEL, "")))})
+
     def with_kind(self, kind: str) -> list[Object]:
         """Objects of one kind."""
         return [each for each in self.objects if each["kind"] == kind]
@@ -96,11 +104,18 @@ class Overlay:
         """The Secrets and ConfigMaps that pods use but the overlay lacks, each with its
         workloads.
         """
-        here = {(each["kind"], each["metadata"]["name"]) for each in self.objects}
+        return self._references(here=False)
+
+    def own_references(self) -> dict[Reference, list[str]]:
+        """The overlay's Secrets and ConfigMaps that its pods use, each with its workloads."""
+        return self._references(here=True)
+
+    def _references(self, *, here: bool) -> dict[Reference, list[str]]:
+        own = {(each["kind"], each["metadata"]["name"]) for each in self.objects}
         found: dict[Reference, list[str]] = {}
         for workload in self.workloads():
             for each in _references(workload):
-                if (each.kind, each.name) not in here:
+                if ((each.kind, each.name) in own) == here:
                     found.setdefault(each, []).append(workload.name)
         return found
 
@@ -140,14 +155,14 @@ def _references(workload: Workload) -> Iterator[Reference]:
         for source in container.get("envFrom", []):
             for field_name, kind in (("secretRef", "Secret"), ("configMapRef", "ConfigMap")):
                 if (said := source.get(field_name)) and not said.get("optional"):
-                    yield Reference(kind, said["name"], frozenset())
+                    yield Reference(kind, said["name"], frozenset(), "variable")
         for entry in container.get("env", []):
             for field_name, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
                 said = entry.get("valueFrom", {}).get(field_name)
                 if said and not said.get("optional"):
-                    yield Reference(kind, said["name"], frozenset({said["key"]}))
+                    yield Reference(kind, said["name"], frozenset({said["key"]}), "variable")
     for each in workload.pod.get("imagePullSecrets", []):
-        yield Reference("Secret", each["name"], frozenset())
+        yield Reference("Secret", each["name"], frozenset(), "pull")
 
 
 def _claim(name: str, spec: Object, copies: int = 1, workload: str = "") -> Claim:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from swarm_cli.k8s.check.cluster import Cluster, Object
-from swarm_cli.k8s.check.findings import Finding, listed
+from swarm_cli.k8s.check.findings import Finding, agree, listed
 from swarm_cli.k8s.check.overlay import Claim, Overlay
 
 _DEFAULT = "storageclass.kubernetes.io/is-default-class"
@@ -50,7 +50,7 @@ def findings(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
     claims = [each for each in overlay.claims() if not _is_bound(each, cluster)]
     default = next((each for each in cluster.listed["storageclasses"] if _is_default(each)), None)
     if default is None and (nameless := [each.name for each in claims if each.storage_class is None]):
-        what = f"the cluster has no default storage class, and {listed(nameless)} names none"
+        what = f"the cluster has no default storage class, and {listed(nameless)} {agree(nameless, 'names', 'name')} none"
         yield Finding(True, what, f"set storageClassName, or mark a class with {_DEFAULT}=true")
     absent = {
         each.storage_class for each in claims if each.storage_class and cluster.find("storageclasses", each.storage_class) is None
@@ -78,7 +78,8 @@ def _abilities(claims: list[Claim], default: Object | None, cluster: Cluster) ->
             what = f"{each.name} would be on {name} ({provisioner}), a network file system"
             yield Finding(False, what, "give NATS fast local or block storage")
     for (name, provisioner), names in unable.items():
-        yield Finding(True, f"{listed(names)} asks for {_MANY}, which the class {name} ({provisioner}) refuses", _ANOTHER)
+        asks = agree(names, "asks", "ask")
+        yield Finding(True, f"{listed(names)} {asks} for {_MANY}, which the class {name} ({provisioner}) refuses", _ANOTHER)
 
 
 def _other_classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
@@ -92,7 +93,8 @@ def _other_classes(overlay: Overlay, cluster: Cluster) -> Iterator[Finding]:
             if has and each.storage_class and has != each.storage_class:
                 changed.setdefault((has, each.storage_class), []).append(found["metadata"]["name"])
     for (has, named), names in sorted(changed.items()):
-        what = f"{listed(names)} was made with the class {has}, and the overlay names {named}: `kubectl apply` is refused"
+        made = f"{listed(names)} {agree(names, 'was', 'were')} made with the class {has}"
+        what = f"{made}, and the overlay names {named}: `kubectl apply` is refused"
         yield Finding(True, what, f"name {has}, or delete claim and StatefulSet with all that is on the volume, and apply")
 
 

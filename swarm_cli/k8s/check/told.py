@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -68,6 +69,19 @@ def mounted_file(overlay: Overlay, workload: Workload, container: Object, path: 
         text = (held.get("data") or {}).get(entry) if not paths or within in paths else None
         return File(source["name"], entry, text)
     return None
+
+
+def entry_texts(found: Object) -> dict[str, str]:
+    """The entries of a Secret or ConfigMap as pods see them; empty for what is not text."""
+    entries = found.get("data") or {}
+    return {key: _decoded(value) for key, value in entries.items()} if found["kind"] == "Secret" else dict(entries)
+
+
+def _decoded(encoded: str) -> str:
+    try:
+        return base64.b64decode(encoded).decode()
+    except ValueError:
+        return ""
 
 
 def probed_ports(container: Object) -> Iterator[tuple[str, int]]:
