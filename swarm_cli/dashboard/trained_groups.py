@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from shared.contracts.wire import is_node_name
-from shared.plain_files import open_plain
+from shared.plain_files import open_plain, whole_lines
 from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
 from swarm_cli.observe.evaluations import METRICS_FILE
 
@@ -23,7 +23,7 @@ CELLS_A_NODE = 5_000
 NODES_KEPT = 64
 """How many nodes' records are read."""
 DATASET_CHARACTERS = 128
-_CHUNK_BYTES = 2**23
+_BLOCK_BYTES = 2**23
 _MOST_BYTES = 2**28
 """Of a longer file, only the end is read."""
 
@@ -105,22 +105,11 @@ class NodeTally:
             found = os.fstat(file.fileno())
             if found.st_ino != self._inode or found.st_size < self._read_to:
                 self._begin(found.st_ino, max(0, found.st_size - _MOST_BYTES))
-            file.seek(self._read_to)
-            self._read_lines(file)
+            for block, end in whole_lines(file, self._read_to, _BLOCK_BYTES):
+                for line in block.splitlines():
+                    self._take(line)
+                self._read_to = end
         return True
-
-    def _read_lines(self, file: BinaryIO) -> None:
-        """A chunk without the end of a line is skipped: no trainer writes lines as long, and their
-        rest is then no step.
-        """
-        while chunk := file.read(_CHUNK_BYTES):
-            whole = chunk.rfind(b"\n") + 1
-            if not whole and len(chunk) < _CHUNK_BYTES:
-                return  # a line that is being written
-            for line in chunk[:whole].splitlines():
-                self._take(line)
-            self._read_to += whole or len(chunk)
-            file.seek(self._read_to)
 
     def _take(self, line: bytes) -> None:
         """Count one line. After a line that does not say whose groups it trained on, counting

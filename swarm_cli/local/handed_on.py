@@ -5,7 +5,6 @@ files as a whole.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from shared.contracts.stream_names import is_swarm_stream
 from shared.text import visible
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.moving_streams import moving_stream
-from swarm_cli.looking.store_size import MAX_FILE_BYTES, MAX_UNFOLDED, SLACK_BYTES
+from swarm_cli.looking.store_size import MAX_FILE_BYTES, Sizes, files_in
 
 _STORE = "jetstream"
 _STREAMS = "streams"
@@ -52,22 +51,11 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 def _ruinous_file(folder: Path) -> str:
     """Apparent sizes are compared with what files take on disk: holes cost their author nothing."""
-    apparent = 0
-    real: dict[tuple[int, int], int] = {}
-    for place, _, names in os.walk(folder):
-        in_store = (folder / _STORE) in (Path(place), *Path(place).parents)
-        for path in (Path(place) / name for name in names):
-            try:
-                found = path.lstat()
-            except FileNotFoundError:
-                continue
-            on_disk = found.st_blocks * 512
-            if found.st_size > MAX_UNFOLDED * on_disk + SLACK_BYTES or (in_store and found.st_size > MAX_FILE_BYTES):
-                size = f"{visible(str(path))} has {found.st_size / 2**20:,.0f} MiB"
-                return f"{size} but takes {on_disk / 2**20:,.0f} MiB on disk (it is all holes, or too long for a server's store)"
-            apparent += found.st_size
-            real[found.st_dev, found.st_ino] = on_disk
-    if apparent <= MAX_UNFOLDED * sum(real.values()) + SLACK_BYTES:
-        return ""
-    sizes = f"{apparent / 2**20:,.0f} MiB but take {sum(real.values()) / 2**20:,.0f} MiB on disk"
-    return f"the files in {visible(str(folder))} have {sizes} (holes, or one file under many names)"
+    sizes = Sizes()
+    for path, found in files_in(folder):
+        alone = Sizes()
+        alone.add(found)
+        if alone.ruinous or (found.st_size > MAX_FILE_BYTES and path.is_relative_to(folder / _STORE)):
+            return f"{visible(str(path))} has {alone} (it is all holes, or too long for a server's store)"
+        sizes.add(found)
+    return f"the files in {visible(str(folder))} have {sizes} (holes, or one file under many names)" if sizes.ruinous else ""

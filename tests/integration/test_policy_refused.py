@@ -25,34 +25,19 @@ from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
-from shared.config.sections import ModelSection
 from shared.contracts.codec import encode
 from shared.contracts.control import PolicyPointer
 from shared.contracts.subjects import POLICY_KEY, node_bucket, node_policies_stream
 from shared.device_turns import DeviceTurns
-from shared.model.reading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.policy_store.files import sha256_of
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
-from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
-from tests.integration.trainer_life import NODE, Life, mixed_batch, node_config, policy_pointer, put_batches, set_up, tiny_policy
+from tests.integration.trainer_fixtures import model, tokenizer, transport
+from tests.integration.trainer_life import NODE, Life, mixed_batch, node_config, policy_pointer, put_batches, set_up
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_policy(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> PreTrainedTokenizerFast:
-    return load_tokenizer(ModelSection(path=str(model)))
-
-
-@pytest.fixture
-def transport() -> MemoryTransport:
-    return MemoryTransport(MemoryServer())
+__all__ = ["model", "tokenizer", "transport"]
 
 
 def configured(model: Path, folder: Path) -> NodeConfig:

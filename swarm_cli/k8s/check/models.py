@@ -8,12 +8,12 @@ import re
 import tomllib
 from collections.abc import Iterator
 
+from shared.hub_models import COMMIT
 from swarm_cli.k8s.check.findings import Finding, agree, listed
 from swarm_cli.k8s.check.overlay import Object, Overlay
 from swarm_cli.k8s.check.told import entry_texts
 
 COMPONENT, DOWNLOAD = "app.kubernetes.io/component", "model-download"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _WITHOUT = {
     "volume": ("mounts", "mount", "stays in ContainerCreating", "stay in ContainerCreating"),
     "variable": ("reads", "read", "stays in CreateContainerConfigError", "stay in CreateContainerConfigError"),
@@ -45,7 +45,7 @@ def _downloaded(container: Object, held: dict[tuple[str, str], Object]) -> Itera
     entries = entry_texts(held["ConfigMap", chosen["name"]])
     name, model = f"ConfigMap {chosen['name']}", entries.get(chosen["key"], "")
     revision = (picks.get("REVISION") or {}).get("key", "")
-    if revision in entries and not _COMMIT.fullmatch(entries[revision]):
+    if revision in entries and not re.fullmatch(COMMIT, entries[revision]):
         what = f"{name}: {revision} is {entries[revision] or 'empty'}, which is no full commit hash (40 hexadecimal digits)"
         remedy = "set it to the newest hash of the model's page under Files, History; the files under a branch or tag can change"
         yield Finding(not entries[revision], what, remedy)
