@@ -20,7 +20,7 @@ from benchmarks.gpu.finding import Finding, Setting, page
 from benchmarks.machine import machine
 
 PARTS = {
-    "parity": ("benchmarks.gpu.parity", "check", 120),
+    "parity": ("benchmarks.gpu.parity", "check", 300),
     "resume": ("benchmarks.gpu.training", "check_resume", 60),
     "sharded": ("benchmarks.gpu.training", "check_sharded", 60),
     "speed": ("benchmarks.gpu.training", "check_speed", 120),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.finding import Finding, Setting
+from services.generator.engines import has_cuda_vllm
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 _SECONDS, _SHORT_STEPS = 300.0, 2
@@ -26,10 +27,11 @@ def check(setting: Setting) -> list[Finding]:
     """
     real = Path("var/models/smollm2/config.json").exists() and not setting.short
     demo = "config/smollm2.toml" if real else str(shown(DEMO_CONFIG))
+    engine = "vllm" if setting.device.startswith("cuda") and has_cuda_vllm() else "transformers"
     environment = os.environ | {
         "SWARM_MODEL__DEVICE": setting.device,
         "SWARM_NODE__VAR_DIR": str(setting.folder / "var"),
-        "SWARM_GENERATOR__ENGINE": "transformers",
+        "SWARM_GENERATOR__ENGINE": engine,
         "SWARM_EVAL__EVERY_VERSIONS": "2" if setting.short else "20",
     }
     command = [sys.executable, "-m", "swarm_cli", "up", "--nodes", "1", "--config", demo, "--run", "gpu-check"]
@@ -53,7 +55,7 @@ def check(setting: Setting) -> list[Finding]:
     return [
         Finding(
             part="learning",
-            measured=f"`swarm up --nodes 1 --config {demo}`, {seconds:.0f} s: held-out pass rate",
+            measured=f"`swarm up --nodes 1 --config {demo}`, {engine}, {seconds:.0f} s: held-out pass rate",
             found=f"{_said(first)}, then {_said(last)}",
             bar="higher",
             held=None if setting.short else last["pass_rate"] > first["pass_rate"],

@@ -101,6 +101,31 @@ def test_auto_is_transformers_where_there_is_no_cuda(monkeypatch: pytest.MonkeyP
     assert create_engine("auto", "model").name == "transformers"
 
 
+@pytest.mark.vllm
+@needs_vllm[1]
+def test_on_a_gpu_vllms_processes_are_spawned(monkeypatch: pytest.MonkeyPatch, run: Run, model_folders: dict[bool, Path]) -> None:
+    """vLLM forks if CUDA is not initialised, and whether there is a GPU was asked before: in a
+    fork, CUDA then refuses to work. A GPU cannot be had for a test: vLLM is told that there is one,
+    and is stopped before it starts anything.
+    """
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    ways: list[str | None] = []
+
+    def start(_arguments: object) -> None:
+        ways.append(os.environ.get("VLLM_WORKER_MULTIPROC_METHOD"))
+        raise RuntimeError("stopped by the test")
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _self: False)
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", start)
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    with pytest.raises(EngineError, match="stopped by the test"):
+        run(create_engine("vllm", str(model_folders[False])).start())
+    assert ways == ["spawn"]
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "fork", "only vLLM's start is affected"
+
+
 def test_impossible_engines_and_parameters_are_refused_with_the_remedy() -> None:
     with pytest.raises(EngineError, match="set base_url"):
         create_engine("openai", "model")
