@@ -24,7 +24,7 @@ from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
 from swarm_cli.model.facts import read_facts
 from swarm_cli.reachable import unreachable
 from swarm_cli.ruinous import ruinous_settings, ruinous_with_model
-from swarm_cli.tasks_apart import begin_deriving
+from swarm_cli.tasks_apart import SMALLER, begin_deriving
 from swarm_cli.toml_view import config_toml
 from swarm_cli.without_effect import settings_without_effect
 
@@ -135,8 +135,7 @@ def task_problems(tasks: Sequence[TaskSpec], places: Sequence[int], held_out: in
     settings fail only then. The returned function waits for the problems. `places`: as in
     `source_problems`; `held_out`: `eval.tasks`.
     """
-    remedy = "try each dataset alone, and make the sizes in its `config` smaller; if this machine was busy, try again"
-    derived = begin_deriving(tasks, held_out, remedy, places)
+    derived = begin_deriving(tasks, held_out, SMALLER, places)
 
     def wait() -> list[str]:
         problems = derived()

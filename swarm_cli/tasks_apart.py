@@ -30,6 +30,8 @@ FILE_S, FILE_S_PER_MIB = 120.0, 1.0
 """More for each file, whose rows are read and of which some are shown to the verifier."""
 MEMORY_BYTES = 2**30
 """What deriving may take beyond the modules. Usual settings take a few MiB."""
+SMALLER = "try each dataset alone, and make the sizes in its `config` smaller; if this machine was busy, try again"
+"""A remedy for whoever can change the settings."""
 _READY = b"ready\n"
 
 
