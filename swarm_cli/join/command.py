@@ -35,7 +35,7 @@ from swarm_cli.join.roster_asked import confirmed, without_roster
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
 from swarm_cli.local.control import answering, holding_run
-from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
+from swarm_cli.local.launch import STOPPED_BY_SIGNAL, lines_for_people, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
 from swarm_cli.local.run_note import note_of, write_note
@@ -209,6 +209,7 @@ class Newcomer:
                 "SWARM_NATS__SWARM_URL": self.invitation.url,
             }
             | ({"SWARM_TRAINER__MAX_STEPS": str(steps)} if steps else {})
+            | lines_for_people(config)
         )
         note(
             f"node {config.node.id} joins the swarm called {self.invitation.swarm_id}; Ctrl-C or `swarm down` ends it, "

@@ -25,7 +25,7 @@ from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.going_on import going_on
 from swarm_cli.local.known_datasets import check_datasets
-from swarm_cli.local.launch import GRACE_S, run_lines
+from swarm_cli.local.launch import GRACE_S, lines_for_people, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import (
     DEFAULT_NATS_PORT,
@@ -103,7 +103,7 @@ def up(
     if print_procfile:
         typer.echo(render_procfile(layout), nl=False)
         return
-    os.environ.update(swarm_of_run(node_config, layout))
+    os.environ.update(swarm_of_run(node_config, layout) | lines_for_people(node_config))
     if not verbose and "level" not in node_config.log.model_fields_set:
         os.environ["SWARM_LOG__LEVEL"] = "warning"
     check_objective(node_config)
