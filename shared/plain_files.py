@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-NO_FILE = (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO)
-"""Error numbers of `open_plain` for a path without a file: nothing, a link, a pipe or a device."""
+NO_FILE = (errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EISDIR)
+"""Error numbers of `open_plain` for a path without a file: nothing, a link, a pipe, a device or a
+folder.
+"""
 
 
 def open_plain(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
@@ -26,8 +28,11 @@ def open_plain(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) ->
 
 def _regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return descriptor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shared.text import visible
 
@@ -15,6 +15,18 @@ _LONGEST = 120
 def task_entry(place: int) -> str:
     """The name of the entry at `place`, from 0, in the list of task sources."""
     return setting_name(("tasks", place))
+
+
+def entry_lines(problems: Iterable[tuple[int, str]]) -> list[str]:
+    """Problems of task sources: the number of each source's entry, and what is wrong. A problem of
+    several lines becomes several.
+    """
+    return [f"{task_entry(place)}: {line}" for place, problem in problems for line in problem.split("\n")]
+
+
+def told(lines: Iterable[str]) -> str:
+    """Lines of task sources' entries as a message."""
+    return "\n".join(["task sources cannot be used:", *(f"  {line}" for line in lines)])
 
 
 def setting_name(location: Sequence[str | int]) -> str:

@@ -6,6 +6,7 @@ imports of one command (NATS, numpy, rich tables) take a second that the others 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -99,11 +100,15 @@ def main() -> NoReturn:
     asked = sys.argv[1] if sys.argv[1:] else ""
     if asked in _DERIVING_COMMANDS:
         _fix_hash_seed()
+    gc.disable()  # imports make many objects and hardly any garbage
     from swarm_cli.console import log_to_standard_error, note
 
     log_to_standard_error()
     try:
-        build(asked)()
+        program = build(asked)
+        gc.freeze()
+        gc.enable()
+        program()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

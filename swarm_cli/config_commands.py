@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -14,6 +14,7 @@ from shared.config import ConfigError, NodeConfig, TaskSpec
 from shared.config.basic import BASIC
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.otel import tracing_problems
+from shared.setting_names import told
 from swarm_cli.checkable import Checkable
 from swarm_cli.chosen_config import ConfigOption, load_chosen, objective_problem, sources
 from swarm_cli.console import count, say
@@ -23,7 +24,7 @@ from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
 from swarm_cli.model.facts import read_facts
 from swarm_cli.reachable import unreachable
 from swarm_cli.ruinous import ruinous_settings, ruinous_with_model
-from swarm_cli.tasks_apart import problems_within
+from swarm_cli.tasks_apart import SMALLER, begin_deriving
 from swarm_cli.toml_view import config_toml
 from swarm_cli.without_effect import settings_without_effect
 
@@ -83,18 +84,17 @@ def check(
             raise
         faults, node_config = error, error.rest
     left = Checkable(node_config, faults.removed, faults.task_places) if faults else Checkable(node_config)
-    objective = objective_problem(node_config) if left.knows("trainer", "objective") else ""
     toy = toy_to_be_built(node_config)
-    # Tasks are made meanwhile.
+    # Two processes work while this one does the rest; the model's takes the longest.
     model_facts = read_facts(node_config.model) if left.model and not toy else None
-    tasks, places, held_out = left.tasks
-    problems = [
-        *([objective] if objective else []),
-        *task_problems(tasks, held_out, places),
+    tasks = task_problems(*left.tasks)
+    objective = objective_problem(node_config) if left.knows("trainer", "objective") else ""
+    elsewhere = [
         *key_file_problems(left.key_files),
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
     ]
+    problems = [*([objective] if objective else []), *tasks(), *elsewhere]
     warnings = ruinous_settings(node_config)
     if model_facts:
         facts = model_facts()
@@ -130,12 +130,15 @@ def tracker_problems(config: NodeConfig) -> list[str]:
     return tracking_problems(config)
 
 
-def task_problems(tasks: Sequence[TaskSpec], held_out: int, places: Sequence[int] = ()) -> list[str]:
-    """Read files and derive one task from each source, because some of reasoning-gym's settings
-    fail only then. `held_out`: `eval.tasks`; `places`: as in `source_problems`.
+def task_problems(tasks: Sequence[TaskSpec], places: Sequence[int], held_out: int) -> Callable[[], list[str]]:
+    """Begin to read files and derive one task from each source, because some of reasoning-gym's
+    settings fail only then. The returned function waits for the problems. `places`: as in
+    `source_problems`; `held_out`: `eval.tasks`.
     """
-    from shared.tasks.file_source import told
+    derived = begin_deriving(tasks, held_out, SMALLER, places)
 
-    remedy = "try each dataset alone, and make the sizes in its `config` smaller; if this machine was busy, try again"
-    problems = problems_within(tasks, held_out, remedy, places)
-    return [told(problems)] if problems else []
+    def wait() -> list[str]:
+        problems = derived()
+        return [told(problems)] if problems else []
+
+    return wait

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
-from pydantic import ValidationError
 
 from shared.contracts.messages import Task, TaskRef
-from shared.registry import VERIFIERS
 from shared.text import visible_json
+from swarm_cli.asked_tasks import ALL_NAMES, COLUMNS, DEFAULT_VERIFIER, NO_TASK, asked_sources, canonical_settings, is_file
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 
@@ -34,9 +33,6 @@ Settings = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g
 EarlierSettings = Annotated[str, typer.Option("--config", hidden=True)]
 """The earlier name of --settings. In every other command it names the node's configuration file."""
 Seed = Annotated[int, typer.Option(min=0)]
-NO_TASK, ALL_NAMES = "there is no such task", "`swarm task list` shows the names of all datasets"
-DEFAULT_VERIFIER = "reasoning_gym"
-COLUMNS = "question,answer"
 Judge = Annotated[
     str, typer.Option(help="How answers are scored: reasoning_gym, exact, final_number, math, or an installed verifier.")
 ]
@@ -75,8 +71,8 @@ def show(
     """Print tasks of a dataset: question and reference answer."""
     from shared.tasks.sandbox import ScoringJob
 
-    source = _source(dataset, DEFAULT_VERIFIER, columns)
     chosen = _settings(settings, config)
+    (source,) = asked_sources([dataset], DEFAULT_VERIFIER, columns, chosen)
     refs = [_ref(source.dataset, chosen, seed, position) for position in range(index, index + count)]
     for result in _run([ScoringJob(ref=ref, want_task=True) for ref in refs], source):
         if result.task is None:
@@ -101,8 +97,9 @@ def score(
 
     # Not in text mode, because an answer need not be valid UTF-8.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
-    source = _source(dataset, verifier, columns)
-    (result,) = _run([ScoringJob(ref=_ref(source.dataset, _settings(settings, config), seed, index), texts=[text])], source)
+    chosen = _settings(settings, config)
+    (source,) = asked_sources([dataset], verifier, columns, chosen)
+    (result,) = _run([ScoringJob(ref=_ref(source.dataset, chosen, seed, index), texts=[text])], source)
     if result.reason is not None:
         raise CommandError(result.detail)
     (reward,) = result.rewards
@@ -130,13 +127,13 @@ def audit(
     from shared.tasks.audit.run import audit as run_audit
     from shared.tasks.derive import dataset_names
 
-    names = datasets or dataset_names()
-    unknown = sorted({name for name in names if not _is_file(name)} - set(dataset_names()))
+    names, chosen = datasets or dataset_names(), _settings(settings, config)
+    sources = asked_sources(names, verifier, columns, chosen)
+    unknown = sorted({name for name in names if not is_file(name)} - set(dataset_names()))
     if unknown:
         raise CommandError(f"no dataset is called {', '.join(unknown)}: `swarm task list` lists them")
-    failed, chosen = False, _settings(settings, config)
-    for name in names:
-        source = _source(name, verifier, columns)
+    failed = False
+    for name, source in zip(names, sources, strict=True):
         refs = [_ref(source.dataset, chosen, seed, index) for index in range(count)]
         found = _with_pool(partial(run_audit, refs=refs), source)
         if source.dataset not in found:
@@ -168,32 +165,6 @@ def _report(finding: Finding, as_json: bool) -> bool:
     return bool(paid)
 
 
-def _is_file(name: str) -> bool:
-    return "." in name or "/" in name  # which no dataset's name has
-
-
-def _source(name: str, verifier: str, columns: str) -> TaskSpec:
-    """The task source called `name`: a dataset, or a file, which is read here. A file's answers are
-    scored by `exact` by default.
-    """
-    from shared.config import TaskSpec
-    from shared.tasks.file_source import with_row_name
-
-    try:
-        VERIFIERS.check(verifier)
-        if not _is_file(name):
-            return TaskSpec(dataset=name, verifier=verifier)
-        question, comma, answer = columns.partition(",")
-        if not comma:
-            raise CommandError(f"--columns {columns}: give two names, such as {COLUMNS}")
-        judge = "exact" if verifier == DEFAULT_VERIFIER else verifier
-        return with_row_name(TaskSpec(source="file", path=name, question=question, answer=answer, verifier=judge))
-    except ValidationError as error:
-        raise CommandError(f"{NO_TASK} ({error.errors()[0]['msg']}): {ALL_NAMES}") from None
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-
-
 def _run(jobs: list[ScoringJob], source: TaskSpec) -> list[JobResult]:
     return _with_pool(lambda pool: pool.run(jobs), source)
 
@@ -222,16 +193,10 @@ def _settings(settings: str, earlier: str) -> str:
     return earlier
 
 
-def _ref(dataset: str, text: str, seed: int, index: int) -> TaskRef:
+def _ref(dataset: str, settings: str, seed: int, index: int) -> TaskRef:
+    named = {"dataset": dataset, "config": canonical_settings(settings), "seed": seed, "index": index}
     try:
-        settings = json.loads(text)
-    except ValueError as error:
-        raise CommandError(f"--settings is not JSON ({error}): write it like '{{\"max_terms\": 3}}'") from None
-    if not isinstance(settings, dict):
-        raise CommandError("--settings must be a JSON object, like '{\"max_terms\": 3}'")
-    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
-    try:
-        return msgspec.convert({"dataset": dataset, "config": canonical, "seed": seed, "index": index}, TaskRef)
+        return msgspec.convert(named, TaskRef)
     except msgspec.ValidationError as error:
         raise CommandError(f"{NO_TASK} ({error}): {ALL_NAMES}") from None
 

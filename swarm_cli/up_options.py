@@ -63,12 +63,13 @@ def as_options(given: Given) -> Iterator[str]:
 def continues(command: str, folder: Path) -> bool:
     """Whether `command`, from the note of the run in `folder`, is as `swarm up` writes it for this
     run, and nothing else: it is shown to be copied into a shell, and the note may be somebody
-    else's.
+    else's. From another folder a relative configuration, as earlier versions noted it, would be
+    another file.
     """
     if len(command) > _LONGEST or visible(command) != command:
         return False
     options = options_in(command)
-    if options.config and in_a_run(options.config, folder):
+    if options.config and (not options.config.is_absolute() or in_a_run(options.config, folder)):
         return False
     words = ["swarm", "up", "--run", folder.name, *shlex.split(" ".join(as_options(options)))]
     return command == shlex.join(words)

@@ -2,10 +2,23 @@
 loaded (`load_config`).
 
 Importable without torch. The fields in `sections` state each value's meaning, unit and reason for
-the default.
+the default. The names below are imported on first use: a process that is given a section loads
+nothing that reads files and variables.
 """
 
-from shared.config.load import ConfigError, NodeConfig, load_config
-from shared.config.sections import TaskSpec
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shared.config.load import ConfigError, NodeConfig, load_config
+    from shared.config.sections import TaskSpec
 
 __all__ = ["ConfigError", "NodeConfig", "TaskSpec", "load_config"]
+
+_HOMES = {**dict.fromkeys(("ConfigError", "NodeConfig", "load_config"), "load"), "TaskSpec": "sections"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

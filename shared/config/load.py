@@ -49,6 +49,7 @@ from shared.config.sections import (
 )
 from shared.config.telemetry_sections import TracingSection, TrackingSection
 from shared.os_words import in_words
+from shared.plain_files import read_named
 from shared.roles import ROLES
 
 
@@ -226,6 +227,8 @@ class _Loading:
         return tuple(known[place] for place in left)
 
 
+MAX_FILE_BYTES = 4 * 2**20
+"""Of a file with settings or task sources: tens of thousands of entries."""
 _current: _Loading | None = None
 _ROUNDS = 8
 """How often faulty settings are removed, because each removal may uncover others."""
@@ -315,7 +318,7 @@ def _wrong_variables(loading: _Loading) -> list[str]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(read_named(path, MAX_FILE_BYTES).decode())
     except FileNotFoundError:
         raise ConfigError(
             f"configuration file {path} does not exist: give another with --config or {CONFIG_FILE_VARIABLE}"

@@ -396,4 +396,4 @@ class LogSection(Section):
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Level on standard output; the run's log files always contain info and above."
     )
-    format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on a terminal, JSON otherwise.")
+    format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on terminals and by `swarm up`, or JSON.")

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import stat
 import tempfile
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from shared.os_words import in_words
-from shared.setting_names import task_entry
+from shared.setting_names import entry_lines, told
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_apart import text_rows_apart
 from shared.tasks.file_formats import FileSourceError, Row, data_files, place_in
@@ -81,18 +81,6 @@ def with_rows(specs: Sequence[TaskSpec]) -> list[TaskSpec]:
     if problems:
         raise TaskConfigError("task_config", told(entry_lines(problems)))
     return named
-
-
-def entry_lines(problems: Iterable[tuple[int, str]]) -> list[str]:
-    """Problems of task sources: the number of each source's entry, and what is wrong. A problem of
-    several lines becomes several.
-    """
-    return [f"{task_entry(place)}: {line}" for place, problem in problems for line in problem.split("\n")]
-
-
-def told(lines: Iterable[str]) -> str:
-    """Lines of task sources' entries as a message."""
-    return "\n".join(["task sources cannot be used:", *(f"  {line}" for line in lines)])
 
 
 def with_row_name(spec: TaskSpec) -> TaskSpec:

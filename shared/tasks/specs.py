@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shared.contracts.messages import TaskRef
+from shared.setting_names import entry_lines, told
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item
 from shared.tasks.file_formats import FileSourceError, place_in
 from shared.tasks.file_mistakes import first_of
 from shared.tasks.file_rows import held, hold
-from shared.tasks.file_source import entry_lines, told, with_row_name
+from shared.tasks.file_source import with_row_name
 from shared.tasks.held_out import check_share, shares
 from shared.tasks.verifiers import DEFAULT_VERIFIER, Verifier, load_verifier
 

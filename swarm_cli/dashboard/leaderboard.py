@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from shared.contracts.control import EvalReport
 from shared.identity.statements import Heard, Standing
-from swarm_cli.dashboard.base_scores import Bases
+from swarm_cli.dashboard.recorded_scores import NO_NODES, NO_SETS, ByNode, BySet
 
 CURVE_POINTS = 24
 """Points of a node's curve in the table; the node's page has all that are kept."""
@@ -18,7 +18,6 @@ SETS_A_KEY = 2
 """How many of the newest held-out sets that a key reported on are shown: after a change of set the
 previous one stays visible, and no key can fill the table with invented sets.
 """
-NO_BASES: Bases = {}
 THIS_SERVER = "this server's own"
 """Standing of a score from the node plane, where no signature is needed."""
 
@@ -49,13 +48,19 @@ class Row:
 
 
 def leaderboard(
-    heard: Iterable[Heard[EvalReport]], own: Iterable[EvalReport] = (), known: Collection[str] = (), bases: Bases = NO_BASES
+    heard: Iterable[Heard[EvalReport]],
+    own: Iterable[EvalReport] = (),
+    known: Collection[str] = (),
+    recorded: ByNode = NO_NODES,
+    *,
+    ended: bool = False,
 ) -> list[Row]:
     """Rows by held-out set, the set with most nodes first, and within a set by gain; rows that may
     not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: newest reports of
     nodes on this server, shown if the swarm has none of theirs. `known`: nodes that count before
-    all others, so that a crowd of invented nodes cannot put its set on top. `bases`: what the nodes
-    have on record of their base policies, for rows that may be ranked and lack it.
+    all others, so that a crowd of invented nodes cannot put its set on top. `recorded`: what the
+    nodes have on record, for rows that may be ranked: the base policy's score if a row lacks it,
+    and the newest one if the run has ended, as nobody will pass it on.
     """
     by_key: dict[tuple[str, str, str], dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
     for each in heard:
@@ -65,7 +70,7 @@ def leaderboard(
     rows = [row for sets in by_key.values() for row in _newest_sets(sets.values())]
     told = {row.node for row in rows if row.trusted}
     rows += [_own_row(report) for report in own if report.node not in told]
-    rows = [_with_base(row, bases.get((row.node, row.held_out, row.n))) if row.trusted else row for row in rows]
+    rows = [_completed(row, recorded.get(row.node, NO_SETS), ended) if row.trusted else row for row in rows]
     nodes, those_known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     for row in rows:
         nodes[row.held_out, row.n] += row.trusted
@@ -83,10 +88,19 @@ def leaderboard(
     )
 
 
-def _with_base(row: Row, base: float | None) -> Row:
-    if row.base is not None or base is None:
+def _completed(row: Row, recorded: BySet, ended: bool) -> Row:
+    known = recorded.get((row.held_out, row.n))
+    if known is None:
         return row
-    return replace(row, base=base, curve=thinned([(0, base), *row.curve], CURVE_POINTS))
+    if row.base is None and known.base is not None:
+        base = known.base.pass_rate
+        row = replace(row, base=base, curve=thinned([(0, base), *row.curve], CURVE_POINTS))
+    newest = known.newest
+    if not ended or newest.created_at <= row.at:
+        return row
+    version, rate = newest.policy_version, newest.pass_rate
+    curve = thinned([*(point for point in row.curve if point[0] < version), (version, rate)], CURVE_POINTS)
+    return replace(row, newest=rate, policy_version=version, at=newest.created_at, curve=curve)
 
 
 def _newest_sets(sets: Iterable[Sequence[Heard[EvalReport]]]) -> list[Row]:
@@ -149,19 +163,31 @@ def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, f
     return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
 
 
-def curves_by_task(heard: Iterable[Heard[EvalReport]], node: str, public_key: str) -> dict[str, list[tuple[int, float]]]:
+def curves_by_task(
+    heard: Iterable[Heard[EvalReport]],
+    node: str,
+    public_key: str,
+    recorded: BySet = NO_SETS,
+    *,
+    ended: bool = False,
+) -> dict[str, list[tuple[int, float]]]:
     """One key's pass rates by dataset, and over all datasets under "", on the held-out set that it
-    last reported on. Reports with a refused signature are left out.
+    last reported on. Reports with a refused signature are left out. `recorded`, `ended`: as in
+    `leaderboard`, for this node.
     """
-    mine = [
-        each.said
-        for each in heard
-        if each.said.node == node and (each.public_key or "") == public_key and each.standing is not Standing.REFUSED
-    ]
-    in_order = sorted(mine, key=attrgetter("created_at"))
+    mine = [each for each in heard if each.said.node == node and (each.public_key or "") == public_key]
+    mine = [each for each in mine if each.standing is not Standing.REFUSED]
+    in_order = sorted((each.said for each in mine), key=attrgetter("created_at"))
+    trusted = bool(mine) and mine[-1].standing is Standing.SIGNED
+    known = recorded.get((in_order[-1].held_out or "", in_order[-1].n)) if trusted else None
+    if known is not None and ended and known.newest.created_at > in_order[-1].created_at:
+        in_order.append(known.newest)
     same_set = [report for report in in_order if report.held_out == in_order[-1].held_out]
     kept = {version for version, _ in _curve(same_set)}
     newest = [list(reports)[-1] for _, reports in groupby(same_set, key=attrgetter("policy_version"))]
+    if known is not None and known.base is not None and 0 not in kept:
+        kept.add(0)
+        newest.append(known.base)
     curves: dict[str, dict[int, float]] = {}
     for report in newest:
         if report.policy_version in kept:

@@ -1,5 +1,5 @@
-"""What the page reads of a run's folder on this machine: whose groups were trained on, and the base
-policies' scores.
+"""What the page reads of a run's folder on this machine: whose groups were trained on, and the
+nodes' held-out scores.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 
 from shared.config import NodeConfig
-from swarm_cli.dashboard.base_scores import Bases, BaseScores
 from swarm_cli.dashboard.recent_groups import StepPoint
+from swarm_cli.dashboard.recorded_scores import ByNode, RecordedScores
 from swarm_cli.dashboard.trained_groups import TrainedFollower, TrainedGroups
 from swarm_cli.looking.target import Target
 from swarm_cli.observe.snapshot import SwarmSnapshot
@@ -17,14 +17,14 @@ from swarm_cli.running import run_at
 
 
 class RunRecords:
-    """The records of one run. `bases`: as of the last read."""
+    """The records of one run. `scores`: as of the last read."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._trained = TrainedFollower()
-        self._base_scores = BaseScores()
+        self._scores = RecordedScores()
         self._run = ""
-        self.bases: Bases = {}
+        self.scores: ByNode = {}
 
     @property
     def trained(self) -> TrainedGroups:
@@ -45,7 +45,7 @@ class RunRecords:
         folders = self._folders(snapshot, target)
         stepping = [node.node for node in snapshot.nodes if node.view.step > 0]
         self._trained.read_on({node: folders[node] for node in stepping if node in folders})
-        self.bases = self._base_scores.read({node: folder for node, folder in folders.items() if folder is not None})
+        self.scores = self._scores.read({node: folder for node, folder in folders.items() if folder is not None})
 
     def _folders(self, snapshot: SwarmSnapshot, target: Target) -> dict[str, Path | None]:
         """The folders in the run of the nodes on this server; None if it is not on this machine."""

@@ -24,6 +24,7 @@ from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.end_told import end_object, gone
 from swarm_cli.dashboard.group_page import group_object, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
+from swarm_cli.dashboard.recorded_scores import NO_SETS
 from swarm_cli.dashboard.run_records import RunRecords
 from swarm_cli.dashboard.steps import steps_object
 from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
@@ -134,8 +135,8 @@ class SwarmSource:
             self._scores.heard(snapshot.swarm),
             self._batches.recent,
             self._records.trained,
-            self._records.bases,
-            self._last_steps(),
+            self._records.scores,
+            self._last_steps() if self._over else None,
         )
         told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
         if self._following.target.ended is not None:
@@ -189,7 +190,7 @@ class SwarmSource:
             if self._heard_at is None:
                 return 503, NOT_READ_YET
             return 404, {"problem": f"no node {node}: no process, directory entry, score or group of that name has been seen here"}
-        curves = curves_by_task(heard, node, key)
+        curves = curves_by_task(heard, node, key, self._records.scores.get(node, NO_SETS), ended=self._over)
         groups = self._batches.recent.recent(GROUPS_SENT, node, self._last_steps())
         return 200, {
             "node": node,

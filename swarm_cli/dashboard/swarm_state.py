@@ -13,10 +13,10 @@ from shared.identity.statements import Heard
 from shared.roles import ROLES
 from shared.runtime.status import STOPPED
 from shared.text import visible
-from swarm_cli.dashboard.base_scores import Bases
 from swarm_cli.dashboard.group_page import cut
-from swarm_cli.dashboard.leaderboard import NO_BASES, Row, leaderboard
+from swarm_cli.dashboard.leaderboard import Row, leaderboard
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
+from swarm_cli.dashboard.recorded_scores import NO_NODES, ByNode
 from swarm_cli.dashboard.trained_groups import TrainedGroups
 from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
@@ -38,7 +38,7 @@ def swarm_object(
     heard: Sequence[Heard[EvalReport]],
     recent: RecentGroups,
     trained: TrainedGroups = NOTHING_TRAINED,
-    bases: Bases = NO_BASES,
+    recorded: ByNode = NO_NODES,
     last: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The first view's data. At most about 150 kB of JSON, however large the swarm is. last: of a
@@ -49,7 +49,7 @@ def swarm_object(
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(snapshot.known)
     own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
-    rows = leaderboard(heard, own, known, bases)
+    rows = leaderboard(heard, own, known, recorded, ended=last is not None)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
     shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
     cells, fewest = trained.cells[:CELLS_SENT], trained.cells[CELLS_SENT:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.config.sections import ModelSection
 from shared.identity.permissions import OBSERVER
 from shared.runtime.errors import EXIT_CONFIG
+from shared.setting_names import told
 from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node
@@ -34,7 +35,7 @@ from swarm_cli.join.roster_asked import confirmed, without_roster
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
 from swarm_cli.local.control import answering, holding_run
-from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
+from swarm_cli.local.launch import STOPPED_BY_SIGNAL, lines_for_people, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
 from swarm_cli.local.run_note import note_of, write_note
@@ -43,7 +44,7 @@ from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
 from swarm_cli.run_end import forget_end, write_end
 from swarm_cli.running import JOINED
-from swarm_cli.tasks_apart import problems_within
+from swarm_cli.tasks_apart import begin_deriving
 from swarm_cli.toml_view import config_toml
 
 
@@ -117,6 +118,9 @@ class Newcomer:
         """
         invitation, config, accepts = self.invitation, self.config, self.invitation.accepts
         node = config.node.id
+        # Two processes work while the hub is asked.
+        model = _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else list
+        tasks = _task_problems(config)
         with self._checking() as checked:
             hub = asyncio.run(look_at_hub(checked))
         if hub.reached:
@@ -129,8 +133,8 @@ class Newcomer:
             yield from filter(None, [findings.admission(invitation, node, self.signing_key)])
         yield findings.software(invitation, version("reasoning-gym"))
         yield findings.sizes(config, accepts)
-        yield findings.tasks(config, accepts, _task_problems(config))
-        yield findings.model(config, _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else [])
+        yield findings.tasks(config, accepts, tasks())
+        yield findings.model(config, model())
 
     def run(self, nats_port: int, base_port: int | None, steps: int) -> int:
         """Write the token's contents and the node's configuration into the folder, and run the node
@@ -205,6 +209,7 @@ class Newcomer:
                 "SWARM_NATS__SWARM_URL": self.invitation.url,
             }
             | ({"SWARM_TRAINER__MAX_STEPS": str(steps)} if steps else {})
+            | lines_for_people(config)
         )
         note(
             f"node {config.node.id} joins the swarm called {self.invitation.swarm_id}; Ctrl-C or `swarm down` ends it, "
@@ -250,14 +255,20 @@ def prepare(
     return Newcomer(invitation, folder, ready, signing_key, hub_key)
 
 
-def _task_problems(config: NodeConfig) -> list[str]:
-    from shared.tasks.file_source import told
-
+def _task_problems(config: NodeConfig) -> Callable[[], list[str]]:
     remedy = "name others with --tasks, or ask the operator for a token with smaller settings"
-    problems = problems_within(config.tasks, config.eval.tasks, remedy)
-    return [told(problems)] if problems else []
+    derived = begin_deriving(config.tasks, config.eval.tasks, remedy)
+
+    def wait() -> list[str]:
+        problems = derived()
+        return [told(problems)] if problems else []
+
+    return wait
 
 
-def _model_problems(model: ModelSection, thoroughly: bool) -> list[str]:
-    problem = model_problem(model.path, model.revision)
-    return [problem] if problem else read_facts(model)().problems if thoroughly else []
+def _model_problems(model: ModelSection, thoroughly: bool) -> Callable[[], list[str]]:
+    """Begin to look for the model; the returned function waits for the problems."""
+    if problem := model_problem(model.path, model.revision):
+        return lambda: [problem]
+    facts = read_facts(model) if thoroughly else None
+    return lambda: facts().problems if facts else []

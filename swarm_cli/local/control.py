@@ -97,7 +97,7 @@ def _opened(lock: Path) -> TextIO:
     try:
         return open(lock, "a+", opener=_for_owner_only)
     except OSError as error:
-        if error.errno not in (*NO_FILE, errno.EISDIR) or error.errno == errno.ENOENT:
+        if error.errno not in NO_FILE or error.errno == errno.ENOENT:
             raise
         raise CommandError(f"{lock} is no file, so it cannot be the run's lock: remove it if you trust the run") from None
 

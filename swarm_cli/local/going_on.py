@@ -22,9 +22,9 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
     list of the options added. An earlier option that contradicts a given one is left out.
 
     Raises:
-        CommandError: the earlier start's configuration lies in a run's folder; or the run was
-            copied here, and its note names a configuration, a server, or more nodes than start by
-            default.
+        CommandError: the earlier start's configuration lies in a run's folder, or is a relative
+            path, as earlier versions noted it; or the run was copied here, and its note names a
+            configuration, a server, or more nodes than start by default.
     """
     folder = load_chosen(given.config).node.var_dir / "runs" / run
     note = read_note(folder) if run else None
@@ -44,6 +44,11 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
         before = replace(before, nats_url="", nats_port=None)
     if (before.config or before.nats_url) and not is_own(folder):
         raise CommandError(_named_elsewhere(run, before))
+    if before.config and not before.config.is_absolute():
+        raise CommandError(
+            f"run {run} was last started with the configuration {visible(str(before.config), 200)}, and its note does not say in "
+            "which folder: give the file with --config"
+        )
     if _count(before) > Layout().nodes and not is_own(folder):
         raise CommandError(_many_elsewhere(run, before))
     added = {field.name: getattr(before, field.name) for field in fields(Given) if not getattr(given, field.name)}

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from shared.config import NodeConfig
 from swarm_cli.local.output import Output
 from swarm_cli.local.supervisor import Beside, Outcome, run_supervised
 from swarm_cli.own_modules import own_modules
@@ -17,7 +18,7 @@ GRACE_S = 180.0
 policy with a few billion parameters.
 """
 
-__all__ = ["GRACE_S", "STOPPED_BY_SIGNAL", "Outcome", "run_lines"]
+__all__ = ["GRACE_S", "STOPPED_BY_SIGNAL", "Outcome", "lines_for_people", "run_lines"]
 
 
 def run_lines(
@@ -50,6 +51,13 @@ def run_lines(
         )
     finally:
         output.close()
+
+
+def lines_for_people(config: NodeConfig) -> dict[str, str]:
+    """The environment variable with which processes write lines as on a terminal, unless the
+    configuration asks for JSON: they write to a pipe, but people read what `Output` makes of it.
+    """
+    return {"SWARM_LOG__FORMAT": "console"} if config.log.format == "auto" else {}
 
 
 def _with_own_python_first(environment: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ that continues the run.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout
 from swarm_cli.own_run import NOTE, mark_as_own
 from swarm_cli.replace_file import replace_file
 from swarm_cli.running import RunNote
-from swarm_cli.shipped import DEMO_CONFIG, shown
+from swarm_cli.shipped import DEMO_CONFIG
 
 
 def write_note(folder: Path, note: RunNote) -> None:
@@ -44,7 +45,7 @@ def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
 
 
 def up_command(config: NodeConfig, layout: Layout) -> str:
-    """The `swarm up` command that starts the same nodes on the same ports again."""
+    """The `swarm up` command that starts the same nodes on the same ports, from any folder."""
     return shlex.join(["swarm", "up", "--run", config.node.run, *_options(config, layout)])
 
 
@@ -61,8 +62,9 @@ def _options(config: NodeConfig, layout: Layout) -> Iterator[str]:
         yield from ("--nodes", str(layout.nodes))
     for name in layout.names and layout.node_names:
         yield from ("--name", name)
-    if layout.config != shown(DEMO_CONFIG):
-        yield from ("--config", str(layout.config))
+    file = os.path.abspath(layout.config)
+    if file != str(DEMO_CONFIG):
+        yield from ("--config", file)
     if layout.nats_url:
         yield from ("--nats-url", layout.nats_url)
     elif layout.nats_port != DEFAULT_NATS_PORT:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import is_node_name
 from shared.runtime.errors import EXIT_CONFIG
+from shared.setting_names import told
 from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
@@ -24,8 +26,7 @@ from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.going_on import going_on
-from swarm_cli.local.known_datasets import check_datasets
-from swarm_cli.local.launch import GRACE_S, run_lines
+from swarm_cli.local.launch import GRACE_S, lines_for_people, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import (
     DEFAULT_NATS_PORT,
@@ -40,6 +41,7 @@ from swarm_cli.local.run_told import Ran, announce, explain_end
 from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.run_end import forget_end, write_end
 from swarm_cli.shipped import DEMO_CONFIG, shown
+from swarm_cli.tasks_apart import SMALLER, begin_deriving
 from swarm_cli.up_options import Given
 
 _HIGHEST_PORT = 65_535
@@ -103,11 +105,12 @@ def up(
     if print_procfile:
         typer.echo(render_procfile(layout), nl=False)
         return
-    os.environ.update(swarm_of_run(node_config, layout))
+    os.environ.update(swarm_of_run(node_config, layout) | lines_for_people(node_config))
     if not verbose and "level" not in node_config.log.model_fields_set:
         os.environ["SWARM_LOG__LEVEL"] = "warning"
+    check_tasks = tasks_checked(node_config)
     check_objective(node_config)
-    check_datasets(node_config)
+    check_tasks()
     ensure_toy_policy(node_config)
     folder = node_config.node.var_dir / "runs" / node_config.node.run
     with holding_run(folder):
@@ -128,6 +131,21 @@ def up(
         write_end(folder, outcome.code, outcome.first)
     explain_end(outcome, node_config, ran.layout)
     raise typer.Exit(outcome.code)
+
+
+def tasks_checked(config: NodeConfig) -> Callable[[], None]:
+    """Begin to derive a task from each source, with a deadline and a memory limit, which the
+    services do not have: they would refuse a wrong source half a minute later, and one that
+    demands too much would take this machine's memory. The returned function waits, and raises
+    CommandError if a source cannot be used.
+    """
+    derived = begin_deriving(config.tasks, config.eval.tasks, SMALLER)
+
+    def check() -> None:
+        if problems := derived():
+            raise CommandError(f"{told(problems)}\nnothing was started", EXIT_CONFIG)
+
+    return check
 
 
 def checked_run(run: str) -> str:

@@ -7,15 +7,19 @@ the facts go to standard output.
 
 from __future__ import annotations
 
+import gc
+import importlib.metadata
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shared.config.sections import ModelSection
-from swarm_cli.local.base_model import model_problem
+from swarm_cli.own_modules import own_modules
+
+if TYPE_CHECKING:
+    from shared.config.sections import ModelSection
 
 MODULE = "swarm_cli.model.facts"
 
@@ -33,6 +37,8 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
     """Begin to read the model's configuration and tokenizer (for a hub name, from the hub or its
     cache), but not its weights. The returned function waits for the facts.
     """
+    from swarm_cli.local.base_model import model_problem
+
     if problem := model_problem(model.path, model.revision):
         return lambda: ModelFacts([problem])
     process = subprocess.Popen(
@@ -40,7 +46,7 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # transformers advises to install torch where it finds none.
-        env=os.environ | {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},
+        env=os.environ | own_modules() | {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},
     )
 
     assert process.stdin is not None and process.stdout is not None
@@ -69,8 +75,14 @@ def _facts(model: ModelSection) -> ModelFacts:
 
 def main() -> None:
     """Read the section, write the facts."""
+    gc.disable()  # imports make many objects and hardly any garbage
     # This makes transformers find no torch; it reads tokenizers and configurations without.
     sys.modules["torch"] = None  # type: ignore[assignment]
+    # It looks through the files of all installed packages to learn which package a module is from,
+    # and where it does not learn that, takes the module's name.
+    importlib.metadata.packages_distributions = dict
+    from shared.config.sections import ModelSection
+
     # A tokenizer's code that prints must not write into the answer.
     answer: Any = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -31,7 +32,7 @@ from swarm_cli.run_end import write_end
 from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.page_looker import Looker, a_browser
-from tests.integration.page_swarm import Dashboard, PageSwarm, group, trained_on, usual
+from tests.integration.page_swarm import SET, Dashboard, PageSwarm, group, trained_on, usual
 from tests.nats_server import NatsServer
 
 DEADLINE_S = 180.0
@@ -177,12 +178,15 @@ def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_t
     try:
         with running(var_dir, "one", first):
             shown = Dashboard("", tmp_path, var_dir=var_dir)
-            assert shown.until_state("running")["server"] == first.url
+            told = shown.until(lambda found: bool(found.get("leaderboard")), "its score")
+            assert (told["server"], scores(told)) == (first.url, [(4, 0.5, None)])
             first.stop()
+            evaluated(var_dir / "runs" / "one" / "alpha")
             trained_on(var_dir / "runs" / "one" / "alpha", 7, [group("alpha", "beta", "2 * 3?", [("6", 1.0), ("5", 0.0)])])
             write_end(var_dir / "runs" / "one", 0, "progress")
         told = shown.until_state("ended")
         assert told["exchange"] == [["alpha", "beta", "gcd", 1]], "the last lines of the files are read too"
+        assert scores(told) == [(9, 0.75, 0.125)], "and the last scores, which nobody passed on"
         assert told["ended"]["run"] == "one" and told["ended"]["follows"] and not told["ended"]["copied"]
         assert (told["problem"], told["ended"]["goes_on"]) == ("", "`swarm up --run one`"), "its server ended with it"
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -221,12 +225,26 @@ def running(var_dir: Path, run: str, server: NatsServer) -> Iterator[None]:
     async def write() -> None:
         swarm = await PageSwarm.open(server.url)
         await swarm.node("alpha")
+        await swarm.score(swarm.report("alpha", 4, 0.5))
         await swarm.transport.close()
 
     asyncio.run(write())
     with holding_run(var_dir / "runs" / run):
         write_note(var_dir / "runs" / run, RunNote(server.url, server.url, f"swarm up --run {run}"))
         yield
+
+
+def evaluated(folder: Path) -> None:
+    """Write the scores that the node of `running` has on record at its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for version, rate in ((0, 0.125), (4, 0.5), (9, 0.75)):
+        line = {"policy_version": version, "pass_rate": rate, "n": 200, "time": time.time(), "held_out": SET}
+        with (folder / "eval.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def scores(told: dict[str, Any]) -> list[tuple[int, float, float | None]]:
+    return [(row["version"], row["newest"], row["base"]) for row in told["leaderboard"]]
 
 
 def children(process: subprocess.Popen[str]) -> list[int]:

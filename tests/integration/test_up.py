@@ -29,7 +29,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     # Nobody else is there to wait for until the second node joins.
-    yield Swarm(tmp_path_factory.mktemp("swarm"), SWARM_SAMPLER__EXTERNAL="0")
+    # The format is the one of a configuration that names none, unlike the demo's.
+    logs = {"SWARM_LOG__FORMAT": "auto", "SWARM_LOG__LEVEL": "info"}
+    yield Swarm(tmp_path_factory.mktemp("swarm"), SWARM_SAMPLER__EXTERNAL="0", **logs)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,11 @@ def test_a_run_with_steps_ends_by_itself_with_a_summary_and_exit_code_0(finished
     assert f"all nodes have taken {STEPS} steps" in finished.stdout
     assert "swarm plot first" in finished.stdout
     assert "Traceback" not in finished.stdout
+
+
+def test_the_services_lines_are_for_people(finished: subprocess.CompletedProcess[str]) -> None:
+    assert any("alpha-trainer" in line and "[info" in line for line in finished.stdout.splitlines()), finished.stdout[-3000:]
+    assert not [line for line in finished.stdout.splitlines() if "| {" in line]
 
 
 def test_the_services_end_in_time_when_the_run_does(finished: subprocess.CompletedProcess[str]) -> None:

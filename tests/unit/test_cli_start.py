@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from shared.version import VERSION
 from swarm_cli.app import COMMANDS, GROUPS
 from swarm_cli.console import terminal
+from swarm_cli.shipped import DEMO_CONFIG
 
 HEAVY = {
     *("torch", "transformers", "safetensors", "peft", "reasoning_gym", "sympy", "matplotlib", "pandas"),
@@ -32,6 +35,39 @@ def test_a_command_starts_without_what_it_may_need_later(command: str) -> None:
     asked = [sys.executable, "-c", IMPORTED, command, ",".join(sorted(HEAVY))]
     imported = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=180).stdout.strip()
     assert set(filter(None, imported.split(","))) <= NEEDED_AT_ONCE.get(command, set())
+
+
+CHECKED = """
+import sys
+from swarm_cli.app import main
+try:
+    main()
+finally:
+    print(",".join(name for name in KNOWN if name in sys.modules), file=sys.stderr)
+"""
+ASKED = {"tasks": [{"dataset": "gcd"}], "held_out": 0, "places": []}
+
+
+@pytest.mark.slow
+def test_checking_a_configuration_imports_no_more_than_its_command() -> None:
+    asked = [sys.executable, "-c", CHECKED.replace("KNOWN", str(HEAVY)), "config", "check", "--config", str(DEMO_CONFIG)]
+    answer = subprocess.run(
+        asked, capture_output=True, text=True, timeout=180, check=False, env=os.environ | {"PYTHONHASHSEED": "0"}
+    )
+    assert answer.stderr.splitlines()[-1:] in ([], [""]), answer.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "asked"),
+    [("swarm_cli.tasks_apart", ASKED), ("swarm_cli.model.facts", {"path": str(Path(__file__).parent)})],
+)
+def test_a_process_of_a_check_imports_no_part_of_a_command(module: str, asked: dict[str, object]) -> None:
+    unneeded = ("structlog", "typer", "pydantic_settings", "nats", "shared.config.load", "shared.tasks.sandbox.pool")
+    started = f"import sys; from {module} import main; main(); print([name for name in {unneeded} if name in sys.modules])"
+    known = [sys.executable, "-c", started.replace("print(", "print(file=sys.stderr, *")]
+    answer = subprocess.run(known, input=json.dumps(asked), capture_output=True, text=True, timeout=180, check=True)
+    assert answer.stderr.splitlines()[-1].strip() == "", answer.stderr
 
 
 ANSWERED = """

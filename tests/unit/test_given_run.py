@@ -252,7 +252,7 @@ def test_a_note_s_command_is_shown_only_if_a_start_of_that_run_writes_it(
     [
         JOINED,
         "swarm up --run gift",
-        "swarm up --run gift --nodes 2 --name a --name b --config 'my $(node).toml' --nats-port 4333 --base-port 9500",
+        "swarm up --run gift --nodes 2 --name a --name b --config '/my $(node).toml' --nats-port 4333 --base-port 9500",
         "swarm up --run gift --nats-url nats://hub:4222",
     ],
 )
@@ -261,7 +261,7 @@ def test_a_note_s_command_that_a_start_writes_is_shown(folder: Path, command: st
     assert goes_on(folder) == command
 
 
-@pytest.mark.parametrize("named", ["--config mine.toml", "--nats-url nats://hub:4222"])
+@pytest.mark.parametrize("named", ["--config /mine.toml", "--nats-url nats://hub:4222"])
 def test_a_copied_note_s_command_is_not_shown_if_it_names_a_server_or_a_configuration(folder: Path, named: str) -> None:
     write_note(folder, RunNote("nats://127.0.0.1:1", "none", "swarm up --run gift --nodes 3"))
     (folder / "up.own").unlink()

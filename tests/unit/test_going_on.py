@@ -10,7 +10,7 @@ import pytest
 from swarm_cli.errors import CommandError
 from swarm_cli.local.going_on import going_on
 from swarm_cli.local.run_note import write_note
-from swarm_cli.running import RunNote
+from swarm_cli.running import RunNote, goes_on
 from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.up_options import Given
 
@@ -24,15 +24,15 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
     monkeypatch.delenv("SWARM_CONFIG", raising=False)
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
-    command = "swarm up --run mine --nodes 1 --name gamma --config 'my node.toml' --nats-port 31460 --base-port 31470"
+    command = "swarm up --run mine --nodes 1 --name gamma --config '/my node.toml' --nats-port 31460 --base-port 31470"
     write_note(folder, RunNote("nats://127.0.0.1:31460", "none", command))
-    return Given(1, ("gamma",), Path("my node.toml"), 31_460, "", 31_470)
+    return Given(1, ("gamma",), Path("/my node.toml"), 31_460, "", 31_470)
 
 
 def test_what_is_not_given_is_as_the_run_last_had_it_and_is_named(before: Given) -> None:
     given, added = going_on(DEFAULT, "mine")
     assert given == before
-    said = "--nodes 1 --name gamma --config 'my node.toml' --nats-port 31460 --base-port 31470"
+    said = "--nodes 1 --name gamma --config '/my node.toml' --nats-port 31460 --base-port 31470"
     assert " ".join(added) == said
 
 
@@ -74,7 +74,20 @@ def test_a_configuration_in_the_run_s_own_folder_is_used_only_if_it_is_given(
         assert going_on(Given(config=DEMO_CONFIG), "mine")[0].config == DEMO_CONFIG
 
 
-@pytest.mark.parametrize("named", ["--config mine.toml", "--nats-url nats://stranger:4222"])
+def test_a_relative_configuration_of_an_older_note_is_used_only_if_it_is_given(
+    before: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    shutil.copy(DEMO_CONFIG, "node.toml")
+    write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "swarm up --run mine --config node.toml"))
+    with pytest.raises(CommandError, match=r"configuration node.toml, and its note does not say in which folder: .*--config"):
+        going_on(DEFAULT, "mine")
+    assert going_on(Given(config=Path("node.toml")), "mine")[0] == Given(config=Path("node.toml"))
+    assert goes_on(tmp_path / "runs" / "mine") == "swarm up --run mine, with the options that it was started with"
+
+
+@pytest.mark.parametrize("named", ["--config /mine.toml", "--nats-url nats://stranger:4222"])
 def test_a_configuration_or_server_that_only_a_copied_runs_note_names_must_be_given(
     before: Given, tmp_path: Path, named: str
 ) -> None:

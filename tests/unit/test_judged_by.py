@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ex.toml").write_text('[[tasks]]\ndataset = "gcd"\nverifier = "exact"\n')
     folder = tmp_path / "runs" / "ex"
     folder.mkdir(parents=True)
-    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", "swarm up --run ex --config ex.toml"))
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", f"swarm up --run ex --config {tmp_path}/ex.toml"))
     return folder
 
 
@@ -49,5 +49,9 @@ def test_another_configuration_is_named_where_it_is_the_one_that_tells(folder: P
     note = folder / "up.json"
     note.write_text(note.read_text().replace("ex.toml", "other.toml"))
     assert rules().startswith("reasoning_gym (by "), "somebody else may have written the note"
-    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", "swarm up --run ex --config gone.toml"))
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", f"swarm up --run ex --config {tmp_path}/gone.toml"))
     assert rules().startswith("reasoning_gym (by "), "the file is gone"
+    (tmp_path / "ex.toml").rename(tmp_path / "gone.toml")
+    assert rules() == "exact"
+    write_note(folder, RunNote("nats://127.0.0.1:4222", "none", "swarm up --run ex --config gone.toml"))
+    assert rules().startswith("reasoning_gym (by "), "in which folder, the note does not say"

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from shared.config import load_config
+from shared.config.sections import ModelSection
 from swarm_cli.local.launch import run_lines
+from swarm_cli.model.facts import read_facts
 from swarm_cli.own_modules import own_modules
 from swarm_cli.tasks_apart import problems_within
+from tests.integration.trainer_life import tiny_policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +37,13 @@ def test_the_processes_of_a_run_import_nothing_from_the_current_folder(elsewhere
 
 def test_the_process_that_tries_a_tokens_tasks_imports_nothing_from_the_current_folder(elsewhere: Path) -> None:
     assert problems_within(load_config(overrides={"tasks": [{"dataset": "gcd"}]}).tasks, 0, "") == []
+    assert not elsewhere.exists()
+
+
+@pytest.mark.slow
+def test_the_process_that_reads_a_model_imports_nothing_from_the_current_folder(elsewhere: Path, tmp_path: Path) -> None:
+    tiny_policy(tmp_path / "model")
+    assert read_facts(ModelSection(path=str(tmp_path / "model")))().problems == []
     assert not elsewhere.exists()
 
 

@@ -87,7 +87,10 @@ def test_the_command_that_goes_on_with_a_run_starts_the_same_nodes_in_the_same_p
     assert make_command(configured(), moved) == "make run RUN=one NODES=3 UP_FLAGS='--nats-port 21001 --base-port 21100'"
     other = Layout(1, nats_url="nats://hub:4222", base_port=9400, config=Path("my node.toml"), names=("gamma",))
     asked = shlex.split(up_command(configured(), other))
-    assert asked[4:] == [*("--nodes", "1", "--name", "gamma"), *("--config", "my node.toml", "--nats-url", "nats://hub:4222")]
+    assert asked[4:] == [
+        *("--nodes", "1", "--name", "gamma"),
+        *("--config", os.path.abspath("my node.toml"), "--nats-url", "nats://hub:4222"),
+    ]
 
 
 def test_a_run_that_grows_is_gone_on_with_as_large_as_it_is(var_dir: Path) -> None:
@@ -124,15 +127,17 @@ def test_a_refused_start_leaves_no_folder_and_takes_nothing_from_a_run_that_was_
     assert not new.exists() and (old / LOCK).exists()
 
 
-def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes_again(
-    var_dir: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes_again_from_any_folder(
+    var_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = var_dir / "runs" / "one"
     folder.mkdir(parents=True)
+    monkeypatch.chdir(var_dir)
     Ran(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
+    monkeypatch.chdir(folder)
     ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
     said = capsys.readouterr().out
-    assert "swarm up --run one --nodes 1 --config node.toml --nats-port 31460 --base-port 31470" in said
+    assert f"swarm up --run one --nodes 1 --config {var_dir}/node.toml --nats-port 31460 --base-port 31470" in said
     (folder / NOTE).unlink()
     ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
     assert "swarm up --run one, with the options that it was started with" in capsys.readouterr().out

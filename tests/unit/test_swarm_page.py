@@ -32,10 +32,10 @@ from shared.runtime.status import StatusBoard
 from shared.transport.base import StoredMessage
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard import swarm_source
-from swarm_cli.dashboard.base_scores import BaseScores
 from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
 from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, RecentGroups
+from swarm_cli.dashboard.recorded_scores import ByNode, RecordedScores
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
 from swarm_cli.looking.following import Following
@@ -166,18 +166,50 @@ def test_a_base_score_that_no_report_says_is_taken_from_the_nodes_own_records(tm
     other, newest = eval_line(report("alpha", 0, 0.9, held_out="b" * 64)), eval_line(report("alpha", 4, 0.5))
     lines = [eval_line(report("alpha", 0, 0.125)), other, newest, {"policy_version": 0, "pass_rate": "x", "n": 8}]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"policy_ver')
-    scores = BaseScores()
-    bases = scores.read({"alpha": tmp_path, "beta": tmp_path / "beta"})
-    assert bases == {("alpha", "a" * 64, 8): 0.125, ("alpha", "b" * 64, 8): 0.9}
-    for rows in (leaderboard([signed("alpha", 4, 0.5)], bases=bases), leaderboard([], [report("alpha", 4, 0.5)], bases=bases)):
-        (row,) = rows
+    scores = RecordedScores()
+    found = scores.read({"alpha": tmp_path, "beta": tmp_path / "beta"})
+    assert {each: known.base.pass_rate for each, known in found["alpha"].items() if known.base} == {
+        ("a" * 64, 8): 0.125, ("b" * 64, 8): 0.9,
+    } and "beta" not in found  # fmt: skip
+    for heard, own in (([signed("alpha", 4, 0.5)], []), ([], [report("alpha", 4, 0.5)])):
+        (row,) = leaderboard(heard, own, recorded=found)
         assert (row.base, row.gain, row.curve) == (0.125, 0.375, ((0, 0.125), (4, 0.5)))
-    (forged,) = leaderboard([Heard(report("alpha", 4, 0.5), Standing.UNSIGNED)], bases=bases)
+    (forged,) = leaderboard([Heard(report("alpha", 4, 0.5), Standing.UNSIGNED)], recorded=found)
     assert forged.base is None, "somebody else's score has nothing to do with this node's records"
-    assert leaderboard([signed("alpha", 0, 0.2), signed("alpha", 4, 0.5)], bases=bases)[0].base == 0.2
+    assert leaderboard([signed("alpha", 0, 0.2), signed("alpha", 4, 0.5)], recorded=found)[0].base == 0.2
     with (tmp_path / "eval.jsonl").open("a") as file:
         file.write("\n" + json.dumps(eval_line(report("alpha", 0, 0.25))) + "\n")
-    assert scores.read({"alpha": tmp_path})["alpha", "a" * 64, 8] == 0.25
+    again = scores.read({"alpha": tmp_path})["alpha"]["a" * 64, 8].base
+    assert again is not None and again.pass_rate == 0.25
+
+
+def recorded(folder: Path, *reports: EvalReport) -> ByNode:
+    (folder / "eval.jsonl").write_text("".join(json.dumps(eval_line(each)) + "\n" for each in reports))
+    return RecordedScores().read({"alpha": folder})
+
+
+def test_a_nodes_curve_begins_with_the_base_policy_that_no_report_says(tmp_path: Path) -> None:
+    known = recorded(tmp_path, report("alpha", 0, 0.125), report("alpha", 4, 0.5))["alpha"]
+    assert curves_by_task([signed("alpha", 4, 0.5)], "alpha", "Ualpha", known) == {"": [(0, 0.125), (4, 0.5)]}
+    assert curves_by_task([signed("alpha", 0, 0.25), signed("alpha", 4, 0.5)], "alpha", "Ualpha", known)[""][0] == (0, 0.25)
+    forged = Heard(report("alpha", 4, 0.5), Standing.UNSIGNED, "Ualpha")
+    other = signed("alpha", 4, 0.5, held_out="b" * 64)
+    for heard in ([forged], [other], []):
+        assert (0, 0.125) not in curves_by_task(heard, "alpha", "Ualpha", known).get("", [])
+
+
+def test_the_last_scores_of_a_run_that_has_ended_are_those_on_record(tmp_path: Path) -> None:
+    """Its verifier had ended before it could pass on the last one."""
+    heard, known = [signed("alpha", 0, 0.125), signed("alpha", 4, 0.5)], recorded(tmp_path, report("alpha", 6, 0.75))
+    (row,) = leaderboard(heard, recorded=known)
+    assert (row.newest, row.policy_version) == (0.5, 4), "while it runs, what was signed"
+    (row,) = leaderboard(heard, recorded=known, ended=True)
+    assert (row.newest, row.policy_version, row.gain, row.curve[-1]) == (0.75, 6, 0.625, (6, 0.75))
+    curve = curves_by_task(heard, "alpha", "Ualpha", known["alpha"], ended=True)[""]
+    assert curve == [(0, 0.125), (4, 0.5), (6, 0.75)]
+    heard.append(signed("alpha", 8, 1.0))
+    (row,) = leaderboard(heard, recorded=known, ended=True)
+    assert (row.newest, row.policy_version) == (1.0, 8), "the record is older"
 
 
 def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> None:

@@ -8,11 +8,30 @@ Foreign groups have a `foreign` lane with separate processes: a `forker`, which 
 each group (`forked`). All processes have an empty environment, no credentials, and limits
 (`confine`: files, system calls, network, user). They exchange MessagePack frames over standard
 input and output.
+
+The names below are imported on first use: a process that needs only the limits loads no pool.
 """
 
-from shared.tasks.sandbox.foreign import CROWDED_OUT, DROPPED
-from shared.tasks.sandbox.jobs import JobResult, ScoringJob
-from shared.tasks.sandbox.pool import ScorerPool
-from shared.tasks.sandbox.processes import SandboxError
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shared.tasks.sandbox.foreign import CROWDED_OUT, DROPPED
+    from shared.tasks.sandbox.jobs import JobResult, ScoringJob
+    from shared.tasks.sandbox.pool import ScorerPool
+    from shared.tasks.sandbox.processes import SandboxError
 
 __all__ = ["CROWDED_OUT", "DROPPED", "JobResult", "SandboxError", "ScorerPool", "ScoringJob"]
+
+_HOMES = {
+    **dict.fromkeys(("CROWDED_OUT", "DROPPED"), "foreign"),
+    **dict.fromkeys(("JobResult", "ScoringJob"), "jobs"),
+    "ScorerPool": "pool",
+    "SandboxError": "processes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

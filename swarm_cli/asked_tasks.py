@@ -1,0 +1,105 @@
+"""The task sources that `swarm task` is asked for by names, a verifier, columns and settings. All
+that is wrong with them is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.config import TaskSpec
+from shared.registry import VERIFIERS
+from swarm_cli.errors import CommandError
+from swarm_cli.tasks_apart import SMALLER, problems_within
+
+NO_TASK, ALL_NAMES = "there is no such task", "`swarm task list` shows the names of all datasets"
+DEFAULT_VERIFIER = "reasoning_gym"
+COLUMNS = "question,answer"
+
+
+def is_file(name: str) -> bool:
+    """Whether `name` is a file's: no dataset's has a dot or a slash."""
+    return "." in name or "/" in name
+
+
+def asked_sources(names: Sequence[str], verifier: str, columns: str, settings: str) -> list[TaskSpec]:
+    """The sources called `names`: datasets, and files, which are read here. A file's answers are
+    scored by `exact` by default. columns: a file's, `question,answer`. settings: a dataset's, as
+    JSON.
+
+    Raises:
+        CommandError: with a line for each mistake. A dataset's name and settings are tried only if
+            something else is wrong, as they are tried in the sandbox anyway.
+    """
+    with_files = any(map(is_file, names))
+    problems = list(_wrong_words(verifier, columns if with_files else COLUMNS, settings))
+    sources: list[TaskSpec] = []
+    for name in names:
+        try:
+            sources.append(_file(name, verifier, columns) if is_file(name) else TaskSpec(dataset=name))
+        except ValidationError as error:
+            problems += [f"{NO_TASK} ({each['msg']}): {ALL_NAMES}" for each in error.errors()]
+        except ValueError as error:
+            problems += str(error).splitlines()
+    if problems:
+        raise CommandError("\n".join(dict.fromkeys([*problems, *_underivable(sources, settings)])))
+    return [source if source.source == "file" else TaskSpec(dataset=source.dataset, verifier=verifier) for source in sources]
+
+
+def canonical_settings(text: str) -> str:
+    """A dataset's settings as they are sent in a task reference. Raises ValueError."""
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--settings is not JSON ({error}): write it like '{{\"max_terms\": 3}}'") from None
+    if not isinstance(settings, dict):
+        raise ValueError("--settings must be a JSON object, like '{\"max_terms\": 3}'")
+    return json.dumps(settings, sort_keys=True, separators=(",", ":"))
+
+
+def _wrong_words(verifier: str, columns: str, settings: str) -> Iterator[str]:
+    if not all(_columns(columns)):
+        yield f"--columns {columns}: give two names, such as {COLUMNS}"
+    for check, word in ((VERIFIERS.check, verifier), (canonical_settings, settings)):
+        try:
+            check(word)
+        except ValueError as error:
+            yield str(error)
+
+
+def _columns(columns: str) -> tuple[str, str]:
+    question, _, answer = columns.partition(",")
+    return question, answer
+
+
+def _file(path: str, verifier: str, columns: str) -> TaskSpec:
+    """Raises ValueError with a line for each mistake of the file; if columns or verifier are wrong,
+    with none that they may have caused.
+    """
+    from shared.tasks.file_formats import data_files
+    from shared.tasks.file_source import with_row_name
+
+    question, answer = _columns(columns)
+    if not (question and answer):
+        data_files(Path(path))
+        return TaskSpec(source="file", path=path)
+    known = verifier != DEFAULT_VERIFIER and verifier in VERIFIERS.names()
+    judge = verifier if known else "exact"
+    return with_row_name(TaskSpec(source="file", path=path, question=question, answer=answer, verifier=judge))
+
+
+def _underivable(sources: Sequence[TaskSpec], settings: str) -> list[str]:
+    try:
+        config: dict[str, Any] = json.loads(canonical_settings(settings))
+    except ValueError:
+        config = {}
+    try:
+        asked = [TaskSpec(dataset=source.dataset, config=config) for source in sources if source.source != "file"]
+    except ValidationError as error:  # of the settings
+        return [str(each["ctx"]["error"]) if "error" in each.get("ctx", {}) else each["msg"] for each in error.errors()]
+    lines = problems_within(asked, 0, SMALLER) if asked else []
+    return [line.partition("]] ")[2].partition(": ")[2] if line.startswith("[[") else line for line in lines]
