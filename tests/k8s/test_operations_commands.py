@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from swarm_cli.app import app
 from swarm_cli.invitation.token import read_token
-from tests.k8s.manifests import K8S, REPOSITORY, build, find, node_of, render, role_of, with_kind
+from tests.k8s.manifests import K8S, REPOSITORY, build, find, node_of, parsed, render, role_of, with_kind
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 
@@ -36,7 +36,7 @@ def test_the_commands_that_add_a_node_bring_its_objects_and_change_nobody_elses(
         if command.startswith(("cp ", "sed ")):
             subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=180)
     before = render("cluster")
-    after = [each for each in yaml.safe_load_all(build(tmp_path / "k8s/overlays/cluster")) if each]
+    after = list(parsed(build(tmp_path / "k8s/overlays/cluster")))
     assert [each for each in after if node_of(each) != "delta"] == list(before)
     (settings,) = [
         each["data"]["node.toml"] for each in with_kind(after, "ConfigMap") if each["metadata"]["name"].startswith("delta-node")
