@@ -30,6 +30,7 @@ DEAREST = (
     "tests/integration/test_gpu_check.py",
     "tests/lab/test_experiment_command.py",
     "tests/k8s/test_run_overlay.py",
+    "tests/k8s/test_render.py",
     "tests/integration/test_trainer_killed.py",
     "tests/integration/test_trainer_distributed_service.py",
     "tests/integration/test_trainer_distributed.py",
@@ -51,12 +52,30 @@ DEAREST = (
 tests at its end. `tests/engines` is one piece, because its files share engines that take a quarter
 of a minute to start.
 """
+_RENDERING = "tests/k8s/test_render.py"
+TOGETHER = dict.fromkeys(
+    (
+        "tests/k8s/test_counted_steps.py",
+        "tests/k8s/test_k8s_check_configuration.py",
+        "tests/k8s/test_semantics_changes.py",
+        "tests/k8s/test_semantics_config.py",
+        "tests/k8s/test_semantics_network.py",
+        "tests/k8s/test_semantics_pods.py",
+    ),
+    _RENDERING,
+)
+"""Files that are one piece with another: in one process they render each variant of the manifests
+once, and not once in each worker.
+"""
 _PLACES = {name: place for place, name in enumerate(DEAREST)}
 
 
 def piece(nodeid: str) -> str:
-    """The unit that one worker gets: the test's file, or the folder that shares fixtures."""
+    """The unit that one worker gets: the test's file, the folder that shares fixtures, or the file
+    that it is together with.
+    """
     file = nodeid.split("::", 1)[0]
+    file = TOGETHER.get(file, file)
     folder = str(Path(file).parent)
     return folder if folder in _PLACES else file
 
