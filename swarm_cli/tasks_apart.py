@@ -74,6 +74,9 @@ class TasksApart:
         return [str(problem) for problem in json.loads(told)]
 
     def _start(self) -> bool:
+        """Whether the process has imported what it needs, for which it has no deadline: a machine
+        may be slow, and nothing of the tasks is read yet.
+        """
         self._process = subprocess.Popen(
             [sys.executable, "-m", "swarm_cli.tasks_apart"],
             stdin=subprocess.PIPE,
