@@ -139,7 +139,7 @@ def bootstrap_ratio(
     if len(seeds) < 2:
         return None
     random = np.random.default_rng(0)
-    pairs = [(np.asarray(values[seed]), np.asarray(baseline[seed])) for seed in seeds]
+    pairs = [(np.asarray(values[seed], float), np.asarray(baseline[seed], float)) for seed in seeds]
     if any(
         len(arm_gains) != len(base_gains) or (same_questions and len(arm_gains) != len(pairs[0][0]))
         for arm_gains, base_gains in pairs
@@ -152,8 +152,9 @@ def bootstrap_ratio(
         for place in random.integers(len(pairs), size=len(pairs)):
             arm_gains, base_gains = pairs[place]
             questions = random.integers(len(arm_gains), size=len(arm_gains)) if shared is None else shared
-            above += float(arm_gains[questions].mean())
-            below += float(base_gains[questions].mean())
+            # `mean` without its checks, which take longer than the sum.
+            above += float(np.add.reduce(arm_gains[questions]) / len(questions))
+            below += float(np.add.reduce(base_gains[questions]) / len(questions))
         if below > 0.0:
             ratios.append(above / below)
     if len(ratios) < 0.99 * draws:

@@ -2,8 +2,8 @@
 tasks and their settings may come from somebody else (a token, a configuration, an overlay), and
 some settings would take hours or all memory.
 
-`python -m swarm_cli.tasks_apart` is that process: it reads the sources from standard input and
-writes the problems to standard output.
+`python -m swarm_cli.tasks_apart` is that process: it reads sources from standard input, a line for
+each configuration, and writes its problems to standard output.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import gc
 import json
 import os
 import resource
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,17 +36,109 @@ MEMORY_BYTES = 2**30
 SMALLER = "try each dataset alone, and make the sizes in its `config` smaller; if this machine was busy, try again"
 """A remedy for whoever can change the settings."""
 _READY = b"ready\n"
+_GONE_S = 10.0
+"""What a process that has closed its output may take to end."""
+
+
+class TasksApart:
+    """The process, which begins with `begin` or the first question, and answers one after another:
+    importing what it needs takes a second. Use as a context manager; it ends with the context.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def __enter__(self) -> TasksApart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def begin(self) -> None:
+        """Start the process unless it runs. It imports what it needs meanwhile."""
+        if self._process is None:
+            self._is_ready = False
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "swarm_cli.tasks_apart"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env=os.environ | own_modules() | {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
+                preexec_fn=ending_with_parent(),
+            )
+
+    def problems(
+        self, tasks: Sequence[TaskSpec], held_out: int, remedy: str, places: Sequence[int] = (), deadline_s: float | None = None
+    ) -> list[str]:
+        """`source_problems`, or one line if finding them took too long or too much memory.
+
+        `held_out`, `places`: as in `source_problems`; `remedy`: what to do if the settings of a
+        source demand too much. The deadline starts once the process has imported what it needs; by
+        default it depends on the files to read.
+        """
+        names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in tasks))
+        why = f"({names}; the settings of one may demand too much): {remedy}"
+        asked = {"tasks": [spec.model_dump(mode="json") for spec in tasks], "held_out": held_out, "places": list(places)}
+        if deadline_s is None:
+            deadline_s = DEADLINE_S + sum(_file_s(spec) for spec in tasks)
+        if not self._ready():
+            return ["the process that derives the tasks does not start: `python -m swarm_cli.tasks_apart` says why"]
+        told = self._answer(json.dumps(asked).encode() + b"\n", deadline_s)
+        if told is None:
+            self._end()
+            return [f"deriving one task from each source took longer than {deadline_s:.0f} s {why}"]
+        if not told.endswith(b"\n"):
+            code = self._end(_GONE_S)
+            return [f"the process that derived one task from each source ended with code {code} {why}"]
+        return [str(problem) for problem in json.loads(told)]
+
+    def _ready(self) -> bool:
+        """Whether the process has imported what it needs, for which it has no deadline: a machine
+        may be slow, and nothing of the tasks is read yet.
+        """
+        self.begin()
+        assert self._process is not None and self._process.stdout is not None
+        if not self._is_ready:
+            self._is_ready = self._process.stdout.readline() == _READY
+        if not self._is_ready:
+            self._end()
+        return self._is_ready
+
+    def _answer(self, question: bytes, deadline_s: float) -> bytes | None:
+        """A line; less than a line if the process has ended, None if the deadline has passed."""
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        until, told = time.monotonic() + deadline_s, b""
+        answers = select.poll()
+        answers.register(self._process.stdout, select.POLLIN)
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(question)
+        while not told.endswith(b"\n"):
+            if not answers.poll(max(0.0, until - time.monotonic()) * 1000):
+                return None
+            part = self._process.stdout.read(2**16)
+            if not part:
+                break
+            told += part
+        return told
+
+    def _end(self, patience_s: float = 0.0) -> int | None:
+        """Kills the process unless it ends by itself; its code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with process:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
+            process.kill()
+        return process.returncode
 
 
 def problems_within(
     tasks: Sequence[TaskSpec], held_out: int, remedy: str, places: Sequence[int] = (), deadline_s: float | None = None
 ) -> list[str]:
-    """`source_problems`, or one line if finding them took too long or too much memory.
-
-    `held_out`, `places`: as in `source_problems`; `remedy`: what to do if the settings of a source
-    demand too much. The deadline starts once the process has imported what it needs; by default it
-    depends on the files to read.
-    """
+    """`TasksApart.problems` in a process for this question alone."""
     return begin_deriving(tasks, held_out, remedy, places, deadline_s)()
 
 
@@ -53,36 +148,12 @@ def begin_deriving(
     """Start the process of `problems_within`, which imports what it needs meanwhile. The returned
     function hands it the sources and waits for their problems.
     """
-    names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in tasks))
-    why = f"({names}; the settings of one may demand too much): {remedy}"
-    asked = {"tasks": [spec.model_dump(mode="json") for spec in tasks], "held_out": held_out, "places": list(places)}
-    if deadline_s is None:
-        deadline_s = DEADLINE_S + sum(_file_s(spec) for spec in tasks)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "swarm_cli.tasks_apart"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-        env=os.environ | own_modules() | {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"},
-        preexec_fn=ending_with_parent(),
-    )
+    begun = TasksApart()
+    begun.begin()
 
     def problems() -> list[str]:
-        with process:
-            try:
-                assert process.stdout is not None
-                if process.stdout.readline() != _READY:
-                    return ["the process that derives the tasks does not start: `python -m swarm_cli.tasks_apart` says why"]
-                told, _ = process.communicate(json.dumps(asked).encode(), timeout=deadline_s)
-            except subprocess.TimeoutExpired:
-                return [f"deriving one task from each source took longer than {deadline_s:.0f} s {why}"]
-            finally:
-                process.kill()
-        try:
-            return [str(problem) for problem in json.loads(told)]
-        except ValueError:
-            return [f"the process that derived one task from each source ended with code {process.returncode} {why}"]
+        with begun as apart:
+            return apart.problems(tasks, held_out, remedy, places, deadline_s)
 
     return problems
 
@@ -102,10 +173,10 @@ def _file_s(spec: TaskSpec) -> float:
 
 
 def main() -> None:
-    """Write `ready`, read the sources, write their problems."""
+    """Write `ready`; for each line with sources write one with their problems."""
     gc.disable()  # imports make many objects and hardly any garbage
     from shared.config import TaskSpec
-    from shared.tasks.derive import dataset_names, preload_installed
+    from shared.tasks.derive import dataset_names, forget_derived, preload_installed
     from shared.tasks.sandbox.limits import MappedMemory, limit_data
     from shared.tasks.specs import source_problems
 
@@ -117,13 +188,15 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
-    answer.write(_READY)
-    asked = json.load(sys.stdin.buffer)
-    tasks = [TaskSpec.model_validate(spec) for spec in asked["tasks"]]
     # Rows of files are mapped, and do not count.
     limit_data((MappedMemory().data_bytes() or 0) + MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answer.write(json.dumps(source_problems(tasks, asked["held_out"], asked["places"])).encode())
+    answer.write(_READY)
+    for line in sys.stdin.buffer:
+        asked = json.loads(line)
+        tasks = [TaskSpec.model_validate(spec) for spec in asked["tasks"]]
+        answer.write(json.dumps(source_problems(tasks, asked["held_out"], asked["places"])).encode() + b"\n")
+        forget_derived()
 
 
 if __name__ == "__main__":

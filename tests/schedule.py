@@ -15,48 +15,79 @@ if TYPE_CHECKING:
 
 DEAREST = (
     "tests/engines",
-    "tests/integration/test_model_import_smollm2.py",
-    "tests/e2e/test_swarm.py",
-    "tests/integration/test_verifier_scoring_cost.py",
-    "tests/monitoring/test_rules_in_promtool.py",
-    "tests/integration/test_verifier_trust.py",
-    "tests/integration/test_up.py",
     "tests/integration/test_runbook_commands.py",
+    "tests/integration/test_model_import_smollm2.py",
+    "tests/integration/test_page_browser.py",
+    "tests/integration/test_up.py",
+    "tests/e2e/test_extension_examples.py",
+    "tests/integration/test_trainer_distributed.py",
+    "tests/integration/test_verifier_trust.py",
     "tests/monitoring/test_real_prometheus.py",
     "tests/chaos/test_chaos_node.py",
-    "tests/integration/test_page_browser.py",
-    "tests/e2e/test_extension_examples.py",
-    "tests/lab/test_drivers.py",
-    "tests/integration/test_gpu_check.py",
-    "tests/lab/test_experiment_command.py",
-    "tests/k8s/test_run_overlay.py",
+    "tests/e2e/test_swarm.py",
+    "tests/integration/test_verifier_scoring_cost.py",
     "tests/integration/test_trainer_killed.py",
+    "tests/integration/test_gpu_check.py",
+    "tests/k8s/test_nats_config.py",
     "tests/integration/test_trainer_distributed_service.py",
-    "tests/integration/test_trainer_distributed.py",
-    "tests/integration/test_trainer_distributed_gradients.py",
-    "tests/integration/test_up_in_turns.py",
-    "tests/integration/test_foreign_scoring.py",
+    "tests/unit/test_up_behaves.py",
+    "tests/lab/test_experiment_command.py",
+    "tests/integration/test_memory_need.py",
+    "tests/k8s/test_render.py",
+    "tests/integration/test_task_audit.py",
+    "tests/k8s/test_run_overlay.py",
+    "tests/e2e/test_secured_swarm.py",
+    "tests/integration/test_verifier_service.py",
+    "tests/integration/test_wheel.py",
     "tests/integration/test_join_hub.py",
     "tests/integration/test_dashboard.py",
-    "tests/integration/test_wheel.py",
-    "tests/integration/test_foreign_lane_taken_over.py",
-    "tests/integration/test_foreign_text_cli.py",
-    "tests/integration/test_nats_permissions.py",
-    "tests/integration/test_verifier_service.py",
-    "tests/integration/test_trainer_service.py",
-    "tests/integration/test_task_audit.py",
+    "tests/integration/test_top.py",
     "tests/integration/test_verifier_sandbox.py",
+    "tests/integration/test_task_scoring_cli.py",
+    "tests/integration/test_nats_reply_attacks.py",
+    "tests/e2e/test_join_secured.py",
+    "tests/integration/test_nats_backup.py",
+    "tests/e2e/test_join.py",
+    "tests/integration/test_up_in_turns.py",
+    "tests/integration/test_ended_run.py",
+    "tests/integration/test_nats_limits.py",
+    "tests/integration/test_foreign_scoring.py",
+    "tests/integration/test_foreign_claims.py",
+    "tests/integration/test_trainer_distributed_gradients.py",
+    "tests/lab/test_drivers.py",
+    "tests/integration/test_foreign_text_cli.py",
+    "tests/integration/test_foreign_lane_taken_over.py",
+    "tests/integration/test_nats_permissions.py",
+    "tests/integration/test_trainer_service.py",
 )
 """Files that take half a minute or more on two cores, longest first. `make test` lists the longest
 tests at its end. `tests/engines` is one piece, because its files share engines that take a quarter
 of a minute to start.
 """
+_RENDERING = "tests/k8s/test_render.py"
+TOGETHER = dict.fromkeys(
+    (
+        "tests/k8s/test_counted_steps.py",
+        "tests/k8s/test_k8s_check_configuration.py",
+        "tests/k8s/test_semantics_changes.py",
+        "tests/k8s/test_semantics_config.py",
+        "tests/k8s/test_semantics_network.py",
+        "tests/k8s/test_semantics_pods.py",
+    ),
+    _RENDERING,
+)
+"""Files that are one piece with another: in one process they render each variant of the manifests
+once, and not once in each worker.
+"""
 _PLACES = {name: place for place, name in enumerate(DEAREST)}
 
 
 def piece(nodeid: str) -> str:
-    """The unit that one worker gets: the test's file, or the folder that shares fixtures."""
+    """The unit that one worker gets: the test's file, the folder that shares fixtures, or the file
+    that it is together with.
+    """
     file = nodeid.split("::", 1)[0]
+    file = TOGETHER.get(file, file)
     folder = str(Path(file).parent)
     return folder if folder in _PLACES else file
 

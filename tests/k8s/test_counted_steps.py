@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.main import get_command
 
 from swarm_cli.app import app
-from tests.k8s.manifests import K8S, REPOSITORY, build, name_of, with_kind
+from tests.k8s.manifests import K8S, REPOSITORY, build, name_of, parsed, render, with_kind
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 ITEM = re.compile(r"^(\d+)\. (.+?)(?=^\d+\. |^\S)", re.MULTILINE | re.DOTALL)
@@ -47,8 +46,8 @@ def test_there_are_no_more_steps_than_promised_and_none_hides_another(heading: s
 def test_the_images_that_are_loaded_are_those_of_the_overlay() -> None:
     used = {
         container["image"]
-        for each in yaml.safe_load_all(build(K8S / "overlays" / "single-box"))
-        if each and each["kind"] in ("Deployment", "StatefulSet")
+        for each in render("single-box")
+        if each["kind"] in ("Deployment", "StatefulSet")
         for container in each["spec"]["template"]["spec"]["containers"]
     }
     (load,) = steps("One machine")[1]
@@ -69,14 +68,11 @@ def test_the_step_that_brings_models_changes_the_overlay_as_it_says(tmp_path: Pa
     shutil.copytree(K8S, tmp_path / "k8s")
     (command,) = next(each for each in steps("A cluster") if each[0].startswith("sed"))
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=180)
-    before, after = (K8S, tmp_path / "k8s")
     nodes = {folder.name for folder in (K8S / "overlays/cluster/nodes").iterdir()}
-    text = build(after / "overlays" / "cluster")
-    assert text != build(before / "overlays" / "cluster")
+    after = parsed(build(tmp_path / "k8s" / "overlays" / "cluster"))
+    assert after != render("cluster")
     downloading = [
-        each
-        for each in yaml.safe_load_all(text)
-        if each and "model-download" in name_of(each) and "spec" in each and each["kind"] != "NetworkPolicy"
+        each for each in after if "model-download" in name_of(each) and "spec" in each and each["kind"] != "NetworkPolicy"
     ]
     assert {name_of(each).partition("-")[0] for each in downloading} == nodes
 
@@ -97,6 +93,5 @@ def test_the_secrets_step_names_every_node_and_every_swarm_command_exists() -> N
 def test_what_is_waited_for_is_in_the_overlay() -> None:
     for heading, overlay in (("One machine", "single-box"), ("A cluster", "cluster")):
         waits = [command for each in steps(heading) for command in each if "rollout status" in command]
-        objects = [each for each in yaml.safe_load_all(build(K8S / "overlays" / overlay)) if each]
-        names = {name_of(each) for each in with_kind(objects, "StatefulSet")}
+        names = {name_of(each) for each in with_kind(render(overlay), "StatefulSet")}
         assert [re.search(r"statefulset/(\S+)", command)[1] in names for command in waits] == [True]  # type: ignore[index]

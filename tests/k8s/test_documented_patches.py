@@ -6,9 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-import yaml
-
-from tests.k8s.manifests import K8S, Object, build, name_of, pod_of, with_kind, workloads
+from tests.k8s.manifests import K8S, Object, build, name_of, parsed, pod_of, with_kind, workloads
 
 PAGE = K8S.parent / "docs/operations.md"
 
@@ -21,7 +19,7 @@ def patched(words: str, folder: Path) -> list[Object]:
     overlay = folder / "k8s/overlays/cluster"
     with (overlay / "kustomization.yaml").open("a") as file:
         file.write(block)
-    return [each for each in yaml.safe_load_all(build(overlay)) if each]
+    return list(parsed(build(overlay)))
 
 
 def test_a_login_to_the_registry_reaches_every_pod(tmp_path: Path) -> None:

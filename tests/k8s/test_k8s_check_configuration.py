@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 from swarm_cli.k8s.check.configuration import findings
 from swarm_cli.k8s.check.overlay import Overlay
 from swarm_cli.k8s.check.toml_line import line_of
+from swarm_cli.tasks_apart import TasksApart
 from tests.k8s.manifests import REPOSITORY, Object, find, name_of, pod_of, render, with_kind
 
 FILE = "node.toml"
@@ -33,8 +34,16 @@ def overlay_of(variant: str = "cluster") -> list[Object]:
     return copy.deepcopy(list(render(variant)))
 
 
-def told(objects: list[Object]) -> list[str]:
-    return [str(each) for each in findings(Overlay(objects))]
+Told = Callable[[list[Object]], list[str]]
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[Told]:
+    """What is found in an overlay. One process derives the tasks of all of these tests, as it does
+    those of all nodes of an overlay.
+    """
+    with TasksApart() as apart:
+        yield lambda objects: [str(each) for each in findings(Overlay(objects), apart)]
 
 
 def only(found: list[str]) -> str:
@@ -57,7 +66,7 @@ def line(objects: list[Object], text: str, node: str = "alpha") -> int:
 
 
 @pytest.mark.parametrize("variant", SHAPES)
-def test_nothing_stops_an_overlay_as_it_is(variant: str) -> None:
+def test_nothing_stops_an_overlay_as_it_is(variant: str, told: Told) -> None:
     assert told(overlay_of(variant)) == []
 
 
@@ -126,7 +135,9 @@ def no_entry(objects: list[Object]) -> str:
     ],
     ids=lambda change: change.__name__,
 )
-def test_what_would_end_a_nodes_pods_is_one_line_with_config_map_line_and_remedy(change: Callable[[list[Object]], str]) -> None:
+def test_what_would_end_a_nodes_pods_is_one_line_with_config_map_line_and_remedy(
+    change: Callable[[list[Object]], str], told: Told
+) -> None:
     objects = overlay_of()
     words = change(objects)
     said = only(told(objects))
@@ -136,7 +147,7 @@ def test_what_would_end_a_nodes_pods_is_one_line_with_config_map_line_and_remedy
     assert said.endswith(": correct nodes/alpha/node.toml")
 
 
-def test_every_mistake_of_every_node_is_told_and_of_the_others_nothing() -> None:
+def test_every_mistake_of_every_node_is_told_and_of_the_others_nothing(told: Told) -> None:
     objects = overlay_of()
     replace(objects, "learning_rate = 1e-6", "learing_rate = 1e-6")
     replace(objects, 'dataset = "gcd"', 'dataset = "gdc"')
@@ -145,7 +156,7 @@ def test_every_mistake_of_every_node_is_told_and_of_the_others_nothing() -> None
     assert [re.search(r"nodes/(\w+)", each).group(1) for each in found] == ["alpha", "alpha", "gamma"], found  # type: ignore[union-attr]
 
 
-def test_a_nodes_name_that_is_not_its_folders_is_told_with_its_line() -> None:
+def test_a_nodes_name_that_is_not_its_folders_is_told_with_its_line(told: Told) -> None:
     objects = overlay_of()
     replace(objects, 'id = "alpha"', 'id = "alhpa"')
     said = only(told(objects))
@@ -161,7 +172,7 @@ def settings(objects: list[Object]) -> dict[str, str]:
     return data
 
 
-def test_variables_count_and_are_told_with_the_object_that_sets_them() -> None:
+def test_variables_count_and_are_told_with_the_object_that_sets_them(told: Told) -> None:
     objects = overlay_of()
     settings(objects)["SWARM_TRAINER__LEARNING_RATE"] = "fast"
     said = only(told(objects))
@@ -175,14 +186,14 @@ def test_variables_count_and_are_told_with_the_object_that_sets_them() -> None:
     assert "; alpha-trainer would end with code 78" in said
 
 
-def test_a_variable_mends_what_the_file_has_wrong_as_it_does_in_the_pod() -> None:
+def test_a_variable_mends_what_the_file_has_wrong_as_it_does_in_the_pod(told: Told) -> None:
     objects = overlay_of()
     replace(objects, "learning_rate = 1e-6", 'learning_rate = "fast"')
     settings(objects)["SWARM_TRAINER__LEARNING_RATE"] = "1e-6"
     assert told(objects) == []
 
 
-def test_a_port_or_an_address_at_which_no_probe_finds_the_service_is_told() -> None:
+def test_a_port_or_an_address_at_which_no_probe_finds_the_service_is_told(told: Told) -> None:
     objects = overlay_of("single-box")
     settings(objects)["SWARM_HTTP__PORT"] = "9401"
     found = told(objects)
@@ -196,7 +207,7 @@ def test_a_port_or_an_address_at_which_no_probe_finds_the_service_is_told() -> N
     assert len(found) == 4 and all(f"{FILE} line {at}: http.host is 127.0.0.1" in each for each in found), found
 
 
-def test_settings_without_effect_or_likely_to_ruin_the_run_are_notes_and_so_are_files_that_only_the_pod_has() -> None:
+def test_settings_without_effect_or_likely_to_ruin_the_run_are_notes_and_so_are_files_that_only_the_pod_has(told: Told) -> None:
     objects = overlay_of()
     replace(objects, "learning_rate = 1e-6", "learning_rate = 0.1\ncispo_max = 7.0")
     replace(objects, 'dataset = "gcd"', 'source = "file"\npath = "/data/mine.jsonl"')

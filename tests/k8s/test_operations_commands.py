@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from swarm_cli.app import app
 from swarm_cli.invitation.token import read_token
-from tests.k8s.manifests import K8S, REPOSITORY, build, find, node_of, render, role_of, with_kind
+from tests.k8s.manifests import K8S, REPOSITORY, build, find, node_of, parsed, render, role_of, with_kind
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
 
@@ -36,7 +37,7 @@ def test_the_commands_that_add_a_node_bring_its_objects_and_change_nobody_elses(
         if command.startswith(("cp ", "sed ")):
             subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=180)
     before = render("cluster")
-    after = [each for each in yaml.safe_load_all(build(tmp_path / "k8s/overlays/cluster")) if each]
+    after = list(parsed(build(tmp_path / "k8s/overlays/cluster")))
     assert [each for each in after if node_of(each) != "delta"] == list(before)
     (settings,) = [
         each["data"]["node.toml"] for each in with_kind(after, "ConfigMap") if each["metadata"]["name"].startswith("delta-node")
@@ -58,11 +59,14 @@ def test_the_trainer_that_sleeps_while_its_folder_is_put_back_keeps_all_but_its_
     assert change["op"] == "replace" and change["path"] == "/spec/template/spec/containers/0/command"
     trainers = [each for each in with_kind(render("cluster"), "StatefulSet") if role_of(each) == "trainer"]
     assert len(trainers) == 3 and all(each["spec"]["template"]["spec"]["containers"][0]["command"] for each in trainers)
-    process = subprocess.Popen([*change["value"]])
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
-    process.terminate()
-    assert process.wait(10) in (0, 143)
+    process = subprocess.Popen([*change["value"]], start_new_session=True)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.terminate()
+        assert process.wait(10) in (0, 143)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # in a pod nothing outlives its first process
 
 
 def test_a_token_made_as_the_page_says_has_the_tasks_of_the_clusters_node(tmp_path: Path) -> None:

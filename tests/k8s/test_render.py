@@ -12,10 +12,9 @@ from pathlib import Path
 import jsonschema
 import kubernetes_validate.utils
 import pytest
-import yaml
 from kubernetes_validate.utils import SchemaNotFoundError, all_versions, validate
 
-from tests.k8s.manifests import K8S, ROLES, VARIANTS, Object, build, name_of, render, with_kind
+from tests.k8s.manifests import K8S, ROLES, VARIANTS, Object, build, name_of, parsed, render, with_kind
 
 SCHEMAS = Path(__file__).parent / "schemas"
 NEWEST_MINORS = all_versions()[-3:]
@@ -132,7 +131,7 @@ def test_a_node_is_added_by_a_copied_folder_and_one_line(tmp_path: Path) -> None
     top = overlay / "kustomization.yaml"
     top.write_text(top.read_text().replace("  - nodes/gamma\n", "  - nodes/gamma\n  - nodes/delta\n"))
     before = {(each["kind"], name_of(each)) for each in render("cluster")}
-    after = {(each["kind"], name_of(each)) for each in yaml.safe_load_all(build(overlay))}
+    after = {(each["kind"], name_of(each)) for each in parsed(build(overlay))}
     assert before < after
     first_words = {name.removeprefix("delta-").partition("-")[0] for _, name in after - before}
     assert first_words >= {*ROLES, "node", "settings", "model", "operator"}

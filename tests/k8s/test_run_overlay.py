@@ -114,6 +114,33 @@ def test_commands_of_manifests_are_those_of_the_images(variant: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_manifest_that_forgets_something_is_found_out(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    objects = render(OBJECTS_OF)
+    stages = read_stages(REPOSITORY / "Dockerfile")
+    (sampler,) = [pod for pod in pods_of(objects) if pod.name.startswith("alpha-sampler")]
+    network = PodNetwork(f"sx{os.getpid()}")
+    started: list[Running] = []
+    try:
+        kubelet = Kubelet(tmp_path, network, objects, stages, by_image(stages))
+        for number, (field, kept) in enumerate((("volumeMounts", "/var/lib/swarm"), ("envFrom", ""))):
+            forgetful = deepcopy(sampler.spec)
+            container = forgetful["containers"][0]
+            container[field] = [each for each in container[field] if kept and each["mountPath"] != kept]
+            pod = replace(sampler, name=f"forgets-{number}", spec=forgetful)
+            started.append(kubelet.start(pod, network.add_pod(pod.name), "127.0.0.1 localhost\n"))
+        without_volume, without_settings = ([each.process.wait(STARTED_S), each.words()] for each in started)
+    finally:
+        for each in started:
+            each.kill()
+        network.close()
+    assert without_volume[0] != 0 and "/var/lib/swarm" in without_volume[1], without_volume
+    assert without_settings[0] == 78, without_settings
+
+
+@pytest.mark.slow
 def test_every_container_starts_and_gets_ready_as_its_probes_ask(running: dict[str, Running]) -> None:
     assert {container.pod.role for container in running.values()} == {*ROLES, "nats", "operator"}
     deadline = time.monotonic() + STARTED_S
@@ -163,33 +190,6 @@ def test_the_verifiers_image_has_no_torch_and_only_verifiers_lack_it(running: di
         done = container.execute(["python", "-c", "import importlib.util as u; print(u.find_spec('torch').origin)"], 60)
         found = done.returncode == 0 and done.stdout.strip() not in ("", "None")
         assert found == (role == "trainer"), f"{role}: {done.stdout}{done.stderr}"
-
-
-@pytest.mark.slow
-def test_a_manifest_that_forgets_something_is_found_out(tmp_path: Path) -> None:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    objects = render(OBJECTS_OF)
-    stages = read_stages(REPOSITORY / "Dockerfile")
-    (sampler,) = [pod for pod in pods_of(objects) if pod.name.startswith("alpha-sampler")]
-    network = PodNetwork(f"sx{os.getpid()}")
-    started: list[Running] = []
-    try:
-        kubelet = Kubelet(tmp_path, network, objects, stages, by_image(stages))
-        for number, (field, kept) in enumerate((("volumeMounts", "/var/lib/swarm"), ("envFrom", ""))):
-            forgetful = deepcopy(sampler.spec)
-            container = forgetful["containers"][0]
-            container[field] = [each for each in container[field] if kept and each["mountPath"] != kept]
-            pod = replace(sampler, name=f"forgets-{number}", spec=forgetful)
-            started.append(kubelet.start(pod, network.add_pod(pod.name), "127.0.0.1 localhost\n"))
-        without_volume, without_settings = ([each.process.wait(STARTED_S), each.words()] for each in started)
-    finally:
-        for each in started:
-            each.kill()
-        network.close()
-    assert without_volume[0] != 0 and "/var/lib/swarm" in without_volume[1], without_volume
-    assert without_settings[0] == 78, without_settings
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.k8s.manifests import (
     K8S,
@@ -20,6 +19,7 @@ from tests.k8s.manifests import (
     find,
     label,
     name_of,
+    parsed,
     pod_of,
     render,
     role_of,
@@ -91,7 +91,7 @@ def test_no_edit_that_people_make_is_refused_by_the_next_apply(variant: str, edi
     shutil.copytree(K8S, tmp_path / "k8s")
     overlay = switched(VARIANTS[variant], tmp_path / "k8s")
     edit(overlay)
-    before, after = list(render(variant)), list(yaml.safe_load_all(build(overlay)))
+    before, after = list(render(variant)), list(parsed(build(overlay)))
     if not (edit is revision and variant == "cluster"):  # nobody reads it there but the download
         assert before != after, "an edit that changes nothing proves nothing"
     assert list(refused(before, after)) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,14 @@ def shown(text: str) -> list[str]:
     return [each for each in commands if not each.startswith("swarm plane:")]  # what a command prints
 
 
+@cache
+def program() -> Any:
+    return get_command(app)
+
+
 def unknown(line: str) -> list[str]:
     """What of a command line does not exist."""
-    command: Any = get_command(app)
+    command = program()
     words = shlex.split(re.split(r" [<>|]+ ", line)[0].replace("[", " ").replace("]", " "))[1:]
     while words and hasattr(command, "commands") and words[0] not in FOREIGN:
         if words[0] not in command.commands:
@@ -42,7 +48,7 @@ def unknown(line: str) -> list[str]:
 def test_every_command_on_a_page_exists_with_its_options(page: str) -> None:
     lines = [line for file in ROOT.glob(page) for line in shown(file.read_text())]
     assert len(lines) >= 10
-    assert {line: unknown(line) for line in lines if unknown(line)} == {}
+    assert {line: missing for line in lines if (missing := unknown(line))} == {}
 
 
 def test_the_check_sees_a_command_and_an_option_that_do_not_exist() -> None:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,19 @@ def test_texts_that_are_repeated_are_read_as_they_are(tmp_path: Path) -> None:
     assert [rows.row(place)[0] for place in (0, 2, 3, 699)] == ["q", "q", "ü" * 1000, "ü" * 1000] and len(rows) == 700
 
 
-def arrow_of_compressed_texts(file: Path) -> Path:
-    """250 texts of 4 MiB in one record batch, whose buffers are compressed."""
+@cache
+def compressed_texts() -> bytes:
     table = pyarrow.table({"question": ["a" * (4 << 20)] * 250, "answer": ["1"] * 250})
     options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
-    with pyarrow.OSFile(str(file), "wb") as out, pyarrow.ipc.new_file(out, table.schema, options=options) as writer:
+    out = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_file(out, table.schema, options=options) as writer:
         writer.write_table(table)
+    return bytes(out.getvalue())
+
+
+def arrow_of_compressed_texts(file: Path) -> Path:
+    """250 texts of 4 MiB in one record batch, whose buffers are compressed."""
+    file.write_bytes(compressed_texts())
     return file
 
 

@@ -76,12 +76,12 @@ def near_answers(name: str, entry: dict[str, Any], other: dict[str, Any], rng: r
     ("name", "count"),
     [
         ("binary_matrix", 150),
-        pytest.param("binary_matrix", 3000, marks=pytest.mark.slow),
+        pytest.param("binary_matrix", 3000, marks=[pytest.mark.slow, pytest.mark.long]),
         ("spiral_matrix", 150),
-        pytest.param("spiral_matrix", 3000, marks=pytest.mark.slow),
+        pytest.param("spiral_matrix", 3000, marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("string_insertion", 3000, marks=pytest.mark.slow),
         ("n_queens", 50),
-        pytest.param("n_queens", 1000, marks=pytest.mark.slow),
+        pytest.param("n_queens", 1000, marks=[pytest.mark.slow, pytest.mark.long]),
         ("countdown", 60),
         pytest.param("countdown", 400, marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("simple_integration", 40, marks=pytest.mark.slow),
@@ -89,7 +89,7 @@ def near_answers(name: str, entry: dict[str, Any], other: dict[str, Any], rng: r
         pytest.param("intermediate_integration", 12, marks=pytest.mark.slow),
         pytest.param("intermediate_integration", 300, marks=[pytest.mark.slow, pytest.mark.long]),
         ("polynomial_multiplication", 50),
-        pytest.param("polynomial_multiplication", 500, marks=pytest.mark.slow),
+        pytest.param("polynomial_multiplication", 500, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_our_scoring_agrees_with_reasoning_gym_on_right_wrong_and_near_right_answers(name: str, count: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
 
+from tests.forked import Forked
 from tests.gguf_files import write_gguf
 
 pytestmark = pytest.mark.slow  # starts the program
@@ -87,17 +88,19 @@ with unwinding_on_signals():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_import_that_is_stopped_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf")
-    command = [sys.executable, "-m", "swarm_cli", "model", "import", str(file), str(tmp_path / "out")]
-    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    folder = tmp_path / "models"
+    folder.mkdir()
+    file, log = write_gguf(folder / "tiny.gguf"), tmp_path / "log"
+    arguments = ["model", "import", str(file), str(folder / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    running = Forked("swarm_cli", arguments, environment=environment, cwd=ROOT, log=log)
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob(".out-*")) and running.poll() is None and time.monotonic() < deadline:
+    while not list(folder.glob(".out-*")) and running.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     running.send_signal(number)
-    _, said = running.communicate(timeout=180)
-    assert running.returncode == 128 + number, said
-    assert "Traceback" not in said
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["tiny.gguf"]
+    assert running.wait(180) == 128 + number, log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert sorted(entry.name for entry in folder.iterdir()) == ["tiny.gguf"]
 
 
 @pytest.mark.parametrize("again", [(), ("again",)])

@@ -14,6 +14,7 @@ from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.findings import Finding
 from swarm_cli.k8s.check.kubectl import current_context, read_cluster, rendered, why_no_cluster
 from swarm_cli.k8s.check.overlay import Overlay
+from swarm_cli.tasks_apart import TasksApart
 
 
 def check(
@@ -32,7 +33,8 @@ def check(
     look at `resources:` of a folder from somebody else, or ask for the rendered file.
     """
     objects = rendered(overlay)
-    found = [*images.findings(objects), *configuration.findings(objects), *models.findings(objects)]
+    with TasksApart() as apart:
+        found = [*images.findings(objects), *configuration.findings(objects, apart), *models.findings(objects)]
     asked = current_context(context) if cluster else ""
     if asked:
         found += findings(objects, read_cluster(objects.namespace, asked), datetime.now(UTC))

@@ -25,7 +25,7 @@ from swarm_cli.k8s.check.told import File, Variable, mounted_file, probed_ports,
 from swarm_cli.k8s.check.toml_line import line_of
 from swarm_cli.loopback import LOOPBACK
 from swarm_cli.ruinous import ruinous_settings
-from swarm_cli.tasks_apart import problems_within
+from swarm_cli.tasks_apart import TasksApart
 from swarm_cli.without_effect import settings_without_effect
 
 _VARIABLE = re.compile(r"environment variable (\w+)")
@@ -80,13 +80,15 @@ class _Problem:
     stops: bool = True
 
 
-def findings(overlay: Overlay) -> list[Finding]:
+def findings(overlay: Overlay, apart: TasksApart) -> list[Finding]:
     """Findings about the configuration of every node: each once, with the workloads that read
     it.
+
+    `apart`: the process that derives the nodes' tasks.
     """
     found: dict[tuple[str, str, _Problem], list[str]] = {}
     notes: list[Finding] = []
-    checked = cache(_Derived().problems)
+    checked = cache(_Derived(apart).problems)
     for reader in _readers(overlay):
         config, problems = _loaded(reader)
         if config is not None:
@@ -143,7 +145,8 @@ def _setting_problems(config: NodeConfig, checked: Callable[[tuple[str, ...], in
 class _Derived:
     """Derives tasks of several configurations, until those of one take too long."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: TasksApart) -> None:
+        self._apart = apart
         self._ended = False
 
     def problems(self, tasks: tuple[str, ...], held_out: int) -> list[str]:
@@ -157,7 +160,7 @@ class _Derived:
         if self._ended:
             return [f"no task was derived, because deriving those of another configuration did not end: {_SMALLER}"]
         kept = [specs[number] for number in derived]
-        problems = problems_within(kept, held_out if len(derived) == len(specs) else 0, _SMALLER, derived)
+        problems = self._apart.problems(kept, held_out if len(derived) == len(specs) else 0, _SMALLER, derived)
         self._ended = any(_SMALLER in each for each in problems)
         return [" ".join(each.split()) for each in problems]
 
