@@ -30,7 +30,7 @@ def supervised(lines: dict[str, str], *, stdout: int = subprocess.DEVNULL, **opt
     return subprocess.Popen(command, cwd=ROOT, stdout=stdout, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def noting(folder: Path, name: str, rest: str = "sleep 1000") -> str:
+def noting(folder: Path, name: str, rest: str = "exec sleep 1000") -> str:
     """A line that writes its process number to `folder/name.pid`, one more each time it starts."""
     return f"echo $$ >> {folder}/{name}.pid; {rest}"
 
