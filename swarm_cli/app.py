@@ -99,11 +99,14 @@ def main() -> NoReturn:
     asked = sys.argv[1] if sys.argv[1:] else ""
     if asked in _DERIVING_COMMANDS:
         _fix_hash_seed()
+    from shared.importing import without_collection
     from swarm_cli.console import log_to_standard_error, note
 
     log_to_standard_error()
     try:
-        build(asked)()
+        with without_collection():
+            program = build(asked)
+        program()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
