@@ -33,6 +33,7 @@ class Swarm:
             "SWARM_NODE__VAR_DIR": str(folder / "var"),
             "SWARM_EVAL__TASKS": "8",
             "SWARM_TRAINER__CHECKPOINT_EVERY": "2",
+            "SWARM_VERIFIER__WORKERS": "1",
             **settings,
         }
 
