@@ -35,7 +35,7 @@ forks.set_forkserver_preload(
     ]
 )
 CLONE_NEWNET = 0x40000000
-_SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 """Environment variables that have no effect once a process is forked."""
 
 
@@ -59,7 +59,7 @@ class Forked:
         standard error are appended; `errors` is `log` by default. network: namespace to run in, as
         `ip netns exec` does.
         """
-        wrong = [name for name, value in _SERVER.items() if environment.get(name, value) != value]
+        wrong = [name for name, value in SERVER.items() if environment.get(name, value) != value]
         assert not wrong, f"a forked process cannot have its own {wrong}: start a real one"
         self._process = start(
             _run_module, module, list(arguments), dict(environment), str(cwd), str(log), str(errors or log), network
@@ -111,7 +111,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        process = Forked(module, arguments, environment={**environment, **_SERVER}, cwd=cwd, log=out, errors=err)
+        process = Forked(module, arguments, environment={**environment, **SERVER}, cwd=cwd, log=out, errors=err)
         try:
             code = process.wait(timeout)
         finally:
@@ -121,8 +121,8 @@ def run(
 
 def start(target: Any, *arguments: Any) -> ForkServerProcess:
     """Run `target(*arguments)` in a process forked from the server, which the first call starts."""
-    before = {name: os.environ.get(name) for name in _SERVER}
-    os.environ.update(_SERVER)
+    before = {name: os.environ.get(name) for name in SERVER}
+    os.environ.update(SERVER)
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
