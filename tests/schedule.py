@@ -34,7 +34,6 @@ DEAREST = (
     "tests/integration/test_trainer_distributed_service.py",
     "tests/integration/test_trainer_distributed.py",
     "tests/integration/test_trainer_distributed_gradients.py",
-    "tests/integration/test_up_in_turns.py",
     "tests/integration/test_foreign_scoring.py",
     "tests/integration/test_join_hub.py",
     "tests/integration/test_dashboard.py",
@@ -44,7 +43,6 @@ DEAREST = (
     "tests/integration/test_nats_permissions.py",
     "tests/integration/test_verifier_service.py",
     "tests/integration/test_trainer_service.py",
-    "tests/integration/test_task_audit.py",
     "tests/integration/test_verifier_sandbox.py",
 )
 """Files that take half a minute or more on two cores, longest first. `make test` lists the longest
