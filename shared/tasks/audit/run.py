@@ -64,6 +64,8 @@ async def audit(pool: ScorerPool, refs: Sequence[TaskRef], thorough: int | None 
 
 
 async def _audit_dataset(pool: ScorerPool, dataset: str, refs: Sequence[TaskRef], thorough: int | None) -> Finding:
+    # Right answers first, because most candidates are made of one; then all candidates of all tasks
+    # at once, so that the workers are busy.
     derived = await pool.run([ScoringJob(ref=ref, want_task=True) for ref in refs])
     tasks = [result.task for result in derived if result.task is not None]
     rights = await _rights(pool, tasks)
