@@ -6,7 +6,6 @@ imports of one command (NATS, numpy, rich tables) take a second that the others 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import sys
@@ -100,14 +99,13 @@ def main() -> NoReturn:
     asked = sys.argv[1] if sys.argv[1:] else ""
     if asked in _DERIVING_COMMANDS:
         _fix_hash_seed()
-    gc.disable()  # imports make many objects and hardly any garbage
+    from shared.importing import without_collection
     from swarm_cli.console import log_to_standard_error, note
 
     log_to_standard_error()
     try:
-        program = build(asked)
-        gc.freeze()
-        gc.enable()
+        with without_collection():
+            program = build(asked)
         program()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -8,7 +8,6 @@ each configuration, and writes its problems to standard output.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import resource
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared.importing import without_collection
 from shared.runtime.parent_death import ending_with_parent
 from swarm_cli.own_modules import own_modules
 
@@ -174,16 +174,14 @@ def _file_s(spec: TaskSpec) -> float:
 
 def main() -> None:
     """Write `ready`; for each line with sources write one with their problems."""
-    gc.disable()  # imports make many objects and hardly any garbage
-    from shared.config import TaskSpec
-    from shared.tasks.derive import dataset_names, forget_derived, preload_installed
-    from shared.tasks.sandbox.limits import MappedMemory, limit_data
-    from shared.tasks.specs import source_problems
+    with without_collection():
+        from shared.config import TaskSpec
+        from shared.tasks.derive import dataset_names, forget_derived, preload_installed
+        from shared.tasks.sandbox.limits import MappedMemory, limit_data
+        from shared.tasks.specs import source_problems
 
-    dataset_names()
-    preload_installed()
-    gc.freeze()
-    gc.enable()
+        dataset_names()
+        preload_installed()
     # A dataset that prints must not write into the answer.
     answer = os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_WRONLY)

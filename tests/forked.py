@@ -5,6 +5,7 @@ services are not about them. Tests of `swarm up` start processes as users do.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -33,7 +34,8 @@ forks.set_forkserver_preload(
         "shared.transport.nats.transport",
     ]
 )
-_SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+CLONE_NEWNET = 0x40000000
+SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 """Environment variables that have no effect once a process is forked."""
 
 
@@ -51,13 +53,17 @@ class Forked:
         cwd: Path,
         log: Path,
         errors: Path | None = None,
+        network: str = "",
     ) -> None:
         """environment: the complete environment. log, errors: files to which standard output and
-        standard error are appended; `errors` is `log` by default.
+        standard error are appended; `errors` is `log` by default. network: namespace to run in, as
+        `ip netns exec` does.
         """
-        wrong = [name for name, value in _SERVER.items() if environment.get(name, value) != value]
+        wrong = [name for name, value in SERVER.items() if environment.get(name, value) != value]
         assert not wrong, f"a forked process cannot have its own {wrong}: start a real one"
-        self._process = start(_run_module, module, list(arguments), dict(environment), str(cwd), str(log), str(errors or log))
+        self._process = start(
+            _run_module, module, list(arguments), dict(environment), str(cwd), str(log), str(errors or log), network
+        )
 
     @property
     def pid(self) -> int:
@@ -105,7 +111,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        process = Forked(module, arguments, environment={**environment, **_SERVER}, cwd=cwd, log=out, errors=err)
+        process = Forked(module, arguments, environment={**environment, **SERVER}, cwd=cwd, log=out, errors=err)
         try:
             code = process.wait(timeout)
         finally:
@@ -115,8 +121,8 @@ def run(
 
 def start(target: Any, *arguments: Any) -> ForkServerProcess:
     """Run `target(*arguments)` in a process forked from the server, which the first call starts."""
-    before = {name: os.environ.get(name) for name in _SERVER}
-    os.environ.update(_SERVER)
+    before = {name: os.environ.get(name) for name in SERVER}
+    os.environ.update(SERVER)
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
@@ -130,7 +136,9 @@ def start(target: Any, *arguments: Any) -> ForkServerProcess:
     return child
 
 
-def _run_module(module: str, arguments: list[str], environment: dict[str, str], cwd: str, log: str, errors: str) -> None:
+def _run_module(
+    module: str, arguments: list[str], environment: dict[str, str], cwd: str, log: str, errors: str, network: str
+) -> None:
     """Do what `python -m` does, in a process that has already imported the modules."""
     # A daemon process may not have children, but a service may. The flag is needed only so that the
     # test's process ends this one.
@@ -140,8 +148,17 @@ def _run_module(module: str, arguments: list[str], environment: dict[str, str], 
         output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, stream)
         os.close(output)
+    if network:
+        _enter(network)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _enter(network: str) -> None:
+    namespace = os.open(f"/run/netns/{network}", os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter the network {network}")
+    os.close(namespace)

@@ -1,6 +1,9 @@
 """`python -m services.generator`."""
 
-from services.generator.service import GeneratorService
+from shared.importing import without_collection
 from shared.runtime import main
+
+with without_collection():
+    from services.generator.service import GeneratorService
 
 main("generator", GeneratorService)

@@ -4,8 +4,11 @@ too large for one GPU.
 
 import os
 
-from services.trainer.service import TrainerService
+from shared.importing import without_collection
 from shared.runtime import main
+
+with without_collection():
+    from services.trainer.service import TrainerService
 
 if int(os.environ.get("WORLD_SIZE", "1")) == 1:
     main("trainer", TrainerService)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,16 +26,14 @@ T = TypeVar("T")
 class NodeProcesses:
     """The four services of one node, each a process of its own, with logs in files."""
 
-    def __init__(
-        self, node: str, run: str, var_dir: Path, environment: dict[str, str], config: Path, *, within: Sequence[str] = ()
-    ) -> None:
-        """`within`: a command that starts another, for example in a network namespace."""
+    def __init__(self, node: str, run: str, var_dir: Path, environment: dict[str, str], config: Path, *, network: str = "") -> None:
+        """`network`: the namespace in which the services run, by its name for `ip netns exec`."""
         self.node = node
         self.run_dir = var_dir / "runs" / run / node
         self._logs = var_dir / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._config = config
-        self._within = within
+        self._network = network
         self._environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("SWARM_")},
             "OMP_NUM_THREADS": "1",
@@ -45,6 +43,7 @@ class NodeProcesses:
             "SWARM_NODE__VAR_DIR": str(var_dir),
             "SWARM_HTTP__BASE_PORT": "0",
             "SWARM_LOG__FORMAT": "json",
+            "SWARM_VERIFIER__WORKERS": "1",
             **environment,
         }
         self.processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
@@ -57,9 +56,10 @@ class NodeProcesses:
 
     def _start(self, role: str, log: Path) -> subprocess.Popen[bytes] | Forked:
         module, arguments = f"services.{role}", ["--config", str(self._config)]
-        if role in FORKED_ROLES and not self._within:
-            return Forked(module, arguments, environment=self._environment, cwd=REPO, log=log)
-        command = [*self._within, sys.executable, "-m", module, *arguments]
+        if role in FORKED_ROLES:
+            return Forked(module, arguments, environment=self._environment, cwd=REPO, log=log, network=self._network)
+        within = ["ip", "netns", "exec", self._network] if self._network else []
+        command = [*within, sys.executable, "-m", module, *arguments]
         with log.open("ab") as output:
             return subprocess.Popen(command, cwd=REPO, env=self._environment, stdout=output, stderr=subprocess.STDOUT)
 
@@ -120,7 +120,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def wait_until(condition: Callable[[], T | None], *nodes: NodeProcesses, timeout_s: float, what: str) -> T:
+def wait_until(condition: Callable[[], T | None], *nodes: NodeProcesses, timeout_s: float, what: str, poll_s: float = 0.2) -> T:
     """Poll until `condition` returns something true; fail with what was waited for and the ends of
     all logs.
     """
@@ -131,6 +131,6 @@ def wait_until(condition: Callable[[], T | None], *nodes: NodeProcesses, timeout
         found = condition()
         if found:
             return found
-        time.sleep(0.2)
+        time.sleep(poll_s)
     logs = "\n".join(f"--- {node.node} {role}\n{node.log(role)[-1500:]}" for node in nodes for role in ROLES)
     raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{logs}")

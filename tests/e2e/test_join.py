@@ -45,7 +45,7 @@ def test_a_newcomer_in_another_network_accepts_a_foreign_group_within_two_minute
         "SWARM_MODEL__PATH": str(REPO / "models" / "base"),
         "SWARM_EVAL__TASKS": "0",
     }
-    alpha = NodeProcesses("alpha", "test", tmp_path, environment, DEMO_CONFIG, within=networks.within("hub"))
+    alpha = NodeProcesses("alpha", "test", tmp_path, environment, DEMO_CONFIG, network=networks.network.namespace("hub"))
     # A trainer would make more groups of better answers; what is shared of the base policy will do.
     alpha.start("generator", "verifier", "trainer")
     try:

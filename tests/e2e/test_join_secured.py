@@ -102,7 +102,7 @@ def test_a_newcomer_with_the_wheel_alone_accepts_a_group_of_a_secured_swarm_with
     wheel = wheel_of(source_in(tmp_path / "source"), tmp_path / "wheel")
     operator = Operator(networks, tmp_path / "operator")
     operator.start_own()
-    alpha = NodeProcesses("alpha", "test", tmp_path, operator.settings, DEMO_CONFIG, within=networks.within("hub"))
+    alpha = NodeProcesses("alpha", "test", tmp_path, operator.settings, DEMO_CONFIG, network=networks.network.namespace("hub"))
     alpha.start("generator", "verifier", "trainer")
     join_log = tmp_path / "join.log"
     try:

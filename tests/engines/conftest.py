@@ -33,8 +33,11 @@ TRAINABLE = [
     "transformers-tied",
     "transformers-untied",
     pytest.param("vllm-tied", marks=needs_vllm),
-    pytest.param("vllm-untied", marks=needs_vllm),
+    pytest.param("vllm-untied", marks=[*needs_vllm, pytest.mark.long]),
 ]
+"""vLLM over untied embeddings is an engine of its own, which takes a quarter of a minute to start.
+In `make test` it answers in `test_engine_turns.py` alone.
+"""
 ALL = [*TRAINABLE, pytest.param("openai-tied", marks=needs_vllm)]
 
 

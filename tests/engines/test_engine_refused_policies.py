@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.generator.engines import PolicyLoadError
-from tests.engines.conftest import TRAINABLE, Run, Subject, needs_vllm
+from tests.engines.conftest import TRAINABLE, Run, Subject
 from tests.engines.test_engine_conformance import greedy_answers
 from tests.engines.tiny_models import write_policy_file
 
@@ -52,12 +52,7 @@ def integers(good: Path, bad: Path) -> None:
     save_file(load_file(good) | {"model.norm.weight": torch.ones(128, dtype=torch.int64)}, bad)
 
 
-engines = pytest.mark.parametrize(
-    "started", [*TRAINABLE[:3], pytest.param("vllm-untied", marks=[*needs_vllm, pytest.mark.long])], indirect=True
-)
-"""vLLM is started for tied embeddings, where a file may also name the output layer; for untied ones
-in `make test-full`.
-"""
+engines = pytest.mark.parametrize("started", TRAINABLE, indirect=True)
 
 FAULTS = {
     absent: "unreadable or truncated",

@@ -5,10 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,8 +20,8 @@ from tests.nats_server import free_port
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 480.0
-WITH_TORCH = ("eval", "model")
-"""Commands that import torch, and are not about starting."""
+STARTS_PROCESSES = ("up", "add")
+"""Commands that are started as users start them; the others are forked."""
 
 
 class Swarm:
@@ -33,6 +36,7 @@ class Swarm:
             "SWARM_NODE__VAR_DIR": str(folder / "var"),
             "SWARM_EVAL__TASKS": "8",
             "SWARM_TRAINER__CHECKPOINT_EVERY": "2",
+            "SWARM_VERIFIER__WORKERS": "1",
             **settings,
         }
 
@@ -41,11 +45,23 @@ class Swarm:
         return self._start("up", "--run", "first", *ports, *arguments)
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        if arguments[0] in WITH_TORCH:
+        if arguments[0] not in STARTS_PROCESSES:
             return forked.run("swarm_cli", arguments, environment=self._environment, cwd=ROOT, timeout=START_TIMEOUT_S)
         process = self._start(*arguments)
         out, err = process.communicate(timeout=START_TIMEOUT_S)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    @contextmanager
+    def resting(self, node: str) -> Iterator[None]:
+        """Suspend a node's generator, so that its trainer, which takes steps as fast as it can,
+        leaves the processors to others.
+        """
+        started = [line for line in map(json.loads, (self.node_dir(node) / "generator.log").open()) if line["event"] == "started"]
+        os.kill(started[-1]["pid"], signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(started[-1]["pid"], signal.SIGCONT)
 
     def status(self, *nodes: str) -> dict[str, Any]:
         answer = self.call("status", *(nodes or ("alpha", "beta")), "--json", "--node-url", f"nats://127.0.0.1:{self.nats_port}")

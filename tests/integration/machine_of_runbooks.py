@@ -21,6 +21,7 @@ from shared.dead_letters import bury, read_letters
 from shared.transport.connect import connect
 from swarm_cli.k8s import certificates
 from swarm_cli.observe.evaluations import read_evaluations, read_steps
+from tests.forked_commands import Commands
 from tests.integration.local_swarm import START_TIMEOUT_S, free_port_range
 from tests.integration.running_verifier import group
 from tests.nats_server import find_binary, free_port
@@ -38,13 +39,18 @@ class Machine:
         self.home, programs = folder / "home", folder / "bin"
         for each in (self.home, programs):
             each.mkdir(parents=True)
-        (programs / "swarm").write_text(f'#!/bin/sh\nexec {sys.executable} -m swarm_cli "$@"\n')
-        (programs / "swarm").chmod(0o755)
+        self._commands = Commands(folder)
+        self._commands.program(programs / "swarm", "swarm_cli")
         (programs / "nats-server").symlink_to(find_binary())
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
         self.environment = {**clean, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), **settings}
         self.places: dict[str, str] = {"HOST": "127.0.0.1"}
         """What to type for a placeholder, such as NODE; and for a port of the pages."""
+
+    def end(self) -> str:
+        """End all that runs there; what `swarm up` said."""
+        self._commands.close()
+        return ""
 
     def filled(self, command: str) -> str:
         for word, meant in self.places.items():
@@ -91,13 +97,15 @@ class RunningMachine(Machine):
             SWARM_EVAL__TASKS="8",
             SWARM_EVAL__EVERY_VERSIONS="2",
             SWARM_TRAINER__CHECKPOINT_EVERY="2",
+            SWARM_VERIFIER__WORKERS="1",
         )
         (self.home / "models").symlink_to(ROOT / "models")
         (self.home / "node.toml").write_text((ROOT / "swarm_cli/local/defaults/demo.toml").read_text())
         self.nats_port, self.base_port = free_port(), free_port_range()
         self.node_dir = self.home / "var" / "runs" / RUN / NODE
         self._log = folder / "up.log"
-        up = f"swarm up --nodes 1 --run {RUN} --nats-port {self.nats_port} --base-port {self.base_port}"
+        # As users start it: its services are processes of their own.
+        up = f"{sys.executable} -m swarm_cli up --nodes 1 --run {RUN} --nats-port {self.nats_port} --base-port {self.base_port}"
         with self._log.open("wb") as output:
             self._up = subprocess.Popen(
                 up.split(), cwd=self.home, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -166,6 +174,7 @@ class RunningMachine(Machine):
             self._up.wait(COMMAND_S)
         finally:
             self._up.kill()
+            super().end()
         return self._log.read_text()
 
 
@@ -188,8 +197,9 @@ class SecuredMachine(Machine):
         self.server.start()
         self.places |= {"4222": str(self.server.port), "8222": str(monitoring), "PID": str(self.server.pid)}
 
-    def end(self) -> None:
+    def end(self) -> str:
         self.server.kill()
+        return super().end()
 
 
 def until(holds: Callable[[], object], told: Callable[[], str]) -> None:

@@ -41,13 +41,14 @@ def configured(
     tasks: Sequence[dict[str, str]] = TASKS,
     **verifier: object,
 ) -> NodeConfig:
+    """One worker, because each takes most of a second of a core to start."""
     return load_config(
         overrides={
             "node": {"id": node, "var_dir": folder},
             "nats": {"node_url": url, "swarm_url": swarm_url or url},
             "tasks": list(tasks),
             "eval": {"tasks": 10},
-            "verifier": {"intake_poll_s": 0.05, "answer_timeout_s": 1.5, "ack_wait_s": 5.0, **verifier},
+            "verifier": {"intake_poll_s": 0.05, "answer_timeout_s": 1.5, "ack_wait_s": 5.0, "workers": 1, **verifier},
         }
     )
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 import signal
 import subprocess
 import tomllib
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.generator.engines.model_folder import read_model_folder
@@ -63,13 +66,29 @@ def answer(folder: Path, prompt: list[int]) -> str:
     return str(AutoTokenizer.from_pretrained(str(folder)).decode(tokens))
 
 
+def first_layers(model: Path, count: int, folder: Path) -> Path:
+    """The model without its other layers: as it is in all that a layer does not decide."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    kept = {name: value for name, value in config.items() if name != "layer_types"} | {"num_hidden_layers": count}
+    (folder / "config.json").write_text(json.dumps(kept))
+    weights = folder / "model.safetensors"
+    layer = re.compile(r"model\.layers\.(\d+)\.")
+    tensors = {
+        name: tensor for name, tensor in load_file(weights).items() if not (found := layer.match(name)) or int(found[1]) < count
+    }
+    save_file(tensors, weights, {"format": "pt"})
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_node_trains_it_and_publishes_what_changed(smollm2: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layers", [3, pytest.param(30, marks=pytest.mark.long)])
+def test_a_node_trains_it_and_publishes_what_changed(layers: int, smollm2: Path, tmp_path: Path) -> None:
     """The second demo, short: one node, two steps of two groups, policies as deltas."""
     swarm = Swarm(
         tmp_path,
-        SWARM_MODEL__PATH=str(smollm2),
+        SWARM_MODEL__PATH=str(first_layers(smollm2, layers, tmp_path / "smollm2")),
         SWARM_POLICY_STORE__URI="nats://",
         SWARM_POLICY_STORE__ANCHOR_EVERY="8",
         SWARM_MODEL__DTYPE="bfloat16",

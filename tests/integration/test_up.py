@@ -138,16 +138,17 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_second_node_and_sto
             time.sleep(STATUS_INTERVAL_S)
         else:
             pytest.fail(f"the node did not go on within the deadline: {json.dumps(seen)[:6000]}")
-        again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
-        added = swarm.call("add")
-        unasked = swarm.call("status", "--json")
-        while time.monotonic() < deadline:
-            second = swarm.status("beta")
-            if second and all(any(replica["alive"] for replica in second["nodes"]["beta"]["services"][role]) for role in ROLES):
-                break
-            time.sleep(STATUS_INTERVAL_S)
-        else:
-            pytest.fail(f"the second node did not come:\n{added.stderr}\n{json.dumps(second)[:3000]}")
+        with swarm.resting("alpha"):
+            again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
+            added = swarm.call("add")
+            unasked = swarm.call("status", "--json")
+            while time.monotonic() < deadline:
+                second = swarm.status("beta")
+                if second and all(any(replica["alive"] for replica in second["nodes"]["beta"]["services"][role]) for role in ROLES):
+                    break
+                time.sleep(STATUS_INTERVAL_S)
+            else:
+                pytest.fail(f"the second node did not come:\n{added.stderr}\n{json.dumps(second)[:3000]}")
     finally:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=180)

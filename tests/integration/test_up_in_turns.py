@@ -6,36 +6,44 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from shared.device_turns import DeviceTurns, turns_file
-from swarm_cli.observe.evaluations import read_steps
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.e2e.processes import REPO, NodeProcesses, wait_until
-from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
+from tests.integration.local_swarm import START_TIMEOUT_S
+from tests.nats_server import NatsServer
 
 pytestmark = pytest.mark.slow
 
 
-def test_two_nodes_train_to_the_end_and_all_four_have_turns(tmp_path: Path) -> None:
-    swarm = Swarm(tmp_path, SWARM_MODEL__DEVICE_TURNS="true")
-    process = swarm.up("--steps", "3")
+def test_two_nodes_train_to_the_end_and_all_four_have_turns(tmp_path: Path, nats_server: Callable[[], NatsServer]) -> None:
+    environment = {
+        "SWARM_MODEL__DEVICE_TURNS": "true",
+        "SWARM_MODEL__PATH": str(REPO / "models" / "base"),
+        "SWARM_NATS__NODE_URL": (url := nats_server().url),
+        "SWARM_NATS__SWARM_URL": url,
+        "SWARM_TRAINER__MAX_STEPS": "3",
+        "SWARM_EVAL__TASKS": "8",
+    }
+    var_dir = tmp_path / "var"
+    nodes = [NodeProcesses(name, "first", var_dir, environment, DEMO_CONFIG).start() for name in ("alpha", "beta")]
     holders: set[str] = set()
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        for file in (tmp_path / "var").glob("device-*.turns"):
-            holders |= {match[0] for match in re.finditer(r"\w+ of \w+", file.read_text())}
-        time.sleep(0.002)
-    if process.poll() is None:
-        process.kill()
-    out, err = process.communicate(timeout=180)
 
-    assert process.returncode == 0, f"{out[-4000:]}\n{err[-2000:]}"
+    def all_have_trained() -> bool:
+        for file in var_dir.glob("device-*.turns"):
+            holders.update(match[0] for match in re.finditer(r"\w+ of \w+", file.read_text()))
+        return all(len(node.steps()) == 3 for node in nodes)
+
+    try:
+        wait_until(all_have_trained, *nodes, timeout_s=START_TIMEOUT_S, what="three steps of both", poll_s=0.005)
+    finally:
+        for node in nodes:
+            node.kill_all()
     assert holders == {"generator of alpha", "generator of beta", "trainer of alpha", "trainer of beta"}
-    assert len(read_steps(swarm.node_dir("alpha"))) == len(read_steps(swarm.node_dir("beta"))) == 3
 
 
 async def test_a_generator_that_waits_for_its_first_turn_ends_when_asked(tmp_path: Path, nats_url: str) -> None:

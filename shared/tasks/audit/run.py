@@ -55,13 +55,23 @@ async def audit(pool: ScorerPool, refs: Sequence[TaskRef], thorough: int | None 
     Only the first `thorough` tasks of each dataset get all candidates (None: all tasks); the others
     get only the constants. Tasks that cannot be derived are left out.
     """
+    by_dataset: dict[str, list[TaskRef]] = defaultdict(list)
+    for ref in refs:
+        by_dataset[ref.dataset].append(ref)
+    # One dataset after the other, so that workers find each task among the last that they derived.
+    found = [await _audit_dataset(pool, name, part, thorough) for name, part in by_dataset.items()]
+    return {finding.dataset: finding for finding in found if finding.tasks}
+
+
+async def _audit_dataset(pool: ScorerPool, dataset: str, refs: Sequence[TaskRef], thorough: int | None) -> Finding:
+    # Right answers first, because most candidates are made of one; then all candidates of all tasks
+    # at once, so that the workers are busy.
     derived = await pool.run([ScoringJob(ref=ref, want_task=True) for ref in refs])
     tasks = [result.task for result in derived if result.task is not None]
     rights = await _rights(pool, tasks)
-    findings = {task.ref.dataset: Finding(task.ref.dataset) for task in tasks}
+    finding = Finding(dataset)
     jobs, lists = [], []
     for task, (right, paid) in zip(tasks, rights, strict=True):
-        finding = findings[task.ref.dataset]
         finding.tasks += 1
         finding.right_paid += paid
         finding.unanswered += right is None
@@ -71,8 +81,8 @@ async def audit(pool: ScorerPool, refs: Sequence[TaskRef], thorough: int | None 
         lists.append((named, made))
         jobs.append(ScoringJob(ref=task.ref, texts=[_tagged(c.text) for c in (*named, *made)]))
     for task, result, (named, made) in zip(tasks, await pool.run(jobs), lists, strict=True):
-        _gather(findings[task.ref.dataset], task.ref, result, named, made)
-    return findings
+        _gather(finding, task.ref, result, named, made)
+    return finding
 
 
 async def _rights(pool: ScorerPool, tasks: Sequence[Task]) -> list[tuple[str | None, bool]]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from shared.contracts.messages import TaskRef
+from shared.importing import without_collection
 from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_installed
 from shared.tasks.file_rows import hold_inherited
 from shared.tasks.sandbox.clean import clean_numbers, clean_random
@@ -58,13 +59,12 @@ def import_everything(verifiers: Sequence[str]) -> None:
     """
     # A library would try to write a font cache, would not be allowed to, and would print a warning.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    dataset_names()
-    preload_installed()
-    preload(verifiers)
+    with without_collection():
+        dataset_names()
+        preload_installed()
+        preload(verifiers)
     _silence_errors()
-    # The imported objects stay, and jobs leave few cycles behind; searching for these would cost
-    # more than scoring a cheap answer.
-    gc.freeze()
+    # Jobs leave few cycles behind; searching for these would cost more than scoring a cheap answer.
     gc.set_threshold(GC_THRESHOLD)
 
 
