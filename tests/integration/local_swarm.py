@@ -45,7 +45,8 @@ class Swarm:
         return self._start("up", "--run", "first", *ports, *arguments)
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        if arguments[0] not in STARTS_PROCESSES:
+        # A forked process looks for installed packages where this one did when it started.
+        if arguments[0] not in STARTS_PROCESSES and self._environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
             return forked.run("swarm_cli", arguments, environment=self._environment, cwd=ROOT, timeout=START_TIMEOUT_S)
         process = self._start(*arguments)
         out, err = process.communicate(timeout=START_TIMEOUT_S)
