@@ -96,7 +96,7 @@ compiled-tests: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test  ## Measure speed compared with plain loops; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
-gpu-check: $(VENV)/.installed-dev  ## Check parity, resume, speed, memory, deltas and learning on one GPU (ten minutes); writes docs/gpu.md (GPU_FLAGS="--model folder")
+gpu-check: $(VENV)/.installed-dev  ## Check parity, resume, speed, memory, deltas and learning on one GPU (about twelve minutes); writes var/gpu-check.md (GPU_FLAGS="--model folder")
 	$(BIN)/python -m benchmarks.gpu $(GPU_FLAGS)
 
 chaos: $(VENV)/.installed-test  ## Inject faults everywhere and check that nothing is lost (half an hour); writes docs/reliability-figures.md

@@ -1,5 +1,5 @@
 """Runs the parts, each in its own process with a deadline, prints their findings and writes
-`docs/gpu.md`.
+`var/gpu-check.md`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS = {
 """Name: module, function, deadline in seconds on a GPU."""
 CPU_PATIENCE = 4
 """A trial of the check itself on a CPU, which may be busy, gets so many times the deadline."""
-TARGET = Path("docs/gpu.md")
+TARGET = Path("var/gpu-check.md")
 
 
 def main() -> int:
@@ -105,6 +105,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
                 print(f"    failed: {cause}")
     seconds = time.monotonic() - started
     if not (arguments.no_write or arguments.short or arguments.parts or arguments.device == "cpu"):
+        TARGET.parent.mkdir(exist_ok=True)
         TARGET.write_text(
             page(findings, failures, facts, date=time.strftime("%Y-%m-%d"), command="make gpu-check", seconds=seconds)
         )

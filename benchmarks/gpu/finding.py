@@ -40,7 +40,7 @@ class Finding:
 def page(
     findings: Sequence[Finding], failures: Mapping[str, str], facts: Mapping[str, str], *, date: str, command: str, seconds: float
 ) -> str:
-    """The text of `docs/gpu.md`."""
+    """The text of `var/gpu-check.md`."""
     judged = [finding for finding in findings if finding.held is not None]
     kept = sum(1 for finding in judged if finding.held)
     lines = [

@@ -63,7 +63,7 @@ def test_the_check_names_before_apply_what_the_cluster_would_say_afterwards(clus
         "RuntimeClass nvidia does not exist",
         "storage class fast of var-alpha-trainer",
         "offers nvidia.com/gpu",
-        "Secret ",
+        "Secrets alpha-generator, ",
         "ResourceQuota team allows",
         "no image is named yet",
     ):
