@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -91,6 +91,16 @@ async def victim(server: SecuredServer, attacker: str, folder: Path) -> AsyncIte
         yield plane
     finally:
         await plane.close()
+
+
+async def remember_long(operator: Any, streams: Iterable[str]) -> None:
+    """Make servers know a message again for longer than the test takes: the swarm's streams do for
+    two seconds only, and what the attacker then publishes again would be stored.
+    """
+    for stream in streams:
+        config = {**(await everything(operator))[stream][0], "duplicate_window": 600 * 10**9}
+        answer = await operator.request(f"$JS.API.STREAM.UPDATE.{stream}", json.dumps(config).encode(), timeout=10)
+        assert "error" not in json.loads(answer.data), answer.data
 
 
 def administration(stream: str, config: Mapping[str, Any]) -> list[tuple[str, bytes]]:
@@ -200,6 +210,7 @@ async def reached_by(server: SecuredServer, folder: Path, attacker: str) -> list
         operator = await raw(server, server.keys / key, "_INBOX_attacked.operator", [])
         client = await raw(server, server.keys / node / f"{attacker}.nk", f"_INBOX_{node}.{attacker}", [])
         try:
+            await remember_long(operator, streams)
             configs = {stream: (await everything(operator))[stream][0] for stream in streams}
             attacks = [(target, b"forged") for target in FORBIDDEN_SUBJECTS[attacker]]
             attacks += [attack for stream in streams for attack in administration(stream, configs[stream])]
