@@ -49,7 +49,7 @@ def refuse_what_leads_out(folder: Path) -> None:
             raise _led_out(folder / path.relative_to(inside), what)
     for names in several.values():
         with suppress(OSError):  # gone meanwhile
-            if names[0].lstat().st_nlink > len(names) and not any(_is_newest_policy(name, inside) for name in names):
+            if names[0].lstat().st_nlink > len(names) and not all(_is_newest_policy(name, inside) for name in names):
                 what = "is a file that has a name outside the run's folder as well (a hard link)"
                 raise _led_out(folder / names[0].relative_to(inside), what)
 
@@ -62,8 +62,8 @@ def _led_out(path: Path, what: str) -> CommandError:
 
 
 def _is_newest_policy(file: Path, folder: Path) -> bool:
-    """A node's newest policy may be the same file in a volume elsewhere; it is only ever removed or
-    replaced.
+    """A node's newest policy may be the same file in a volume elsewhere; under this name it is only
+    ever removed or replaced. Under any other name in the folder it would be written to.
     """
     return file.relative_to(folder).parts[1:] == ("published", "newest.safetensors")
 

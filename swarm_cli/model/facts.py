@@ -11,17 +11,24 @@ import gc
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shared.runtime.parent_death import ending_with_parent
 from swarm_cli.own_modules import own_modules
 
 if TYPE_CHECKING:
     from shared.config.sections import ModelSection
 
 MODULE = "swarm_cli.model.facts"
+DEADLINE_S = 120.0
+"""For importing transformers, and reading a configuration and a tokenizer, maybe from the hub."""
+MEMORY_BYTES = 4 * 2**30
+"""What that may take: a vocabulary of 250,000 tokens takes some hundred MiB."""
 
 
 class ModelFacts(NamedTuple):
@@ -47,6 +54,7 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
         stdout=subprocess.PIPE,
         # transformers advises to install torch where it finds none.
         env=os.environ | own_modules() | {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"},
+        preexec_fn=ending_with_parent(signal.SIGKILL),
     )
 
     assert process.stdin is not None and process.stdout is not None
@@ -57,8 +65,20 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
     def wait() -> ModelFacts:
         try:
             with process, answer:
-                return ModelFacts(*json.loads(answer.read()))
+                late = threading.Timer(DEADLINE_S, process.kill)
+                late.start()
+                try:
+                    return ModelFacts(*json.loads(answer.read()))
+                finally:
+                    late.cancel()
         except ValueError:
+            if process.returncode == -signal.SIGKILL:
+                return ModelFacts(
+                    [
+                        f"reading model.path {model.path!r} took longer than {DEADLINE_S:.0f} s or too much memory: its chat "
+                        "template or tokenizer may demand too much, or the hub is slow; use another model, or try again"
+                    ]
+                )
             return ModelFacts([f"the process that reads model.path {model.path!r} ended with code {process.returncode}"])
 
     return wait
@@ -82,6 +102,9 @@ def main() -> None:
     # and where it does not learn that, takes the module's name.
     importlib.metadata.packages_distributions = dict
     from shared.config.sections import ModelSection
+    from shared.tasks.sandbox.limits import limit_data
+
+    limit_data(MEMORY_BYTES)
 
     # A tokenizer's code that prints must not write into the answer.
     answer: Any = os.fdopen(os.dup(1), "w")

@@ -44,13 +44,22 @@ def configured_swarm(config: NodeConfig) -> str | None:
 
 
 class _Reports:
-    """A node's reports in one swarm, in the order of the stream."""
+    """A node's reports in one swarm, in the order of the stream, without signed ones sent again."""
 
     def __init__(self) -> None:
         self.newest: deque[Heard[EvalReport]] = deque(maxlen=REPORTS_A_NODE)
         self.base: Heard[EvalReport] | None = None
+        self._newest_signed: tuple[float, int] | None = None
 
     def add(self, heard: Heard[EvalReport]) -> None:
+        """Keep a report, unless it is signed and no newer than one that is kept: anybody who reads
+        an open hub can send a signed report again, as often as it takes to push out the newer ones.
+        """
+        when = (heard.said.created_at, heard.said.policy_version)
+        if heard.standing is Standing.SIGNED:
+            if self._newest_signed is not None and when <= self._newest_signed:
+                return
+            self._newest_signed = when
         self.newest.append(heard)
         if heard.said.policy_version == 0:
             self.base = heard

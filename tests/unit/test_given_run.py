@@ -79,8 +79,27 @@ def hard_linked_lock(folder: Path) -> Path:
     return folder / "up.lock"
 
 
+def hard_link_beside_a_policy_s(folder: Path) -> Path:
+    """The same file as a node's newest policy too, which alone may have a name elsewhere."""
+    (folder / "alpha" / "published").mkdir()
+    (folder / "alpha" / "published" / "newest.safetensors").hardlink_to(folder.parents[1] / "mine.txt")
+    hard_link(folder)
+    return folder / "alpha"
+
+
 @pytest.mark.parametrize(
-    "make", [linked_log, linked_folder, linked_lock, link_to_nothing, link_by_a_link, pipe, hard_link, hard_linked_lock]
+    "make",
+    [
+        linked_log,
+        linked_folder,
+        linked_lock,
+        link_to_nothing,
+        link_by_a_link,
+        pipe,
+        hard_link,
+        hard_linked_lock,
+        hard_link_beside_a_policy_s,
+    ],
 )
 def test_a_run_is_not_started_where_something_leads_out_of_its_folder(folder: Path, make: Callable[[Path], Path]) -> None:
     made = make(folder)

@@ -74,3 +74,20 @@ def test_facts_read_without_torch_are_those_read_with_it(change: str, tmp_path: 
 
 def test_a_path_that_is_no_model_is_refused_without_a_process(tmp_path: Path) -> None:
     assert "no such folder" in read_facts(ModelSection(path=str(tmp_path / "nowhere")))().problems[0]
+
+
+def test_a_model_that_takes_too_long_to_read_is_a_sentence_and_its_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folder(tmp_path / "model", "")
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(endless)
+    monkeypatch.setattr("swarm_cli.model.facts.DEADLINE_S", 15.0)
+    (problem,) = read_facts(ModelSection(path=str(folder)))().problems
+    assert "took longer than 15 s" in problem and str(folder) in problem
+
+
+def test_a_model_that_takes_too_much_memory_to_read_is_a_sentence(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", "")
+    (folder / "chat_template.jinja").write_text("{% set much = 'a' * 9000000000 %}{{ much }}")
+    assert read_facts(ModelSection(path=str(folder)))().problems

@@ -160,6 +160,12 @@ def test_what_was_said_in_an_earlier_run_under_the_same_name_is_another_swarms()
     assert [each.policy_version for each in log.reports("run-0")] == [90]
 
 
+def test_a_signed_report_that_somebody_sends_again_neither_becomes_the_newest_nor_pushes_others_out() -> None:
+    old, new = (encode(signed(report(version, at=NOW - 9 + version))) for version in (1, 2))
+    log = log_of(old, new, *[old] * (REPORTS_A_NODE + 1))
+    assert [each.policy_version for each in log.reports("run-1")] == [1, 2]
+
+
 def test_the_base_policys_report_outlives_the_newer_ones() -> None:
     log = log_of(encode(signed(report(0))), *(encode(signed(report(n))) for n in range(1, REPORTS_A_NODE + 9)))
     assert [each.policy_version for each in log.reports("run-1")][:2] == [0, 9]
