@@ -20,7 +20,7 @@ from swarm_cli.chosen_config import ConfigOption, load_chosen, objective_problem
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.key_files import key_file_problems
-from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
+from swarm_cli.local.base_model import TOY_POLICY, toy_problem, toy_to_be_built
 from swarm_cli.model.facts import read_facts
 from swarm_cli.reachable import unreachable
 from swarm_cli.ruinous import ruinous_settings, ruinous_with_model
@@ -89,7 +89,9 @@ def check(
     model_facts = read_facts(node_config.model) if left.model and not toy else None
     tasks = task_problems(*left.tasks)
     objective = objective_problem(node_config) if left.knows("trainer", "objective") else ""
+    untaught = toy_problem(node_config) if left.model and left.knows("tasks") else None
     elsewhere = [
+        *([untaught] if untaught else []),
         *key_file_problems(left.key_files),
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
@@ -104,7 +106,7 @@ def check(
     if connect:
         problems += left.not_of_defaults(asyncio.run(unreachable(node_config)))
     if faults is None:  # with a fault they would describe defaults instead of the file's values
-        _advise(node_config, warnings, toy)
+        _advise(node_config, warnings, toy and not untaught)
     elif not problems:
         raise faults
     if problems:

@@ -32,13 +32,15 @@ JOINED = "the same `swarm join`"
 class RunNote(msgspec.Struct, frozen=True):
     """node_url, swarm_url: servers of the nodes' streams and of the swarm's; swarm_url "none": no
     swarm. goes_on: the command that continues the run. swarm_id: the swarm that its nodes are in;
-    empty if an earlier version wrote the note.
+    empty if an earlier version wrote the note. started_in: the folder from which relative paths of
+    the configuration count; empty likewise.
     """
 
     node_url: str
     swarm_url: str
     goes_on: str
     swarm_id: str = ""
+    started_in: str = ""
 
 
 def running_runs(var_dir: Path) -> list[Path]:

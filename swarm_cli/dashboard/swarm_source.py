@@ -122,7 +122,7 @@ class SwarmSource:
             return
         await asyncio.to_thread(self._records.read, self._seen, self._following.target)
         self._over = True
-        self._show(self._seen)
+        self._show(ended_snapshot(self._seen))
 
     def _last_steps(self) -> dict[str, int]:
         """The last step of each node on record here, if the run has ended; else nothing."""

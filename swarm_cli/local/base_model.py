@@ -48,8 +48,11 @@ def ensure_toy_policy(config: NodeConfig) -> None:
     """Build the demo's policy if the configuration asks for it and it is missing.
 
     Raises:
-        CommandError: the configuration names another model, and it is missing.
+        CommandError: the configuration names another model, and it is missing; or the toy policy
+            cannot learn from the tasks.
     """
+    if toy := toy_problem(config):
+        raise CommandError(toy, exit_code=EXIT_CONFIG)
     if toy_to_be_built(config):
         note(f"{TOY_POLICY} does not exist yet: building the toy policy first, once (about two minutes on one free core)")
         build_toy_policy(TOY_POLICY, config.tasks, seed=None, steps=None)
@@ -65,15 +68,29 @@ def toy_to_be_built(config: NodeConfig) -> bool:
     return Path(config.model.path) == TOY_POLICY and not (TOY_POLICY / "config.json").exists()
 
 
+def toy_problem(config: NodeConfig) -> str | None:
+    """Why the toy policy that is to be built cannot be."""
+    return _from_files(config.tasks) if toy_to_be_built(config) else None
+
+
+def _from_files(tasks: Sequence[TaskSpec]) -> str | None:
+    """Why the toy policy cannot learn from these tasks."""
+    if all(task.source != "file" for task in tasks):
+        return None
+    from shared.model.corpus import TOY_NEEDS_DATASETS
+
+    return TOY_NEEDS_DATASETS
+
+
 def build_toy_policy(out: Path, tasks: Sequence[TaskSpec], *, seed: int | None, steps: int | None) -> Path:
     """Build the toy base policy in the folder `out`, with a progress bar on stderr. seed, steps:
     None for the recipe's.
     """
     from shared.model.base_policy import BasePolicyRecipe, build_base_policy
-    from shared.model.corpus import TOY_NEEDS_DATASETS, DemoTask
+    from shared.model.corpus import DemoTask
 
-    if any(task.source == "file" for task in tasks):
-        raise CommandError(TOY_NEEDS_DATASETS, exit_code=EXIT_CONFIG)
+    if problem := _from_files(tasks):
+        raise CommandError(problem, exit_code=EXIT_CONFIG)
     standard = BasePolicyRecipe()
     try:
         recipe = replace(standard, seed=standard.seed if seed is None else seed, steps=steps or standard.steps)

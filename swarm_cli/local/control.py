@@ -144,7 +144,8 @@ def running_run(run: str, var_dir: Path) -> Path:
         if runs / run in running:
             return runs / run
         raise CommandError(
-            f"run {run!r} is not running in {runs}: {f'running there: {names}' if names else 'no run is running there'}"
+            f"run {run!r} is not running in {runs}: {f'running there: {names}' if names else 'no run is running there'}; "
+            "run this in the folder that the run was started in, or give its folder with --var-dir"
         )
     if len(running) == 1:
         return running[0]

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields, replace
+from pathlib import Path
 
+from shared.config import NodeConfig
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.text import visible
 from swarm_cli.chosen_config import load_chosen
@@ -24,7 +26,8 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
     Raises:
         CommandError: the earlier start's configuration lies in a run's folder, or is a relative
             path, as earlier versions noted it; or the run was copied here, and its note names a
-            configuration, a server, or more nodes than start by default.
+            configuration, a server, or more nodes than start by default; or it was started in
+            another folder, from which its configuration names files.
     """
     folder = load_chosen(given.config).node.var_dir / "runs" / run
     note = read_note(folder) if run else None
@@ -52,7 +55,25 @@ def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
     if _count(before) > Layout().nodes and not is_own(folder):
         raise CommandError(_many_elsewhere(run, before))
     added = {field.name: getattr(before, field.name) for field in fields(Given) if not getattr(given, field.name)}
-    return replace(given, **added), list(as_options(Given(**added)))
+    goes_on = replace(given, **added)
+    if note.started_in and is_own(folder):
+        _refuse_other_files(run, Path(note.started_in), load_chosen(goes_on.config))
+    return goes_on, list(as_options(Given(**added)))
+
+
+def _refuse_other_files(run: str, started_in: Path, config: NodeConfig) -> None:
+    """Raises CommandError if the run was started in another folder, in which its model or a file of
+    tasks lies that the configuration names relative to it: here it would be another, or be built
+    anew.
+    """
+    files = [config.model.path, *(spec.path for spec in config.tasks if spec.source == "file")]
+    for path in map(Path, files):
+        there = started_in / path
+        if there.exists() and not (path.exists() and path.samefile(there)):
+            raise CommandError(
+                f"run {run} was started in {visible(str(started_in), 400)}, and its configuration names {visible(str(path), 200)} "
+                "relative to that folder: start it there, or name the whole path in the configuration"
+            )
 
 
 def _count(given: Given) -> int:

@@ -30,7 +30,7 @@ def write_note(folder: Path, note: RunNote) -> None:
 def note_of(layout: Layout, config: NodeConfig, goes_on: str, swarm_id: str = "") -> RunNote:
     """The note for a run with this layout, whose nodes are in this swarm."""
     given = config.nats.swarm_url if "swarm_url" in config.nats.model_fields_set else layout.url
-    return RunNote(layout.url, given or "none", goes_on, swarm_id)
+    return RunNote(layout.url, given or "none", goes_on, swarm_id, os.getcwd())
 
 
 def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:

@@ -44,12 +44,12 @@ class Standing:
 
 def standing(view: NodeView, now: float) -> Standing | None:
     """The first role in the order of `_WORK` that answers but has stalled; None if there is none,
-    or if the node's trainer has taken all its steps.
+    or if the node's trainer has taken all its steps or does not answer.
 
     The sampler, generator and verifier may wait for the trainer on purpose, so the trainer is
-    checked first.
+    checked first, and what they do is no finding while it is gone.
     """
-    if finished(view):
+    if finished(view) or (view.roles("trainer") and not view.alive("trainer", now)):
         return None
     for role in _WORK:
         alive = view.alive(role, now)

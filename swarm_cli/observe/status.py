@@ -205,7 +205,8 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
     for node in snapshot.nodes:
         if elsewhere := node.held_on(snapshot.at):
             console.print(visible(f"{node.node}: another machine holds this name: {', '.join(elsewhere)}"), markup=False)
-        for words in trouble(node.view, snapshot.at):
+        gone = absent(node.view, snapshot.at) if node.view.step > 0 and not node.elsewhere else []
+        for words in (*gone, *trouble(node.view, snapshot.at)):
             console.print(f"{visible(node.node)}: {words}", markup=False)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
     streams = Table(*columns, title="streams", title_justify="left")

@@ -192,7 +192,8 @@ def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_t
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(shown.url + "step.json?node=alpha&step=1", timeout=60)
         assert "`swarm dashboard --run one` shows its steps" in json.load(refused.value)["problem"]
-        assert {node["node"] for node in told["nodes"]} == {"alpha"}, "what was seen stays in sight"
+        seen = {(node["node"], node["kind"]) for node in told["nodes"]}
+        assert seen == {("alpha", "stopped")}, "what was seen stays in sight, and runs no longer"
         with running(var_dir, "two", second):
             assert shown.until_state("running")["server"] == second.url
     finally:

@@ -5,6 +5,7 @@ the process.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import socket
@@ -157,6 +158,16 @@ def test_the_toy_policy_that_swarm_up_will_build_is_a_note_and_no_mistake(tmp_pa
     checked = swarm("config", "check", "--config", "node.toml", folder=tmp_path)
     assert checked.returncode == 0, checked.stderr
     assert "note: models/base does not exist yet: `swarm up` builds it" in checked.stdout
+
+
+@pytest.mark.slow
+def test_check_and_up_say_alike_that_the_toy_policy_cannot_learn_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps({"question": f"{n}?", "answer": n}) + "\n" for n in range(9)))
+    (tmp_path / "node.toml").write_text('[eval]\ntasks = 2\n[[tasks]]\nsource = "file"\npath = "mine.jsonl"\n')
+    for command in (("config", "check", "--config", "node.toml"), ("up", "--config", "node.toml", "--nodes", "1")):
+        said = swarm(*command, folder=tmp_path)
+        assert said.returncode == 78 and "set model.path to a model of your own" in said.stderr, said
+        assert "building the toy policy" not in said.stderr and "builds it" not in said.stdout
 
 
 @pytest.mark.slow

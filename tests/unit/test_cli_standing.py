@@ -86,6 +86,18 @@ def test_the_same_is_said_by_status_and_by_the_progress_view() -> None:
     assert as_object(SwarmSnapshot(NOW, (NodeSnapshot(view(), (), True),), (), True))["nodes"]["alpha"]["trouble"] == []
 
 
+def test_a_sampler_that_waits_for_a_silent_trainer_is_not_the_one_that_is_blamed() -> None:
+    waits = status("sampler", worked_s=240.0)
+    gone = view(trainer=status("trainer", age_s=240.0, worked_s=240.0), sampler=waits)
+    assert standing(gone, NOW) is None and standing(view(sampler=waits), NOW) is not None
+    console = Console(width=200, file=io.StringIO(), record=True)
+    show(SwarmSnapshot(NOW, (NodeSnapshot(gone, (), True),), (), True), console)
+    said = console.export_text()
+    assert "alpha: no word from trainer" in said and "no batch" not in said
+    shown = model(gone)
+    assert border(shown) == RED and "no batch" not in drawn(shown) and "trainer silent for 4m" in drawn(shown)
+
+
 def test_in_rows_the_last_column_says_it_too() -> None:
     stuck = model(view(trainer=status("trainer", worked_s=140.0)))
     assert "no step for 2m" in drawn(stuck, width=160, height=5)

@@ -85,7 +85,7 @@ def test_rows_are_held_against_the_share_that_is_held_out_only_where_that_is_kno
         "[eval]\ntasks = 50\n" + source + '[[tasks]]\ndataset = "Gcd"\n',
         "[eval]\ntasks = 50\n" + source + "[[tasks]]\ndataset = 'gcd'\nweight = -1\n",
     ):
-        found = told(text)
+        found = [line for line in told(text) if not line.startswith("the toy policy learns")]
         assert len(found) == 1 and few not in found[0], found
 
 

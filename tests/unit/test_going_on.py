@@ -134,3 +134,21 @@ def test_more_names_than_nodes_fit_on_a_machine_are_not_taken(before: Given, tmp
     names = " ".join(f"--name n{number}" for number in range(65))
     write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine {names}"))
     assert going_on(DEFAULT, "mine") == (DEFAULT, [])
+
+
+def test_a_run_whose_model_lies_where_it_was_started_goes_on_there_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere the toy policy was built anew, and the run went on with two base policies."""
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.delenv("SWARM_CONFIG", raising=False)
+    folder, started, other = tmp_path / "runs" / "mine", tmp_path / "started", tmp_path / "other"
+    for each in (folder, started / "models" / "base", other):
+        each.mkdir(parents=True)
+    write_note(folder, RunNote("nats://127.0.0.1:31460", "none", "swarm up --run mine", "mine", str(started)))
+    monkeypatch.chdir(started)
+    assert going_on(DEFAULT, "mine")[0] == DEFAULT
+    monkeypatch.chdir(other)
+    with pytest.raises(CommandError, match="names models/base relative to that folder: start it there") as refused:
+        going_on(DEFAULT, "mine")
+    assert str(started) in str(refused.value)
+    monkeypatch.setenv("SWARM_MODEL__PATH", str(started / "models" / "base"))
+    assert going_on(DEFAULT, "mine")[0] == DEFAULT, "a whole path is the same from anywhere"

@@ -15,8 +15,9 @@ REMEDIES = {
     "unknown_token": _FORMAT,
     "text_alone": "use an engine that returns token ids; a server of text alone can generate but not be trained from",
     "control_text": "nothing: foreign text that contains the model's control tokens is not trained on",
-    "absurd": "one now and then is usual between unequal models; many from one sender: `swarm rollouts NODE --from SENDER` shows "
-    "them, `swarm ban SENDER` ends them, a larger trainer.foreign_logprob_slack admits them",
+    "absurd": "one now and then is usual between unequal models, and many for a while from a node that was stopped or is "
+    "behind; many from one sender that stay: `swarm rollouts NODE --from SENDER` shows them, `swarm ban SENDER` ends them, a "
+    "larger trainer.foreign_logprob_slack admits them",
     "truncated": "raise generator.max_new_tokens, or set trainer.drop_truncated = false",
     "negative": "nothing: no answer of these groups has an advantage of 0 or more, and trainer.drop_foreign_negatives (or "
     "drop_local_negatives) leaves the others out",
