@@ -80,11 +80,21 @@ def read_note(folder: Path) -> RunNote | None:
 
 
 def goes_on(folder: Path) -> str:
-    """The command that continues the run in `folder`, as far as it is known."""
+    """The command that continues the run in `folder`, as far as it is known, wherever this process
+    is.
+    """
     left = read_note(folder)
-    if left and (left.goes_on == JOINED or (continues(left.goes_on, folder) and (is_own(folder) or stays_here(left.goes_on)))):
-        return left.goes_on
+    if left and left.goes_on == JOINED:
+        return JOINED
+    if left and continues(left.goes_on, folder) and (is_own(folder) or stays_here(left.goes_on)):
+        return (_to(left.started_in) if is_own(folder) else "") + left.goes_on
     return f"swarm up --run {folder.name}, with the options that it was started with"
+
+
+def _to(started_in: str) -> str:
+    """What takes a shell to this folder from the current one."""
+    elsewhere = started_in and visible(started_in) == started_in and Path(started_in) != Path.cwd()
+    return f"cd {shlex.quote(started_in)} && " if elsewhere else ""
 
 
 def ended_run(var_dir: Path) -> str:

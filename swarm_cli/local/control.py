@@ -14,9 +14,10 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,8 +25,10 @@ from typing import Any, TextIO
 from shared.os_words import in_words
 from shared.plain_files import NO_FILE, open_plain
 from swarm_cli.errors import CommandError
+from swarm_cli.local.elsewhere import runs_of_this_user
 from swarm_cli.local.handed_on import refuse_what_would_grow
 from swarm_cli.made_elsewhere import refuse_what_leads_out
+from swarm_cli.observe.plot import DEFAULT_VAR_DIR
 from swarm_cli.own_run import is_own
 from swarm_cli.running import LOCK, holder, pid_in, running_runs
 
@@ -131,29 +134,36 @@ def _taken(file: TextIO) -> bool:
     return False
 
 
-def running_run(run: str, var_dir: Path) -> Path:
+def running_run(run: str, var_dir: Path | None) -> Path:
     """Folder of the named run, or of the only running one.
+
+    var_dir: the folder that holds `runs/`; None: the usual one here. A run that is named but not
+    there is then looked for among all that this user's processes are running.
 
     Raises:
         CommandError: the named run is not running, or no name was given and none or several are.
     """
-    runs = var_dir / "runs"
-    running = running_runs(var_dir)
-    names = ", ".join(folder.name for folder in running)
-    if run:
-        if runs / run in running:
-            return runs / run
-        raise CommandError(
-            f"run {run!r} is not running in {runs}: {f'running there: {names}' if names else 'no run is running there'}; "
-            "run this in the folder that the run was started in, or give its folder with --var-dir"
-        )
-    if len(running) == 1:
+    runs = (var_dir or DEFAULT_VAR_DIR) / "runs"
+    running = running_runs(var_dir or DEFAULT_VAR_DIR)
+    if run and runs / run in running:
+        return runs / run
+    if not run and len(running) == 1:
         return running[0]
-    if running:
-        raise CommandError(f"several runs are running: name one of {names}")
-    raise CommandError(
-        f"no `swarm up` is running in {runs}: start one, or give the folder with --var-dir (end a `honcho start` with Ctrl-C)"
-    )
+    if not run and running:
+        raise CommandError(f"several runs are running: name one of {', '.join(folder.name for folder in running)}")
+    elsewhere = runs_of_this_user()
+    meant = [folder for folder in elsewhere if folder.name == run]
+    if len(meant) == 1 and var_dir is None:
+        return meant[0]
+    what = f"run {run!r}" if run else "no `swarm up`"
+    raise CommandError(f"{what} is{' not' if run else ''} running in {runs}: {_instead(meant or elsewhere)}")
+
+
+def _instead(elsewhere: Sequence[Path]) -> str:
+    if not elsewhere:
+        return "nothing of yours is running on this machine (end a `honcho start` with Ctrl-C)"
+    lines = [f"  run {folder.name}   --var-dir {shlex.quote(str(folder.parent.parent))}" for folder in elsewhere]
+    return "\n".join(["choose one that is running on this machine", *lines])
 
 
 def ask(folder: Path, question: Mapping[str, Any], deadline_s: float = _QUESTION_S) -> dict[str, Any]:

@@ -13,11 +13,16 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import ask, running_run, wait_until_over
 from swarm_cli.made_elsewhere import refuse_what_leads_out
-from swarm_cli.observe.plot import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
+from swarm_cli.observe.plot import VAR_DIR_VARIABLE
 from swarm_cli.running import goes_on
 
 Run = Annotated[str, typer.Option(help="Name of the run.  [default: the running one]", show_default=False)]
-VarDir = Annotated[Path, typer.Option(help="Folder that holds runs/.", envvar=VAR_DIR_VARIABLE)]
+VarDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder that holds runs/.  [default: var; a named run is found in any]", envvar=VAR_DIR_VARIABLE, show_default=False
+    ),
+]
 _PATIENCE_S = 900.0
 """Longer than any --grace-s that people give."""
 
@@ -25,7 +30,7 @@ _PATIENCE_S = 900.0
 def down(
     run: Annotated[str, typer.Argument(help="Name of the run.  [default: the running one]", show_default=False)] = "",
     now: Annotated[bool, typer.Option("--now", help="Kill every process, without letting it write its state.")] = False,
-    var_dir: VarDir = DEFAULT_VAR_DIR,
+    var_dir: VarDir = None,
 ) -> None:
     """End a run that `swarm up` started on this machine, and wait until it has ended."""
     folder = running_run(run, var_dir)
@@ -38,7 +43,7 @@ def down(
 def restart(
     service: Annotated[str, typer.Argument(help="Such as alpha-trainer or nats; or a role (trainer), for every node's.")],
     run: Run = "",
-    var_dir: VarDir = DEFAULT_VAR_DIR,
+    var_dir: VarDir = None,
 ) -> None:
     """End a service of a running swarm and start it again, even if it was given up."""
     answer = ask(running_run(run, var_dir), {"do": "restart", "service": service}, _PATIENCE_S)
@@ -49,7 +54,7 @@ def restart(
 def add(
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes to add.")] = 1,
     run: Run = "",
-    var_dir: VarDir = DEFAULT_VAR_DIR,
+    var_dir: VarDir = None,
 ) -> None:
     """Add a node to a swarm running on this machine, with the swarm's configuration and the next
     free name.

@@ -280,6 +280,16 @@ def test_a_note_s_command_that_a_start_writes_is_shown(folder: Path, command: st
     assert goes_on(folder) == command
 
 
+def test_a_run_of_another_folder_is_continued_there(folder: Path, tmp_path: Path) -> None:
+    command = "swarm up --run gift"
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", command, started_in=str(Path.cwd())))
+    assert goes_on(folder) == command
+    write_note(folder, RunNote("nats://127.0.0.1:1", "none", command, started_in=str(tmp_path / "my swarm")))
+    assert goes_on(folder) == f"cd '{tmp_path}/my swarm' && {command}"
+    (folder / "up.own").unlink()
+    assert goes_on(folder) == command, "not to where somebody else's note leads"
+
+
 @pytest.mark.parametrize("named", ["--config /mine.toml", "--nats-url nats://hub:4222"])
 def test_a_copied_note_s_command_is_not_shown_if_it_names_a_server_or_a_configuration(folder: Path, named: str) -> None:
     write_note(folder, RunNote("nats://127.0.0.1:1", "none", "swarm up --run gift --nodes 3"))

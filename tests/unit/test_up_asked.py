@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -147,12 +148,29 @@ async def test_what_is_no_question_is_refused_with_a_sentence(tmp_path: Path, li
         writer.close()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists open files there")
+def test_a_named_run_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"found-{os.getpid()}"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with holding_run(tmp_path / "a" / "runs" / name):
+        assert running_run(name, None) == tmp_path / "a" / "runs" / name
+        with pytest.raises(CommandError, match=f"run {name}   --var-dir {re.escape(str(tmp_path / 'a'))}"):
+            running_run("", None)
+        with pytest.raises(CommandError, match="is not running in"):
+            running_run(name, tmp_path / "elsewhere")
+        with holding_run(tmp_path / "b" / "runs" / name), pytest.raises(CommandError, match="(?s)choose one.*/a.*/b"):
+            running_run(name, None)
+    with pytest.raises(CommandError, match=f"run '{name}' is not running"):
+        running_run(name, None)
+
+
 def test_the_run_that_is_meant_is_found_or_asked_for(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="no `swarm up` is running in"):
         running_run("", tmp_path)
     with holding_run(tmp_path / "runs" / "one"):
         assert running_run("", tmp_path).name == "one"
-        with pytest.raises(CommandError, match="running there: one"):
+        with pytest.raises(CommandError, match=f"run 'two' is not running in(?s:.*)run one   --var-dir {re.escape(str(tmp_path))}"):
             running_run("two", tmp_path)
         with holding_run(tmp_path / "runs" / "two"), pytest.raises(CommandError, match="name one of one, two"):
             running_run("", tmp_path)
