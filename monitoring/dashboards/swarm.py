@@ -25,7 +25,7 @@ _GLANCE = Panel(
         series(f"60 * max by (node) (node:swarm_trainer_steps:rate5m{{{ALL}}})", "steps", PER_MINUTE),
         series(f"max by (node) (node:swarm_rollouts_shared:rate5m{{{ALL}}})", "groups shared", PER_SECOND),
         series(f"max by (node) (node:swarm_ingest_accepted:rate5m{{{ALL}}})", "groups accepted", PER_SECOND),
-        series(f"max by (node) (node:swarm_ingest_rejected:ratio15m{{{ALL}}})", "refused", "percentunit"),
+        series(f"max by (node) (node:swarm_ingest_rejected:ratio15m{{{ALL}}})", "share refused", "percentunit"),
     ),
 )
 

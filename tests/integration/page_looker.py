@@ -17,6 +17,15 @@ CHROMIUM = shutil.which("chromium")
 AXE = ROOT / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 SHOTS = ROOT / "build" / "page"
 WAIT_MS = 60_000
+COVERED = """
+[...document.querySelectorAll("svg.chart")].flatMap((chart) => {
+  const texts = [...chart.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  return texts.flatMap(([one, a], index) => texts.slice(index + 1).filter(([, b]) =>
+    a.left < b.right && b.left < a.right && a.top + a.height / 4 < b.bottom - b.height / 4 && b.top + b.height / 4 < a.bottom - a.height / 4
+  ).map(([other]) => `${one} and ${other}`));
+})
+"""
+"""Pairs of a chart's labels that cover each other. A line's box is twice as high as a digit."""
 LOOKS = [(1280, "light"), (390, "dark")]
 OTHER_LOOKS = [(1280, "dark"), (390, "light")]
 
@@ -62,10 +71,11 @@ class Looker:
 
     def check(self) -> None:
         """Nothing of a foreign text ran, nothing came from elsewhere, nothing is wider than the
-        window.
+        window, and no label of a chart covers another.
         """
         assert self.problems == []
         assert self.page.evaluate("window.hacked") is None
+        assert self.page.evaluate(COVERED) == []
         width, window = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert width <= window, f"the page is {width} px wide in a window of {window} px"
 

@@ -85,6 +85,11 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
             written(write(state))
             shown.until_state(state)
             every_look(browser, shown.url, state, words)
+            if state == "failed":
+                looker = Looker(browser)
+                told = looker.open(shown.url).locator(".banner p").nth(1).inner_text()
+                assert told.startswith("alpha: no word from generator, ") and "; beta: no word from " in told, told
+                looker.close()
         for name, address, words in (
             ("group", "#/group/alpha/1/0", "4 completions"),
             ("step", "#/step/alpha/1", "group"),
@@ -181,6 +186,10 @@ def test_who_learns_from_whom_says_what_is_not_counted_and_that_no_step_was_take
         swarm = await PageSwarm.open(server.url, tmp_path / "runs" / "dev")
         for name in ("alpha", "beta"):
             await swarm.node(name, step=step)
+        for number in range(step):
+            await swarm.batch("alpha", group("alpha", "alpha", f"What is {number}?", [("0", 1.0)]))
+        if step:
+            await swarm.batch("alpha", group("alpha", "alpha", "What comes next?", [("0", 1.0)]))
         await swarm.transport.close()
 
     written(write(0))
@@ -198,6 +207,8 @@ def test_who_learns_from_whom_says_what_is_not_counted_and_that_no_step_was_take
         section.get_by_text("The trainers' records do not tell of earlier steps. Counted: alpha from step 2 on.").wait_for()
         section.get_by_text("Not counted, as their trainers' records are not on this machine: beta.").wait_for()
         assert section.locator("tbody tr").all_inner_texts() == ["alpha\t3"]
+        waiting = looker.page.locator("#texts li", has_text="not trained on yet")
+        assert waiting.locator("a").all_inner_texts() == ["What comes next?"]
         looker.check()
     finally:
         looker.close()
@@ -366,6 +377,10 @@ def test_a_swarm_of_a_hundred_nodes_fits_in_300_kilobytes(browser: Any, server: 
         assert page.locator("#exchange thead th").count() == 1 + 24 + 1, "the most senders, and the others"
         looker.check()
         looker.shot("hundred-1280-light")
+        looker.close()
+        looker = Looker(browser, 390)
+        looker.open(f"{shown.url}#/node/node-000-{'n' * 20}").locator("figure .legend li").nth(7).wait_for()
+        looker.check()
     finally:
         looker.close()
         shown.close()

@@ -87,11 +87,20 @@ function chart(label, lines, axis) {
       const dot = svg("circle", { class: kind, cx: x(a).toFixed(1), cy: y(b).toFixed(1), r: link?.(a) ? 4 : 3 });
       picture.append(link?.(a) ? svg("a", { href: link(a), "aria-label": `${axis} ${a}: ${ratio(b)}` }, dot) : dot);
     }
-    const [lastX, lastY] = points.at(-1);
-    picture.append(label_at(String(index + 1), x(lastX) + 8, y(lastY) + 4, "start"));
   });
+  for (const [text, atX, atY] of apart(lines.map(({ points }, index) => [String(index + 1), x(points.at(-1)[0]) + 8, y(points.at(-1)[1]) + 4]), height - 4)) picture.append(label_at(text, atX, atY, "start"));
   const legend = el("ol", { class: "legend" }, ...lines.map(({ title, points }) => el("li", {}, name(title), ` ${ratio(points.at(-1)[1])}`)));
   return el("figure", {}, picture, legend);
+}
+
+/** The lines' numbers, [text, x, y] each, moved up or down from where their lines end until none covers another; `lowest` is the largest y. */
+function apart(labels, lowest) {
+  const gap = matchMedia("(max-width: 600px)").matches ? 20 : 13; // the height of a digit, by swarm.css
+  const sorted = [...labels].sort(([, , one], [, , other]) => one - other);
+  sorted.forEach((label, index) => { if (index) label[2] = Math.max(label[2], sorted[index - 1][2] + gap); });
+  let ceiling = lowest;
+  for (const label of sorted.toReversed()) { label[2] = Math.min(label[2], ceiling); ceiling = label[2] - gap; }
+  return sorted;
 }
 
 function label_at(text, x, y, anchor) {

@@ -2,11 +2,12 @@
 "use strict";
 
 /** A group in a list: its question, its nodes, and the reward of each answer. */
-function groupLine(group, now) {
+function groupLine(group, now, nodes = []) {
   const local = group.sender === group.taker;
   const whose = local ? el("span", { text: "local" }) : el("span", {}, "from ", name(group.sender));
   const facts = [el("span", {}, name(group.taker), ` step ${group.step}`), whose, name(group.dataset), el("span", { text: `policy version ${group.policy_version}` })];
   if (group.never) facts.push(el("span", { class: "warn", text: "no step trained on it: the run ended first" }));
+  else if (group.step > (nodes.find(({ node }) => node === group.taker)?.step ?? group.step)) facts.push(el("span", { text: "not trained on yet" }));
   if (now) facts.push(el("span", { text: `${ago(now - group.at)} ago` }));
   return el("li", { class: "card" },
     el("p", { class: "facts" }, ...facts),

@@ -15,7 +15,7 @@ const STATES = {
   finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` continues a run, `swarm plot NAME` draws its curves."],
   stopped: ["■", "Stopped", "The nodes here were stopped before their last step. `swarm up --run NAME` continues the run."],
   ended: ["■", "The run has ended", ""],
-  failed: ["!", "A process does not answer", "At least one node has a process that fell silent without ending in order: see Nodes below and that process's log."],
+  failed: ["!", "A process does not answer", "It fell silent without ending in order. Its last words are in its log: `NODE/ROLE.log` in the run's folder, or `kubectl logs`."],
 };
 const GOOD = { running: "good", finished: "good", lost: "bad", failed: "bad", starting: "warn", waiting: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };
@@ -36,8 +36,16 @@ function banner(told) {
   return el("div", { class: `banner ${ended ? (ended.in_order ? "good" : "bad") : GOOD[told.state] || ""}` },
     el("h1", {}, el("span", { "aria-hidden": "true", class: "sign", text: sign }), ` ${title}`),
     words ? el("p", {}, ...worded(words)) : null,
+    told.state === "failed" ? el("p", {}, ...silent(told.nodes)) : null,
     el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
+}
+
+/** Which nodes have a silent process, and which process; at most three nodes. */
+function silent(nodes) {
+  const found = nodes.filter(({ kind }) => kind === "silent");
+  const each = found.slice(0, 3).flatMap(({ node, words }) => ["; ", name(node), `: ${words}`]).slice(1);
+  return [...each, found.length > 3 ? `; and ${many(found.length - 3, "more node")}` : ""];
 }
 
 const STANDINGS = { signed: "✓ signed", unsigned: "? unsigned", "badly signed": "✗ badly signed", none: "○ no entry" };
@@ -140,7 +148,7 @@ function textsSection(told) {
   if (chosen.texts && !datasets.includes(chosen.texts)) chosen.texts = "";
   const wanted = groups.filter(({ dataset }) => !chosen.texts || dataset === chosen.texts).slice(0, 12);
   const hold = el("button", { type: "button", id: "hold", "aria-pressed": String(chosen.held), text: "Hold the list", onclick: () => { chosen.held = !chosen.held; byId("hold").setAttribute("aria-pressed", String(chosen.held)); } });
-  return section("texts", "Texts", el("p", { class: "tools" }, el("label", { for: "texts-of", text: "Dataset " }), select("texts-of", [["", "all"], ...datasets.map((each) => [each, each])], chosen.texts, (value) => (chosen.texts = value)), " ", hold), el("ul", { class: "cards" }, ...wanted.map((group) => groupLine(group, told.now))));
+  return section("texts", "Texts", el("p", { class: "tools" }, el("label", { for: "texts-of", text: "Dataset " }), select("texts-of", [["", "all"], ...datasets.map((each) => [each, each])], chosen.texts, (value) => (chosen.texts = value)), " ", hold), el("ul", { class: "cards" }, ...wanted.map((group) => groupLine(group, told.now, told.nodes))));
 }
 
 const leftOut = (number, one, more) => (number ? el("p", { class: "hint", text: `${many(number, one, more)} not shown.` }) : null);
@@ -152,7 +160,7 @@ function select(id, options, value, change) {
 }
 
 /** The alerts from Prometheus. Without an answer from it, the page must not look as if all were well. */
-async function alertsSection() {
+async function alertsSection(failed) {
   let words, watched = true, cards = [];
   try {
     const [alerts, up] = await Promise.all([get("api/v1/alerts"), get("api/v1/query", { query: 'count(up{job="swarm"})' })]);
@@ -160,7 +168,7 @@ async function alertsSection() {
     const scraped = Number(up.data.result[0]?.value[1] || 0);
     cards = firing.slice(0, 30).map(({ labels, annotations }) => el("li", { class: `card alert ${labels.severity === "critical" ? "bad" : "warn"}` }, el("b", {}, labels.severity === "critical" ? "! " : "△ ", name(labels.alertname)), " ", el("span", { text: labels.severity || "" }), labels.node ? el("span", {}, " of ", name(labels.node)) : null, el("p", { text: annotations.summary || "" })));
     watched = firing.length || scraped;
-    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.` : scraped ? `No alert fires. ${many(scraped, "process", "processes")} watched.` : "No process is scraped yet, so no alert can fire.";
+    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.` : scraped ? `No alert fires${failed ? " yet: an alert waits for a minute or two" : ""}. ${many(scraped, "process", "processes")} watched.` : "No process is scraped yet, so no alert can fire.";
   } catch (problem) {
     words = `Alerts are not watched here: ${problem.message}. Everything else on this page comes from the nodes themselves.`;
   }
@@ -181,7 +189,7 @@ async function showNode(node, key) {
     row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}` }), row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
     section("curves", "Held-out pass rate by task", curves.length ? chart(`Held-out pass rate of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score signed by this key was received yet." }), curves.length ? curveTable(curves) : null),
     section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; points with a dot link to their groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), stepForm(node)),
-    section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state.now))) : el("p", { class: "hint", text: "No group was read yet." })),
+    section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state.now, state.nodes))) : el("p", { class: "hint", text: "No group was read yet." })),
   ];
 }
 
@@ -197,7 +205,7 @@ const stepForm = (node) => {
 
 async function showSwarm() {
   const told = await get("swarm.json");
-  const alerts = told.state === "ended" ? null : await alertsSection();
+  const alerts = told.state === "ended" ? null : await alertsSection(told.state === "failed");
   byId("heard").textContent = told.state === "waiting" ? "" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
   document.title = `${STATES[told.state][1]} · swarm`;
   const quiet = told.state === "waiting" || told.state === "empty" || (told.state === "ended" && !told.ended.seen);
