@@ -19,10 +19,13 @@ SHOTS = ROOT / "build" / "page"
 WAIT_MS = 60_000
 COVERED = """
 [...document.querySelectorAll("svg.chart")].flatMap((chart) => {
-  const texts = [...chart.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
-  return texts.flatMap(([one, a], index) => texts.slice(index + 1).filter(([, b]) =>
-    a.left < b.right && b.left < a.right && a.top + a.height / 4 < b.bottom - b.height / 4 && b.top + b.height / 4 < a.bottom - a.height / 4
-  ).map(([other]) => `${one} and ${other}`));
+  const texts = [...chart.querySelectorAll("text")].map((text) => {
+    const { left, right, top, height } = text.getBoundingClientRect();
+    return { words: text.textContent, left, right, top: top + height / 4, bottom: top + height * 3 / 4 };
+  });
+  return texts.flatMap((one, index) => texts.slice(index + 1)
+    .filter((other) => one.left < other.right && other.left < one.right && one.top < other.bottom && other.top < one.bottom)
+    .map((other) => `${one.words} and ${other.words}`));
 })
 """
 """Pairs of a chart's labels that cover each other. A line's box is twice as high as a digit."""
