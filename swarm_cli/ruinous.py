@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from shared.config import NodeConfig
+from shared.config.sections import GeneratorSection
 from shared.text import visible
 from swarm_cli.loopback import LOOPBACK
 
@@ -71,13 +72,26 @@ def _sampling_ruin(config: NodeConfig) -> Iterator[str]:
         )
 
 
+def sent_key(config: NodeConfig) -> str | None:
+    """Where a configuration, perhaps somebody else's, has one of this machine's secrets sent."""
+    generator = config.generator
+    if generator.engine != "openai" or not (key := _key(generator)):
+        return None
+    where = visible(generator.openai_url, 200)
+    return f"what generator.{key} = {visible(getattr(generator, key), 200)} holds is sent to {where} as the key of that server"
+
+
+def _key(generator: GeneratorSection) -> str:
+    return next((name for name in ("openai_key_file", "openai_key_variable") if getattr(generator, name)), "")
+
+
 def _shown_key(config: NodeConfig) -> Iterator[str]:
     generator = config.generator
     try:
         asked = urlsplit(generator.openai_url)
     except ValueError:  # no address, which sends nothing
         return
-    key = next((name for name in ("openai_key_file", "openai_key_variable") if getattr(generator, name)), "")
+    key = _key(generator)
     if generator.engine == "openai" and key and asked.scheme == "http" and asked.hostname not in LOOPBACK:
         yield (
             f"generator.openai_url = {visible(generator.openai_url, 200)}: the key of {key} is sent there unencrypted, where "

@@ -22,7 +22,7 @@ from shared.identity.keys import new_seed
 from swarm_cli import reachable
 from swarm_cli.key_files import key_file_problems
 from swarm_cli.reachable import unreachable
-from swarm_cli.ruinous import ruinous_settings, ruinous_with_model
+from swarm_cli.ruinous import ruinous_settings, ruinous_with_model, sent_key
 from swarm_cli.shipped import DEMO_CONFIG
 
 
@@ -231,6 +231,13 @@ def test_key_files_are_looked_at_and_their_content_is_not_shown(tmp_path: Path) 
     assert "chmod 600" in said and "sk-secret" not in said
     roster = configured(verifier={"trust": "roster", "roster_file": str(missing)})
     assert key_file_problems(roster)
+
+
+def test_a_check_says_which_secret_is_sent_where() -> None:
+    server = {"openai_url": "https://example.org/v1", "openai_key_variable": "GITHUB_TOKEN"}
+    said = sent_key(configured(generator={"engine": "openai", **server}))
+    assert said and "generator.openai_key_variable = GITHUB_TOKEN" in said and "https://example.org/v1" in said
+    assert sent_key(configured(generator={"engine": "openai", "openai_url": "https://example.org/v1"})) is None
 
 
 def test_with_connect_servers_that_do_not_answer_and_ports_that_are_taken_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
