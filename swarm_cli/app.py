@@ -136,7 +136,8 @@ def _exit_code(error: Exception) -> int | None:
 
 def _where_to_look(command: str, error: Exception) -> str:
     """The hint for a command that could not connect to a running swarm: how to name another server
-    and, if none was named, which ended run could be started again or looked at.
+    and, if none was named, which ended run could be started again or looked at, and what this user
+    is running in other folders.
     """
     from shared.config import ConfigError
     from shared.transport.base import NotConnected
@@ -144,6 +145,7 @@ def _where_to_look(command: str, error: Exception) -> str:
     if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected):
         return ""
     from swarm_cli.chosen_config import load_chosen
+    from swarm_cli.local.elsewhere import running_elsewhere
     from swarm_cli.run_end import newest_ended
     from swarm_cli.running import ended_run
 
@@ -155,6 +157,7 @@ def _where_to_look(command: str, error: Exception) -> str:
                 ended.append(sentence)
             if command in _READING_COMMANDS and (found := newest_ended(var_dir)):
                 ended.append(f"--run {found[0].name} shows it as it was when it ended")
+        ended += running_elsewhere()
     lines = [*ended, "To look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"]
     return "".join(f"\n{line}" for line in lines)
 

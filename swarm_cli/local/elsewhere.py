@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from swarm_cli.running import LOCK, holder
+from shared.text import visible
+from swarm_cli.running import LOCK, holder, read_note
 
 _PROCESSES = Path("/proc")
+_SAID = 5
 
 
 def runs_of_this_user() -> list[Path]:
@@ -22,6 +24,15 @@ def runs_of_this_user() -> list[Path]:
     """
     locks = {lock for process in _own_processes() for lock in _open_locks(process)}
     return sorted(lock.parent for lock in locks if holder(lock.parent) is not None)
+
+
+def running_elsewhere() -> list[str]:
+    """A line for each of the runs (the first few), with what a command needs to look at it."""
+    noted = [(folder, note) for folder in runs_of_this_user() if (note := read_note(folder))]
+    return [
+        f"Run {visible(folder.name, 80)} is running in {visible(str(folder.parent.parent), 200)}: --node-url {note.node_url}"
+        for folder, note in noted[:_SAID]
+    ]
 
 
 def _own_processes() -> Iterator[Path]:

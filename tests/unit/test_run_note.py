@@ -17,7 +17,9 @@ from shared.config import NodeConfig, load_config
 from shared.transport.base import NotConnected
 from swarm_cli.app import _where_to_look
 from swarm_cli.errors import CommandError
+from swarm_cli.local import elsewhere
 from swarm_cli.local.control import holding_run
+from swarm_cli.local.elsewhere import running_elsewhere
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_note import make_command, note_of, up_command, write_note
 from swarm_cli.local.run_told import Ran, announce
@@ -178,3 +180,16 @@ def test_observe_looks_at_the_running_run_s_swarm_or_names_what_it_can_be_given(
         running(stack, var_dir, "two", 21_002)
         with pytest.raises(CommandError, match="swarm observe nats://127.0.0.1:21001   run one"):
             _target(None)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists open files there")
+def test_who_looks_from_another_folder_is_told_what_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "runs" / f"elsewhere-{os.getpid()}"
+    monkeypatch.setattr(sys, "argv", ["swarm", "status"])
+    monkeypatch.setattr(elsewhere, "_SAID", 1000)  # other tests run swarms too
+    with holding_run(folder):
+        write_note(folder, RunNote("nats://127.0.0.1:4555", "none", "swarm up"))
+        found = [run for run in running_elsewhere() if folder.name in run]
+        assert found == [f"Run {folder.name} is running in {tmp_path}: --node-url nats://127.0.0.1:4555"]
+        assert "is running in" in _where_to_look("status", NotConnected("no answer"))
+    assert not [run for run in running_elsewhere() if folder.name in run]
