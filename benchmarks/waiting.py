@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measuring import Result
+from benchmarks.ports import free_ports
 from benchmarks.progress import say
-from tests.nats_server import free_port
 
 STEPS, WARM_UP, PARTS = 60, 15, 5
 TIMEOUT_S = 280.0
@@ -32,7 +32,7 @@ async def measure_waiting() -> Result:
     environment = {**os.environ, "SWARM_SAMPLER__EXTERNAL": "0", "SWARM_SAMPLER__LOCAL": "8"}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "swarm_cli", "up", "--nodes", "1", "--steps", str(STEPS), "--run", RUN),
-        *("--nats-port", str(free_port()), "--base-port", str(_four_free_ports())),
+        *("--nats-port", str(free_ports()), "--base-port", str(free_ports(4))),
         env=environment,
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,
@@ -128,19 +128,3 @@ def descendants(root: int) -> dict[int, str]:
         level = {pid for pid, (parent, _) in parents.items() if parent in level}
         found.update({pid: parents[pid][1] for pid in level})
     return found
-
-
-def _four_free_ports() -> int:
-    import socket
-
-    for _ in range(100):
-        first = free_port()
-        try:
-            for offset in range(4):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", first + offset))
-        except OSError:
-            continue
-        if first <= 64_000:
-            return first
-    raise RuntimeError("no four free ports in a row")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.finding import Finding, Setting
+from benchmarks.ports import free_ports
 from services.generator.engines import has_cuda_vllm
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
@@ -35,6 +36,7 @@ def check(setting: Setting) -> list[Finding]:
         "SWARM_EVAL__EVERY_VERSIONS": "2" if setting.short else "20",
     }
     command = [sys.executable, "-m", "swarm_cli", "up", "--nodes", "1", "--config", demo, "--run", "gpu-check"]
+    command += ["--nats-port", str(free_ports()), "--base-port", str(free_ports(4))]  # beside another swarm too
     if setting.short:
         command += ["--steps", str(_SHORT_STEPS)]
     started = time.monotonic()

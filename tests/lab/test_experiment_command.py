@@ -41,7 +41,7 @@ external = 2
 
 
 def swarm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return forked.run("swarm_cli", ["experiment", *map(str, arguments)], environment=os.environ, cwd=Path.cwd(), timeout=240)
+    return forked.run("swarm_cli", ["experiment", *map(str, arguments)], environment=os.environ, cwd=Path.cwd(), timeout=600)
 
 
 def test_an_experiment_is_run_side_by_side_resumed_and_reported(spec_file: Path, tmp_path: Path) -> None:
