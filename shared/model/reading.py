@@ -74,7 +74,7 @@ def check_source(model: ModelSection) -> None:
     """Check that `model.path` is a model's folder or a hub name with its commit.
 
     Raises:
-        ModelLoadError: it is neither.
+        ModelLoadError: it is neither, or a folder with an adapter.
     """
     model_path = model.path
     folder = Path(model_path)
@@ -83,6 +83,11 @@ def check_source(model: ModelSection) -> None:
             raise ModelLoadError(
                 f"model.path {model_path!r} is a folder without config.json: give a Hugging Face model folder, or import a "
                 f"model with `swarm model import SOURCE {model_path}`"
+            )
+        # transformers would load it too, and match its author's regular expressions against names.
+        if os.path.lexists(folder / "adapter_config.json"):
+            raise ModelLoadError(
+                f"model.path {model_path!r} holds an adapter for another model: merge the two and give the merged model's folder"
             )
         return
     if folder.exists() or may_only_be_folder(model_path):

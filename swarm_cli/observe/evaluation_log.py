@@ -204,7 +204,9 @@ class EvaluationLog:
             state = await swarm_plane.stream_state(subjects.SWARM_EVALS)
             if state.last_seq + 1 < self._next_seq:
                 self._begin()
-            if state.last_seq - REPORTS_A_LOOK + 1 > self._next_seq:
+            # Sequences of deleted reports do not count: a member can write thousands of reports of
+            # which the stream keeps few.
+            if state.messages > REPORTS_A_LOOK and state.last_seq - REPORTS_A_LOOK + 1 > self._next_seq:
                 await self._skip(swarm_plane, state.last_seq - REPORTS_A_LOOK + 1)
             # A fixed number of reads, so that a look ends however fast somebody writes.
             for _ in range(REPORTS_A_LOOK // _REPORTS_A_READ + 1):

@@ -125,6 +125,12 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_a_remedy(tmp_path: Path)
         load_it(tmp_path / "empty")
     with pytest.raises(ModelLoadError, match="folder without config.json"):
         model_max_length(ModelSection(path=str(tmp_path / "empty")))
+    adapted = tiny_policy(tmp_path / "adapted")
+    (adapted / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": "(a+)+b"}')
+    with pytest.raises(ModelLoadError, match="holds an adapter for another model: merge the two"):
+        load_it(adapted)
+    with pytest.raises(ModelLoadError, match="holds an adapter for another model"):
+        load_tokenizer(ModelSection(path=str(adapted)))
     broken = tiny_policy(tmp_path / "broken")
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
