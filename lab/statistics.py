@@ -2,8 +2,8 @@
 
 A seed is one independent repetition of a whole swarm; nodes of one run share groups and are not
 independent, so they are averaged first. With three to five seeds Student's t is the honest
-interval; a bootstrap over so few would be too narrow. With ten, a hierarchical bootstrap covers the
-variation over both seeds and questions.
+interval; a bootstrap over so few would be too narrow. With ten, a hierarchical bootstrap resamples
+both seeds and questions; by seeds alone it still has only 0.82 of the width of Student's.
 """
 
 from __future__ import annotations

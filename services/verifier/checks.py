@@ -33,14 +33,18 @@ class Check(NamedTuple):
     refusal: Refusal
     fails: str
     blameless: bool = False
+    spares: str = ""
+    """When the key is not blamed after all."""
 
     @property
     def blamed(self) -> str:
         """Who is blamed, as text for the documentation."""
         weight = BLAME.get(self.refusal, 0.0) if not self.blameless and self.stage not in _UNSIGNED else 0.0
-        return f"the key, {weight:g}" if weight else "nobody"
+        blamed = f"the key, {weight:g}" if weight else "nobody"
+        return f"{blamed}; nobody {self.spares}" if self.spares else blamed
 
 
+_A_ROW, _SHORT = "for a row of a file", "if the answers are too short to tell"
 _UNSIGNED = (Stage.UNREAD, Stage.PAYLOAD, Stage.ENVELOPE)
 
 CHECKS = (
@@ -76,14 +80,32 @@ CHECKS = (
     Check(Stage.CONTENT, Refusal.HELD_OUT, "its question is in this node's held-out set"),
     Check(Stage.CONTENT, Refusal.LENGTHS, "a completion is longer than `verifier.max_answer_chars` or `max_foreign_length` allows"),
     Check(Stage.CONTENT, Refusal.MALFORMED, "a completion's tokens or logprobs cannot belong to its text"),
-    Check(Stage.CONTENT, Refusal.REPEATED, "the key has sent this task before, with the same answers or twice"),
-    Check(Stage.CONTENT, Refusal.COPIED, "it repeats an earlier group of another node"),
-    Check(Stage.SANDBOX, Refusal.QUARANTINED, "the key was banned or quarantined while the group waited to be scored"),
+    Check(
+        Stage.CONTENT,
+        Refusal.REPEATED,
+        "the key has sent this task before, with the same answers or twice",
+        spares=_A_ROW,
+    ),
+    Check(Stage.CONTENT, Refusal.COPIED, "it repeats an earlier group of another node", spares=_SHORT),
+    Check(Stage.SANDBOX, Refusal.BANNED, "the key was banned while the group waited to be scored"),
+    Check(Stage.SANDBOX, Refusal.QUARANTINED, "the key came into quarantine while the group waited to be scored"),
     Check(Stage.SANDBOX, Refusal.SCORING_COST, "the key's groups cost more than they are worth"),
     Check(Stage.SANDBOX, Refusal.TASK_UNDERIVABLE, "its task cannot be derived here"),
     Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's question or answer differs from the group's"),
     Check(Stage.SANDBOX, Refusal.SCORING_TIMEOUT, "it was not judged within its limits"),
-    Check(Stage.ACCEPTANCE, Refusal.COPIED, "another group with the same answers was accepted while it was being scored"),
+    Check(Stage.ACCEPTANCE, Refusal.REPLAYED, "the same message was accepted while it was being scored"),
+    Check(
+        Stage.ACCEPTANCE,
+        Refusal.REPEATED,
+        "a group of the key's with the same task was accepted while it was being scored",
+        spares=_A_ROW,
+    ),
+    Check(
+        Stage.ACCEPTANCE,
+        Refusal.COPIED,
+        "another node's group with the same answers was accepted while it was being scored",
+        spares=_SHORT,
+    ),
     Check(Stage.ACCEPTANCE, Refusal.UNKNOWN_KEY, "another key got its name while it was being scored", blameless=True),
 )
 """Every check, in order. Rewards, reference answers and metadata from the wire are compared, never

@@ -8,11 +8,12 @@ configured.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from shared.seeds import number_from
 
 AttributeValue = str | int | float | bool
 GENERATE, SCORE, SHARE, BORDER, BATCH, TRAIN = "generate", "score", "share", "border check", "batch", "train"
@@ -96,4 +97,4 @@ def span_id_of(span: GroupSpan, node: str) -> int:
 
 
 def _number(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") or 1
+    return number_from(text) or 1

@@ -5,11 +5,12 @@ explains the purpose).
 from __future__ import annotations
 
 import ast
-import hashlib
 from fractions import Fraction
 from typing import NamedTuple
 
 import sympy  # type: ignore[import-untyped]
+
+from shared.seeds import number_from
 
 SMALL_PRIMES = 8 * 3 * 5 * 7 * 11 * 13
 """A prime one below a multiple of this has square roots of all these factors, and roots of every
@@ -95,4 +96,4 @@ class PrimeField:
 
     def hash(self, name: str) -> int:
         """256 bits derived from the seed and a name."""
-        return int.from_bytes(hashlib.sha256(f"{self.seed}:{name}".encode()).digest(), "big")
+        return number_from(f"{self.seed}:{name}", 32)

@@ -14,13 +14,13 @@ point, and nothing depends on what was scored before (mpmath's global precision 
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from mpmath.ctx_mp import MPContext  # type: ignore[import-untyped]
 
+from shared.seeds import number_from
 from shared.tasks.formal_values import Point
 from shared.tasks.integral_form import is_one_antiderivative, varying_parts
 from shared.tasks.prime_field import Undefined
@@ -143,7 +143,7 @@ def _points(seed: str) -> Iterator[str]:
     # its own points, and all nodes use the same ones.
     for turn in range(3):
         for low, high in RANGES:
-            word = int.from_bytes(hashlib.sha256(f"{turn}:{low}:{seed}".encode()).digest()[:6], "big")
+            word = number_from(f"{turn}:{low}:{seed}", 6)
             yield repr(low + (high - low) * (word + 1) / (2**48 + 2))
 
 

@@ -19,6 +19,7 @@ from shared.contracts.codec import encode
 from shared.contracts.messages import SignedRollouts, signed_bytes
 from shared.contracts.senders import Ban, BanList
 from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.tasks.sandbox import DROPPED, JobResult
 from tests.unit.test_border import HELD, KEY, NOW_S, THIRD_KEY, border, completions, group, signed, taken_in, task
 
 
@@ -119,3 +120,40 @@ def test_the_border_looks_at_these_things_in_this_order(gate: Border) -> None:
     # What was found follows the list: each after the one before.
     rest = iter(CHECKS)
     assert all(any(check.refusal is reason for check in rest) for reason in found)
+
+
+def scored(candidate: Candidate) -> JobResult:
+    return JobResult([0.5] * len(candidate.group.completions), None, None, "", 0, 0.1)
+
+
+def candidate(gate: Border, payload: bytes, seq: int, node: str = "beta") -> Candidate:
+    examined = gate.examine(subjects.rollouts(node), payload, NOW_S, seq)
+    assert isinstance(examined, Candidate), examined
+    return examined
+
+
+def test_what_is_found_while_a_group_is_scored_is_on_the_list_too(gate: Border) -> None:
+    waiting = {check.refusal: check for check in CHECKS if check.stage in (Stage.SANDBOX, Stage.ACCEPTANCE)}
+
+    def told(refused: Refused | None, reason: Refusal, *, blamed: bool) -> None:
+        assert refused is not None and refused.reason is reason and reason in waiting
+        assert (refused.blamed is not None) is blamed
+        assert waiting[reason].blamed.startswith("the key" if blamed or waiting[reason].spares else "nobody")
+
+    payload = signed(group(2))
+    first, again = candidate(gate, payload, 1), candidate(gate, payload, 2)
+    assert gate.conclude(first, scored(first), NOW_S) is None
+    told(gate.conclude(again, scored(again), NOW_S), Refusal.REPLAYED, blamed=False)
+
+    first, again = candidate(gate, signed(group(3)), 3), candidate(gate, signed(group(3, created_at=NOW_S - 4)), 4)
+    assert gate.conclude(first, scored(first), NOW_S) is None
+    told(gate.conclude(again, scored(again), NOW_S), Refusal.REPEATED, blamed=True)
+
+    first = candidate(gate, signed(group(4)), 5)
+    copy = candidate(gate, signed(group(4, node="gamma"), THIRD_KEY), 6, "gamma")
+    assert gate.conclude(first, scored(first), NOW_S) is None
+    told(gate.conclude(copy, scored(copy), NOW_S), Refusal.COPIED, blamed=False)
+
+    first = candidate(gate, signed(group(5)), 7)
+    gate.bans.replace(BanList(bans=[Ban(sender=KEY.public_key)]))
+    told(gate.conclude(first, JobResult([], None, DROPPED, "dropped", 0, 0.1), NOW_S), Refusal.BANNED, blamed=False)
