@@ -80,12 +80,7 @@ CHECKS = (
     Check(Stage.CONTENT, Refusal.HELD_OUT, "its question is in this node's held-out set"),
     Check(Stage.CONTENT, Refusal.LENGTHS, "a completion is longer than `verifier.max_answer_chars` or `max_foreign_length` allows"),
     Check(Stage.CONTENT, Refusal.MALFORMED, "a completion's tokens or logprobs cannot belong to its text"),
-    Check(
-        Stage.CONTENT,
-        Refusal.REPEATED,
-        "the key has sent this task before, with the same answers or twice",
-        spares=_A_ROW,
-    ),
+    Check(Stage.CONTENT, Refusal.REPEATED, "the key has sent this task before, with the same answers or twice", spares=_A_ROW),
     Check(Stage.CONTENT, Refusal.COPIED, "it repeats an earlier group of another node", spares=_SHORT),
     Check(Stage.SANDBOX, Refusal.BANNED, "the key was banned while the group waited to be scored"),
     Check(Stage.SANDBOX, Refusal.QUARANTINED, "the key came into quarantine while the group waited to be scored"),
@@ -94,18 +89,8 @@ CHECKS = (
     Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's question or answer differs from the group's"),
     Check(Stage.SANDBOX, Refusal.SCORING_TIMEOUT, "it was not judged within its limits"),
     Check(Stage.ACCEPTANCE, Refusal.REPLAYED, "the same message was accepted while it was being scored"),
-    Check(
-        Stage.ACCEPTANCE,
-        Refusal.REPEATED,
-        "a group of the key's with the same task was accepted while it was being scored",
-        spares=_A_ROW,
-    ),
-    Check(
-        Stage.ACCEPTANCE,
-        Refusal.COPIED,
-        "another node's group with the same answers was accepted while it was being scored",
-        spares=_SHORT,
-    ),
+    Check(Stage.ACCEPTANCE, Refusal.REPEATED, "a group of the key's with this task was accepted meanwhile", spares=_A_ROW),
+    Check(Stage.ACCEPTANCE, Refusal.COPIED, "another node's group with these answers was accepted meanwhile", spares=_SHORT),
     Check(Stage.ACCEPTANCE, Refusal.UNKNOWN_KEY, "another key got its name while it was being scored", blameless=True),
 )
 """Every check, in order. Rewards, reference answers and metadata from the wire are compared, never

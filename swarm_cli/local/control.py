@@ -24,6 +24,7 @@ from typing import Any, TextIO
 
 from shared.os_words import in_words
 from shared.plain_files import NO_FILE, open_plain
+from shared.text import visible
 from swarm_cli.errors import CommandError
 from swarm_cli.local.elsewhere import runs_of_this_user
 from swarm_cli.local.handed_on import refuse_what_would_grow
@@ -162,7 +163,10 @@ def running_run(run: str, var_dir: Path | None) -> Path:
 def _instead(elsewhere: Sequence[Path]) -> str:
     if not elsewhere:
         return "nothing of yours is running on this machine (end a `honcho start` with Ctrl-C)"
-    lines = [f"  run {folder.name}   --var-dir {shlex.quote(str(folder.parent.parent))}" for folder in elsewhere]
+    lines = [
+        f"  run {visible(folder.name, 80)}   --var-dir {shlex.quote(visible(str(folder.parent.parent), 400))}"
+        for folder in elsewhere
+    ]
     return "\n".join(["choose one that is running on this machine", *lines])
 
 

@@ -15,7 +15,7 @@ const STATES = {
   finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` continues a run, `swarm plot NAME` draws its curves."],
   stopped: ["■", "Stopped", "The nodes here were stopped before their last step. `swarm up --run NAME` continues the run."],
   ended: ["■", "The run has ended", ""],
-  failed: ["!", "A process does not answer", "It fell silent without ending in order. Its last words are in its log: `NODE/ROLE.log` in the run's folder, or `kubectl logs`."],
+  failed: ["!", "A process does not answer", "It fell silent without ending in order. On one machine `swarm restart NODE-ROLE` starts it again (one that is stopped is killed after 180 s first), and its last words are in `NODE/ROLE.log` in the run's folder; in a cluster `kubectl logs` has them."],
 };
 const GOOD = { running: "good", finished: "good", lost: "bad", failed: "bad", starting: "warn", waiting: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };
@@ -168,7 +168,7 @@ async function alertsSection(failed) {
     const scraped = Number(up.data.result[0]?.value[1] || 0);
     cards = firing.slice(0, 30).map(({ labels, annotations }) => el("li", { class: `card alert ${labels.severity === "critical" ? "bad" : "warn"}` }, el("b", {}, labels.severity === "critical" ? "! " : "△ ", name(labels.alertname)), " ", el("span", { text: labels.severity || "" }), labels.node ? el("span", {}, " of ", name(labels.node)) : null, el("p", { text: annotations.summary || "" })));
     watched = firing.length || scraped;
-    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.` : scraped ? `No alert fires${failed ? " yet: an alert waits for a minute or two" : ""}. ${many(scraped, "process", "processes")} watched.` : "No process is scraped yet, so no alert can fire.";
+    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.` : scraped ? `No alert fires${failed ? " yet: each waits until its condition has lasted for a while" : ""}. ${many(scraped, "process", "processes")} watched.` : "No process is scraped yet, so no alert can fire.";
   } catch (problem) {
     words = `Alerts are not watched here: ${problem.message}. Everything else on this page comes from the nodes themselves.`;
   }
