@@ -23,6 +23,7 @@ from services.generator.engines.transformers_engine import TransformersEngine
 from services.generator.engines.turns import TurnTakingEngine
 from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
+from services.trainer.durable.publish import ANSWERS
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts.codec import encode
@@ -97,6 +98,11 @@ async def published(transport: MemoryTransport, life: Life, version: int) -> Pol
     return found[-1]
 
 
+def was_published_whole(life: Life) -> None:
+    """A slow generator asks again before it sees the answer, which is then given again."""
+    assert 1 <= len(life.logged("policy_published_whole")) <= ANSWERS
+
+
 async def test_a_lost_delta_is_answered_with_a_full_copy(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
 ) -> None:
@@ -115,7 +121,7 @@ async def test_a_lost_delta_is_answered_with_a_full_copy(
         async with generator.following():
             await life.until(lambda: generator.has(3))
         assert "policy_swap_failed" in generator.events
-        assert len(life.logged("policy_published_whole")) == 1
+        was_published_whole(life)
         whole = await policy_pointer(transport)
         assert whole is not None and (whole.version, whole.sha256, whole.deltas) == (3, pointer.sha256, [])
         await put_batches(transport, [mixed_batch(tokenizer, 4)])
@@ -138,7 +144,7 @@ async def test_a_trainer_s_damaged_copy_is_found_by_its_readers_and_left_behind(
         kept.write_bytes(bytes(contents))
         await put_batches(transport, [mixed_batch(tokenizer, 3)])
         await life.until(lambda: generator.has(3))
-        assert len(life.logged("policy_published_whole")) == 1
+        was_published_whole(life)
     await life.stop()
 
 

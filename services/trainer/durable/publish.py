@@ -19,7 +19,7 @@ from shared.contracts.wire import MessageError
 from shared.policy_store import PolicyStore, StoredPolicy
 from shared.transport.base import Transport
 
-_ANSWERS = 3
+ANSWERS = 3
 """How often one version is published again. Without this limit a generator that cannot see the
 store at all would cause it to be sent for ever.
 """
@@ -132,7 +132,7 @@ class Publisher:
             return None
         refusal = decode(entry.value, PolicyRefusal)
         self._answered = entry.value
-        if (refusal.version, refusal.sha256) not in _made_of(self.pointer) or self._begun.count(self.pointer.version) >= _ANSWERS:
+        if (refusal.version, refusal.sha256) not in _made_of(self.pointer) or self._begun.count(self.pointer.version) >= ANSWERS:
             return None
         return refusal
 
