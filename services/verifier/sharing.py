@@ -15,6 +15,7 @@ from services.verifier.swarm_link import SwarmLink
 from shared.config.sections import VerifierSection
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
+from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.wire import DEFAULT_SWARM_ID
@@ -101,6 +102,7 @@ class Outbox:
         # Other nodes can know the group only by the bytes that they are sent.
         headers = {ROLLOUT_ID_HEADER: rollout_id_of(first.shared_id)}
         try:
+            _check_size(first.payload)
             ack = await transport.publish(
                 first.subject,
                 first.payload,
@@ -138,3 +140,12 @@ class Outbox:
 
     def _remove_first(self) -> None:
         self._size_bytes -= len(self._waiting.popleft().payload)
+
+
+def _check_size(payload: bytes) -> None:
+    """Raises TooLarge. A member may not ask a secured server what its stream takes, which then
+    stores the chunks of a larger group before anybody refuses it.
+    """
+    most = SWARM_LIMITS.group_max_bytes
+    if len(payload) > most:
+        raise TooLarge(f"stream {subjects.SWARM_ROLLOUTS} accepts payloads up to {most} bytes, this one has {len(payload)}", most)

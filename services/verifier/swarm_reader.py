@@ -1,8 +1,12 @@
 """Reads the swarm's stream according to the intake plan, behind a cursor that the node's replicas
 share.
 
-The replica that moves the cursor by compare-and-set reads the messages it passed. If the stream is
+The replica that moves the cursor by compare-and-set takes the messages it passed. If the stream is
 too full to be read completely, senders in good standing are asked for their newest group.
+
+Everything is read by direct gets: the server answers requests about streams (`STREAM.INFO`) one
+after the other for everybody, so a node that waited for one would wait for whoever asks most. What
+is known of the stream is therefore what the messages at and after the cursor tell.
 """
 
 from __future__ import annotations
@@ -23,13 +27,15 @@ from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import IntakeCursor
 from shared.contracts.wire import MessageError
-from shared.transport.base import Conflict, NotConnected, StoredMessage, Transport, TransportError
+from shared.transport.base import Conflict, Ends, NotConnected, StoredMessage, Transport, TransportError
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 BURST_S = 2.0
 MAX_READ = 64
+LOOKED_AT_AFTER_S = 10.0
+"""A stream without news is checked this often for whether it was created anew."""
 KNOWN_SUBJECTS = 256
 ASKED_SUBJECTS = 16
 """In an overfull stream, this many senders in good standing are asked for their newest group."""
@@ -46,26 +52,28 @@ class SwarmReader:
         self._looks = TokenBucket(self._rate_per_s, self._rate_per_s * BURST_S, time.monotonic())
         self._known_subjects: OrderedDict[str, int] = OrderedDict()
         self._random = Random()
+        self._looked_at_s = -LOOKED_AT_AFTER_S
 
     async def read(self, swarm: Transport) -> tuple[list[StoredMessage], bool]:
-        """The messages that may be read now, and whether there are more.
+        """The messages that may be read now, and whether there are more. The backlog is not told
+        anew while the budget allows no message: the oldest unread one is read to learn it.
 
         Raises:
             TransportError: one of the two planes did not answer.
         """
-        state = await self._asked(swarm.stream_state(subjects.SWARM_ROLLOUTS))
-        cursor, revision = await self._cursor()
-        plan = plan_intake(
-            cursor=cursor,
-            first_seq=state.first_seq,
-            last_seq=state.last_seq,
-            allowed=min(self._looks.available(time.monotonic()), MAX_READ),
-            rate_per_s=self._rate_per_s,
-            random=self._random,
-        )
-        self._figures.border.backlog(max(0, state.last_seq - max(cursor, state.first_seq - 1)))
-        if plan.mode == "idle":
+        allowed = min(self._looks.available(time.monotonic()), MAX_READ)
+        if allowed <= 0:
             return [], False
+        cursor, revision = await self._cursor()
+        unread = await self._asked(self._unread(swarm, cursor))
+        passed = cursor if cursor <= unread.last_seq else 0
+        self._figures.border.backlog(max(0, unread.last_seq - max(passed, unread.first_seq - 1)))
+        if unread.first is None:
+            return [], False
+        plan = self._plan(cursor, unread.first_seq, unread.last_seq, allowed)
+        if plan.mode == "draw":
+            (oldest,) = await self._asked(swarm.read(subjects.SWARM_ROLLOUTS, 1, 1)) or [unread.first]
+            plan = self._plan(cursor, oldest.seq, unread.last_seq, allowed)
         try:
             await self._node.kv.update(
                 subjects.node_bucket(self._id),
@@ -75,13 +83,13 @@ class SwarmReader:
             )
         except Conflict:
             return [], True
-        messages = await self._asked(self._read(swarm, plan, cursor))
-        self._figures.border.read("gap" if plan.mode == "draw" or 0 < cursor < state.first_seq - 1 else "ok")
+        messages = await self._asked(self._read(swarm, plan, unread))
+        self._figures.border.read("gap" if plan.mode == "draw" or 0 < cursor < unread.first_seq - 1 else "ok")
         self._looks.take(len(messages))
         for message in messages:
             if message.subject in self._known_subjects:
                 self._known_subjects[message.subject] = max(self._known_subjects[message.subject], message.seq)
-        return messages, plan.mode == "follow" and plan.next_cursor < state.last_seq
+        return messages, plan.mode == "follow" and plan.next_cursor < unread.last_seq
 
     def accepted(self, message: StoredMessage) -> None:
         """Record that a group on this subject was accepted, so that it is worth asking for more."""
@@ -109,25 +117,48 @@ class SwarmReader:
             log.warning("intake_cursor_unreadable", reason=str(error), consequence="reading the stream from its beginning")
             return 0, entry.revision
 
-    async def _read(self, swarm: Transport, plan: IntakePlan, cursor: int) -> list[StoredMessage]:
-        """`draw` requests single positions, some of which may be gone; `follow` reads a range. If
-        the cursor is beyond the plan's, the stream was created anew and is read from its first
-        message.
+    async def _unread(self, swarm: Transport, cursor: int) -> Ends:
+        """The messages after the cursor; all of a stream that was created anew and has fewer than
+        the cursor says, which is looked at only now and then.
+        """
+        unread, now_s = await swarm.ends(subjects.SWARM_ROLLOUTS, cursor + 1), time.monotonic()
+        if unread.first is not None or cursor == 0 or now_s - self._looked_at_s < LOOKED_AT_AFTER_S:
+            return unread
+        self._looked_at_s = now_s
+        newest = await swarm.last(subjects.SWARM_ROLLOUTS, ">")
+        if newest is None or newest.seq >= cursor:
+            return unread
+        return await swarm.ends(subjects.SWARM_ROLLOUTS)
+
+    def _plan(self, cursor: int, first_seq: int, last_seq: int, allowed: int) -> IntakePlan:
+        return plan_intake(
+            cursor=cursor,
+            first_seq=first_seq,
+            last_seq=last_seq,
+            allowed=allowed,
+            rate_per_s=self._rate_per_s,
+            random=self._random,
+        )
+
+    async def _read(self, swarm: Transport, plan: IntakePlan, unread: Ends) -> list[StoredMessage]:
+        """`draw` requests single positions, some of which may be gone; `follow` reads a range, of
+        which the ends are there already.
         """
         if plan.mode == "draw":
             drawn = await _answered([swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions])
             found = {message.seq: message for message in drawn if message is not None}
             return list((found | await self._newest_of_known(swarm)).values())
-        messages: list[StoredMessage] = []
-        position = cursor + 1 if cursor < plan.next_cursor else 1
-        while position <= plan.next_cursor:
-            read = await swarm.read(subjects.SWARM_ROLLOUTS, position, min(MAX_READ, plan.next_cursor - position + 1))
-            within = [message for message in read if message.seq <= plan.next_cursor]
+        messages = [message for message in (unread.first,) if message is not None and message.seq <= plan.next_cursor]
+        last = [message for message in (unread.last,) if message is not None and message.seq == plan.next_cursor]
+        position, end = unread.first_seq + 1, plan.next_cursor - len(last)
+        while position <= end:
+            read = await swarm.read(subjects.SWARM_ROLLOUTS, position, min(MAX_READ, end - position + 1))
+            within = [message for message in read if message.seq <= end]
             messages += within
             if not within:
                 break
             position = within[-1].seq + 1
-        return messages
+        return messages if messages[-1:] == last else messages + last
 
     async def _newest_of_known(self, swarm: Transport) -> dict[int, StoredMessage]:
         known = self._random.sample(list(self._known_subjects), min(ASKED_SUBJECTS, len(self._known_subjects)))

@@ -20,7 +20,7 @@ from shared.contracts.limits import (
     VERIFIER_MAX_ACK_PENDING,
     VERIFIER_MAX_DELIVER,
 )
-from shared.transport.base import ConsumerSpec, Lowering, NotConnected, Retention, StreamSpec, Transport, TransportError
+from shared.transport.base import ConsumerSpec, Lowering, NoStream, NotConnected, Retention, StreamSpec, Transport, TransportError
 from shared.transport.blobs import companion
 from shared.transport.keys import bucket_stream
 from shared.transport.lowering import WouldLower
@@ -130,6 +130,10 @@ def swarm_streams(*, replicas: int = 1) -> tuple[StreamSpec, ...]:
     )
 
 
+_NO_MESSAGES_SEQ = 2**62
+"""No stream has a message there, so only whether somebody answers is told."""
+
+
 class MissingStreams(TransportError):
     """Streams are missing that the server's operator must create."""
 
@@ -153,13 +157,16 @@ async def prepare_node_streams(transport: Transport, node: str, *, create: bool,
 
 async def prepare_swarm_streams(transport: Transport, *, create: bool, replicas: int = 1) -> None:
     """Create the swarm's streams if they are missing, or with `create=False` only check that they
-    exist. Raises MissingStreams.
+    exist, by direct gets: a member may not ask about them. Raises MissingStreams.
     """
     if create:
         await ensure_swarm_streams(transport, replicas=replicas)
         return
-    names = [spec.name for spec in swarm_streams()]
-    await look_for_streams(transport, [*names, bucket_stream(subjects.SWARM_NODES_BUCKET)], "swarm nats init --plane swarm")
+    for name in (*(spec.name for spec in swarm_streams()), bucket_stream(subjects.SWARM_NODES_BUCKET)):
+        try:
+            await transport.read(name, _NO_MESSAGES_SEQ, 1)
+        except NoStream as error:
+            raise _missing(error, "swarm nats init --plane swarm") from None
 
 
 async def look_for_streams(transport: Transport, streams: list[str], command: str) -> None:

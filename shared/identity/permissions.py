@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from shared.contracts import subjects
 from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
@@ -23,8 +24,8 @@ OPERATOR = "operator"
 WATCH = "watch"
 """User of `swarm nats watch`: receives JetStream's reports on requests, and may request nothing."""
 OBSERVER = "observer"
-"""User of `swarm observe`: reads the swarm's scores, its directory and how much each node shares,
-and may write nothing. Spectators share its key.
+"""User of `swarm observe`: reads the swarm's scores and its directory, and may write nothing.
+Spectators share its key.
 """
 ADVISORY = "$JS.EVENT.ADVISORY.API"
 """Subject on which JetStream reports, in the streams' account, each API request and its sender."""
@@ -48,7 +49,8 @@ def inbox(node: str, role: str) -> str:
 
 def swarm_node(node: str) -> Permissions:
     """A node on the swarm plane: writes its rollouts, scores and directory entry; reads all streams
-    by direct get.
+    by direct get. It may not ask about a stream: the server serves one `STREAM.INFO` after the
+    other for everybody, and with a request of 24 bytes it lists every deletion of the stream.
     """
     streams = (
         *_with_chunks(subjects.SWARM_ROLLOUTS),
@@ -60,21 +62,26 @@ def swarm_node(node: str) -> Permissions:
             *_with_chunk_subject(subjects.rollouts(node)),
             subjects.evals(node),
             _key(subjects.SWARM_NODES_BUCKET, node),
-            *_reading(streams),
+            *_direct(streams),
         ),
         subscribe=(f"_INBOX_{node}.>",),
     )
 
 
 def swarm_observer() -> Permissions:
-    """A spectator on the swarm plane: reads scores and directory by direct get, and only the number
-    of groups, so that nobody with the shared key can make the server send them.
+    """A spectator on the swarm plane: reads scores and directory by direct get, and no groups, so
+    that nobody with the shared key can make the server send them.
     """
     streams = (subjects.SWARM_EVALS, bucket_stream(subjects.SWARM_NODES_BUCKET))
-    return Permissions(
-        publish=(*_reading(streams), f"$JS.API.STREAM.INFO.{subjects.SWARM_ROLLOUTS}"),
-        subscribe=(f"_INBOX_{OBSERVER}.>",),
-    )
+    return Permissions(publish=_direct(streams), subscribe=(f"_INBOX_{OBSERVER}.>",))
+
+
+def may_ask_the_swarm(key_file: str) -> bool:
+    """Whether the swarm's server lets the user of this key file ask about streams: on a server
+    without keys everybody, else the operator, whose file `swarm nats keys` names so.
+    """
+    path = Path(key_file)
+    return not key_file or (path.parent.name, path.name) == (OPERATOR, "swarm.nk")
 
 
 def node_role(node: str, role: str) -> Permissions:
@@ -202,6 +209,10 @@ def _looking(node: str, already: tuple[str, ...]) -> tuple[str, ...]:
 
 def _reading(streams: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"$JS.API.{verb}.{stream}" for stream in streams for verb in ("DIRECT.GET", "STREAM.INFO"))
+
+
+def _direct(streams: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"$JS.API.DIRECT.GET.{stream}" for stream in streams)
 
 
 def _dropping(stream: str) -> str:

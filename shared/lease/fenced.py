@@ -18,6 +18,7 @@ from shared.transport.base import (
     ConsumerSpec,
     ConsumerState,
     Delivery,
+    Ends,
     KeyValue,
     KvEntry,
     Lowering,
@@ -223,6 +224,10 @@ class FencedTransport:
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """The newest message on `subject`."""
         return await self._plane.last(stream, subject)
+
+    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0) -> Ends:
+        """The oldest message at or after `start_seq` and the newest."""
+        return await self._plane.ends(stream, start_seq, timeout_s)
 
     async def stream_state(self, stream: str) -> StreamState:
         """How full a stream is."""

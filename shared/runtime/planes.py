@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.config import NodeConfig
+from shared.identity.permissions import may_ask_the_swarm
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 
@@ -35,12 +36,14 @@ async def connect_swarm_plane(config: NodeConfig, role: str, *, timeout_s: float
     chosen = url or nats.swarm_url
     if chosen is None:
         raise ValueError(f"node {node} has no swarm plane (nats.swarm_url is none)")
+    key_file = for_process(nats.swarm_key_file, node, role)
     return await connect(
         chosen,
         name=f"{node}-border" if role == "verifier" else f"{node}-{role}",
         timeout_s=timeout_s,
-        key_file=for_process(nats.swarm_key_file, node, role) or None,
+        key_file=key_file or None,
         ca_file=nats.swarm_ca_file or None,
         inbox_prefix=for_process(nats.inbox_prefix, node, role),
         domain=nats.swarm_domain,
+        may_ask=may_ask_the_swarm(key_file),
     )

@@ -20,6 +20,10 @@ from enum import Enum
 from typing import Protocol
 
 from shared.transport.counters import Counters
+from shared.transport.kept import ConsumerState as ConsumerState
+from shared.transport.kept import Ends as Ends
+from shared.transport.kept import StoredMessage as StoredMessage
+from shared.transport.kept import StreamState as StreamState
 
 LONGEST_FETCH_S = 5.0
 """`Transport.fetch` never waits longer, whatever its `timeout_s`."""
@@ -31,6 +35,10 @@ class TransportError(Exception):
 
 class NotConnected(TransportError):
     """The server cannot be reached or no stream answers. The caller may try again later."""
+
+
+class NoStream(NotConnected):
+    """Nobody answers for the stream: it does not exist there, or the server is still starting."""
 
 
 class AccessDenied(TransportError):
@@ -133,46 +141,6 @@ class PubAck:
 
     seq: int
     duplicate: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """State of a stream. `last_seq` counts every message it ever stored; `first_seq` is the oldest
-    kept. `at`: the server's clock at the time of the answer (Unix time), None if it does not report
-    it.
-    """
-
-    first_seq: int
-    last_seq: int
-    messages: int
-    size_bytes: int
-    at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerState:
-    """Lag of a consumer: `pending` messages not yet delivered, `ack_pending` delivered but not yet
-    acknowledged.
-    """
-
-    pending: int
-    ack_pending: int
-    redelivered: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A message in a stream. `inline` is None if the payload was stored as a blob; use
-    `Transport.payload`.
-    """
-
-    stream: str
-    seq: int
-    subject: str
-    size_bytes: int
-    stored_at: float
-    inline: bytes | None
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Delivery(Protocol):
@@ -376,8 +344,16 @@ class Transport(Protocol):
         """The newest message on `subject`."""
         ...
 
+    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0) -> Ends:
+        """The oldest message at or after `start_seq`, the newest, and how many there are, by direct
+        gets. Raises NoStream.
+        """
+        ...
+
     async def stream_state(self, stream: str) -> StreamState:
-        """State of a stream. Too expensive for hot loops."""
+        """State of a stream. Only an operator may ask a secured swarm's server, which serves one
+        such request after the other: not for hot loops.
+        """
         ...
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:

@@ -18,6 +18,7 @@ async def connect(
     ca_file: str | None = None,
     inbox_prefix: str = "_INBOX",
     domain: str = "",
+    may_ask: bool = True,
 ) -> Transport:
     """Connect to one plane.
 
@@ -32,6 +33,8 @@ async def connect(
             its own.
         domain: JetStream domain of the streams, if they are behind a leaf server. Empty: the
             server's own.
+        may_ask: Whether this user may ask the server about streams. If not, `stream_state` and
+            `counts` fail at once, and what a stream accepts is not asked before publishing.
 
     Raises:
         NotConnected: no answer in time.
@@ -48,7 +51,15 @@ async def connect(
     from shared.transport.nats.transport import NatsTransport
 
     connection = Connection(
-        Options(url=url, name=name, key_file=key_file, ca_file=ca_file, inbox_prefix=inbox_prefix, domain=domain)
+        Options(
+            url=url,
+            name=name,
+            key_file=key_file,
+            ca_file=ca_file,
+            inbox_prefix=inbox_prefix,
+            domain=domain,
+            may_ask=may_ask,
+        )
     )
     await connection.open(timeout_s)
     return NatsTransport(connection)

@@ -5,6 +5,7 @@ asks an open hub without the swarm's streams to reserve their space for a moment
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from shared.config import NodeConfig
@@ -14,7 +15,8 @@ from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.wire import MessageError
 from shared.identity.statements import Standing, hear
 from shared.runtime.planes import connect_swarm_plane
-from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
+from shared.transport.base import AccessDenied, NoStream, NotConnected, Transport, TransportError
+from shared.transport.keys import bucket_stream
 from swarm_cli.join.room import Room
 from swarm_cli.observe.directory import read_directory
 
@@ -34,8 +36,7 @@ class HubLook:
     streams: bool = False
     """Whether the swarm's streams exist."""
     skew_s: float | None = None
-    """How far this machine's clock is ahead of the server's; None if the server did not report it.
-    """
+    """How far this machine's clock is ahead of the server's; None if it is not known."""
     holder: NodeRecord | None = None
     """The node that has the requested name."""
     nodes: tuple[str, ...] = ()
@@ -68,18 +69,32 @@ async def look_at_hub(config: NodeConfig) -> HubLook:
 
 
 async def _look(hub: Transport, name: str, swarm: str) -> HubLook:
-    before = time.time()
     try:
-        state = await hub.stream_state(subjects.SWARM_ROLLOUTS)
-    except NotConnected as error:
-        return HubLook(unreachable=f"it lets this machine in, but does not answer requests: {error}")
-    except TransportError:
+        await hub.ends(subjects.SWARM_EVALS)
+    except NoStream:
         return HubLook()  # the streams have not been made
-    skew_s = None if state.at is None else (before + time.time()) / 2 - state.at
-    listed, now = await read_directory(hub, [name]), state.at or time.time()
+    except TransportError as error:
+        return HubLook(unreachable=f"it lets this machine in, but does not answer requests: {error}")
+    skew_s = await _skew_s(hub)
+    listed, now = await read_directory(hub, [name]), time.time() - (skew_s or 0.0)
     nodes = tuple(each for each, payload in listed.payloads.items() if holder(payload, each, swarm, now))
     held_by, others = await _holder(hub, name, swarm, now), len(listed.names) - len(nodes) + listed.unreadable
     return HubLook(streams=True, skew_s=skew_s, holder=held_by, nodes=nodes, others=others)
+
+
+async def _skew_s(hub: Transport) -> float | None:
+    """How far this machine's clock is ahead of the server's. Who may not ask the server about a
+    stream sees at most that its clock is behind: the server has stored something later than that.
+    """
+    before = time.time()
+    with suppress(TransportError):
+        at = (await hub.stream_state(subjects.SWARM_ROLLOUTS)).at
+        return None if at is None else (before + time.time()) / 2 - at
+    with suppress(TransportError):
+        newest = (await hub.ends(bucket_stream(subjects.SWARM_NODES_BUCKET))).last
+        if newest is not None and time.time() < newest.stored_at:
+            return time.time() - newest.stored_at
+    return None
 
 
 async def _holder(hub: Transport, name: str, swarm: str, now: float) -> NodeRecord | None:

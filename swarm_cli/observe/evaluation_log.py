@@ -201,7 +201,7 @@ class EvaluationLog:
         """
         self._looked_at = self._only or swarm or self._looked_at
         try:
-            state = await swarm_plane.stream_state(subjects.SWARM_EVALS)
+            state = await swarm_plane.ends(subjects.SWARM_EVALS)
             if state.last_seq + 1 < self._next_seq:
                 self._begin()
             # Sequences of deleted reports do not count: a member can write thousands of reports of

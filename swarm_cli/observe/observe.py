@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shared.contracts import subjects
-from shared.identity.permissions import OBSERVER
+from shared.identity.permissions import OBSERVER, OPERATOR, may_ask_the_swarm
 from shared.text import visible, visible_json
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
@@ -65,6 +65,7 @@ class Hub:
             key_file=self.key_file or None,
             ca_file=self.ca_file or None,
             inbox_prefix=f"_INBOX_{self.user}",
+            may_ask=self.user == OPERATOR or may_ask_the_swarm(self.key_file),
         )
 
 
@@ -180,9 +181,11 @@ async def look(transport: Transport, scores: EvaluationLog, swarm: str | None = 
                 swarm = scores.senior_swarm(entries) or usual_swarm(entries, time.time())
                 await scores.follow(transport, swarm)
             try:
-                counts = await transport.counts(subjects.SWARM_ROLLOUTS, subjects.ALL_ROLLOUTS)
+                counts: Mapping[str, int] | None = await transport.counts(subjects.SWARM_ROLLOUTS, subjects.ALL_ROLLOUTS)
             except NotConnected:
                 raise
+            except AccessDenied:
+                counts = None
             except TransportError:
                 counts = {}  # the stream does not exist yet
     except TimeoutError:

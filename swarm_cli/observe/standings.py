@@ -46,7 +46,7 @@ class Score:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """One node. `seen_s`: seconds since it renewed its entry; None if it has none. `shared`: its
-    groups in the hub's window.
+    groups in the hub's window; None if this user may not ask for them.
     """
 
     node: str
@@ -56,7 +56,7 @@ class Standing:
     seen_s: float | None
     first: Score | None
     newest: Score | None
-    shared: int
+    shared: int | None
     signed: bool = True
     """False: anybody may have written the data shown for it."""
     known: bool = True
@@ -78,7 +78,7 @@ class Standings:
 
     at: float
     nodes: tuple[Standing, ...]
-    groups: int
+    groups: int | None
     left_out: int = 0
     unreadable: int = 0
     elsewhere: int = 0
@@ -89,7 +89,7 @@ def standings(
     at: float,
     entries: Sequence[Heard[NodeRecord]],
     reports: Sequence[EvalReport],
-    counts: Mapping[str, int],
+    counts: Mapping[str, int] | None,
     *,
     most: int,
     unsigned: Collection[str] = (),
@@ -104,8 +104,8 @@ def standings(
         at: Unix time of the look.
         entries: The directory's entries, checked.
         reports: Held-out scores whose signature is not refused, each node's in order.
-        counts: Messages in the stream of groups, by subject. Subjects that belong to no node are
-            ignored.
+        counts: Messages in the stream of groups, by subject; None if they are not known. Subjects
+            that belong to no node are ignored.
         most: How many nodes are shown.
         unsigned: Nodes with only unsigned scores.
         known: Nodes that are shown before others if there are more than `most`.
@@ -119,25 +119,26 @@ def standings(
         entry.said.node: entry.said for entry in believed if entry.standing is Statement.SIGNED or entry.said.node not in signing
     }
     known = frozenset(known)
-    shared = {node: count for subject, count in counts.items() if (node := subjects.rollouts_author(subject))}
+    shared = {node: count for subject, count in (counts or {}).items() if (node := subjects.rollouts_author(subject))}
+    unshared, groups = (None, None) if counts is None else (0, sum(shared.values()))
     scores: dict[str, list[Score]] = {}
     for report in reports:
         if report.node in signing and report.node in unsigned:
             continue
         scores.setdefault(report.node, []).append(Score(report.policy_version, report.pass_rate, report.n))
     found = [
-        _standing(name, by_node.get(name), scores.get(name, []), shared.get(name, 0), at, name in signing, name in known)
+        _standing(name, by_node.get(name), scores.get(name, []), shared.get(name, unshared), at, name in signing, name in known)
         for name in {*by_node, *shared, *scores}
     ]
     found.sort(key=lambda each: (not each.signed, each.newest is None, -(each.newest.pass_rate if each.newest else 0.0), each.node))
     signed = [each for each in found if each.signed]
     shown = with_places([*signed, *found[len(signed) :][:UNSIGNED_SHOWN]], most, lambda each: each.signed and each.known)
     elsewhere = sum(entry.problem == OTHER_SWARM for entry in entries)
-    return Standings(at, tuple(shown), sum(shared.values()), left_out + len(found) - len(shown), unreadable, elsewhere)
+    return Standings(at, tuple(shown), groups, left_out + len(found) - len(shown), unreadable, elsewhere)
 
 
 def _standing(
-    name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int, at: float, signed: bool, known: bool
+    name: str, record: NodeRecord | None, scores: Sequence[Score], shared: int | None, at: float, signed: bool, known: bool
 ) -> Standing:
     # Whatever a node has not reported stays empty.
     return Standing(
@@ -178,7 +179,8 @@ def table(found: Standings, url: str) -> Group:
     for name, node in zip(names, found.nodes, strict=True):
         gain = "–" if node.gain is None else f"{node.gain:+.3f}"
         version = "–" if node.policy_version is None else str(node.policy_version)
-        shares, seen = f"{node.shared:,}" if node.shared else "nothing", _seen(node.seen_s)
+        shares = "–" if node.shared is None else f"{node.shared:,}" if node.shared else "nothing"
+        seen = _seen(node.seen_s)
         rows.add_row(cell(name), _score(node.newest), gain, version, shares, seen, cell(node.model, 32))
     return Group(rows, Text(visible(_caption(found))))
 
@@ -193,9 +195,9 @@ def _marked(nodes: Sequence[Standing]) -> list[str]:
 
 
 def _caption(found: Standings) -> str:
+    groups = "" if found.groups is None else f" groups in the hub's window: {found.groups:,};"
     parts = [
-        f"nodes: {len(found.nodes)}; groups in the hub's window: {found.groups:,}; held-out: pass rate / number of tasks, as "
-        "reported by each node for its own tasks"
+        f"nodes: {len(found.nodes)};{groups} held-out: pass rate / number of tasks, as reported by each node for its own tasks"
     ]
     if not found.nodes:
         parts = ["no node has joined yet"]

@@ -19,7 +19,7 @@ from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts,
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
 from shared.identity.keys import verify
-from shared.transport.base import StoredMessage, Transport, TransportError
+from shared.transport.base import AccessDenied, Ends, StoredMessage, StreamState, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.errors import CommandError
 from swarm_cli.rollouts.batches import BatchReader
@@ -178,12 +178,11 @@ class Search:
     async def _newest(self, plane: Transport, stream: str, window_of: str | None) -> AsyncIterator[StoredMessage]:
         """The newest messages of a stream of groups; `windows` notes how far back they go."""
         try:
-            state = await plane.stream_state(stream)
+            state, usual_bytes = await _ends(plane, stream)
         except TransportError:
             return
         if not state.messages:
             return
-        usual_bytes = max(1, state.size_bytes // state.messages)
         most = min(MESSAGES_READ, max(1, BYTES_READ // usual_bytes))
         seq = max(state.first_seq, state.last_seq - most + 1)
         first = True
@@ -196,6 +195,18 @@ class Search:
             first, seq = False, messages[-1].seq + 1
             for message in messages:
                 yield message
+
+
+async def _ends(plane: Transport, stream: str) -> tuple[StreamState | Ends, int]:
+    """Where the stream begins and ends, and the usual size of a message. Who may not ask the server
+    takes the larger of the oldest's and the newest's.
+    """
+    try:
+        state = await plane.stream_state(stream)
+        return state, max(1, state.size_bytes // max(1, state.messages))
+    except AccessDenied:
+        ends = await plane.ends(stream)
+        return ends, max([1, *(message.size_bytes for message in (ends.first, ends.last) if message is not None)])
 
 
 def _window(node: str, since_s: float) -> str:

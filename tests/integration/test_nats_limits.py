@@ -178,7 +178,7 @@ async def test_a_directory_entry_has_at_most_160_kib(hub: SecuredServer):
 async def test_spectators_send_at_most_64_kib_a_message(hub: SecuredServer):
     client = await raw(hub, hub.keys / "operator" / "observer.nk", "_INBOX_observer.x", [])
     try:
-        subject = f"$JS.API.STREAM.INFO.{subjects.SWARM_ROLLOUTS}"
+        subject = f"$JS.API.DIRECT.GET.{subjects.SWARM_EVALS}"
         await client.publish(subject, b"x" * 64 * 1024)
         await client.flush(timeout=ANSWER_S)
         client._max_payload = 2**23  # an ill-meaning client takes no notice of what the server says

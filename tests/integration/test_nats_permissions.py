@@ -42,7 +42,7 @@ from shared.runtime.status import StatusBoard
 from shared.tasks.held_out import HeldOut
 from shared.transport.base import AccessDenied, Conflict, NotConnected, TransportError
 from shared.transport.connect import connect
-from tests.integration.nats_users import raw
+from tests.integration.nats_users import raw, refused_of
 from tests.integration.running_verifier import generate, group, until, verifier
 from tests.secured_server import SecuredServer, make_certificates
 
@@ -181,6 +181,34 @@ async def test_two_nodes_share_through_the_secured_swarm_plane_without_one_refus
         assert beta.status.get("refused") == 0
         await until(lambda: entry_of(beta, "alpha"))
     await alpha_generator.close()
+    assert secured.violations()[before:] == []
+
+
+async def test_nobody_but_the_operator_may_ask_about_a_stream_of_the_swarms(secured: SecuredServer):
+    """The server answers one such request after the other for everybody."""
+    names = [subjects.SWARM_ROLLOUTS, f"{subjects.SWARM_ROLLOUTS}_BLOBS", subjects.SWARM_EVALS, "KV_swarm_nodes"]
+    wanted = [f"$JS.API.STREAM.INFO.{name}" for name in names]
+    for key, prefix in (("beta/swarm.nk", "_INBOX_beta"), ("operator/observer.nk", "_INBOX_observer")):
+        errors: list[str] = []
+        client = await raw(secured, secured.keys / key, prefix, errors)
+        assert await refused_of(client, errors, wanted, subscribe=False) == set(wanted), key
+        await client.close()
+    operator = await raw(secured, secured.keys / "operator" / "swarm.nk", "_INBOX", [])
+    for subject in wanted:
+        assert b'"state"' in (await operator.request(subject, b"", timeout=30.0)).data
+    await operator.close()
+
+
+async def test_a_member_asks_nothing_that_it_may_not_and_is_told_so_at_once(secured: SecuredServer, tmp_path: Path):
+    before = len(secured.violations())
+    plane = await connect_swarm_plane(secured.config("beta", tmp_path), "verifier", timeout_s=5.0)
+    for ask in (plane.stream_state(subjects.SWARM_ROLLOUTS), plane.counts(subjects.SWARM_ROLLOUTS, ">")):
+        with pytest.raises(AccessDenied, match="only an operator may ask"):
+            await ask
+    await plane.publish(subjects.evals("beta"), b"x", stream=subjects.SWARM_EVALS, message_id="asks-nothing")
+    assert (await plane.ends(subjects.SWARM_EVALS)).messages >= 1
+    assert await plane.kv.newest(subjects.SWARM_NODES_BUCKET, 10) is not None
+    await plane.close()
     assert secured.violations()[before:] == []
 
 

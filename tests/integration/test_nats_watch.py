@@ -85,7 +85,7 @@ async def test_the_watch_counts_the_work_of_roles_and_operators_and_calls_none_o
             border = await connect_swarm_plane(config, "verifier", timeout_s=10.0)
             await prepare_node_streams(sampler, "alpha", create=False)
             await sampler.purge(subjects.node_scored_stream("alpha"), 1)
-            await border.stream_state(subjects.SWARM_ROLLOUTS)
+            assert await border.read(subjects.SWARM_ROLLOUTS, 1, 1) == []
             await asyncio.to_thread(
                 watch.until, lambda: watch.by("usual") >= 1 and watch.by("operator") >= 9 and watch.by("looked") >= 5
             )

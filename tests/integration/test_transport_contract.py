@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from shared.transport.base import Conflict, NotConnected, StreamFull, TooLarge
+from shared.transport.base import Conflict, Ends, NoStream, NotConnected, StreamFull, TooLarge
 from tests.integration.transport_planes import Plane, until
 
 
@@ -247,5 +247,38 @@ async def test_messages_are_counted_by_subject_and_the_server_tells_its_time(ove
         before = time.time()
         at = (await transport.stream_state(spec.name)).at
         assert at is not None and before - 5 < at < time.time() + 5
+
+    await over(body)
+
+
+async def test_where_a_stream_begins_and_ends_is_told_by_its_messages(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        spec = await plane.log(transport)
+        assert await transport.ends(spec.name) == Ends()
+        spec = await plane.log(transport, 3)
+        await transport.publish(f"{plane.tag}.log.b.c", b"last", stream=spec.name, message_id="other")
+        await transport.purge(spec.name, 1)
+        for start_seq in (0, 1, 2):
+            ends = await transport.ends(spec.name, start_seq)
+            assert ends.first is not None and ends.last is not None
+            assert (ends.first_seq, ends.last_seq, ends.messages) == (2, 4, 3)
+            assert (ends.first.inline, ends.last.inline) == (b"1", b"last")
+        one = await transport.ends(spec.name, 4)
+        assert (one.first, one.first_seq, one.messages) == (one.last, 4, 1)
+        assert await transport.ends(spec.name, 5) == Ends()
+        await transport.purge(spec.name, 4)
+        assert await transport.ends(spec.name) == Ends()
+
+    await over(body)
+
+
+async def test_a_missing_stream_has_no_ends_and_nobody_reads_it(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        with pytest.raises(NoStream):
+            await transport.ends("NOWHERE")
+        with pytest.raises(NoStream):
+            await transport.read("NOWHERE", 1, 1, timeout_s=0.4)
 
     await over(body)

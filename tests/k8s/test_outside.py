@@ -218,7 +218,7 @@ async def test_a_message_larger_than_an_account_may_send_ends_its_connection(hub
 
     seed = str(keys / "operator/observer.nk")
     observer = await nats.connect(hub.url, nkeys_seed=seed, tls=trust, allow_reconnect=False, error_cb=on_error)
-    subject = f"$JS.API.STREAM.INFO.{subjects.SWARM_ROLLOUTS}"
+    subject = f"$JS.API.DIRECT.GET.{subjects.SWARM_EVALS}"
     await observer.publish(subject, b"x" * 60_000)
     await observer.flush()
     assert observer.is_connected

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from shared.transport.base import Lowering, NotConnected, StreamSpec
+from shared.transport.base import Lowering, NoStream, NotConnected, StreamSpec
 from shared.transport.lowering import WouldLower, lowered
 from shared.transport.memory.bucket import MemoryBucket
 from shared.transport.memory.stream import MemoryStream
@@ -39,11 +39,11 @@ class MemoryServer:
             self.streams[spec.name] = MemoryStream(spec, self.now)
 
     def stream(self, name: str) -> MemoryStream:
-        """The stream `name`. Raises NotConnected if it does not exist, like a server on which no
+        """The stream `name`. Raises NoStream if it does not exist, like a server on which no
         stream answers.
         """
         if name not in self.streams:
-            raise NotConnected(f"stream {name}: no stream answers: call ensure_stream first")
+            raise NoStream(f"stream {name}: no stream answers: call ensure_stream first")
         return self.streams[name]
 
     def bucket(self, name: str) -> MemoryBucket:

@@ -4,6 +4,7 @@ its contract.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from shared.transport import blobs
@@ -12,6 +13,7 @@ from shared.transport.base import (
     ConsumerSpec,
     ConsumerState,
     Delivery,
+    Ends,
     KeyValue,
     Lowering,
     PubAck,
@@ -137,6 +139,11 @@ class MemoryTransport:
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """The newest message on `subject`."""
         return self._stream(stream).last(subject)
+
+    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0) -> Ends:
+        """The oldest message at or after `start_seq` and the newest."""
+        messages = self._stream(stream).read(start_seq, sys.maxsize)
+        return Ends(messages[0], messages[-1], len(messages)) if messages else Ends()
 
     async def stream_state(self, stream: str) -> StreamState:
         """State of a stream."""

@@ -40,9 +40,11 @@ class StreamBounds:
         self._known.pop(stream, None)
 
     async def of(self, stream: str) -> Bounds:
-        """The stream's limits. No limits if the server does not report them; it then decides about
-        the message itself.
+        """The stream's limits. No limits if the server does not report them, or this user may not
+        ask for them; the server then decides about the message itself.
         """
+        if not self._connection.options.may_ask:
+            return Bounds(-1, False, 0.0)
         known = self._known.get(stream)
         now = time.monotonic()
         if known is not None and now - known.read_at < _ASKED_AGAIN_AFTER_S:

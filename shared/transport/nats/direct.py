@@ -17,7 +17,7 @@ from typing import Any
 
 import nats.errors
 
-from shared.transport.base import NotConnected, StoredMessage, TransportError
+from shared.transport.base import Ends, NoStream, NotConnected, StoredMessage, TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
@@ -35,6 +35,8 @@ MAX_BATCH = 1024
 _SENT_MOST = 2
 """Tolerance factor, because the server counts the bytes of a batch slightly differently."""
 _SHORTEST_SILENCE_S = 2.0
+_NOBODY_S = 1.0
+"""How long a stream for which nobody answers is asked for its ends."""
 _SERVER_HEADERS = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
     | {"Nats-Expected-Stream", "Nats-Expected-Last-Sequence", "Nats-Expected-Last-Subject-Sequence"}
@@ -46,13 +48,19 @@ class Page:
     """Replies to one batched get. `next_seq` is where the next one continues; None if the stream
     has no more messages.
 
-    `size_bytes` counts bodies and headers, including those of unreadable messages.
+    `size_bytes` counts bodies and headers, including those of unreadable messages. `pending`: how
+    many messages follow; None if the server did not get to say it.
     """
 
     messages: list[StoredMessage]
     next_seq: int | None
     size_bytes: int = 0
     too_many_subjects: bool = False
+    pending: int | None = None
+
+
+class _Nobody(Exception):
+    """Nobody answered the request."""
 
 
 def stored_message(stream: str, subject: str, seq: int, stored_at: float, body: bytes, headers: Mapping[str, str]) -> StoredMessage:
@@ -124,25 +132,65 @@ async def read(
     return found
 
 
+async def ends(connection: Connection, stream: str, start_seq: int, deadline: Deadline) -> Ends:
+    """The oldest message at or after `start_seq`, the newest one, and how many there are. Raises
+    NoStream after a second in which nobody answers.
+    """
+    position, most = max(1, start_seq), 1
+    while True:
+        page = await batch(connection, stream, {"seq": position, "batch": most}, deadline, nobody_s=_NOBODY_S)
+        if page.messages and page.pending is not None:
+            break
+        if page.next_seq is None:
+            return Ends()
+        if not page.messages:  # what a foreign publisher made unreadable, of which there may be many
+            position, most = page.next_seq, MAX_BATCH
+        if deadline.passed:
+            raise NotConnected(f"direct get from stream {stream} at {connection.options.url}: no complete answer in time")
+    first, messages = page.messages[0], page.pending + len(page.messages)
+    last = await get(connection, stream, {"last_by_subj": ">"}, deadline) if page.pending else page.messages[-1]
+    if last is None or last.seq < first.seq:  # of a copy that lags, or removed meanwhile
+        last = first
+    return Ends(first, last, messages)
+
+
 async def batch(
-    connection: Connection, stream: str, request: Mapping[str, Any], deadline: Deadline, max_bytes: int = REPLY_BYTES
+    connection: Connection,
+    stream: str,
+    request: Mapping[str, Any],
+    deadline: Deadline,
+    max_bytes: int = REPLY_BYTES,
+    nobody_s: float | None = None,
 ) -> Page:
     """One batched get, which ends with the message that reaches `max_bytes`. If it is interrupted,
     it returns the unbroken sequence of messages that arrived, or is retried if there is none.
+    `nobody_s`: how long it is retried where nobody answers; None: until the deadline.
+
+    Raises:
+        NoStream: nobody answered in the end.
+        NotConnected: no answer before the deadline.
     """
     body = json.dumps({**request, "max_bytes": max_bytes}).encode()
-    reason = "not connected"
+    reason, what = "not connected", f"direct get from stream {stream} at {connection.options.url}"
+    nobody_until: Deadline | None = None
     while not deadline.passed and await connection.until_connected(deadline):
         try:
             async with connection.replies(f"{connection.options.api_prefix}.DIRECT.GET.{stream}", body) as replies:
                 page = await _collect(stream, replies, deadline, max_bytes)
-        except nats.errors.Error as error:
-            page, reason = None, str(error)
+        except _Nobody:
+            page = None
+            nobody_until = nobody_until or Deadline(deadline.left_s if nobody_s is None else min(nobody_s, deadline.left_s))
+            if nobody_until.passed:
+                break
+        except nats.errors.Error:
+            page, nobody_until = None, None
+        else:
+            nobody_until = None
         if page is not None:
             return page
         reason = "no (complete) answer: the stream does not exist there, or the server is starting"
         await asyncio.sleep(min(0.1, deadline.left_s))
-    raise NotConnected(f"direct get from stream {stream} at {connection.options.url}: {reason}")
+    raise NotConnected(f"{what}: {reason}") if nobody_until is None else NoStream(f"{what}: {reason}")
 
 
 async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline, max_bytes: int = REPLY_BYTES) -> Page | None:
@@ -170,16 +218,16 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline,
             if status == "204":
                 with readable(what):
                     last = int(headers.get("Nats-Last-Sequence", 0))
-                    more = int(headers.get("Nats-Num-Pending", 0)) > 0
+                    pending = int(headers.get("Nats-Num-Pending", 0))
                 if previous is not None and messages and previous != last:
                     return _interrupted(messages, size_bytes)
-                return Page(messages, last + 1 if more else None, size_bytes)
+                return Page(messages, last + 1 if pending > 0 else None, size_bytes, pending=max(0, pending))
             if status == "404":
                 return Page([], None)
             if status == "413":
                 return Page([], None, too_many_subjects=True)
             if status == "503":
-                return None
+                raise _Nobody
             raise TransportError(f"{what}: {status} {headers.get('Description', '')}")
         with readable(what):
             size_bytes += len(reply.data) + _header_bytes(headers)

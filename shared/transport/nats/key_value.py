@@ -105,9 +105,10 @@ class NatsKeyValue:
         that also holds older values of its keys, or whose keys were mostly rewritten, gives fewer
         entries than `limit`.
         """
-        stream, fill = keys.bucket_stream(bucket), await self._fill(bucket)
+        stream, deadline = keys.bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
+        fill = await direct.ends(self._connection, stream, 1, deadline)
         first = fill.first_seq if fill.messages <= limit else max(fill.first_seq, fill.last_seq - limit + 1)
-        messages = await direct.read(self._connection, stream, first, limit, Deadline(KV_TIMEOUT_S)) if fill.messages else []
+        messages = await direct.read(self._connection, stream, first, limit, deadline) if fill.messages else []
         last = {message.subject: message for message in messages}
         entries = [found for message in last.values() if (found := keys.entry(bucket, message))]
         return sorted(entries, key=lambda found: -found.revision), max(0, fill.messages - len(messages))
@@ -150,6 +151,9 @@ class NatsKeyValue:
             return None
 
     async def _fill(self, bucket: str) -> StreamState:
+        """The leader's, because a direct get may be answered by the copy that lags. Only buckets of
+        nodes are watched.
+        """
         return await api.stream_state(self._connection, keys.bucket_stream(bucket))
 
     async def _write(self, bucket: str, key: str, value: bytes, headers: dict[str, str]) -> int:

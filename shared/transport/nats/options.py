@@ -20,6 +20,9 @@ class Options:
     server's own.
     """
 
+    may_ask: bool = True
+    """Whether this user may ask the server about streams (`STREAM.INFO`)."""
+
     @property
     def servers(self) -> list[str]:
         """The addresses in `url`, each once."""

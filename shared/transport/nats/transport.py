@@ -8,9 +8,11 @@ from collections.abc import Mapping
 
 from shared.transport import blobs
 from shared.transport.base import (
+    AccessDenied,
     ConsumerSpec,
     ConsumerState,
     Delivery,
+    Ends,
     KeyValue,
     Lowering,
     NotConnected,
@@ -145,12 +147,18 @@ class NatsTransport:
         """The newest message on `subject`."""
         return await direct.get(self._connection, stream, {"last_by_subj": subject}, Deadline(api.READ_TIMEOUT_S))
 
+    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0) -> Ends:
+        """The oldest message at or after `start_seq` and the newest, by direct gets."""
+        return await direct.ends(self._connection, stream, start_seq, Deadline(timeout_s))
+
     async def stream_state(self, stream: str) -> StreamState:
         """State of a stream."""
+        self._may_ask(stream)
         return await api.stream_state(self._connection, stream)
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
         """How many messages the stream keeps on each subject that matches."""
+        self._may_ask(stream)
         return await api.counts(self._connection, stream, subject)
 
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
@@ -170,6 +178,11 @@ class NatsTransport:
         await api.delete_message(self._connection, stream, seq)
         if message is not None:
             await blobs.drop_of(self._chunks, message)
+
+    def _may_ask(self, stream: str) -> None:
+        """A request without permission gets no answer, and the server logs it."""
+        if not self._connection.options.may_ask:
+            raise AccessDenied(f"stream {stream} at {self._connection.options.url}: only an operator may ask about it there")
 
     async def _drop_unless_ours(self, stream: str, seq: int, reference: Reference) -> None:
         """If the message was already stored, delete the chunks that were stored again."""

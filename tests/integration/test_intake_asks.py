@@ -1,0 +1,131 @@
+"""What a verifier's intake asks the swarm's server: direct gets, which do not go through the queue
+in which the server answers requests about streams for everybody.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import nats
+from prometheus_client import CollectorRegistry
+
+from services.verifier.figures import Figures
+from services.verifier.intake_plan import TokenBucket
+from services.verifier.sharing_rules import sign
+from services.verifier.swarm_reader import SwarmReader
+from shared.contracts import subjects
+from shared.contracts.codec import encode
+from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
+from shared.identity.keys import SigningKey, new_seed
+from shared.runtime.status import StatusBoard
+from shared.transport.base import Transport
+from shared.transport.connect import connect
+from shared.transport.memory.server import MemoryServer
+from shared.transport.memory.transport import MemoryTransport
+from tests.integration.running_verifier import MakeServer, configured, group, until, verifier
+
+
+async def test_taking_groups_in_asks_nothing_about_the_swarms_streams(nats_server: MakeServer, tmp_path: Path) -> None:
+    node, swarm = nats_server(), nats_server()
+    plane = await connect(swarm.url, name="operator")
+    await ensure_swarm_streams(plane)
+    config = configured("alpha", node.url, tmp_path, swarm.url)
+    key, beta = SigningKey(new_seed()), await nats.connect(swarm.url)
+    async with verifier(config) as alpha:
+        await until(lambda: alpha.status.get("swarm_connected") == 1)
+        asked: list[str] = []
+
+        async def heard(message: object) -> None:
+            asked.append(message.subject)  # type: ignore[attr-defined]
+
+        tap = await nats.connect(swarm.url)
+        await tap.subscribe("$JS.API.>", cb=heard)
+        await tap.flush()
+        for index in range(3):
+            await beta.publish(subjects.rollouts("beta"), encode(sign(group("beta", index), key, share_tokens=True)))
+            await until(lambda index=index: alpha.status.get("accepted") == index + 1)
+        gets = len(asked)
+        await until(lambda: len(asked) > gets + 10)
+        assert {subject for subject in asked if not subject.startswith("$JS.API.DIRECT.GET.")} == set()
+        await tap.close()
+    await beta.close()
+    await plane.close()
+
+
+def a_reader(node: Transport, tmp_path: Path) -> SwarmReader:
+    config = configured("alpha", "nats://127.0.0.1:1", tmp_path, intake_groups_per_s=1000.0)
+    reader = SwarmReader(config, node, Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0")))
+    reader._looks = TokenBucket(1e6, 1e6, time.monotonic())
+    return reader
+
+
+async def share(swarm: Transport, first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        subject = subjects.rollouts("beta")
+        await swarm.publish(subject, b"%d" % number, stream=subjects.SWARM_ROLLOUTS, message_id=f"m{number}")
+
+
+async def planes() -> tuple[MemoryTransport, MemoryTransport]:
+    node, swarm = MemoryTransport(MemoryServer()), MemoryTransport(MemoryServer())
+    await ensure_node_streams(node, "alpha")
+    await ensure_swarm_streams(swarm)
+    return node, swarm
+
+
+async def test_every_message_is_read_once_and_in_order_whoever_of_two_replicas_reads(tmp_path: Path) -> None:
+    node, swarm = await planes()
+    replicas, found, total = [a_reader(node, tmp_path) for _ in range(2)], [], 0
+    assert await replicas[0].read(swarm) == ([], False)
+    for many in (1, 2, 3, 200, 1):
+        await share(swarm, total + 1, total + many)
+        total += many
+        more = True
+        while more:
+            for replica in replicas:
+                messages, more = await replica.read(swarm)
+                found += [message.seq for message in messages]
+    assert found == list(range(1, total + 1))
+
+
+async def test_a_replica_that_another_was_faster_than_takes_nothing(tmp_path: Path) -> None:
+    node, swarm = await planes()
+    await share(swarm, 1, 3)
+    slow, fast = a_reader(node, tmp_path), a_reader(node, tmp_path)
+    unread, taken = slow._unread, []
+
+    async def overtaken(*asked: object) -> object:
+        answer = await unread(*asked)  # type: ignore[arg-type]
+        taken.extend((await fast.read(swarm))[0])
+        return answer
+
+    slow._unread = overtaken  # type: ignore[method-assign, assignment]
+    assert await slow.read(swarm) == ([], True)
+    assert [message.seq for message in taken] == [1, 2, 3]
+
+
+async def test_a_stream_that_was_created_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
+    node, swarm = await planes()
+    await share(swarm, 1, 9)
+    reader = a_reader(node, tmp_path)
+    assert len((await reader.read(swarm))[0]) == 9
+    assert await reader.read(swarm) == ([], False)
+    _, another = await planes()
+    await share(another, 1, 2)
+    reader._looked_at_s -= 3600.0
+    messages, _ = await reader.read(another)
+    assert [message.inline for message in messages] == [b"1", b"2"]
+
+
+async def test_an_overfull_stream_is_drawn_from_as_a_whole_and_passed(tmp_path: Path) -> None:
+    node, swarm = await planes()
+    reader = a_reader(node, tmp_path)
+    await share(swarm, 1, 20)
+    await reader.read(swarm)
+    await share(swarm, 21, 400)
+    reader._rate_per_s = 1.0
+    messages, more = await reader.read(swarm)
+    assert len(messages) == 64 and not more and min(message.seq for message in messages) <= 300
+    reader._rate_per_s = 1000.0
+    await share(swarm, 401, 401)
+    assert [message.seq for message in (await reader.read(swarm))[0]] == [401]
