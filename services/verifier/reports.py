@@ -14,6 +14,7 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer
+from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.messages import ScoredGroup
 from shared.contracts.wire import MessageError
 from shared.identity.keys import SigningKey
@@ -22,7 +23,7 @@ from shared.runtime.logs import Log
 from shared.transport.base import Transport, TransportError
 from shared.version import VERSION
 
-RECORD_PERIOD_S = 10.0
+RECORD_PERIOD_S = SWARM_LIMITS.node_renewed_s
 EVAL_PERIOD_S = 2.0
 RETRY_S = 1.0
 

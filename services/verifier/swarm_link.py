@@ -28,6 +28,7 @@ class SwarmLink:
         self._figures = figures
         self._log = log
         self._was_connected = transport is not None
+        self._told = ""
 
     @property
     def transport(self) -> Transport | None:
@@ -80,6 +81,9 @@ class SwarmLink:
             nats = self._config.nats
             await prepare_swarm_streams(self._transport, create=nats.create_streams, replicas=nats.swarm_replicas)
         except TransportError as error:
-            self._log.warning("swarm_streams", reason=str(error))
+            if str(error) != self._told:
+                self._log.warning("swarm_streams", reason=str(error), consequence="training alone", retry_s=RETRY_S)
+            self._told = str(error)
             return False
+        self._told = ""
         return True

@@ -98,6 +98,8 @@ class SwarmLimits:
     """
     node_ttl_s: float = 900.0
     """A node that has not renewed its entry for this long disappears from the directory."""
+    node_renewed_s: float = 10.0
+    """Each node writes its entry of the directory this often."""
 
 
 NODE_LIMITS = NodeLimits()

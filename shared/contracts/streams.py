@@ -20,7 +20,17 @@ from shared.contracts.limits import (
     VERIFIER_MAX_ACK_PENDING,
     VERIFIER_MAX_DELIVER,
 )
-from shared.transport.base import ConsumerSpec, Lowering, NoStream, NotConnected, Retention, StreamSpec, Transport, TransportError
+from shared.transport.base import (
+    AccessDenied,
+    ConsumerSpec,
+    Lowering,
+    NoStream,
+    NotConnected,
+    Retention,
+    StreamSpec,
+    Transport,
+    TransportError,
+)
 from shared.transport.blobs import companion
 from shared.transport.keys import bucket_stream
 from shared.transport.lowering import WouldLower
@@ -134,6 +144,9 @@ _NO_MESSAGES_SEQ = 2**62
 """No stream has a message there, so only whether somebody answers is told."""
 
 
+_SWARM_COMMAND = "swarm nats init --plane swarm"
+
+
 class MissingStreams(TransportError):
     """Streams are missing that the server's operator must create."""
 
@@ -157,16 +170,14 @@ async def prepare_node_streams(transport: Transport, node: str, *, create: bool,
 
 async def prepare_swarm_streams(transport: Transport, *, create: bool, replicas: int = 1) -> None:
     """Create the swarm's streams if they are missing, or with `create=False` only check that they
-    exist, by direct gets: a member may not ask about them. Raises MissingStreams.
+    exist. Raises MissingStreams if the server says that one does not, and NoStream if nobody
+    answers for it, which a member cannot tell from a server that is still starting.
     """
     if create:
         await ensure_swarm_streams(transport, replicas=replicas)
         return
     for name in (*(spec.name for spec in swarm_streams()), bucket_stream(subjects.SWARM_NODES_BUCKET)):
-        try:
-            await transport.read(name, _NO_MESSAGES_SEQ, 1)
-        except NoStream as error:
-            raise _missing(error, "swarm nats init --plane swarm") from None
+        await _look_for_stream(transport, name, _SWARM_COMMAND)
 
 
 async def look_for_streams(transport: Transport, streams: list[str], command: str) -> None:
@@ -174,12 +185,28 @@ async def look_for_streams(transport: Transport, streams: list[str], command: st
     exist.
     """
     for name in streams:
-        try:
-            await transport.stream_state(name)
-        except NotConnected:
-            raise
-        except TransportError as error:
-            raise _missing(error, command) from None
+        await _look_for_stream(transport, name, command)
+
+
+async def _look_for_stream(transport: Transport, name: str, command: str) -> None:
+    try:
+        await _ask_for_stream(transport, name)
+    except NoStream as error:
+        raise NoStream(f"{error}. If it does not exist, the server's operator makes it once: `{command}`") from None
+    except NotConnected:
+        raise
+    except TransportError as error:
+        raise _missing(error, command) from None
+
+
+async def _ask_for_stream(transport: Transport, name: str) -> None:
+    """Raises TransportError if the stream does not exist or does not answer; NoStream if a direct
+    get is all that this user may ask with.
+    """
+    try:
+        await transport.stream_state(name)
+    except AccessDenied:
+        await transport.ends(name, _NO_MESSAGES_SEQ)
 
 
 def _missing(error: TransportError, command: str) -> MissingStreams:
@@ -256,11 +283,11 @@ async def ensure_swarm_streams(transport: Transport, *, replicas: int = 1) -> No
             if spec is None:
                 continue
             try:
-                await transport.stream_state(spec.name)
+                await _ask_for_stream(transport, spec.name)
             except TransportError:
                 await transport.ensure_stream(spec)
     try:
-        await transport.stream_state(bucket_stream(subjects.SWARM_NODES_BUCKET))
+        await _ask_for_stream(transport, bucket_stream(subjects.SWARM_NODES_BUCKET))
     except TransportError:
         await _directory(transport, replicas, Lowering.APPLY)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from shared.contracts import subjects
 from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
@@ -74,14 +73,6 @@ def swarm_observer() -> Permissions:
     """
     streams = (subjects.SWARM_EVALS, bucket_stream(subjects.SWARM_NODES_BUCKET))
     return Permissions(publish=_direct(streams), subscribe=(f"_INBOX_{OBSERVER}.>",))
-
-
-def may_ask_the_swarm(key_file: str) -> bool:
-    """Whether the swarm's server lets the user of this key file ask about streams: on a server
-    without keys everybody, else the operator, whose file `swarm nats keys` names so.
-    """
-    path = Path(key_file)
-    return not key_file or (path.parent.name, path.name) == (OPERATOR, "swarm.nk")
 
 
 def node_role(node: str, role: str) -> Permissions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shared.config import NodeConfig
-from shared.identity.permissions import may_ask_the_swarm
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 
@@ -45,5 +44,5 @@ async def connect_swarm_plane(config: NodeConfig, role: str, *, timeout_s: float
         ca_file=nats.swarm_ca_file or None,
         inbox_prefix=for_process(nats.inbox_prefix, node, role),
         domain=nats.swarm_domain,
-        may_ask=may_ask_the_swarm(key_file),
+        may_ask=not key_file,
     )

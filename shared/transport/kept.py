@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 class StreamState:
     """State of a stream. `last_seq` counts every message it ever stored; `first_seq` is the oldest
     kept. `at`: the server's clock at the time of the answer (Unix time), None if it does not report
-    it.
+    it. `size_bytes`: None if this user may not ask for it.
     """
 
     first_seq: int
     last_seq: int
     messages: int
-    size_bytes: int
+    size_bytes: int | None
     at: float | None = None
 
 

@@ -4,6 +4,7 @@ asks an open hub without the swarm's streams to reserve their space for a moment
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,11 +17,15 @@ from shared.contracts.wire import MessageError
 from shared.identity.statements import Standing, hear
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, NoStream, NotConnected, Transport, TransportError
+from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
 from swarm_cli.join.room import Room
 from swarm_cli.observe.directory import read_directory
 
 LOOK_S = 10.0
+LOOK_AGAIN_S = 0.2
+RENEWED_LATE_S = 2.0
+"""Nodes renew their entries this much later than they are to, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +88,38 @@ async def _look(hub: Transport, name: str, swarm: str) -> HubLook:
 
 
 async def _skew_s(hub: Transport) -> float | None:
-    """How far this machine's clock is ahead of the server's. Who may not ask the server about a
-    stream sees at most that its clock is behind: the server has stored something later than that.
+    """How far this machine's clock is ahead of the server's: exactly, if this user may ask the
+    server about a stream, else by the entry that a node renewed last.
     """
     before = time.time()
     with suppress(TransportError):
-        at = (await hub.stream_state(subjects.SWARM_ROLLOUTS)).at
+        try:
+            at = (await hub.stream_state(subjects.SWARM_ROLLOUTS)).at
+        except AccessDenied:
+            return await _skew_by_directory_s(hub)
         return None if at is None else (before + time.time()) / 2 - at
-    with suppress(TransportError):
-        newest = (await hub.ends(bucket_stream(subjects.SWARM_NODES_BUCKET))).last
-        if newest is not None and time.time() < newest.stored_at:
-            return time.time() - newest.stored_at
     return None
+
+
+async def _skew_by_directory_s(hub: Transport) -> float | None:
+    """The server stamps each entry of the directory as it stores it, and nodes renew theirs all the
+    time. If the newest looks older than that allows, either no node is there or this clock is
+    ahead, so one that is stored now is waited for. None if none comes.
+    """
+    renewed_s = SWARM_LIMITS.node_renewed_s
+    directory, oldest_seq, deadline = bucket_stream(subjects.SWARM_NODES_BUCKET), 0, Deadline(renewed_s + RENEWED_LATE_S)
+    while True:
+        newest, now = (await hub.ends(directory)).last, time.time()
+        if newest is not None:
+            oldest_seq = oldest_seq or newest.seq
+            age_s = now - newest.stored_at
+            if age_s < 0 or newest.seq > oldest_seq:
+                return age_s
+            if age_s <= renewed_s:
+                return 0.0
+        if newest is None or deadline.passed:
+            return None
+        await asyncio.sleep(LOOK_AGAIN_S)
 
 
 async def _holder(hub: Transport, name: str, swarm: str, now: float) -> NodeRecord | None:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shared.contracts import subjects
-from shared.identity.permissions import OBSERVER, OPERATOR, may_ask_the_swarm
+from shared.identity.permissions import OBSERVER, OPERATOR
 from shared.text import visible, visible_json
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
@@ -65,7 +65,7 @@ class Hub:
             key_file=self.key_file or None,
             ca_file=self.ca_file or None,
             inbox_prefix=f"_INBOX_{self.user}",
-            may_ask=self.user == OPERATOR or may_ask_the_swarm(self.key_file),
+            may_ask=not self.key_file or self.user == OPERATOR,
         )
 
 
@@ -81,11 +81,18 @@ def observe(
     every_s: Annotated[float, typer.Option(min=1.0, help="Seconds between looks.")] = 5.0,
     key: Annotated[Path | None, typer.Option(help="Key file of the user `observer`, for a secured server without a token.")] = None,
     ca: Annotated[Path | None, typer.Option(help="PEM file of the authority that signed the server's certificate.")] = None,
+    operator: Annotated[
+        bool,
+        typer.Option("--operator", help="--key is the operator's, who alone may ask a secured server how much each node shares."),
+    ] = False,
 ) -> None:
     """Show a swarm's nodes, their held-out scores, and how much they share. Only reads; Ctrl-C ends
     it.
     """
-    with _hub(_target(target), key, ca) as hub:
+    if operator and not key:
+        raise CommandError("--operator needs the operator's key: --key keys/operator/swarm.nk")
+    with _hub(_target(target), key, ca) as found:
+        hub = replace(found, user=OPERATOR) if operator else found
         try:
             _show(hub, terminal(), once=once, as_json=as_json, every_s=every_s)
         except AccessDenied as error:

@@ -211,7 +211,7 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
     streams = Table(*columns, title="streams", title_justify="left")
     for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:
-        size_mib = f"{fill.state.size_bytes / 2**20:.2f}"
+        size_mib = "–" if fill.state.size_bytes is None else f"{fill.state.size_bytes / 2**20:.2f}"
         streams.add_row(cell(fill.stream), str(fill.state.messages), size_mib, str(fill.state.last_seq), *_lag_cells(fill.consumer))
     if streams.row_count or snapshot.nodes:
         console.print(streams)

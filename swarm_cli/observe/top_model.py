@@ -33,7 +33,7 @@ class Fill:
 
     name: str
     messages: int
-    size_bytes: int
+    size_bytes: int | None
     ratio: float | None
     full_is_normal: bool
 
@@ -305,7 +305,7 @@ def _fill(fill: StreamFill, specs: Mapping[str, StreamSpec]) -> Fill:
     ratios = []
     if spec and spec.max_msgs > 0:
         ratios.append(state.messages / spec.max_msgs)
-    if spec and spec.max_bytes > 0:
+    if spec and spec.max_bytes > 0 and state.size_bytes is not None:
         ratios.append(state.size_bytes / spec.max_bytes)
     name = fill.stream.rpartition("_")[2].lower()
     return Fill(name, state.messages, state.size_bytes, max(ratios, default=None), not (spec and spec.discard_new))

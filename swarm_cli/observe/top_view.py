@@ -250,7 +250,8 @@ def _fills(fills: Sequence[Fill]) -> Text:
         ratio = f"{_number(fill.messages)}" if fill.ratio is None else f"{fill.ratio:.0%}"
         nearly_full = fill.ratio is not None and fill.ratio >= FILL_WARNS and not fill.full_is_normal
         text.append(f"{visible(fill.name, NAME_CHARACTERS)} {ratio}  ", style="red" if nearly_full else "")
-    return text.append(_size(sum(fill.size_bytes for fill in fills)), style="dim")
+    sizes = [fill.size_bytes for fill in fills if fill.size_bytes is not None]
+    return text.append(_size(sum(sizes)) if sizes else "", style="dim")
 
 
 def _swarm_line(model: TopModel) -> Text:

@@ -203,7 +203,7 @@ async def _ends(plane: Transport, stream: str) -> tuple[StreamState | Ends, int]
     """
     try:
         state = await plane.stream_state(stream)
-        return state, max(1, state.size_bytes // max(1, state.messages))
+        return state, max(1, (state.size_bytes or 0) // max(1, state.messages))
     except AccessDenied:
         ends = await plane.ends(stream)
         return ends, max([1, *(message.size_bytes for message in (ends.first, ends.last) if message is not None)])

@@ -40,7 +40,7 @@ from shared.runtime.naming import lease_name, leased, sole_keys, take_lease
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
 from shared.tasks.held_out import HeldOut
-from shared.transport.base import AccessDenied, Conflict, NotConnected, TransportError
+from shared.transport.base import AccessDenied, Conflict, NoStream, NotConnected, TransportError
 from shared.transport.connect import connect
 from tests.integration.nats_users import raw, refused_of
 from tests.integration.running_verifier import generate, group, until, verifier
@@ -336,7 +336,7 @@ async def test_streams_that_the_operator_has_not_made_are_told_with_the_command_
     try:
         with pytest.raises(MissingStreams, match="`swarm nats init --plane node`"):
             await prepare_node_streams(node, "alpha", create=False)
-        with pytest.raises(MissingStreams, match="`swarm nats init --plane swarm`"):
+        with pytest.raises(NoStream, match="`swarm nats init --plane swarm`"):
             await prepare_swarm_streams(hub, create=False)
         weights = tmp_path / "weights.safetensors"
         weights.write_bytes(b"weights")

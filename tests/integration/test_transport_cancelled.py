@@ -174,6 +174,10 @@ async def _last(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.last(scene.log.name, f"{scene.plane.tag}.log.a")
 
 
+async def _ends(scene: Scene) -> Coroutine[Any, Any, object]:
+    return scene.transport.ends(scene.log.name)
+
+
 async def _stream_state(scene: Scene) -> Coroutine[Any, Any, object]:
     return scene.transport.stream_state(scene.log.name)
 

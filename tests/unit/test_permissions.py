@@ -10,7 +10,7 @@ import pytest
 
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.permissions import ROLES, Permissions, inbox, may_ask_the_swarm, node_role, swarm_node, swarm_observer
+from shared.identity.permissions import ROLES, Permissions, inbox, node_role, swarm_node, swarm_observer
 from shared.roles import SEVERAL
 from shared.transport.blobs import companion_name
 from swarm_cli.nats.accounts import node_account, swarm_account
@@ -133,14 +133,6 @@ def test_members_and_spectators_may_ask_about_no_stream_of_the_swarms():
     streams = [subjects.SWARM_ROLLOUTS, companion_name(subjects.SWARM_ROLLOUTS), subjects.SWARM_EVALS, "KV_swarm_nodes"]
     for permissions, stream in itertools.product((swarm_node("alpha"), swarm_observer()), streams):
         assert not may_publish(permissions, f"$JS.API.STREAM.INFO.{stream}"), stream
-
-
-@pytest.mark.parametrize(
-    ("key_file", "may"),
-    [("", True), ("keys/operator/swarm.nk", True), ("keys/alpha/swarm.nk", False), ("keys/operator/observer.nk", False)],
-)
-def test_who_may_ask_the_swarms_server_is_known_by_the_key_file(key_file: str, may: bool):
-    assert may_ask_the_swarm(key_file) is may
 
 
 def test_a_member_has_as_many_subjects_as_its_permissions_name():
