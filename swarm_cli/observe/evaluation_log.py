@@ -17,7 +17,7 @@ from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity.roster import RosterError, read_roster
 from shared.identity.statements import Heard, Standing, hear
-from shared.transport.base import StoredMessage, Transport, TransportError
+from shared.transport.base import Ends, StoredMessage, Transport, TransportError
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.kept_names import ByName, FirstKeys
 
@@ -201,13 +201,12 @@ class EvaluationLog:
         """
         self._looked_at = self._only or swarm or self._looked_at
         try:
-            state = await swarm_plane.ends(subjects.SWARM_EVALS)
-            if state.last_seq + 1 < self._next_seq:
+            unread = await swarm_plane.ends(subjects.SWARM_EVALS, self._next_seq)
+            if unread.first is None and await self._is_another(swarm_plane):
                 self._begin()
-            # Sequences of deleted reports do not count: a member can write thousands of reports of
-            # which the stream keeps few.
-            if state.messages > REPORTS_A_LOOK and state.last_seq - REPORTS_A_LOOK + 1 > self._next_seq:
-                await self._skip(swarm_plane, state.last_seq - REPORTS_A_LOOK + 1)
+                unread = await swarm_plane.ends(subjects.SWARM_EVALS)
+            if unread.messages > REPORTS_A_LOOK:
+                await self._skip(swarm_plane, await _newest(swarm_plane, unread))
             # A fixed number of reads, so that a look ends however fast somebody writes.
             for _ in range(REPORTS_A_LOOK // _REPORTS_A_READ + 1):
                 messages = await swarm_plane.read(subjects.SWARM_EVALS, self._next_seq, _REPORTS_A_READ)
@@ -217,15 +216,22 @@ class EvaluationLog:
         except TransportError:
             return
 
+    async def _is_another(self, swarm_plane: Transport) -> bool:
+        """Whether the stream is shorter than what was read. An empty one may be the same, whose
+        reports became too old.
+        """
+        newest = await swarm_plane.last(subjects.SWARM_EVALS, ">")
+        return newest is not None and newest.seq + 1 < self._next_seq
+
     async def _skip(self, swarm_plane: Transport, next_seq: int) -> None:
         """Skip to `next_seq`, because there are more new reports than are read. They may have been
         written to hide others. So first read the oldest reports, which show the earlier names and
-        their keys, and the last report of each established name.
+        their keys, and the last report of each established name and of each in the directory.
         """
         if self._next_seq == 1:
             self._read(await swarm_plane.read(subjects.SWARM_EVALS, 1, _REPORTS_A_READ))
-        known = self.established()[:_ASKED_FOR]
-        last = [await swarm_plane.last(subjects.SWARM_EVALS, subjects.evals(name)) for name in known]
+        known = dict.fromkeys([*self.established(), *await _listed(swarm_plane)])
+        last = [await swarm_plane.last(subjects.SWARM_EVALS, subjects.evals(name)) for name in islice(known, _ASKED_FOR)]
         self._take_all([each for each in last if each is not None and self._next_seq <= each.seq < next_seq])
         self._next_seq = max(self._next_seq, next_seq)
 
@@ -278,3 +284,26 @@ class EvaluationLog:
             return "" if self._roster.get(name) == public_key else NOT_ON_ROSTER
         first = kept.newest[-1].public_key or "" if kept.newest else public_key
         return "" if self._keys.first(swarm, name, first) == public_key else OTHER_KEY
+
+
+async def _newest(swarm_plane: Transport, unread: Ends) -> int:
+    """Where the newest REPORTS_A_LOOK reports begin. Reports that the stream no longer keeps do not
+    count: a member can write thousands of which the stream keeps few.
+    """
+    too_early, start = unread.first_seq, unread.last_seq
+    while start - too_early > 1:
+        middle = (too_early + start) // 2
+        if (await swarm_plane.ends(subjects.SWARM_EVALS, middle)).messages > REPORTS_A_LOOK:
+            too_early = middle
+        else:
+            start = middle
+    return start
+
+
+async def _listed(swarm_plane: Transport) -> list[str]:
+    """The names that renewed their entries of the directory last."""
+    try:
+        entries, _ = await swarm_plane.kv.newest(subjects.SWARM_NODES_BUCKET, _ASKED_FOR)
+    except TransportError:
+        return []
+    return [entry.key for entry in entries]

@@ -98,8 +98,16 @@ async def as_node(
     inbox = f"_INBOX_{node}.{'verifier' if key == 'swarm' else key}"
     authority = str(server.folder.parent / "ca.crt")
     file = str(keys / node / f"{key}.nk") if key else None
+    member = key == "swarm" and node != "operator"
     transport = await connect(
-        server.url, name=node, timeout_s=5.0, key_file=file, ca_file=authority, inbox_prefix=inbox, domain=domain
+        server.url,
+        name=node,
+        timeout_s=5.0,
+        key_file=file,
+        ca_file=authority,
+        inbox_prefix=inbox,
+        domain=domain,
+        may_ask=not member,
     )
     try:
         yield transport

@@ -157,24 +157,6 @@ async def test_more_reports_than_are_read_hide_nobody_who_was_there_before(monke
     assert log.reports("run-1")[-1].pass_rate == 0.75
 
 
-async def test_a_member_whose_reports_the_stream_no_longer_keeps_hides_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps 1,024 of each node: sequences go on, messages do not."""
-    monkeypatch.setattr(evaluation_log, "REPORTS_A_LOOK", 4096)
-    hub, running = Hub(), EvaluationLog(swarm="run-1")
-    await ensure_swarm_streams(hub.plane)
-    for number in range(1100):
-        await hub.says("alpha", ALPHA, "run-1", number / 2000)
-    await hub.says("beta", EVE, "run-1", 0.2)
-    await running.follow(hub.plane)
-    await hub.says("beta", EVE, "run-1", 0.9)
-    for number in range(5000):
-        await hub.plane.publish(subjects.evals("mallory"), b"x", stream=subjects.SWARM_EVALS, message_id=f"m{number}")
-    fresh = EvaluationLog(swarm="run-1")
-    for log in (running, fresh):
-        await log.follow(hub.plane)
-        assert [each.pass_rate for each in log.reports("run-1") if each.node == "beta"] == [0.2, 0.9]
-
-
 async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_signed() -> None:
     hub = Hub("entry-of-another-swarm")
     hub.now = time.time()

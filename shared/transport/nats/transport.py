@@ -122,7 +122,7 @@ class NatsTransport:
             self._chunks.drop_later(stream, reference.chunks)
             raise
         if ack.duplicate:
-            await self._drop_unless_ours(stream, ack.seq, reference)
+            await _drop_unless_ours(self, self._chunks, stream, ack.seq, reference)
         return ack
 
     async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
@@ -153,12 +153,12 @@ class NatsTransport:
 
     async def stream_state(self, stream: str) -> StreamState:
         """State of a stream."""
-        self._may_ask(stream)
+        _check_may_ask(self._connection, stream)
         return await api.stream_state(self._connection, stream)
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
         """How many messages the stream keeps on each subject that matches."""
-        self._may_ask(stream)
+        _check_may_ask(self._connection, stream)
         return await api.counts(self._connection, stream, subject)
 
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
@@ -179,16 +179,18 @@ class NatsTransport:
         if message is not None:
             await blobs.drop_of(self._chunks, message)
 
-    def _may_ask(self, stream: str) -> None:
-        """A request without permission gets no answer, and the server logs it."""
-        if not self._connection.options.may_ask:
-            raise AccessDenied(f"stream {stream} at {self._connection.options.url}: only an operator may ask about it there")
 
-    async def _drop_unless_ours(self, stream: str, seq: int, reference: Reference) -> None:
-        """If the message was already stored, delete the chunks that were stored again."""
-        stored = await self.get(stream, seq)
-        if stored is None or stored.headers.get(BLOB_HEADER) != reference.header():
-            self._chunks.drop_later(stream, reference.chunks)
+async def _drop_unless_ours(transport: NatsTransport, chunks: NatsChunks, stream: str, seq: int, reference: Reference) -> None:
+    """If the message was already stored, delete the chunks that were stored again."""
+    stored = await transport.get(stream, seq)
+    if stored is None or stored.headers.get(BLOB_HEADER) != reference.header():
+        chunks.drop_later(stream, reference.chunks)
+
+
+def _check_may_ask(connection: Connection, stream: str) -> None:
+    """A request without permission gets no answer, and the server logs it."""
+    if not connection.options.may_ask:
+        raise AccessDenied(f"stream {stream} at {connection.options.url}: only an operator may ask about it there")
 
 
 def connection_of(transport: Transport) -> Connection:
