@@ -44,7 +44,10 @@ class LeftOutNews:
         self._since_s = now_s
         self._told: set[str] = {"absurd"}
         self._unusual_before: frozenset[str] = frozenset()
-        self._clear()
+        self._steps = 0
+        self._groups: Counter[str] = Counter()
+        self._absurd: Counter[str] = Counter()
+        self._answers: Counter[str] = Counter()
 
     def note(
         self, groups: Mapping[str, int], absurd_of: Mapping[str, int], answers_of: Mapping[str, int], now_s: float
@@ -97,6 +100,5 @@ class LeftOutNews:
 
     def _clear(self) -> None:
         self._steps = 0
-        self._groups: Counter[str] = Counter()
-        self._absurd: Counter[str] = Counter()
-        self._answers: Counter[str] = Counter()
+        for counts in (self._groups, self._absurd, self._answers):
+            counts.clear()
