@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 from pydantic import BaseModel
 
-from shared.config import ConfigError, NodeConfig, TaskSpec
+from shared.config import ConfigError, NodeConfig
 from shared.config.basic import BASIC
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.otel import tracing_problems
@@ -19,6 +19,7 @@ from swarm_cli.checkable import Checkable
 from swarm_cli.chosen_config import ConfigOption, load_chosen, objective_problem, sources
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
+from swarm_cli.few_rows import soon_used_up
 from swarm_cli.key_files import key_file_problems
 from swarm_cli.local.base_model import TOY_POLICY, toy_problem, toy_to_be_built
 from swarm_cli.model.facts import read_facts
@@ -87,7 +88,9 @@ def check(
     toy = toy_to_be_built(node_config)
     # Two processes work while this one does the rest; the model's takes the longest.
     model_facts = read_facts(node_config.model) if left.model and not toy else None
-    tasks = task_problems(*left.tasks)
+    specs, places, held_out = left.tasks
+    # Files are read and a task is derived, as some of reasoning-gym's settings fail only then.
+    tasks = begin_deriving(specs, held_out, SMALLER, places)
     objective = objective_problem(node_config) if left.knows("trainer", "objective") else ""
     untaught = toy_problem(node_config) if left.model and left.knows("tasks") else None
     elsewhere = [
@@ -96,8 +99,9 @@ def check(
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
     ]
-    problems = [*([objective] if objective else []), *tasks(), *elsewhere]
-    warnings = ruinous_settings(node_config)
+    underivable = tasks.problems()
+    problems = [*([objective] if objective else []), *([told(underivable)] if underivable else []), *elsewhere]
+    warnings = [*ruinous_settings(node_config), *soon_used_up(node_config, tasks.files)]
     if model_facts:
         facts = model_facts()
         problems += facts.problems
@@ -131,17 +135,3 @@ def tracker_problems(config: NodeConfig) -> list[str]:
     from services.trainer.tracking.extras import tracking_problems
 
     return tracking_problems(config)
-
-
-def task_problems(tasks: Sequence[TaskSpec], places: Sequence[int], held_out: int) -> Callable[[], list[str]]:
-    """Begin to read files and derive one task from each source, because some of reasoning-gym's
-    settings fail only then. The returned function waits for the problems. `places`: as in
-    `source_problems`; `held_out`: `eval.tasks`.
-    """
-    derived = begin_deriving(tasks, held_out, SMALLER, places)
-
-    def wait() -> list[str]:
-        problems = derived()
-        return [told(problems)] if problems else []
-
-    return wait

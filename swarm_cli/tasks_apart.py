@@ -3,7 +3,8 @@ tasks and their settings may come from somebody else (a token, a configuration, 
 some settings would take hours or all memory.
 
 `python -m swarm_cli.tasks_apart` is that process: it reads sources from standard input, a line for
-each configuration, and writes its problems to standard output.
+each configuration, and writes their problems to standard output,
+and how many questions their files have.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,7 @@ from swarm_cli.own_modules import own_modules
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
+    from shared.tasks.file_questions import FileQuestions
 
 DEADLINE_S = 60.0
 """All of reasoning-gym's datasets with their default settings take a tenth of it."""
@@ -48,6 +51,8 @@ class TasksApart:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
+        self.files: list[FileQuestions] = []
+        """Of the sources of the last question that had no problem."""
 
     def __enter__(self) -> TasksApart:
         return self
@@ -81,6 +86,7 @@ class TasksApart:
         names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in tasks))
         why = f"({names}; the settings of one may demand too much): {remedy}"
         asked = {"tasks": [spec.model_dump(mode="json") for spec in tasks], "held_out": held_out, "places": list(places)}
+        self.files = []
         if deadline_s is None:
             deadline_s = DEADLINE_S + sum(_file_s(spec) for spec in tasks)
         if not self._ready():
@@ -92,7 +98,13 @@ class TasksApart:
         if not told.endswith(b"\n"):
             code = self._end(_GONE_S)
             return [f"the process that derived one task from each source ended with code {code} {why}"]
-        return [str(problem) for problem in json.loads(told)]
+        answer = json.loads(told)
+        if answer["files"]:
+            # Imports numpy, which commands without a file do without.
+            from shared.tasks.file_questions import FileQuestions
+
+            self.files = [FileQuestions(**each) for each in answer["files"]]
+        return [str(problem) for problem in answer["problems"]]
 
     def _ready(self) -> bool:
         """Whether the process has imported what it needs, for which it has no deadline: a machine
@@ -139,23 +151,33 @@ def problems_within(
     tasks: Sequence[TaskSpec], held_out: int, remedy: str, places: Sequence[int] = (), deadline_s: float | None = None
 ) -> list[str]:
     """`TasksApart.problems` in a process for this question alone."""
-    return begin_deriving(tasks, held_out, remedy, places, deadline_s)()
+    return begin_deriving(tasks, held_out, remedy, places, deadline_s).problems()
+
+
+class Deriving:
+    """A process that was started for one question. `files`: as in `TasksApart`, once `problems` has
+    been called.
+    """
+
+    def __init__(self, ask: Callable[[TasksApart], list[str]]) -> None:
+        self._ask = ask
+        self._begun = TasksApart()
+        self._begun.begin()
+        self.files: list[FileQuestions] = []
+
+    def problems(self) -> list[str]:
+        """Hand the process the sources and wait for their problems."""
+        with self._begun as apart:
+            problems = self._ask(apart)
+            self.files = apart.files
+        return problems
 
 
 def begin_deriving(
     tasks: Sequence[TaskSpec], held_out: int, remedy: str, places: Sequence[int] = (), deadline_s: float | None = None
-) -> Callable[[], list[str]]:
-    """Start the process of `problems_within`, which imports what it needs meanwhile. The returned
-    function hands it the sources and waits for their problems.
-    """
-    begun = TasksApart()
-    begun.begin()
-
-    def problems() -> list[str]:
-        with begun as apart:
-            return apart.problems(tasks, held_out, remedy, places, deadline_s)
-
-    return problems
+) -> Deriving:
+    """Start the process of `problems_within`, which imports what it needs meanwhile."""
+    return Deriving(lambda apart: apart.problems(tasks, held_out, remedy, places, deadline_s))
 
 
 def _file_s(spec: TaskSpec) -> float:
@@ -178,7 +200,7 @@ def main() -> None:
         from shared.config import TaskSpec
         from shared.tasks.derive import dataset_names, forget_derived, preload_installed
         from shared.tasks.sandbox.limits import MappedMemory, limit_data
-        from shared.tasks.specs import source_problems
+        from shared.tasks.specs import file_questions, source_problems
 
         dataset_names()
         preload_installed()
@@ -193,7 +215,10 @@ def main() -> None:
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         tasks = [TaskSpec.model_validate(spec) for spec in asked["tasks"]]
-        answer.write(json.dumps(source_problems(tasks, asked["held_out"], asked["places"])).encode() + b"\n")
+        about = (tasks, asked["held_out"], asked["places"])
+        problems = source_problems(*about)
+        files = [] if problems else [asdict(each) for each in file_questions(*about)]
+        answer.write(json.dumps({"problems": problems, "files": files}).encode() + b"\n")
         forget_derived()
 
 

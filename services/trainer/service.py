@@ -20,7 +20,7 @@ from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner
 from services.trainer.objectives.config import configured_objective
 from services.trainer.records import MetricsLog, StepRecord, scalars
-from services.trainer.selection.remedies import remedies
+from services.trainer.selection.left_out import LeftOutNews
 from services.trainer.state import TrainedPosition
 from services.trainer.torch_thread import TorchThread
 from services.trainer.tracking.extras import tracking_problems
@@ -37,6 +37,7 @@ from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
 from shared.run_records import TRAINED_FILE, TRAINED_MAX_BYTES
 from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped, unless_stopped
+from shared.runtime.logs import Log
 from shared.transport.base import NotConnected, TransportError
 
 _POLL_S = (0.005, 0.01, 0.02, 0.05)
@@ -84,6 +85,7 @@ class _Training:
     ) -> None:
         self._config, self._context, self._torch = config, context, worker
         self._learner, self._gauges = learner, gauges
+        self._left_out = LeftOutNews(time.monotonic())
         self._log = context.log
         self._batches = BatchLog(context.node, config.node.id)
         self._checkpoints = CheckpointKeeper(config, context, learner, gauges, self._batches, worker)
@@ -252,8 +254,7 @@ class _Training:
         tell_of_trained(record.step, record.phase_seconds.total - record.phase_seconds.wait, self._learner.trained)
         self._trackers.offer(scalars(record), record.step)
         self._gauges.observe(record, self._context)
-        if record.skipped:
-            self._log.warning("groups_skipped", step=record.step, reasons=record.skipped, remedy=remedies(record.skipped))
+        _tell_left_out(self._left_out, record, self._log)
         self._log.info(
             "step",
             **batch_fields(batch),
@@ -275,3 +276,12 @@ class _Training:
         while not self._context.stopping.is_set():
             await unless_stopped(self._context.stopping, self._upkeep.run_when_finished())
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)
+
+
+def _tell_left_out(news: LeftOutNews, record: StepRecord, log: Log) -> None:
+    found = news.note(record.skipped, record.absurd_of, record.foreign_answers_of, time.monotonic())
+    if found is None:
+        return
+    unusual = {"absurd_ratio": found.absurd_ratio} if found.absurd_ratio else {}
+    say = log.info if found.usual else log.warning
+    say("groups_skipped", step=record.step, reasons=found.groups, in_steps=found.steps, **unusual, remedy=found.remedy)

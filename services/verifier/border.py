@@ -21,7 +21,7 @@ import msgspec
 
 from services.verifier.bans import Bans
 from services.verifier.border_rules import BorderRules, Problem
-from services.verifier.copies import CopyMemory, Print
+from services.verifier.copies import CopyMemory, Print, row_limit
 from services.verifier.refusals import BLAME, Refusal, Refused
 from services.verifier.replay import ReplayMemory
 from services.verifier.reputation import Reputation
@@ -219,7 +219,7 @@ class Border:
             detail = "the sender has sent this task before, with the same answers or twice"
             return self._refuse(Refusal.REPEATED, sender, key, candidate.group_id, detail, now_s)
         if found.kind == "row":
-            return Refused(Refusal.REPEATED, sender, "the sender has sent this row of a file before, the same or often")
+            return Refused(Refusal.REPEATED, sender, row_limit(same_answers=found.same_answers))
         detail = f"says what a group of {found.of or self._rules.node} said before"
         if not found.telling:
             return Refused(Refusal.COPIED, sender, detail)

@@ -67,6 +67,8 @@ class Likeness:
     kind: Literal["repeated", "row", "copied"]
     telling: bool
     of: str
+    same_answers: bool = False
+    """Of a row: whether its groups with these answers are what is too many."""
 
 
 @dataclass(slots=True, eq=False)
@@ -171,7 +173,7 @@ class CopyMemory:
         alike = sum(compare(new.made.texts, seen.made.texts) is not None for seen in sent)
         if alike < GROUPS_OF_A_TASK and len(sent) < GROUPS_OF_A_ROW:
             return None
-        return Likeness("row", False, new.public_key)
+        return Likeness("row", False, new.public_key, same_answers=alike >= GROUPS_OF_A_TASK)
 
     def remember(self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0) -> None:
         """Remember an accepted group or a local one."""
@@ -206,6 +208,15 @@ class CopyMemory:
         question = f"{task.ref.dataset}\x00{task.question}".encode("utf-8", "surrogatepass")
         item = f"{task.ref.seed + task.ref.index}\x00".encode()
         return self._printer.digest(item + question), self._printer.digest(question)
+
+
+def row_limit(*, same_answers: bool) -> str:
+    """What a refused group of a row of a file has exceeded, and what to do."""
+    count, which = (GROUPS_OF_A_TASK, " with these answers") if same_answers else (GROUPS_OF_A_ROW, "")
+    return (
+        f"{count} groups of this row of a file{which} were accepted from this sender within {REMEMBERED_S / 60:.0f} minutes, and "
+        "more are not taken. That is usual with a file of few rows, and no reason for a ban: more rows help"
+    )
 
 
 K = TypeVar("K")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Container, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -216,6 +217,8 @@ class BorderFigures:
         self._scoring.scored_foreign(dataset, result)
         self._accepted.inc()
         self._status.add(StatusFigure.ACCEPTED)
+        self._status.set(StatusFigure.TAKEN_AT, time.time())
+        self._status.set(StatusFigure.REFUSED_SINCE_TAKEN, 0)
 
     def read(self, result: str) -> None:
         """Record a read of the swarm's stream: ok, gap, timeout or error."""
@@ -231,6 +234,8 @@ class BorderFigures:
             self._senders.add(sender)
         self._by_sender.labels(sender).inc()
         self._status.add(StatusFigure.REFUSED)
+        self._status.add(StatusFigure.REFUSED_SINCE_TAKEN)
+        self._status.set(StatusFigure.REFUSED_AT, time.time())
         self._status.add(FigureFamily.REFUSED.of(refused.reason.value))
 
     def shared(self, seconds: float, size_bytes: int) -> None:

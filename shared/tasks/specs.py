@@ -12,8 +12,9 @@ from shared.setting_names import entry_lines, told
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item
 from shared.tasks.file_formats import FileSourceError, place_in
 from shared.tasks.file_mistakes import first_of
+from shared.tasks.file_questions import FileQuestions
 from shared.tasks.file_rows import held, hold
-from shared.tasks.file_source import with_row_name
+from shared.tasks.file_source import load_rows, with_row_name
 from shared.tasks.held_out import check_share, shares
 from shared.tasks.verifiers import DEFAULT_VERIFIER, Verifier, load_verifier
 
@@ -61,6 +62,24 @@ def source_problems(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequen
     """
     _, found = _checked(specs, held_out)
     return entry_lines((places[position] if places else position, str(error)) for position, error in found)
+
+
+def file_questions(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequence[int] = ()) -> list[FileQuestions]:
+    """The counts of each file among sources without problems; the arguments are those of
+    `source_problems`.
+    """
+    total = sum(spec.weight for spec in specs)
+    return [
+        FileQuestions(
+            place=places[position] if places else position,
+            path=spec.path,
+            questions=load_rows(spec).distinct_questions(),
+            held_out=share,
+            part=spec.weight / total,
+        )
+        for position, (spec, share) in enumerate(zip(specs, shares(specs, held_out), strict=True))
+        if spec.source == "file"
+    ]
 
 
 def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], list[tuple[int, Exception]]]:

@@ -260,7 +260,7 @@ def _task_problems(config: NodeConfig) -> Callable[[], list[str]]:
     derived = begin_deriving(config.tasks, config.eval.tasks, remedy)
 
     def wait() -> list[str]:
-        problems = derived()
+        problems = derived.problems()
         return [told(problems)] if problems else []
 
     return wait

@@ -22,6 +22,7 @@ from shared.setting_names import told
 from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.few_rows import soon_used_up
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
@@ -108,9 +109,9 @@ def up(
     os.environ.update(swarm_of_run(node_config, layout) | lines_for_people(node_config))
     if not verbose and "level" not in node_config.log.model_fields_set:
         os.environ["SWARM_LOG__LEVEL"] = "warning"
-    check_tasks = tasks_checked(node_config)
+    check_tasks = tasks_checked(node_config, alone=layout.nodes == 1 and not layout.nats_url)
     check_objective(node_config)
-    check_tasks()
+    warnings = [*ruinous_settings(node_config), *check_tasks()]
     ensure_toy_policy(node_config)
     folder = node_config.node.var_dir / "runs" / node_config.node.run
     with holding_run(folder):
@@ -118,7 +119,7 @@ def up(
         announce(node_config, layout)
         forget_end(folder)
         ran = Ran(node_config, layout)
-        for sentence in ruinous_settings(node_config):
+        for sentence in warnings:
             note(f"warning: {sentence}")
         outcome = run_lines(
             process_lines(layout),
@@ -133,17 +134,19 @@ def up(
     raise typer.Exit(outcome.code)
 
 
-def tasks_checked(config: NodeConfig) -> Callable[[], None]:
+def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]:
     """Begin to derive a task from each source, with a deadline and a memory limit, which the
     services do not have: they would refuse a wrong source half a minute later, and one that
-    demands too much would take this machine's memory. The returned function waits, and raises
-    CommandError if a source cannot be used.
+    demands too much would take this machine's memory. The returned function waits, raises
+    CommandError if a source cannot be used, and returns warnings. alone: whether no other node is
+    there.
     """
     derived = begin_deriving(config.tasks, config.eval.tasks, SMALLER)
 
-    def check() -> None:
-        if problems := derived():
+    def check() -> list[str]:
+        if problems := derived.problems():
             raise CommandError(f"{told(problems)}\nnothing was started", EXIT_CONFIG)
+        return [] if alone else soon_used_up(config, derived.files)
 
     return check
 

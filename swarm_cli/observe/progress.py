@@ -14,7 +14,7 @@ from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
 from shared.text import visible
 from swarm_cli.observe.evaluations import Evaluation
-from swarm_cli.observe.standing import absent, trouble
+from swarm_cli.observe.standing import absent, finished, none_taken, trouble
 from swarm_cli.observe.view import NodeView
 
 HEADER = (
@@ -104,7 +104,10 @@ def state(view: NodeView, now: float) -> str:
     if missing:
         return ", ".join(absent(view, now))
     still = trouble(view, now)
-    return ", ".join(still) if still else view.alive("trainer", now)[0].state
+    if still:
+        return ", ".join(still)
+    none = "" if finished(view) else none_taken(view, now)
+    return view.alive("trainer", now)[0].state + (f", {none}" if none else "")
 
 
 def steps_done(views: Sequence[NodeView], steps: int) -> bool:

@@ -21,6 +21,11 @@ QUIET_S = 5 * STATUS_INTERVAL_S
 START_AGAIN_S = 60.0
 """A restarted process imports and loads its model before it writes its first status."""
 
+NONE_TAKEN_S = 120.0
+FEW_REFUSED = 16
+"""Of a sender that makes a group in minutes, a few may be refused in succession."""
+STILL_SENT_S = 60.0
+
 _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
 """What each role produces, in the order in which a stalled role explains most."""
 
@@ -103,6 +108,25 @@ def trouble(view: NodeView, now: float) -> tuple[str, ...]:
     """What is wrong with a node that answers, in words."""
     still = standing(view, now)
     return (*([still.words] if still else []), *quiet(view, now))
+
+
+def takes_none_s(view: NodeView, now: float) -> float | None:
+    """Seconds since a node that used to accept foreign groups last accepted one, although others
+    still send some. None if it accepts them, has not since its verifiers started, or is sent none.
+    """
+    alive = [status.figures for status in view.alive("verifier", now)]
+    taken_at = max((figures.get(StatusFigure.TAKEN_AT, 0.0) for figures in alive), default=0.0)
+    refused_at = max((figures.get(StatusFigure.REFUSED_AT, 0.0) for figures in alive), default=0.0)
+    refused = sum(figures.get(StatusFigure.REFUSED_SINCE_TAKEN, 0.0) for figures in alive)
+    since_s = now - taken_at
+    is_sent_some = refused >= FEW_REFUSED and now - refused_at <= STILL_SENT_S
+    return since_s if taken_at and is_sent_some and since_s >= NONE_TAKEN_S else None
+
+
+def none_taken(view: NodeView, now: float) -> str:
+    """`takes_none_s` in words; empty if it is None."""
+    since_s = takes_none_s(view, now)
+    return "" if since_s is None else f"no foreign group taken for {duration(since_s)}"
 
 
 def duration(seconds: float) -> str:

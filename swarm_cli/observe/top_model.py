@@ -15,7 +15,7 @@ from shared.transport.base import StreamSpec
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.progress import StepRate, base_evaluation, newest_evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.observe.standing import finished, standing, trouble
+from swarm_cli.observe.standing import finished, standing, takes_none_s, trouble
 from swarm_cli.observe.view import NodeView
 
 PHASES = ("wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint")
@@ -112,6 +112,8 @@ class NodeModel:
     finished: bool = False
     ended: bool = False
     """Its processes ended in order, and none was started since."""
+    takes_none_s: float | None = None
+    """As `standing.takes_none_s`, of a node that is not finished."""
     held_on: tuple[str, ...] = ()
     """Other machines that hold the node's name."""
     elsewhere: bool = False
@@ -240,6 +242,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         stands_still=standing(view, now) is not None,
         finished=finished(view),
         ended=view.ended(now),
+        takes_none_s=None if finished(view) else takes_none_s(view, now),
         held_on=tuple(node.held_on(now)),
         elsewhere=node.elsewhere,
     )

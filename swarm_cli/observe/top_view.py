@@ -155,7 +155,11 @@ def _state(node: NodeModel) -> str:
         return "finished, ended" if node.finished else "ended"
     if node.elsewhere:
         return "elsewhere"
-    return node.trouble[0] if node.trouble else "finished" if node.finished else "ok"
+    if node.trouble:
+        return node.trouble[0]
+    if node.takes_none_s is not None:
+        return f"none taken {duration(node.takes_none_s)}"
+    return "finished" if node.finished else "ok"
 
 
 def _held_out(held_out: HeldOut) -> Text:
@@ -187,7 +191,11 @@ def _own_groups(node: NodeModel) -> Text:
 
 
 def _foreign_groups(node: NodeModel) -> Text:
-    text = Text(f"waiting {_number(node.intake)}  taken in {_number(node.taken)}  ")
+    """Of a node that takes none, what waits is left out: the line would be too long."""
+    if node.takes_none_s is None:
+        text = Text(f"waiting {_number(node.intake)}  taken in {_number(node.taken)}  ")
+    else:
+        text = Text(f"taken in {_number(node.taken)}, none for {duration(node.takes_none_s)}  ")
     refused = f"refused {_number(node.refused)}" + (f": {visible(node.top_reason, NAME_CHARACTERS)}" if node.top_reason else "")
     return text.append(refused, style="yellow" if node.refused else "")
 

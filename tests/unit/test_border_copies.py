@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 import string
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,12 +18,9 @@ from services.verifier.border import Border, Candidate, Refusal, Refused
 from services.verifier.copies import MAX_BYTES, MAX_GROUPS, REMEMBERED_S, CopyMemory
 from services.verifier.prints import normalised
 from services.verifier.senders import CAUGHT, CAUGHT_S, COPIERS
-from shared.config import TaskSpec
 from shared.contracts import subjects
-from shared.contracts.messages import Completion, RolloutGroup, Task, TaskRef
+from shared.contracts.messages import Completion, RolloutGroup
 from shared.identity.keys import SigningKey, new_seed
-from shared.tasks.derive import derive_task
-from shared.tasks.file_source import load_rows
 from shared.tasks.sandbox import JobResult
 from tests.unit.test_border import NOW_S, border, group, signed, taken_in, task
 
@@ -329,40 +325,6 @@ def test_long_text_is_a_copy_under_another_reference_of_the_question_too(tmp_pat
         assert isinstance(refused, Refused)
         assert refused.blamed is None
     take(gate, saying(long_texts(2), node="gamma", draw=4, task=task(seed=90)), COPIER)
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Callable[..., Task]:
-    """Tasks of a file that the node holds: `rows(seed, index)`."""
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(f'{{"question": "row {number}", "answer": "4"}}\n' for number in range(20)))
-    name = load_rows(TaskSpec(source="file", path=str(file))).name
-    return lambda seed, index=7: derive_task(TaskRef(dataset=name, seed=seed, index=index))
-
-
-def test_a_row_of_a_file_under_ever_other_seeds_is_taken_twice_with_the_same_answers_and_nobody_is_blamed(
-    tmp_path: Path, rows: Callable[..., Task]
-) -> None:
-    gate = border(tmp_path, accept="any")
-    verdicts = [show(gate, saying(SHORT, task=rows(seed)), COPIER, seed) for seed in range(2)]
-    assert [reason(verdict) for verdict in verdicts] == [None, None]
-    for seed in range(2):
-        take(gate, saying(SHORT, task=rows(seed)), COPIER)
-    again = [show(gate, saying(SHORT[::-1], task=rows(1000 + seed)), COPIER) for seed in range(40)]
-    assert {(reason(verdict), verdict.blamed) for verdict in again if isinstance(verdict, Refused)} == {(Refusal.REPEATED, None)}
-    assert len([verdict for verdict in again if isinstance(verdict, Refused)]) == 40
-    assert reason(show(gate, saying(SHORT, task=rows(3, 8)), COPIER)) is None, "another row"
-    assert reason(show(gate, saying(SHORT, node="gamma", task=rows(5)), VICTIM)) is None, "another sender with a settled policy"
-    later = NOW_S + REMEMBERED_S + 1
-    assert reason(show(gate, saying(SHORT, task=rows(6), created_at=later), COPIER, now_s=later)) is None, "an epoch later"
-
-
-def test_a_row_comes_in_sixteen_times_an_hour_from_one_sender_whatever_it_says(tmp_path: Path, rows: Callable[..., Task]) -> None:
-    gate = border(tmp_path, accept="any")
-    for seed in range(16):
-        take(gate, saying([f"<answer>{seed}{number}</answer>" for number in range(4)], task=rows(seed)), COPIER)
-    assert reason(show(gate, saying(["others"] * 4, task=rows(99)), COPIER)) is Refusal.REPEATED
-    assert reason(show(gate, saying(["others"] * 4, node="gamma", task=rows(99)), VICTIM)) is None
 
 
 def _scored(count: int) -> JobResult:

@@ -1,0 +1,84 @@
+"""A file whose rows are soon used up for sharing is warned of before a run begins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import NodeConfig, load_config
+from shared.tasks.file_questions import FileQuestions
+from swarm_cli.few_rows import soon_used_up
+from swarm_cli.local.up import tasks_checked
+from swarm_cli.tasks_apart import TasksApart
+
+ROOT = Path(__file__).parents[2]
+
+
+def configured(**sections: Any) -> NodeConfig:
+    return load_config(overrides={"tasks": [{"dataset": "gcd"}], **sections}, environment={})
+
+
+def rows(folder: Path, count: int, name: str = "mine.jsonl") -> str:
+    lines = [json.dumps({"question": f"What is {number} + 1?", "answer": str(number + 1)}) for number in range(count)]
+    (folder / name).write_text("\n".join(lines))
+    return str(folder / name)
+
+
+def test_the_warning_says_how_many_groups_are_taken_for_how_long_that_lasts_and_how_many_rows_are_enough() -> None:
+    (few,) = soon_used_up(configured(), [FileQuestions(0, "mine.jsonl", 60, 20, 1.0)])
+    for words in (
+        "[[tasks]] 1: mine.jsonl: few rows for sharing, 40 questions besides the 20 that evaluation takes",
+        "16 groups an hour from another node: 640 in all",
+        "has sent in 10m",
+        "refused as `repeated`",
+        "225 to train on last the hour",
+    ):
+        assert words in few, few
+
+
+def test_a_file_that_lasts_the_hour_is_not_warned_of_and_each_file_counts_by_its_part_of_the_draws() -> None:
+    assert soon_used_up(configured(), [FileQuestions(0, "mine.jsonl", 225, 0, 1.0)]) == []
+    assert len(soon_used_up(configured(), [FileQuestions(0, "mine.jsonl", 224, 0, 1.0)])) == 1
+    assert soon_used_up(configured(), [FileQuestions(0, "mine.jsonl", 60, 0, 0.25)]) == []
+    (second,) = soon_used_up(configured(), [FileQuestions(1, "few.jsonl", 8, 0, 0.5)])
+    assert second.startswith("[[tasks]] 2: few.jsonl: few rows for sharing, 8 questions.") and "113 to train on" in second
+
+
+def test_a_node_that_takes_no_foreign_groups_is_not_warned() -> None:
+    few = [FileQuestions(0, "mine.jsonl", 8, 4, 1.0)]
+    assert soon_used_up(configured(sampler={"external": 0}), few) == []
+
+
+def test_the_process_that_reads_the_files_counts_different_questions(tmp_path: Path) -> None:
+    path = rows(tmp_path, 20)
+    Path(path).write_text(Path(path).read_text() + '\n{"question": "What is 3 + 1?", "answer": "4"}\n')
+    tasks = configured(tasks=[{"dataset": "gcd", "weight": 3.0}, {"source": "file", "path": path}]).tasks
+    with TasksApart() as apart:
+        assert apart.problems(tasks, 8, "") == []
+        assert apart.files == [FileQuestions(1, path, 20, 2, 0.25)]
+        assert apart.problems(configured().tasks, 8, "") == [] and apart.files == []
+
+
+@pytest.mark.slow
+def test_the_start_of_several_nodes_warns_and_that_of_one_alone_does_not(tmp_path: Path) -> None:
+    config = configured(eval={"tasks": 4}, tasks=[{"source": "file", "path": rows(tmp_path, 8)}])
+    (warned,) = tasks_checked(config, alone=False)()
+    assert "64 in all" in warned and "in 1m" in warned
+    assert tasks_checked(config, alone=True)() == []
+
+
+@pytest.mark.slow
+def test_config_check_warns_of_a_file_of_few_rows(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text(f'[eval]\ntasks = 4\n[[tasks]]\nsource = "file"\npath = "{rows(tmp_path, 8)}"\n')
+    command = [sys.executable, "-m", "swarm_cli", "config", "check", "--config", str(tmp_path / "node.toml")]
+    environment = {**os.environ, "SWARM_MODEL__PATH": str(ROOT / "models" / "base")}
+    checked = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    said = " ".join((checked.stdout + checked.stderr).split())
+    assert checked.returncode == 0, said
+    assert "4 questions besides the 4 that evaluation takes" in said and "64 in all" in said, said
