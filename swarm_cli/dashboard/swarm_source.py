@@ -20,6 +20,7 @@ from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
+from swarm_cli.dashboard.away import name_logs
 from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.end_told import end_object, gone
 from swarm_cli.dashboard.group_page import group_object, step_object
@@ -138,6 +139,7 @@ class SwarmSource:
             self._records.scores,
             self._last_steps() if self._over else None,
         )
+        name_logs(state, self._config.node.var_dir, self._following.target)
         told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
         if self._following.target.ended is not None:
             told |= {"state": "ended", "ended": self._ended(copied=True)}

@@ -88,21 +88,43 @@ def _just_ended(status: ServiceStatus, now: float) -> bool:
 
 
 def quiet(view: NodeView, now: float) -> list[str]:
-    """Roles whose status is late but which do not count as gone yet, such as `trainer silent for
-    14s`.
+    """Roles whose status is late but which do not count as gone yet, such as `trainer not answering
+    for 14s`.
     """
-    found = []
-    for role in ROLES:
-        alive = view.alive(role, now)
-        if alive and (silent_s := now - alive[0].updated_at) > QUIET_S:
-            found.append(f"{role} silent for {duration(silent_s)}")
-    return found
+    return [f"{role} {_unanswered(status, now)}" for role, status in _late_with_word(view, now)]
+
+
+def late_with_word(view: NodeView, now: float) -> list[Role]:
+    """The roles that `quiet` is about."""
+    return [role for role, _ in _late_with_word(view, now)]
+
+
+def _late_with_word(view: NodeView, now: float) -> list[tuple[Role, ServiceStatus]]:
+    newest = [(role, alive[0]) for role in ROLES if (alive := view.alive(role, now))]
+    return [(role, status) for role, status in newest if now - status.updated_at > QUIET_S]
+
+
+def instead_of_state(view: NodeView, status: ServiceStatus, now: float) -> str:
+    """What is known of a process that its last reported state hides: that it does not answer, or
+    that it has nothing done for long while its node stands still. Empty if that state holds.
+    """
+    if now - status.updated_at > QUIET_S:
+        return _unanswered(status, now)
+    if standing(view, now) is not None and (late := _late(status, now)) is not None:
+        return f"no {_WORK[late.role]} for {duration(late.for_s)}"
+    return ""
+
+
+def _unanswered(status: ServiceStatus, now: float) -> str:
+    return f"not answering for {duration(now - status.updated_at)}"
 
 
 def trouble(view: NodeView, now: float) -> tuple[str, ...]:
-    """What is wrong with a node that answers, in words."""
+    """What is wrong with a node that answers, in words: a process that does not answer first,
+    because the others may stand still for it.
+    """
     still = standing(view, now)
-    return (*([still.words] if still else []), *quiet(view, now))
+    return (*quiet(view, now), *([still.words] if still else []))
 
 
 def duration(seconds: float) -> str:
