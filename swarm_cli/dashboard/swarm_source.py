@@ -130,6 +130,7 @@ class SwarmSource:
         return self._records.taken if self._over else {}
 
     def _show(self, snapshot: SwarmSnapshot) -> None:
+        """Make the first view of `snapshot`, so that no request waits for it."""
         self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.in_directory)
         state = swarm_object(
             snapshot,

@@ -21,6 +21,9 @@ QUIET_S = 5 * STATUS_INTERVAL_S
 START_AGAIN_S = 60.0
 """A restarted process imports and loads its model before it writes its first status."""
 
+_WAITING = ("waiting", "held back")
+"""How the state of a process begins that says that it does no work now."""
+
 _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
 """What each role produces, in the order in which a stalled role explains most."""
 
@@ -111,7 +114,9 @@ def instead_of_state(view: NodeView, status: ServiceStatus, now: float) -> str:
     if now - status.updated_at > QUIET_S:
         return _unanswered(status, now)
     if standing(view, now) is not None and (late := _late(status, now)) is not None:
-        return f"no {_WORK[late.role]} for {duration(late.for_s)}"
+        words = f"no {_WORK[late.role]} for {duration(late.for_s)}"
+        # What it waits for is the trail to the cause.
+        return f"{status.state}, {words}" if status.state.startswith(_WAITING) else words
     return ""
 
 

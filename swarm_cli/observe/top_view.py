@@ -237,7 +237,7 @@ def _process(role: str, replicas: Sequence[ProcessLine]) -> Text:
         return Text(f"{role} not answering for {duration(first.silent_s)}", style="bold red")
     count = f" x{len(replicas)}" if len(replicas) > 1 else ""
     if first.instead:
-        return Text(f"{role}{count} {first.instead}", style="yellow")
+        return Text(f"{role}{count} {visible(first.instead, 2 * NAME_CHARACTERS)}", style="yellow")
     return Text.assemble((f"{role}{count}", "green"), f" {visible(first.state, NAME_CHARACTERS)}, up {duration(first.age_s)}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -186,6 +187,8 @@ def test_what_a_process_said_last_is_not_shown_beside_what_is_known_since() -> N
     stuck = drawn(model(view(trainer=status("trainer", worked_s=140.0), generator=status("generator", worked_s=90.0))))
     assert "trainer no step for 2m" in stuck and "trainer training" not in stuck
     assert "generator no group for 1m" in stuck and "generator training" not in stuck
+    waits = msgspec.structs.replace(status("sampler", worked_s=140.0), state="waiting for local")
+    assert "sampler waiting for local, no batch for 2m" in drawn(model(view(sampler=waits)))
     silent = view(verifier=status("verifier", age_s=25.0, worked_s=25.0), trainer=status("trainer", worked_s=35.0))
     assert "verifier not answering for 25s" in drawn(model(silent)) and "verifier training" not in drawn(model(silent))
     assert model(silent).nodes[0].trouble[0] == "verifier not answering for 25s", "the cause before what follows from it"

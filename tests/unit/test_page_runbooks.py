@@ -30,3 +30,13 @@ def test_a_card_leads_to_the_panels_that_are_on_this_page() -> None:
     shown = [DASHBOARDS[name].uid for name in SHOWN]
     assert all(uid in (PAGE / "swarm.js").read_text() for uid in shown)
     assert "swarm-nats" not in (PAGE / "swarm.js").read_text() and "swarm-nats" not in shown
+
+
+def test_the_runbook_of_a_node_that_stands_still_tells_each_cause_by_words_that_are_shown() -> None:
+    here = json.loads(runbook("SwarmTrainerStalled")[1])["text"].split("## On one machine")[1]
+    shown = "".join((PAGE.parents[1] / "observe" / f"{name}.py").read_text() for name in ("standing", "status", "top_view"))
+    for words in ("not answering for ", "no word from ", "never seen", "ended "):
+        assert words.strip() in here and words in shown, words
+    assert "The server does not answer" in here and "The server does not answer" in (PAGE / "swarm.js").read_text()
+    for remedy in ("swarm restart NODE-ROLE --now", "swarm restart nats", "SwarmNoRolloutsIngested", "var/runs/RUN/NODE/ROLE.log"):
+        assert remedy in here, remedy
