@@ -37,6 +37,7 @@ DEAREST = (
     "tests/k8s/test_run_overlay.py",
     "tests/e2e/test_secured_swarm.py",
     "tests/integration/test_verifier_service.py",
+    "tests/integration/test_page_alerts.py",
     "tests/integration/test_wheel.py",
     "tests/integration/test_join_hub.py",
     "tests/integration/test_dashboard.py",

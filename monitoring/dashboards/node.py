@@ -42,7 +42,7 @@ _NOW = Row(
             f"max by (node) (node:swarm_held_out_pass_ratio:latest{{{NODE}}})",
         ),
         _stat(
-            "Steps",
+            "Steps, 5 min",
             "Trainer steps per minute, over five minutes.",
             "suffix: /min",
             f"60 * max by (node) (node:swarm_trainer_steps:rate5m{{{NODE}}})",

@@ -10,8 +10,9 @@ PER_MINUTE = "suffix: /min"
 
 _GLANCE = Panel(
     title="Nodes at a glance",
-    description="One line per node. Gain is the held-out pass rate minus that of the base policy on the same tasks. Rates are "
-    "over five minutes, the reward over fifteen. If a node is missing, none of its processes is being scraped.",
+    description="One line per node. Gain is the held-out pass rate minus that of the base policy on the same tasks. A "
+    "column named with a time is over that time; the curves below are over others. If a node is missing, none of its processes is "
+    "being scraped.",
     unit="short",
     kind=PanelKind.TABLE,
     width=24,
@@ -21,11 +22,11 @@ _GLANCE = Panel(
         series(f'max by (node) (swarm_policy_version{{{ALL}, role="trainer"}})', "policy version"),
         series(f"max by (node) (node:swarm_held_out_pass_ratio:latest{{{ALL}}})", "held-out pass rate", "percentunit"),
         series(f"max by (node) (node:swarm_held_out_gain:latest{{{ALL}}})", "gain over base", "percentunit"),
-        series(f'max by (node) (node:swarm_reward:mean15m{{{ALL}, origin="local"}})', "local reward", "percentunit"),
-        series(f"60 * max by (node) (node:swarm_trainer_steps:rate5m{{{ALL}}})", "steps", PER_MINUTE),
-        series(f"max by (node) (node:swarm_rollouts_shared:rate5m{{{ALL}}})", "groups shared", PER_SECOND),
-        series(f"max by (node) (node:swarm_ingest_accepted:rate5m{{{ALL}}})", "groups accepted", PER_SECOND),
-        series(f"max by (node) (node:swarm_ingest_rejected:ratio15m{{{ALL}}})", "share refused", "percentunit"),
+        series(f'max by (node) (node:swarm_reward:mean15m{{{ALL}, origin="local"}})', "local reward, 15 min", "percentunit"),
+        series(f"60 * max by (node) (node:swarm_trainer_steps:rate5m{{{ALL}}})", "steps, 5 min", PER_MINUTE),
+        series(f"max by (node) (node:swarm_rollouts_shared:rate5m{{{ALL}}})", "groups shared, 5 min", PER_SECOND),
+        series(f"max by (node) (node:swarm_ingest_accepted:rate5m{{{ALL}}})", "groups accepted, 5 min", PER_SECOND),
+        series(f"max by (node) (node:swarm_ingest_rejected:ratio15m{{{ALL}}})", "share refused, 15 min", "percentunit"),
     ),
 )
 
@@ -90,7 +91,8 @@ _PACE = Row(
     panels=(
         Panel(
             title="Trainer steps",
-            description="Trainer steps per minute. Alert SwarmTrainerStalled fires if there are none for too long.",
+            description="Trainer steps per minute. Each point is over a time that grows with the range shown, not over the "
+            "table's five minutes. Alert SwarmTrainerStalled fires if there are none for too long.",
             unit=PER_MINUTE,
             minimum=0,
             width=6,

@@ -76,6 +76,7 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
     def stop_child(*_: object) -> None:
         if child is not None and child.poll() is None:
             child.send_signal(signal.SIGTERM)
+            child.send_signal(signal.SIGCONT)  # one that is stopped (SIGSTOP, Ctrl-Z) would never obey
 
     signal.signal(signal.SIGALRM, stop_child)
     signal.signal(signal.SIGTERM, pass_on)

@@ -24,6 +24,7 @@ from typing import Any
 
 from monitoring.panels import Dashboard
 from swarm_cli.dashboard.prometheus import PREFIX
+from swarm_cli.dashboard.runbooks import runbook
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -31,6 +32,7 @@ FILES = {
     "/swarm.js": ("swarm.js", "text/javascript; charset=utf-8"),
     "/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
     "/group.js": ("group.js", "text/javascript; charset=utf-8"),
+    "/runbook.js": ("runbook.js", "text/javascript; charset=utf-8"),
     "/swarm.css": ("swarm.css", "text/css; charset=utf-8"),
     "/panels": ("panels.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -160,6 +162,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, "application/json", self.panels_json)
         elif path == "/expected.json":
             self._answer(200, "application/json", self.expected.body)
+        elif path == "/runbook.json":
+            status, told_of = runbook(_fields(query).get("name", ""))
+            self._answer(status, "application/json", told_of)
         elif path == NATS_FIGURES:
             self._answer(200, "text/plain; version=0.0.4; charset=utf-8", self.nats().encode())
         elif path in PASSED_ON:

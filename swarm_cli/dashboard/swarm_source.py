@@ -20,6 +20,7 @@ from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
+from swarm_cli.dashboard.away import name_logs
 from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.end_told import end_object, gone
 from swarm_cli.dashboard.group_page import group_object, step_object
@@ -129,6 +130,7 @@ class SwarmSource:
         return self._records.taken if self._over else {}
 
     def _show(self, snapshot: SwarmSnapshot) -> None:
+        """Make the first view of `snapshot`, so that no request waits for it."""
         self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.in_directory)
         state = swarm_object(
             snapshot,
@@ -138,6 +140,7 @@ class SwarmSource:
             self._records.scores,
             self._last_steps() if self._over else None,
         )
+        name_logs(state, self._config.node.var_dir, self._following.target)
         told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
         if self._following.target.ended is not None:
             told |= {"state": "ended", "ended": self._ended(copied=True)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from shared.contracts.control import EvalReport
 from shared.identity.statements import Heard
-from shared.roles import ROLES
+from shared.roles import ROLES, Role
 from shared.runtime.status import STOPPED
 from shared.text import visible
 from swarm_cli.dashboard.group_page import cut
@@ -21,7 +21,7 @@ from swarm_cli.dashboard.trained_groups import TrainedGroups
 from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.standing import ended_a_moment_ago
+from swarm_cli.observe.standing import ended_a_moment_ago, late_with_word, trouble
 
 NODES_SENT = 200
 ROWS_SENT = 200
@@ -126,6 +126,8 @@ def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
         "node": visible(node.node, 40),
         "kind": kind,
         "words": visible(_words(node, kind, now), 80),
+        "trouble": _trouble(node, kind, now),
+        "away": [{"process": visible(f"{node.node}-{role}", 50), "log": ""} for role in away(node, kind, now)],
         "step": node.view.step,
         "version": node.view.version or (entry.said.policy_version if entry else 0),
         "model": visible(entry.said.model.name, 60) if entry else "",
@@ -136,6 +138,22 @@ def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
         "key": visible(entry.said.public_key, 12) if entry else "",
         "heard_s": round(max(0.0, now - entry.said.updated_at)) if entry else None,
     }
+
+
+def away(node: NodeSnapshot, kind: str, now: float) -> list[Role]:
+    """The roles that do not answer: gone, or late with their word."""
+    if kind == "silent":
+        return [role for role in ROLES if not node.view.alive(role, now)]
+    return late_with_word(node.view, now) if kind == "running" else []
+
+
+def _trouble(node: NodeSnapshot, kind: str, now: float) -> str:
+    """`unanswered`: a running node's process is late with its word; `still`: its work does not go
+    on; empty: neither.
+    """
+    if kind != "running" or not trouble(node.view, now):
+        return ""
+    return "unanswered" if late_with_word(node.view, now) else "still"
 
 
 def _words(node: NodeSnapshot, kind: str, now: float) -> str:

@@ -34,9 +34,13 @@ class Asked:
                 if question.get("now"):
                     self._supervisor.hurry()
                 return {"processes": self._supervisor.states}
+            case "states":
+                return {"processes": self._supervisor.states, "grace_s": self._supervisor.grace_s}
             case "restart":
                 names = named(str(question.get("service", "")), self._supervisor.states)
-                return {"said": [await self._supervisor.restart(name) for name in names]}
+                grace_s = question.get("grace_s")
+                grace_s = None if grace_s is None else max(0.0, float(grace_s))
+                return {"said": [await self._supervisor.restart(name, grace_s) for name in names]}
             case "add":
                 return {"said": await self._add(int(question.get("nodes", 1)))}
         raise CommandError("this `swarm up` runs another version of the software: end it and start it again")

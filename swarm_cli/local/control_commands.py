@@ -11,6 +11,7 @@ import typer
 
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.local.asked import named
 from swarm_cli.local.control import ask, running_run, wait_until_over
 from swarm_cli.made_elsewhere import refuse_what_leads_out
 from swarm_cli.observe.plot import VAR_DIR_VARIABLE
@@ -43,10 +44,30 @@ def down(
 def restart(
     service: Annotated[str, typer.Argument(help="Such as alpha-trainer or nats; or a role (trainer), for every node's.")],
     run: Run = "",
+    now: Annotated[bool, typer.Option("--now", help="Kill it at once, without letting it write its state.")] = False,
+    grace_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds that it may take to end before it is killed.  [default: swarm up's]", show_default=False),
+    ] = None,
     var_dir: VarDir = None,
 ) -> None:
-    """End a service of a running swarm and start it again, even if it was given up."""
-    answer = ask(running_run(run, var_dir), {"do": "restart", "service": service}, _PATIENCE_S)
+    """End a service of a running swarm and start it again, even if it was given up, is stopped or
+    hangs.
+    """
+    folder = running_run(run, var_dir)
+    told = ask(folder, {"do": "states"})
+    allowed_s = 0.0 if now else float(told["grace_s"]) if grace_s is None else grace_s
+    running = {
+        name: state for name in named(service, told["processes"]) if (state := told["processes"][name]).startswith("process ")
+    }
+    if running and allowed_s:
+        each = " each, one after the other" if len(running) > 1 else ""
+        note(
+            f"waiting for {', '.join(f'{name} ({state})' for name, state in running.items())} to save its state and end, "
+            f"at most {allowed_s:g} s{each}; `swarm restart {service} --now` in another terminal kills it"
+        )
+    deadline_s = _PATIENCE_S + allowed_s * len(running)
+    answer = ask(folder, {"do": "restart", "service": service, "grace_s": allowed_s}, deadline_s)
     for line in answer.get("said", []):
         note(line)
 

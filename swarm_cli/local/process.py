@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from shared.runtime.parent_death import ending_with_parent
 
@@ -76,16 +77,25 @@ class Process:
         return self._ended.result() if done else None
 
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send it a signal."""
+        """Send it a signal, and wake its group: a stopped process (SIGSTOP, Ctrl-Z) would never
+        obey.
+        """
         if self.running:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+                os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL to it and to all processes of its group."""
+        """Send SIGKILL to it, to all processes of its group, and to its children in other groups: a
+        lingering server that hangs would keep its port.
+        """
         if self.running or self.left_behind:
+            children = _children(self.pid)
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
+            for pid in children:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _read(self) -> None:
         """Pass on the lines it has written; at the end of the output, stop watching the pipe."""
@@ -128,3 +138,12 @@ class Process:
             if line:
                 self._said(line.decode(errors="replace"))
         self._rest = b""
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that a running process started; empty on systems other than Linux."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(word) for word in file.read_text().split()]
+    return found

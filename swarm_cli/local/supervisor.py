@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from shared.cancelling import cancel_and_wait
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.supervise import BACKOFF_S
+from swarm_cli.local.endings import Endings
 from swarm_cli.local.orphans import reaping_orphans
 from swarm_cli.local.output import SYSTEM, Output
 from swarm_cli.local.process import WAITED_FOR, Process
@@ -23,9 +24,6 @@ from swarm_cli.local.rules import SERVER, EndRun, RunRules, StartAgain
 
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
-_KILLED_S = 10.0
-"""How long a killed process may take to disappear: it may be waiting in the kernel for a slow disk.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Supervisor:
         self._running: dict[str, Process] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._hurry = asyncio.Event()
+        self._endings = Endings(self._say)
         self._changing = asyncio.Lock()
         for name in lines:
             output.expect(name)
@@ -79,27 +77,39 @@ class Supervisor:
 
     def hurry(self) -> None:
         """Kill the processes that have not ended yet, without waiting out the grace period."""
-        self._hurry.set()
+        self._endings.hurry_all("you asked a second time")
 
     @property
     def states(self) -> dict[str, str]:
         """The state of each process, in a few words."""
         return {name: self._state(name) for name in self._lines}
 
-    async def restart(self, name: str) -> str:
-        """End one process, within the grace period, and start it again; returns a line about it.
+    @property
+    def grace_s(self) -> float:
+        """Seconds that a process may take to end, once asked, before it is killed."""
+        return self._grace_s
+
+    async def restart(self, name: str, grace_s: float | None = None) -> str:
+        """End one process, within `grace_s` (None: the run's; 0: kill it), and start it again;
+        returns a line about it. If it is being restarted already, 0 ends that wait.
 
         Raises:
             KeyError: there is no such process.
         """
+        if grace_s == 0 and self._endings.hurry(name):
+            async with self._changing:
+                return f"{name}: {self._state(name)}"
         async with self._changing:
-            return await self._restart(name, self._lines[name])
+            return await self._restart(name, self._lines[name], grace_s)
 
-    async def _restart(self, name: str, command: str) -> str:
+    async def _restart(self, name: str, command: str, grace_s: float | None = None) -> str:
         before = self._running.get(name)
         await self._stop_watching(name)
         if before is not None and before.running:
-            await self._end_one(before, signal.SIGINT if name == SERVER else signal.SIGTERM)
+            grace_s = self._grace_s if grace_s is None else grace_s
+            within = f"asked to end within {grace_s:g} s" if grace_s else "killed"
+            self._say(f"{name} (process {before.pid}) is to start again: it is {within}")
+            await self._endings.end(before, signal.SIGINT if name == SERVER else signal.SIGTERM, grace_s)
         if self._over.done():
             return f"{name}: the run is ending"
         self._rules.started_again(name)
@@ -128,7 +138,8 @@ class Supervisor:
     def _state(self, name: str) -> str:
         process = self._running.get(name)
         if process is not None and process.running:
-            return f"process {process.pid}"
+            ending = self._endings.grace_s(name)
+            return f"process {process.pid}" + ("" if ending is None else f", ending (killed after {ending:g} s)")
         return "given up" if name in self._rules.given_up else "about to start again"
 
     def _start(self, name: str) -> None:
@@ -190,25 +201,10 @@ class Supervisor:
         service that is ending still needs its answers.
         """
         others = [process for name, process in self._running.items() if name != SERVER]
-        await asyncio.gather(*(self._end_one(process) for process in others))
+        await asyncio.gather(*(self._endings.end(process, signal.SIGTERM, self._grace_s) for process in others))
         if SERVER in self._running:
-            await self._end_one(self._running[SERVER], signal.SIGINT, min(self._grace_s, SERVER_GRACE_S))
+            await self._endings.end(self._running[SERVER], signal.SIGINT, min(self._grace_s, SERVER_GRACE_S))
         await cancel_and_wait(*self._watches.values())
-
-    async def _end_one(self, process: Process, number: signal.Signals = signal.SIGTERM, grace_s: float | None = None) -> None:
-        """Ask a process to end. Kill it after the grace period, or as soon as `hurry` is called."""
-        grace_s = self._grace_s if grace_s is None else grace_s
-        process.ask_to_end(number)
-        ended = asyncio.ensure_future(process.wait())
-        hurried = asyncio.ensure_future(self._hurry.wait())
-        await asyncio.wait({ended, hurried}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
-        await cancel_and_wait(ended, hurried)
-        if process.running:
-            why = "you asked a second time" if self._hurry.is_set() else f"it did not end within {grace_s:g} s"
-            self._say(f"{process.name} is killed: {why}")
-            process.kill()
-            if await process.wait(_KILLED_S) is None:
-                self._say(f"{process.name} (process {process.pid}) does not end even when killed: it is left running")
 
     def _obey_signals(self) -> None:
         """SIGINT and SIGTERM end the run; a second one kills its processes. Closing the terminal

@@ -25,6 +25,8 @@ NONE_TAKEN_S = 120.0
 FEW_REFUSED = 16
 """Of a sender that makes a group in minutes, a few may be refused in succession."""
 STILL_SENT_S = 60.0
+_WAITING = ("waiting", "held back")
+"""How the state of a process begins that says that it does no work now."""
 
 _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
 """What each role produces, in the order in which a stalled role explains most."""
@@ -93,21 +95,45 @@ def _just_ended(status: ServiceStatus, now: float) -> bool:
 
 
 def quiet(view: NodeView, now: float) -> list[str]:
-    """Roles whose status is late but which do not count as gone yet, such as `trainer silent for
-    14s`.
+    """Roles whose status is late but which do not count as gone yet, such as `trainer not answering
+    for 14s`.
     """
-    found = []
-    for role in ROLES:
-        alive = view.alive(role, now)
-        if alive and (silent_s := now - alive[0].updated_at) > QUIET_S:
-            found.append(f"{role} silent for {duration(silent_s)}")
-    return found
+    return [f"{role} {_unanswered(status, now)}" for role, status in _late_with_word(view, now)]
+
+
+def late_with_word(view: NodeView, now: float) -> list[Role]:
+    """The roles that `quiet` is about."""
+    return [role for role, _ in _late_with_word(view, now)]
+
+
+def _late_with_word(view: NodeView, now: float) -> list[tuple[Role, ServiceStatus]]:
+    newest = [(role, alive[0]) for role in ROLES if (alive := view.alive(role, now))]
+    return [(role, status) for role, status in newest if now - status.updated_at > QUIET_S]
+
+
+def instead_of_state(view: NodeView, status: ServiceStatus, now: float) -> str:
+    """What is known of a process that its last reported state hides: that it does not answer, or
+    that it has nothing done for long while its node stands still. Empty if that state holds.
+    """
+    if now - status.updated_at > QUIET_S:
+        return _unanswered(status, now)
+    if standing(view, now) is not None and (late := _late(status, now)) is not None:
+        words = f"no {_WORK[late.role]} for {duration(late.for_s)}"
+        # What it waits for is the trail to the cause.
+        return f"{status.state}, {words}" if status.state.startswith(_WAITING) else words
+    return ""
+
+
+def _unanswered(status: ServiceStatus, now: float) -> str:
+    return f"not answering for {duration(now - status.updated_at)}"
 
 
 def trouble(view: NodeView, now: float) -> tuple[str, ...]:
-    """What is wrong with a node that answers, in words."""
+    """What is wrong with a node that answers, in words: a process that does not answer first,
+    because the others may stand still for it.
+    """
     still = standing(view, now)
-    return (*([still.words] if still else []), *quiet(view, now))
+    return (*quiet(view, now), *([still.words] if still else []))
 
 
 def takes_none_s(view: NodeView, now: float) -> float | None:

@@ -44,7 +44,7 @@ from swarm_cli.observe.snapshot import (
     take_snapshot,
     with_reports,
 )
-from swarm_cli.observe.standing import absent, duration, finished, standing, trouble
+from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, trouble
 from swarm_cli.run_end import RunEnd, newest_ended
 from swarm_cli.running import goes_on
 
@@ -279,11 +279,10 @@ def _role_cell(node: NodeSnapshot, role: str, at: float) -> str:
         return "–"
     alive = node.view.alive(role, at)
     if alive:
-        still = standing(node.view, at)
-        state = still.words if still is not None and still.role == role else alive[0].state
+        state = instead_of_state(node.view, alive[0], at) or alive[0].state
         return state + (f" x{len(alive)}" if len(alive) > 1 else "")
     known = node.view.roles(role)
     if not known:
         return "never seen"
     ago = duration(at - known[0].updated_at)
-    return f"ended {ago} ago" if known[0].state == STOPPED else f"silent {ago}"
+    return f"ended {ago} ago" if known[0].state == STOPPED else f"not answering for {ago}"

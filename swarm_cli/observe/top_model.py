@@ -15,7 +15,7 @@ from shared.transport.base import StreamSpec
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.progress import StepRate, base_evaluation, newest_evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.observe.standing import finished, standing, takes_none_s, trouble
+from swarm_cli.observe.standing import finished, instead_of_state, standing, takes_none_s, trouble
 from swarm_cli.observe.view import NodeView
 
 PHASES = ("wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint")
@@ -50,6 +50,8 @@ class ProcessLine:
     age_s: float
     silent_s: float
     alive: bool
+    instead: str = ""
+    """What is known of it that `state` hides: it does not answer, or its work does not go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +274,9 @@ def process_lines(view: NodeView, now: float) -> list[ProcessLine]:
         alive = view.alive(role, now)
         for status in alive or view.roles(role)[:1]:
             silent_s = max(0.0, now - status.updated_at)
-            lines.append(
-                ProcessLine(role, status.replica, status.state, max(0.0, now - status.started_at), silent_s, status in alive)
-            )
+            instead = instead_of_state(view, status, now) if status in alive else ""
+            age_s = max(0.0, now - status.started_at)
+            lines.append(ProcessLine(role, status.replica, status.state, age_s, silent_s, status in alive, instead))
     return lines
 
 

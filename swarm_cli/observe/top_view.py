@@ -242,8 +242,10 @@ def _process(role: str, replicas: Sequence[ProcessLine]) -> Text:
     if not first.alive:
         if first.state == STOPPED:
             return Text(f"{role} ended {duration(first.silent_s)} ago", style="yellow")
-        return Text(f"{role} silent for {duration(first.silent_s)}", style="bold red")
+        return Text(f"{role} not answering for {duration(first.silent_s)}", style="bold red")
     count = f" x{len(replicas)}" if len(replicas) > 1 else ""
+    if first.instead:
+        return Text(f"{role}{count} {visible(first.instead, 2 * NAME_CHARACTERS)}", style="yellow")
     return Text.assemble((f"{role}{count}", "green"), f" {visible(first.state, NAME_CHARACTERS)}, up {duration(first.age_s)}")
 
 

@@ -110,7 +110,14 @@ class RunningMachine(Machine):
             self._up = subprocess.Popen(
                 up.split(), cwd=self.home, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
-        self.places |= {"RUN": RUN, "NODE": NODE, "NAME": "mallory", "MODEL": "models/base", "PORT": str(self.base_port + 3)}
+        self.places |= {
+            "RUN": RUN,
+            "NODE": NODE,
+            "ROLE": "sampler",
+            "NAME": "mallory",
+            "MODEL": "models/base",
+            "PORT": str(self.base_port + 3),
+        }
         self.places |= {"4222": str(self.nats_port), "9400": str(self.base_port + 3), "9498": str(free_port())}
 
     def until_it_trains(self) -> None:

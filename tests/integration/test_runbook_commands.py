@@ -76,6 +76,11 @@ SAID = {
     "swarm nats init --plane swarm": "all streams exist",
     "swarm nats report": "NODE_ALPHA_ROLLOUTS",
     "swarm plot RUN": ".png",
+    "swarm restart NODE-ROLE": f"{NODE}-",
+    "swarm restart NODE-ROLE --now": f"{NODE}-",
+    "swarm restart NODE-generator": f"{NODE}-generator: process ",
+    "swarm restart NODE-trainer": f"{NODE}-trainer: process ",
+    "swarm restart nats": "nats: process ",
     "swarm status": NODE,
     "swarm top": NODE,
 }
@@ -96,8 +101,8 @@ def commands() -> dict[str, list[str]]:
 
 
 def order(command: str) -> tuple[bool, str]:
-    """Processes are killed last."""
-    return command.startswith("kill "), command
+    """Processes are killed and started again last."""
+    return command.startswith(("kill ", "swarm restart ")), command
 
 
 FOR_A_MACHINE = sorted((each for each in commands() if each.split()[0] != CLUSTER), key=order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -95,7 +96,7 @@ def test_a_sampler_that_waits_for_a_silent_trainer_is_not_the_one_that_is_blamed
     said = console.export_text()
     assert "alpha: no word from trainer" in said and "no batch" not in said
     shown = model(gone)
-    assert border(shown) == RED and "no batch" not in drawn(shown) and "trainer silent for 4m" in drawn(shown)
+    assert border(shown) == RED and "no batch" not in drawn(shown) and "trainer not answering for 4m" in drawn(shown)
 
 
 def test_in_rows_the_last_column_says_it_too() -> None:
@@ -125,7 +126,7 @@ def test_a_first_step_is_waited_for_and_a_verifier_without_work_is_no_trouble() 
 
 def test_a_process_that_is_late_with_its_word_makes_its_node_yellow_before_it_counts_as_gone() -> None:
     late = model(view(trainer=status("trainer", age_s=14.0)))
-    assert border(late) == YELLOW and "trainer silent for 14s" in drawn(late)
+    assert border(late) == YELLOW and "trainer not answering for 14s" in drawn(late)
     assert border(model(view(trainer=status("trainer", age_s=40.0)))) == RED
 
 
@@ -180,3 +181,18 @@ def test_a_status_says_when_its_process_worked_last_and_a_figure_can_be_taken_ba
     board.set(StatusFigure.LOSS, 0.5)
     board.set(StatusFigure.LOSS, None)
     assert StatusFigure.LOSS not in board.snapshot().figures
+
+
+def test_what_a_process_said_last_is_not_shown_beside_what_is_known_since() -> None:
+    stuck = drawn(model(view(trainer=status("trainer", worked_s=140.0), generator=status("generator", worked_s=90.0))))
+    assert "trainer no step for 2m" in stuck and "trainer training" not in stuck
+    assert "generator no group for 1m" in stuck and "generator training" not in stuck
+    waits = msgspec.structs.replace(status("sampler", worked_s=140.0), state="waiting for local")
+    assert "sampler waiting for local, no batch for 2m" in drawn(model(view(sampler=waits)))
+    silent = view(verifier=status("verifier", age_s=25.0, worked_s=25.0), trainer=status("trainer", worked_s=35.0))
+    assert "verifier not answering for 25s" in drawn(model(silent)) and "verifier training" not in drawn(model(silent))
+    assert model(silent).nodes[0].trouble[0] == "verifier not answering for 25s", "the cause before what follows from it"
+    console = Console(width=200, file=io.StringIO(), record=True)
+    show(SwarmSnapshot(NOW, (NodeSnapshot(silent, (), True),), (), True), console)
+    cells = next(line for line in console.export_text().splitlines() if line.startswith("│ alpha"))
+    assert "not answering for 25s" in cells and "no step for 35s" in cells

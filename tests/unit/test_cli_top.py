@@ -144,7 +144,7 @@ def test_two_nodes_fit_a_small_terminal_and_many_become_rows() -> None:
 
 def test_a_silent_process_is_named_with_how_long_and_its_node_has_no_rate() -> None:
     text = shown(model(node(silent="trainer")))
-    assert "trainer silent for 50s" in text
+    assert "trainer not answering for 50s" in text
     assert "– steps/s" in text
     assert "sampler working, up 7m" in text
 

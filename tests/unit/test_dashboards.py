@@ -87,6 +87,13 @@ def test_counters_are_only_read_as_rates_and_gauges_never(dashboard: Dashboard) 
 
 
 @each_dashboard
+def test_a_figure_over_a_fixed_time_names_it_as_the_curves_beside_it_are_over_another(dashboard: Dashboard) -> None:
+    for panel, query in _queries(dashboard):
+        for minutes in re.findall(r":(?:rate|mean|ratio)(\d+)m\b", query.expr):
+            assert f"{minutes} min" in f"{panel.title} {query.legend}", f"{panel.title}: {query.expr}"
+
+
+@each_dashboard
 def test_a_legend_tells_the_series_of_a_panel_apart(dashboard: Dashboard) -> None:
     for panel, query in _queries(dashboard):
         assert query.legend, f"{panel.title}: no legend"

@@ -42,7 +42,8 @@ class PanelView {
     this.panel = panel;
     this.body = make("div", { class: "body" });
     this.legend = make("div", { class: "legend" });
-    const title = make("h3", { title: panel.description, textContent: panel.title });
+    this.window = make("small");
+    const title = make("h3", { title: panel.description }, `${panel.title} `, this.window);
     this.node = make("article", { class: "panel" }, title, this.body, this.legend);
     this.node.style.gridColumn = `span ${panel.width}`;
     this.node.style.height = `${panel.height * ROW_PX}px`;
@@ -54,6 +55,7 @@ class PanelView {
   async refresh(now) {
     if (!this.visible || this.drawn === round) return;
     this.drawn = round;
+    this.window.textContent = windowOf(this.panel, now.values);
     const mine = round;
     try {
       const draw = await { timeseries: this.timeseries, stat: this.stat, table: this.table }[this.panel.kind].call(this, now);
@@ -185,6 +187,11 @@ class PanelView {
   }
 }
 
+/** The time that a panel's values are the mean of, if it follows the chosen range: other panels, and tables with fixed times, may show another value. */
+function windowOf({ queries }, { __rate_interval: interval }) {
+  return queries.some(({ expr }) => expr.includes("$__rate_interval")) ? `over ${duration(parseInt(interval, 10))}` : "";
+}
+
 /** Open the groups of the step that the node was at, at the clicked time. */
 function toGroups(plot) {
   const at = plot.data[0][plot.cursor.idx];
@@ -245,7 +252,8 @@ function alertCard(same) {
   const name = make("b", { textContent: labels.alertname });
   const card = make("span", { class: `alert ${labels.severity || ""} ${how}`, title }, name, `${what}, ${how} for ${duration((Date.now() - since) / 1000)}`);
   const runbook = annotations.runbook_url || "";
-  if (/^https?:/.test(runbook)) card.append(" ", make("a", { href: runbook, textContent: "runbook", target: "_blank", rel: "noreferrer" }));
+  const [href, target] = /^https?:/.test(runbook) ? [runbook, "_blank"] : [`/#/runbook/${encodeURIComponent(labels.alertname)}`, ""];
+  if (runbook) card.append(" ", make("a", { href, textContent: "runbook", target, rel: "noreferrer" }));
   return card;
 }
 

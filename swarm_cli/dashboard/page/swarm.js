@@ -15,7 +15,12 @@ const STATES = {
   finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` continues a run, `swarm plot NAME` draws its curves."],
   stopped: ["■", "Stopped", "The nodes here were stopped before their last step. `swarm up --run NAME` continues the run."],
   ended: ["■", "The run has ended", ""],
-  failed: ["!", "A process does not answer", "It fell silent without ending in order. On one machine `swarm restart NODE-ROLE` starts it again (one that is stopped is killed after 180 s first), and its last words are in `NODE/ROLE.log` in the run's folder; in a cluster `kubectl logs` has them."],
+  failed: ["!", "A process does not answer", "It fell silent without ending in order."],
+};
+/** A swarm that runs with something wrong: by a node's `trouble`. */
+const TROUBLES = {
+  unanswered: ["△", "Running, but a process does not answer", "It may only be late, as on a busy machine. It counts as gone when nothing is heard of it for 30 s."],
+  still: ["△", "Running, but a node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
 const GOOD = { running: "good", finished: "good", lost: "bad", failed: "bad", starting: "warn", waiting: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };
@@ -32,20 +37,31 @@ function endOf({ run, words, seen, copied, follows, goes_on }) {
 
 function banner(told) {
   const ended = told.state === "ended" && told.ended;
-  const [sign, title, words] = ended ? [ended.in_order ? "■" : "!", ended.in_order ? "The run has ended" : "The run broke off", endOf(ended)] : STATES[told.state];
-  return el("div", { class: `banner ${ended ? (ended.in_order ? "good" : "bad") : GOOD[told.state] || ""}` },
+  const trouble = told.state === "running" && Object.keys(TROUBLES).find((each) => told.nodes.some((node) => node.trouble === each));
+  const [sign, title, words] = ended ? [ended.in_order ? "■" : "!", ended.in_order ? "The run has ended" : "The run broke off", endOf(ended)] : TROUBLES[trouble] || STATES[told.state];
+  const unwell = (node) => (told.state === "failed" ? node.kind === "silent" : trouble && node.trouble === trouble);
+  return el("div", { class: `banner ${ended ? (ended.in_order ? "good" : "bad") : trouble ? "warn" : GOOD[told.state] || ""}` },
     el("h1", {}, el("span", { "aria-hidden": "true", class: "sign", text: sign }), ` ${title}`),
     words ? el("p", {}, ...worded(words)) : null,
-    told.state === "failed" ? el("p", {}, ...silent(told.nodes)) : null,
+    told.state === "failed" || trouble ? el("p", {}, ...wrong(told.nodes.filter(unwell))) : null,
+    ...(told.state === "failed" ? remedies(told, told.nodes.filter(unwell).flatMap(({ away }) => away)) : []),
     el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
 }
 
-/** Which nodes have a silent process, and which process; at most three nodes. */
-function silent(nodes) {
-  const found = nodes.filter(({ kind }) => kind === "silent");
+/** What is wrong with which nodes; at most three of them. */
+function wrong(found) {
   const each = found.slice(0, 3).flatMap(({ node, words }) => ["; ", name(node), `: ${words}`]).slice(1);
   return [...each, found.length > 3 ? `; and ${many(found.length - 3, "more node")}` : ""];
+}
+
+/** How to start processes that are gone again and where their last words are: on this machine, in a cluster, or where neither is known. */
+function remedies({ cluster }, away) {
+  const here = away.filter(({ log }) => log), more = here.length > 3 ? el("p", { text: `And ${many(here.length - 3, "more process", "more processes")}.` }) : null;
+  if (here.length) return [...here.slice(0, 3).map(({ process, log }) => el("p", {}, ...worded(`\`swarm restart ${process}\` starts it again (with \`--now\` if it hangs); its last words are in \`${log}\`.`))), more];
+  const role = away[0] ? away[0].process.slice(away[0].process.lastIndexOf("-") + 1) : "ROLE", node = away[0] ? away[0].process.slice(0, -role.length - 1) : "NODE";
+  if (cluster) return [el("p", {}, ...worded(`Its last words: \`kubectl -n swarm logs -l app.kubernetes.io/component=${role},swarm-rl.dev/node=${node}\`.`))];
+  return [el("p", {}, ...worded(`On the machine where it runs, \`swarm restart ${node}-${role}\` starts it again, and its last words are in \`${node}/${role}.log\` in the run's folder.`))];
 }
 
 const STANDINGS = { signed: "✓ signed", unsigned: "? unsigned", "badly signed": "✗ badly signed", none: "○ no entry" };
@@ -133,7 +149,7 @@ function nodesSection(told) {
   const head = ["node", "does", "step", "version", "model", "tasks", "directory entry"];
   const lines = nodes.map((node) => stacked(head,
     el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
-    el("td", { class: `words ${node.kind === "silent" ? "bad" : ""}` }, KINDS[node.kind], node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words.replace(`${node.kind}: `, ""))) : null),
+    el("td", { class: `words ${node.kind === "silent" ? "bad" : node.trouble ? "warn" : ""}` }, node.trouble ? "△ " : KINDS[node.kind], node.trouble ? name(node.words) : node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words.replace(`${node.kind}: `, ""))) : null),
     el("td", { text: node.kind === "elsewhere" ? "–" : count(node.step) }), el("td", { text: count(node.version) }),
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
@@ -163,16 +179,36 @@ function select(id, options, value, change) {
 async function alertsSection(failed) {
   let words, watched = true, cards = [];
   try {
-    const [alerts, up] = await Promise.all([get("api/v1/alerts"), get("api/v1/query", { query: 'count(up{job="swarm"})' })]);
+    // One answer in five scrapes is enough: on a busy machine some are late.
+    const [alerts, up, expected] = await Promise.all([get("api/v1/alerts"), get("api/v1/query", { query: 'max_over_time(up{job="swarm"}[10s])' }), get("expected.json")]);
     const firing = alerts.data.alerts.filter(({ state, labels }) => state === "firing" && labels.severity !== "none");
-    const scraped = Number(up.data.result[0]?.value[1] || 0);
-    cards = firing.slice(0, 30).map(({ labels, annotations }) => el("li", { class: `card alert ${labels.severity === "critical" ? "bad" : "warn"}` }, el("b", {}, labels.severity === "critical" ? "! " : "△ ", name(labels.alertname)), " ", el("span", { text: labels.severity || "" }), labels.node ? el("span", {}, " of ", name(labels.node)) : null, el("p", { text: annotations.summary || "" })));
-    watched = firing.length || scraped;
-    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.` : scraped ? `No alert fires${failed ? " yet: each waits until its condition has lasted for a while" : ""}. ${many(scraped, "process", "processes")} watched.` : "No process is scraped yet, so no alert can fire.";
+    const scraped = up.data.result.length, [answer, missing] = answers(up.data.result, expected);
+    cards = firing.slice(0, 30).map(({ labels, annotations }) => el("li", { class: `card alert ${labels.severity === "critical" ? "bad" : "warn"}` }, el("b", {}, labels.severity === "critical" ? "! " : "△ ", name(labels.alertname)), " ", el("span", { text: labels.severity || "" }), labels.node ? el("span", {}, " of ", name(labels.node)) : null, el("p", { text: annotations.summary || "" }), el("p", { class: "facts" }, ...alertLinks(labels, annotations))));
+    watched = (firing.length || scraped) && !missing;
+    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}. ${answer}` : scraped ? `No alert fires${failed || missing ? " yet: each waits until its condition has lasted for a while" : ""}. ${answer}` : "No process is scraped yet, so no alert can fire.";
   } catch (problem) {
     words = `Alerts are not watched here: ${problem.message}. Everything else on this page comes from the nodes themselves.`;
   }
   return section("alerts", "Alerts", el("p", { class: watched ? null : "warn", text: words }), cards.length ? el("ul", { class: "cards" }, ...cards) : null);
+}
+
+/** How many of the processes that should run answer Prometheus, in words, and whether some do not. */
+function answers(scraped, expected) {
+  const title = ({ node, role }) => `${node} ${role}`, known = new Set(scraped.map(({ metric }) => title(metric)));
+  const missing = [...scraped.filter(({ value }) => value[1] !== "1").map(({ metric }) => title(metric)), ...expected.map(title).filter((each) => !known.has(each))];
+  const all = scraped.length + missing.filter((each) => !known.has(each)).length;
+  const not = missing.slice(0, 4).join(", ") + (missing.length > 4 ? ` and ${missing.length - 4} more` : "");
+  return [missing.length ? `${all - missing.length} of ${many(all, "process", "processes")} answer; not ${not}.` : all === 1 ? "Its process answers." : `All ${all} processes answer.`, missing.length > 0];
+}
+
+/** Where an alert leads: its runbook, its node and its panels. */
+function alertLinks(labels, { runbook_url, dashboard }) {
+  const elsewhere = /^https?:/.test(runbook_url || ""), panels = /^\/d\/(swarm-node|swarm-overview)\b/.exec(dashboard || "");
+  return [
+    runbook_url ? el("a", { href: elsewhere ? runbook_url : route("runbook", labels.alertname), target: elsewhere ? "_blank" : null, rel: "noreferrer", text: "Runbook" }) : null,
+    labels.node ? el("a", { href: route("node", labels.node) }, "Node ", name(labels.node)) : null,
+    panels ? el("a", { href: `panels#${new URLSearchParams({ dashboard: panels[1], node: labels.node || "" })}`, text: "Panels" }) : null,
+  ];
 }
 
 async function showNode(node, key) {
@@ -225,6 +261,7 @@ function view() {
   const [what, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   if (what === "node") return { build: () => showNode(rest[0] || "", rest[1] || "") };
   if (what === "step") return { build: () => showStep(rest[0] || "", Number(rest[1]) || 0) };
+  if (what === "runbook") return { build: () => showRunbook(rest[0] || "") };
   if (what === "at") return { build: () => showAt(rest[0] || "", Number(rest[1]) || 0) };
   if (what === "group") return { build: () => showGroup(rest[0] || "", Number(rest[1]) || 0, Number(rest[2]) || 0) };
   return { build: showSwarm, live: true };

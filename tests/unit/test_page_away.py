@@ -1,0 +1,74 @@
+"""What the page is told of a process that does not answer, before and after it counts as gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.contracts.control import ServiceStatus, TrainerPosition
+from shared.contracts.status_figures import StatusFigure
+from shared.roles import ROLES
+from swarm_cli.dashboard.away import IN_CLUSTER, name_logs
+from swarm_cli.dashboard.recent_groups import RecentGroups
+from swarm_cli.dashboard.swarm_state import swarm_object
+from swarm_cli.looking.target import Target
+from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.view import NodeView
+from swarm_cli.run_end import RunEnd
+
+NOW = 1_000_000.0
+
+
+def told(*, verifier_s: float, step_s: float = 1.0) -> dict[str, object]:
+    """What the page is told when the verifier's last word is so old, and the last step."""
+    statuses = tuple(
+        ServiceStatus(
+            node="alpha",
+            role=role,
+            replica="0",
+            pid=1,
+            host="h",
+            state="training",
+            started_at=NOW - 5000,
+            updated_at=NOW - (verifier_s if role == "verifier" else 1.0),
+            figures={StatusFigure.WORKED_AT: NOW - step_s, StatusFigure.WORK_EVERY_S: 1.0} if role == "trainer" else {},
+        )
+        for role in ROLES
+    )
+    view = NodeView("alpha", statuses, TrainerPosition(policy_version=3, consumed_local=3))
+    return swarm_object(SwarmSnapshot(NOW, (NodeSnapshot(view, (), True),), (), True), [], RecentGroups())
+
+
+def test_a_process_that_misses_reports_is_told_long_before_it_counts_as_gone() -> None:
+    well, late, gone = (told(verifier_s=age_s) for age_s in (8.0, 14.0, 31.0))
+    nodes = [each["nodes"][0] for each in (well, late, gone)]  # type: ignore[index]
+    assert [each["state"] for each in (well, late, gone)] == ["running", "running", "failed"]
+    assert [node["trouble"] for node in nodes] == ["", "unanswered", ""]
+    assert [[each["process"] for each in node["away"]] for node in nodes] == [[], ["alpha-verifier"], ["alpha-verifier"]]
+    assert nodes[1]["words"] == "verifier not answering for 14s"
+
+
+def test_a_node_that_answers_and_stands_still_is_told_from_one_that_does_not_answer() -> None:
+    (node,) = told(verifier_s=1.0, step_s=60.0)["nodes"]  # type: ignore[misc, attr-defined]
+    assert (node["trouble"], node["away"], node["words"]) == ("still", [], "no step for 1m (usually every 1s)")
+
+
+def test_the_log_of_a_process_is_named_where_the_run_is_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "var" / "runs" / "one" / "alpha" / "verifier.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+
+    def named(target: Target) -> tuple[str, bool]:
+        state = told(verifier_s=40.0)
+        name_logs(state, Path("var"), target)
+        return state["nodes"][0]["away"][0]["log"], bool(state["cluster"])  # type: ignore[index]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(IN_CLUSTER, raising=False)
+    here = Target("nats://127.0.0.1:4222", None, "one")
+    assert named(here) == ("var/runs/one/alpha/verifier.log", False)
+    assert named(Target(here.node_url, None)) == ("", False), "no run here uses this server"
+    assert named(Target(here.node_url, None, "one", RunEnd("stopped", NOW))) == ("", False)
+    monkeypatch.setenv(IN_CLUSTER, "10.0.0.1")
+    assert named(Target("nats://nats:4222", None)) == ("", True)

@@ -1,0 +1,42 @@
+"""The runbooks that the page serves for its alerts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from monitoring.dashboards import DASHBOARDS
+from monitoring.rules import alerts
+from swarm_cli.dashboard.command import SHOWN
+from swarm_cli.dashboard.runbooks import runbook
+from swarm_cli.dashboard.server import PAGE
+
+
+def test_every_alert_has_its_runbook_on_the_page() -> None:
+    for alert in alerts():
+        status, body = runbook(alert.name)
+        told = json.loads(body)
+        assert status == 200 and told["text"].startswith(f"# {alert.name}\n")
+
+
+def test_what_is_no_runbook_is_not_served_and_a_package_without_them_names_the_file(tmp_path: Path) -> None:
+    for name in ("../design", "", "README.md", "/etc/passwd"):
+        assert runbook(name)[0] == 404, name
+    status, body = runbook("NatsDown", tmp_path / "none")
+    assert status == 404 and "`docs/runbooks/NatsDown.md` in the source" in json.loads(body)["problem"]
+
+
+def test_a_card_leads_to_the_panels_that_are_on_this_page() -> None:
+    shown = [DASHBOARDS[name].uid for name in SHOWN]
+    assert all(uid in (PAGE / "swarm.js").read_text() for uid in shown)
+    assert "swarm-nats" not in (PAGE / "swarm.js").read_text() and "swarm-nats" not in shown
+
+
+def test_the_runbook_of_a_node_that_stands_still_tells_each_cause_by_words_that_are_shown() -> None:
+    here = json.loads(runbook("SwarmTrainerStalled")[1])["text"].split("## On one machine")[1]
+    shown = "".join((PAGE.parents[1] / "observe" / f"{name}.py").read_text() for name in ("standing", "status", "top_view"))
+    for words in ("not answering for ", "no word from ", "never seen", "ended "):
+        assert words.strip() in here and words in shown, words
+    assert "The server does not answer" in here and "The server does not answer" in (PAGE / "swarm.js").read_text()
+    for remedy in ("swarm restart NODE-ROLE --now", "swarm restart nats", "SwarmNoRolloutsIngested", "var/runs/RUN/NODE/ROLE.log"):
+        assert remedy in here, remedy
