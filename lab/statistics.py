@@ -173,8 +173,8 @@ class Ratio:
 
 
 def fieller_ratio(values: Sequence[float], baseline: Sequence[float]) -> Ratio | None:
-    """The ratio of two means over the same seeds, in the same order, with Fieller's interval (1954):
-    all ratios r for which Student's t finds no difference between `values` and r times
+    """The ratio of two means over the same seeds, in the same order, with Fieller's interval
+    (1954): all ratios r for which Student's t finds no difference between `values` and r times
     `baseline`.
 
     None with fewer than two seeds, or if `baseline` itself may be 0 or less: then no finite

@@ -1,5 +1,5 @@
-"""Numbers and bytes from texts, against the published test vector of SHA-256 (FIPS 180-4), as every node and
-restart must get the same.
+"""Numbers and bytes from texts, against the published test vector of SHA-256 (FIPS 180-4), as
+every node and restart must get the same.
 """
 
 from __future__ import annotations
