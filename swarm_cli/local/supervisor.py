@@ -19,7 +19,7 @@ from shared.runtime.supervise import BACKOFF_S
 from swarm_cli.local.orphans import reaping_orphans
 from swarm_cli.local.output import SYSTEM, Output
 from swarm_cli.local.process import WAITED_FOR, Process
-from swarm_cli.local.rules import SERVER, EndRun, RunRules, StartAgain
+from swarm_cli.local.rules import SERVER, EndRun, RunRules, Signals, StartAgain
 
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
@@ -55,6 +55,7 @@ class Supervisor:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()
+        self._signals = Signals()
         self._changing = asyncio.Lock()
         for name in lines:
             output.expect(name)
@@ -216,15 +217,17 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_by_signal, 128 + number)
+            loop.add_signal_handler(number, self._asked_by_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._hung_up)
 
-    def _asked_by_signal(self, code: int) -> None:
+    def _asked_by_signal(self, number: int) -> None:
+        if self._signals.is_echo(number, time.monotonic()):
+            return
         if self._over.done():
             self.hurry()
         else:
             self._say(f"ending every process, within {self._grace_s:g} s; Ctrl-C again kills them")
-            self.end(code)
+            self.end(128 + number)
 
     def _hung_up(self) -> None:
         self._output.detach()
