@@ -19,7 +19,7 @@ from shared.runtime.supervise import BACKOFF_S
 from swarm_cli.local.orphans import reaping_orphans
 from swarm_cli.local.output import SYSTEM, Output
 from swarm_cli.local.process import WAITED_FOR, Process
-from swarm_cli.local.rules import SERVER, EndRun, RunRules, Signals, StartAgain
+from swarm_cli.local.rules import SERVER, EndRun, RunRules, Signals, StartAgain, node_of
 
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
@@ -90,8 +90,7 @@ class Supervisor:
     async def restart(self, name: str) -> str:
         """End one process, within the grace period, and start it again; returns a line about it.
 
-        Raises:
-            KeyError: there is no such process.
+        Raises: KeyError: there is no such process.
         """
         async with self._changing:
             return await self._restart(name, self._lines[name])
@@ -114,6 +113,8 @@ class Supervisor:
         """
         said = []
         async with self._changing:
+            if not self._over.done() and (new := dict.fromkeys(node_of(name) for name in lines if name not in self._lines)):
+                self._say(f"added: {', '.join(new)}")
             for name, command in lines.items():
                 if self._lines.get(name) == command or self._over.done():
                     continue
