@@ -62,7 +62,8 @@ async def measure_policy_delta() -> Result:
             )
     return Result(
         row="policy-delta",
-        measured="seconds from `Publisher.publish` to the first token of the new policy (transformers engine), as a delta by nats://",
+        measured="seconds from `Publisher.publish` to the first token of the new policy (transformers engine), "
+        "as a delta by nats://",
         against="as a full copy by nats://",
         workload=f"a random policy of {size_mb:.0f} MB (bfloat16, shapes of SmolLM2-135M), the last bit of one weight in a hundred "
         f"flipped every turn, more than a step at learning rate 1e-6 changes; {pairs} pairs",

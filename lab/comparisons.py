@@ -36,8 +36,7 @@ def compare_arms(
         if arm == baseline or arm not in runs or baseline not in runs:
             continue
         questions = _by_question(runs[arm], runs[baseline], at_equal_completions)
-        whole = (_gains(runs[arm]), _gains(runs[baseline]))  # all that records without results by question have
-        gains = _matched_gains(runs[arm], runs[baseline]) if at_equal_completions else whole
+        gains = gains_of_two(runs[arm], runs[baseline], at_equal_completions=at_equal_completions)
         differences = paired_differences(*gains)
         if len(differences) < 2:
             continue
@@ -119,6 +118,15 @@ def _ratio_text(compared: Mapping[str, Any]) -> str:
         return f"{compared['ratio']:.2f} (too few seeds)"
     interval = compared["ratio_interval"]
     return f"{compared['ratio']:.2f}" + ("" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})")
+
+
+def gains_of_two(
+    arm: Mapping[int, Measures], baseline: Mapping[int, Measures], *, at_equal_completions: bool
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Cumulative gain, screened, by seed for two arms; records without results by question have it
+    too.
+    """
+    return _matched_gains(arm, baseline) if at_equal_completions else (_gains(arm), _gains(baseline))
 
 
 def _gains(by_seed: Mapping[int, Measures]) -> dict[int, float]:

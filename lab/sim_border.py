@@ -7,7 +7,6 @@ memory, and here this process sampled all the text itself.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from shared.contracts.codec import encode
 from shared.contracts.messages import RolloutGroup, ScoredGroup
 from shared.identity.keys import SigningKey
 from shared.model.tokenizer_hash import tokenizer_hash
+from shared.seeds import bytes_from
 from shared.tasks.sandbox.jobs import JobResult
 
 _SLICE_S = 1.0
@@ -71,8 +71,8 @@ def node_key(name: str, seed: int) -> SigningKey:
     """A key derived from the name and seed, always the same. For simulations only, because anyone
     can compute it.
     """
-    raw = hashlib.sha256(f"lab {name} {seed}".encode()).digest()
-    return SigningKey(bytes(nkeys.encode_seed(bytearray(raw), nkeys.PREFIX_BYTE_USER)))
+    raw = bytearray(bytes_from(f"lab {name} {seed}"))
+    return SigningKey(bytes(nkeys.encode_seed(raw, nkeys.PREFIX_BYTE_USER)))
 
 
 def swarm_message(group: RolloutGroup, key: SigningKey, config: NodeConfig) -> SwarmMessage:

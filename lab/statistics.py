@@ -163,6 +163,38 @@ def bootstrap_ratio(
     return float(low), float(high)
 
 
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio of two means and its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def fieller_ratio(values: Sequence[float], baseline: Sequence[float]) -> Ratio | None:
+    """The ratio of two means over the same seeds, in the same order, with Fieller's interval
+    (1954): all ratios r for which Student's t finds no difference between `values` and r times
+    `baseline`.
+
+    None with fewer than two seeds, or if `baseline` itself may be 0 or less: then no finite
+    interval holds the ratio.
+    """
+    seeds = len(values)
+    if seeds != len(baseline):
+        raise ValueError(f"{seeds} values and {len(baseline)} of the baseline: a ratio needs both for each seed")
+    if seeds < 2:
+        return None
+    above, below = math.fsum(values) / seeds, math.fsum(baseline) / seeds
+    covariance = np.cov(values, baseline) * t_quantile(seeds - 1) ** 2 / seeds
+    # (above - r below)² = t² (var above - 2 r cov + r² var below): a quadratic in r.
+    square, half, rest = below**2 - covariance[1, 1], above * below - covariance[0, 1], above**2 - covariance[0, 0]
+    if below <= 0.0 or square <= 0.0:
+        return None
+    root = math.sqrt(max(0.0, half**2 - square * rest))
+    return Ratio(above / below, float((half - root) / square), float((half + root) / square))
+
+
 def area_under(points: Sequence[tuple[float, float]]) -> float:
     """Integral of y over increasing x by the trapezoidal rule."""
     return math.fsum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in zip(points, points[1:], strict=False))

@@ -145,7 +145,7 @@ def _where_to_look(command: str, error: Exception) -> str:
     if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected):
         return ""
     from swarm_cli.chosen_config import load_chosen
-    from swarm_cli.local.elsewhere import running_elsewhere
+    from swarm_cli.elsewhere import running_elsewhere
     from swarm_cli.run_end import newest_ended
     from swarm_cli.running import ended_run
 

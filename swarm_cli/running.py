@@ -67,6 +67,16 @@ def holder(folder: Path) -> int | None:
     return None
 
 
+def running_since(folder: Path) -> float | None:
+    """The Unix time at which the process that runs the run in `folder` began; None if there is no
+    such process.
+    """
+    try:
+        return (folder / LOCK).stat().st_mtime if holder(folder) is not None else None
+    except OSError:  # it has ended meanwhile
+        return None
+
+
 def read_note(folder: Path) -> RunNote | None:
     """The run's note; None if there is none or another version wrote it, or if its addresses are
     none: they are printed in commands, and the note may be somebody else's.

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from shared.suggestion import did_you_mean
+from shared.suggestion import asked_for, closest
 
 OTHER_NAMES = {
     **dict.fromkeys(("group_size", "num_generations", "rollouts_per_prompt", "samples_per_prompt"), "generator.completions"),
@@ -25,8 +25,8 @@ OTHER_NAMES = {
     "model_name_or_path": "model.path",
     "eval_every": "eval.every_versions",
 }
-"""What other trainers call these settings. The names are too different for a spelling
-suggestion.
+"""What other trainers call these settings. The names are too different for a spelling suggestion,
+but may be misspelt themselves.
 """
 
 
@@ -34,17 +34,19 @@ def meant_key(location: Sequence[int | str], settings: type[BaseModel]) -> str:
     """A question to ask about the unknown key at `location`; empty if there is no good guess.
 
     Example: for `("trainer", "learing_rate")` it is `did you mean learning_rate?`; for `("trainer",
-    "top_p")`, a key of another section, `did you mean generator.top_p?`.
+    "top_p")`, a key of another section, `did you mean generator.top_p?`; for `("generator",
+    "groups_size")`, close to what others say, `did you mean generator.completions?`.
     """
     *path, key = location
     if usual := OTHER_NAMES.get(str(key)):
-        return f"did you mean {usual}?"
+        return asked_for([usual])
     section = _section(path, settings)
     name = str(key)
     elsewhere = [found for found in _keys(settings) if found.rpartition(".")[2] == name]
     if elsewhere:
-        return f"did you mean {' or '.join(sorted(elsewhere)[:3])}?"
-    return did_you_mean(name, section.model_fields if section else ())
+        return asked_for(sorted(elsewhere)[:3])
+    close = closest(name, [*(section.model_fields if section else ()), *OTHER_NAMES])
+    return asked_for(dict.fromkeys(OTHER_NAMES.get(each, each) for each in close))
 
 
 def _section(path: Sequence[int | str], settings: type[BaseModel]) -> type[BaseModel] | None:

@@ -41,11 +41,16 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU and float32 elsewhere."""
+def dtype_name(name: str, *, on_gpu: bool) -> str:
+    """`auto` is bfloat16 on a GPU and float32 elsewhere; others are themselves."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return DTYPES[name]
+        return "bfloat16" if on_gpu else "float32"
+    return name
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that `dtype_name` names for `device`."""
+    return DTYPES[dtype_name(name, on_gpu=device.type == "cuda")]
 
 
 def load_causal_lm(model: ModelSection, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

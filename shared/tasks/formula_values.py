@@ -8,13 +8,13 @@ value costs a bounded number of operations.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
+from shared.seeds import bytes_from
 from shared.tasks.formula_sizes import is_seen_as_a_whole
 
 POINTS = 8
@@ -115,7 +115,7 @@ def _points(names: list[str], seed: str) -> Iterator[dict[str, Fraction]]:
     for place in range(POINTS if names else 1):
         values = {}
         for name in names:
-            digest = hashlib.sha256(f"{place}:{name}:{seed}".encode()).digest()
+            digest = bytes_from(f"{place}:{name}:{seed}")
             word, divisor = int.from_bytes(digest[:6], "big"), int.from_bytes(digest[6:12], "big") | 2**47 | 1
             size = Fraction(1, 8) + Fraction(2 * word, divisor)
             values[name] = -size if place % 2 and digest[12] >> 7 else size

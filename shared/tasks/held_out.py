@@ -103,10 +103,16 @@ def check_share(spec: TaskSpec, count: int, unread: int = 0) -> None:
     """
     rows = held(spec.dataset)
     if rows is not None and 2 * count > (distinct := rows.distinct_questions() + unread):
+        questions = "one question" if distinct == 1 else f"{distinct} different questions"
+        held_out = f"{count} of them would" if count < distinct else "all would" if distinct > 1 else "it would"
+        left = max(0, distinct - count) or "none"
+        lower = "lower eval.tasks until at most half is held out"
+        if distinct == 1:
+            lower = "set eval.tasks = 0 to train without evaluating"
         raise TaskError(
             "task_config",
-            f"{spec.path}: it has {distinct} different questions, and {count} of them would be held out for evaluation, "
-            f"which leaves {max(0, distinct - count)} to train on: lower eval.tasks until at most half is held out, or add rows",
+            f"{spec.path}: it has {questions}, and {held_out} be held out for evaluation, which leaves {left} to train on: "
+            f"{lower}, or add rows",
         )
 
 

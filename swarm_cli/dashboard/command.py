@@ -66,7 +66,7 @@ def dashboard(
     program = installed_prometheus()
     node_config = load_chosen(config)
     wanted = {port: "the page"} | ({port + 1: "Prometheus"} if program else {})
-    check_ports(wanted, "stop those processes, or choose other ports (make dashboard DASHBOARD_FLAGS='--port 8500')")
+    check_ports(wanted, "stop those processes, or choose others with --port 8500 (make dashboard: DASHBOARD_FLAGS='--port 8500')")
     prometheus = None
     if program is None:
         note(INSTALL)

@@ -49,7 +49,8 @@ class Asked:
         wider = replace(self._layout, nodes=self._layout.nodes + nodes)
         if nodes < 1 or wider.nodes > MAX_NODES:
             raise CommandError(f"at most {MAX_NODES} nodes fit on one machine, and this swarm has {self._layout.nodes}: add fewer")
-        check_ports({port: what for port, what in wider.ports.items() if port not in self._layout.ports})
+        new = {port: what for port, what in wider.ports.items() if port not in self._layout.ports}
+        check_ports(new, "stop those processes: the ports of a run's nodes follow one another")
         self._layout = wider
         self._on_growth(wider)
         return await self._supervisor.change(process_lines(wider))

@@ -25,8 +25,8 @@ from typing import Any, TextIO
 from shared.os_words import in_words
 from shared.plain_files import NO_FILE, open_plain
 from shared.text import visible
+from swarm_cli.elsewhere import runs_of_this_user
 from swarm_cli.errors import CommandError
-from swarm_cli.local.elsewhere import runs_of_this_user
 from swarm_cli.local.handed_on import refuse_what_would_grow
 from swarm_cli.made_elsewhere import refuse_what_leads_out
 from swarm_cli.observe.plot import DEFAULT_VAR_DIR
@@ -86,7 +86,7 @@ def _locked(folder: Path) -> Iterator[TextIO]:
             if not _taken(file):
                 raise CommandError(
                     f"run {folder.name} is running already{_by(file)}: `swarm down {folder.name}` ends it, "
-                    f"`swarm add --run {folder.name}` adds a node to it; or choose another name with --run"
+                    f"`swarm add {folder.name}` adds a node to it; or choose another name with --run"
                 )
             try:
                 removed = not os.path.samestat((folder / LOCK).lstat(), os.fstat(file.fileno()))

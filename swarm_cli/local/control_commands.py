@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from swarm_cli.console import note
+from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import named
 from swarm_cli.local.control import ask, running_run, wait_until_over
 from swarm_cli.made_elsewhere import refuse_what_leads_out
-from swarm_cli.observe.plot import VAR_DIR_VARIABLE
 from swarm_cli.running import goes_on
 
 Run = Annotated[str, typer.Option(help="Name of the run.  [default: the running one]", show_default=False)]
@@ -73,14 +73,17 @@ def restart(
 
 
 def add(
+    run: Annotated[str, typer.Argument(help="Name of the run.  [default: the running one]", show_default=False)] = "",
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes to add.")] = 1,
-    run: Run = "",
+    run_option: Annotated[str, typer.Option("--run", help="The same as RUN.", show_default=False)] = "",
     var_dir: VarDir = None,
 ) -> None:
     """Add a node to a swarm running on this machine, with the swarm's configuration and the next
     free name.
     """
-    folder = running_run(run, var_dir)
+    if run and run_option and run != run_option:
+        raise CommandError(f"two runs are named, {run} and --run {run_option}: name one")
+    folder = running_run(run or run_option, var_dir)
     refuse_what_leads_out(folder)
     for line in ask(folder, {"do": "add", "nodes": nodes}, _PATIENCE_S).get("said", []):
         note(line)

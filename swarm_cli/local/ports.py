@@ -11,10 +11,8 @@ from typing import Any
 
 from swarm_cli.errors import CommandError
 
-_REMEDY = "stop those processes, or choose other ports (make run UP_FLAGS='--nats-port 4333 --base-port 9500')"
 
-
-def check_ports(wanted: Mapping[int, str], remedy: str = _REMEDY) -> None:
+def check_ports(wanted: Mapping[int, str], remedy: str) -> None:
     """Check that every port in `wanted` (port to purpose) can be listened on at 127.0.0.1.
 
     Raises:

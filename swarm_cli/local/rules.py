@@ -18,6 +18,10 @@ from dataclasses import dataclass, field
 from shared.runtime.supervise import BACKOFF_S, CRASH_WINDOW_S
 
 SERVER, VIEW = "nats", "progress"
+ECHO_S = 1.0
+"""Within this time, the same signal again is the same request: `timeout` sends its signal to its
+command and then to the whole process group, where the command meets it a second time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +83,18 @@ class RunRules:
         ends = [end for end in self._ends.get(process, []) if end > now_s - CRASH_WINDOW_S] + [now_s]
         self._ends[process] = ends
         return BACKOFF_S[min(len(ends), len(BACKOFF_S)) - 1]
+
+
+@dataclass(slots=True)
+class Signals:
+    """Tells a signal that asks again from one that only arrives twice."""
+
+    _asked: dict[int, float] = field(default_factory=dict)
+
+    def is_echo(self, number: int, now_s: float) -> bool:
+        """Whether signal `number` belongs to a request that is less than `ECHO_S` old."""
+        asked = self._asked.get(number)
+        if asked is not None and now_s - asked < ECHO_S:
+            return True
+        self._asked[number] = now_s
+        return False

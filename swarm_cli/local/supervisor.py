@@ -20,7 +20,7 @@ from swarm_cli.local.endings import Endings
 from swarm_cli.local.orphans import reaping_orphans
 from swarm_cli.local.output import SYSTEM, Output
 from swarm_cli.local.process import WAITED_FOR, Process
-from swarm_cli.local.rules import SERVER, EndRun, RunRules, StartAgain
+from swarm_cli.local.rules import SERVER, EndRun, RunRules, Signals, StartAgain, node_of
 
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
@@ -53,6 +53,7 @@ class Supervisor:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._endings = Endings(self._say)
+        self._signals = Signals()
         self._changing = asyncio.Lock()
         for name in lines:
             output.expect(name)
@@ -93,8 +94,7 @@ class Supervisor:
         """End one process, within `grace_s` (None: the run's; 0: kill it), and start it again;
         returns a line about it. If it is being restarted already, 0 ends that wait.
 
-        Raises:
-            KeyError: there is no such process.
+        Raises: KeyError: there is no such process.
         """
         if grace_s == 0 and self._endings.hurry(name):
             async with self._changing:
@@ -123,6 +123,8 @@ class Supervisor:
         """
         said = []
         async with self._changing:
+            if not self._over.done() and (new := dict.fromkeys(node_of(name) for name in lines if name not in self._lines)):
+                self._say(f"added: {', '.join(new)}")
             for name, command in lines.items():
                 if self._lines.get(name) == command or self._over.done():
                     continue
@@ -212,15 +214,17 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._asked_by_signal, 128 + number)
+            loop.add_signal_handler(number, self._asked_by_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._hung_up)
 
-    def _asked_by_signal(self, code: int) -> None:
+    def _asked_by_signal(self, number: int) -> None:
+        if self._signals.is_echo(number, time.monotonic()):
+            return
         if self._over.done():
             self.hurry()
         else:
             self._say(f"ending every process, within {self._grace_s:g} s; Ctrl-C again kills them")
-            self.end(code)
+            self.end(128 + number)
 
     def _hung_up(self) -> None:
         self._output.detach()

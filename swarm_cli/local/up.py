@@ -46,6 +46,10 @@ from swarm_cli.tasks_apart import SMALLER, begin_deriving
 from swarm_cli.up_options import Given
 
 _HIGHEST_PORT = 65_535
+_OTHER_PORTS = (
+    "stop those processes, or choose other ports with --nats-port 4333 --base-port 9500 "
+    "(make run: UP_FLAGS='--nats-port 4333 --base-port 9500')"
+)
 
 
 def up(
@@ -115,7 +119,7 @@ def up(
     ensure_toy_policy(node_config)
     folder = node_config.node.var_dir / "runs" / node_config.node.run
     with holding_run(folder):
-        check_ports(layout.ports)
+        check_ports(layout.ports, _OTHER_PORTS)
         announce(node_config, layout)
         forget_end(folder)
         ran = Ran(node_config, layout)

@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 import typer
 
 from shared.config import NodeConfig
+from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.console import note as tell
+from swarm_cli.elsewhere import no_run_here
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.store_copy import STORE, StartedMeanwhile, server_on_copy
 from swarm_cli.loopback import LOOPBACK
@@ -140,6 +142,7 @@ def _swarm_of(config: NodeConfig, folder: Path, left: RunNote, copy_url: str) ->
 
 
 def _not_here(folder: Path, node_url: str) -> str:
+    """Why nothing of the run in `folder` can be looked at, and where it might be."""
     if node_url:
         return (
             f"run {folder.name} has ended, and its streams are on the server at {node_url}, which `swarm up` did not start: "
@@ -148,4 +151,9 @@ def _not_here(folder: Path, node_url: str) -> str:
     runs = folder.parent
     stored = sorted(runs.glob(f"*/{STORE}"), key=lambda each: each.stat().st_mtime, reverse=True)
     names = ", ".join(each.parent.name for each in stored[:5])
-    return f"no run {folder.name!r} with a server's store in {runs}: {f'the newest are {names}' if names else 'there are none'}"
+    if folder.is_dir():
+        return (
+            f"run {folder.name} has no server's store in {visible(str(folder.absolute()), 400)}, so nothing is left of its streams"
+        )
+    there = f"the newest are {names}" if names else "there are none with a server's store"
+    return no_run_here(folder.name, runs.parent, there)

@@ -12,11 +12,11 @@ import typer
 from shared.config import NodeConfig
 from shared.text import visible
 from swarm_cli.console import count, note
+from swarm_cli.elsewhere import VAR_DIR_VARIABLE, no_run_here
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluations import EVAL_FILE, METRICS_FILE
 from swarm_cli.observe.verdict import run_verdicts
 
-VAR_DIR_VARIABLE = "SWARM_NODE__VAR_DIR"
 DEFAULT_VAR_DIR = Path("var")
 
 
@@ -55,8 +55,8 @@ def find_run(run: str, var_dir: Path) -> Path:
     runs = var_dir / "runs"
     known = sorted((f for f in runs.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime) if runs.is_dir() else []
     names = ", ".join(folder.name for folder in known[:5])
-    hint = f"the newest runs are {names}" if known else "there are no runs yet; `swarm up` makes one"
-    raise CommandError(f"no run {run!r} in {runs}: {hint}")
+    hint = f"the newest there are {names}" if known else "there are none; `swarm up` makes one"
+    raise CommandError(no_run_here(run, var_dir, hint))
 
 
 def where_runs_are(config: NodeConfig) -> str:

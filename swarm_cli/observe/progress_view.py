@@ -23,7 +23,7 @@ from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.observe.view import NodeView, gather
-from swarm_cli.running import goes_on
+from swarm_cli.running import goes_on, running_since
 
 HEADER_EVERY = 10
 FINAL_EVALUATION_S = 180.0
@@ -61,8 +61,10 @@ class ProgressView:
         self._run_dir = config.node.var_dir / "runs" / config.node.run
         self._rates = {node: StepRate() for node in nodes}
         self._went_on = any((self._run_dir / node / METRICS_FILE).is_file() for node in nodes)
-        self._began = time.monotonic()
-        self._since = time.time()
+        # Not this view's own start: it is started again when a node is added, or after a crash.
+        now = time.time()
+        self._since = min(running_since(self._run_dir) or now, now)
+        self._began = time.monotonic() - (now - self._since)
 
     async def run(self) -> None:
         """Print tables until the steps are taken; without a number of steps, for ever."""
@@ -124,7 +126,7 @@ class ProgressView:
     def _close(self, rows: Sequence[Row], *, complete: bool) -> None:
         minutes = (time.monotonic() - self._began) / 60
         _say("")
-        _say(f"all nodes have taken {self._steps} steps, {minutes:.1f} minutes after this view began")
+        _say(f"all nodes have taken {self._steps} steps, {minutes:.1f} minutes after this start")
         if not complete:
             _say(f"the last policy was not evaluated within {FINAL_EVALUATION_S:.0f} s: see generator.log")
         for line in summary(rows, went_on=self._went_on):

@@ -8,8 +8,9 @@ for a foreign answer, on whether a near miss counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from shared.config import NodeConfig
+from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import ScoredGroup
 from shared.evaluation import PASS_REWARD
 
@@ -45,13 +46,26 @@ class Judge:
         """Name of the verifier that scores a group's answers. A file's dataset is named after its
         rows, which are not read for this: of several files, each one's verifier is named.
         """
+        files = self._files_of(scored)
+        if files is None:
+            return self._choice.name_for(scored.group.task.ref)
+        return " or ".join(sorted({spec.verifier for spec in files})) or UNKNOWN
+
+    def file(self, scored: ScoredGroup) -> str:
+        """The file's name, without its folder, that a group's question is from: people do not know
+        it by its dataset, which is a hash. Of several files each is named. Empty: no file's, or one
+        that is not in this configuration.
+        """
+        return " or ".join(sorted({Path(spec.path).name or spec.path for spec in self._files_of(scored) or ()}))
+
+    def _files_of(self, scored: ScoredGroup) -> list[TaskSpec] | None:
+        """The files that a group's question may be from; None if it is from none."""
         from shared.tasks.file_rows import is_file_name
 
-        ref = scored.group.task.ref
-        if not is_file_name(ref.dataset):
-            return self._choice.name_for(ref)
-        files = [spec for spec in self._files if spec.dataset in {"", ref.dataset}]
-        return " or ".join(sorted({spec.verifier for spec in files})) or UNKNOWN
+        dataset = scored.group.task.ref.dataset
+        if not is_file_name(dataset):
+            return None
+        return [spec for spec in self._files if spec.dataset in {"", dataset}]
 
     def of(self, scored: ScoredGroup, text: str, reward: float) -> Judged:
         """The explanation of one answer's reward."""

@@ -53,7 +53,7 @@ def show(found: BatchedGroup, fate: Fate, choice: Choice, view: View) -> None:
     """
     console, item = view.console, found.item
     task = item.scored.group.task
-    console.print(Text(visible(_heading(found)), style="bold"))
+    console.print(Text(visible(_heading(found, view.judge)), style="bold"))
     console.print(Text(visible(f"trainer:   {fate.sentence()}")))
     console.print(Text("question:  " + indented(cut_text(task.question, view.characters))))
     if task.answer is not None:
@@ -105,6 +105,7 @@ def as_object(found: BatchedGroup, fate: Fate, choice: Choice, judge: Judge) -> 
         "origin": "local" if scored.origin == "local" else "foreign",
         "sender": group.node,
         "dataset": group.task.ref.dataset,
+        "file": judge.file(scored) or None,
         "config": json.loads(group.task.ref.config),
         "seed": group.task.ref.seed,
         "index": group.task.ref.index,
@@ -185,12 +186,13 @@ def _below_each_other(answers: Sequence[_Answer]) -> Table:
     return table
 
 
-def _heading(found: BatchedGroup) -> str:
+def _heading(found: BatchedGroup, judge: Judge) -> str:
     batch, item, scored = found.batch, found.item, found.item.scored
     ref = scored.group.task.ref
     whose = "local" if scored.origin == "local" else f"foreign, from {scored.group.node}"
+    file = judge.file(scored)
     return (
-        f"step {batch.number} · {whose} · {ref.dataset} seed {ref.seed} index {ref.index} · "
+        f"step {batch.number} · {whose} · {f'{file}, ' if file else ''}{ref.dataset} seed {ref.seed} index {ref.index} · "
         f"policy version {scored.group.policy_version} · {_lag(item)} · {why(batch, item)} · group {scored.group_id[:16]}"
     )
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import NAMESPACE, Cluster
-from tests.cluster.processes import Processes
+from tests.cluster.pod_processes import Processes
 from tests.k8s.kubelet import Running
 from tests.k8s.manifests import K8S, Object, build
 from tests.k8s.test_run_overlay import why_not

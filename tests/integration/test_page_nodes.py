@@ -11,6 +11,23 @@ from tests.integration.page_looker import Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm, usual
 from tests.nats_server import NatsServer
 
+BOXES = """
+document.querySelectorAll("#nodes td.words").forEach((td) => td.append(" and more words")),
+[...document.querySelectorAll("#leaderboard tbody tr > *, #nodes tbody tr > *")].map((cell) => {
+  const { left, right } = cell.getBoundingClientRect();
+  return [cell.closest("section").id, cell.innerText, left, right];
+})
+"""
+"""Section, words and sides of each cell, with words as long as they get on a busy machine. All at
+once, as the page may draw its tables again at any time.
+"""
+BELOW = """
+[...document.querySelectorAll("#leaderboard tbody tr")].map((row) => {
+  const [node, gain] = [row.querySelector("th"), row.querySelectorAll("td")[1]].map((cell) => cell.getBoundingClientRect());
+  return gain.top >= node.bottom;
+})
+"""
+
 
 def test_a_node_that_nobody_has_heard_of_is_not_found(browser: Any, server: NatsServer, tmp_path: Path) -> None:
     async def write() -> None:
@@ -56,17 +73,11 @@ def test_on_a_narrow_screen_all_of_the_leaderboard_and_of_the_nodes_is_in_sight(
         for width in (390, 1280):
             looker = Looker(browser, width)
             page = looker.open(shown.url)
-            # As long as they get on a busy machine.
-            page.evaluate("document.querySelectorAll('#nodes td.words').forEach((td) => td.append(' and more words'))")
-            cells = page.locator("#leaderboard tbody tr > *")
-            assert cells.count() == 5 * 8
-            for cell in [*cells.all(), *page.locator("#nodes tbody tr > *").all()]:
-                box = cell.bounding_box()
-                assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width, cell.inner_text()
-            for row in page.locator("#leaderboard tbody tr").all():
-                node, gain = row.locator("th").bounding_box(), row.locator("td").nth(1).bounding_box()
-                assert node is not None and gain is not None
-                assert (gain["y"] >= node["y"] + node["height"]) == (width == 390), "a row's facts are below its name"
+            boxes = page.evaluate(BOXES)
+            assert sum(of == "leaderboard" for of, *_ in boxes) == 5 * 8
+            assert [words for _, words, left, right in boxes if left < 0 or right > width or left == right] == []
+            below = page.evaluate(BELOW)
+            assert below == [width == 390] * 5, "a row's facts are below its name"
             heads = page.evaluate(
                 "[...document.querySelectorAll('#leaderboard tbody td')].map((td) => getComputedStyle(td, '::before').content)"
             )

@@ -7,6 +7,7 @@ the first line are in `test_up_in_turns.py` and `tests/e2e/test_extension_exampl
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -140,7 +141,7 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_second_node_and_sto
             pytest.fail(f"the node did not go on within the deadline: {json.dumps(seen)[:6000]}")
         with swarm.resting("alpha"):
             again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
-            added = swarm.call("add")
+            added = swarm.call("add", "first")
             unasked = swarm.call("status", "--json")
             while time.monotonic() < deadline:
                 second = swarm.status("beta")
@@ -162,5 +163,8 @@ def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_second_node_and_sto
     goes_on_with = f"swarm up --run first --nats-port {swarm.nats_port} --base-port {swarm.base_port}"
     assert goes_on_with in added.stderr and goes_on_with in err
     assert added.returncode == 0 and "beta-trainer: process" in added.stderr
+    assert re.search(r"swarm +\| added: beta", out), out[-3000:]
+    clocks = [60 * int(minutes) + int(seconds) for minutes, seconds in re.findall(r"^ *(\d+):(\d\d)  alpha", out, re.M)]
+    assert clocks == sorted(clocks), "the view that shows the new node too goes on with the clock"
     assert (swarm.node_dir("beta") / "generator.log").stat().st_size > 0
     assert again.returncode == 1 and f"port {swarm.nats_port}" in again.stderr, "a second swarm on the same ports must say so"

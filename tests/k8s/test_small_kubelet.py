@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.lives import FIRST_PAUSE_S, LONGEST_PAUSE_S, BackOff, Life
-from tests.cluster.processes import ClaimedVolumes
+from tests.cluster.pod_processes import ClaimedVolumes
 from tests.k8s.images import by_image, read_stages
 from tests.k8s.kubelet import Kubelet, Running
 from tests.k8s.manifests import REPOSITORY

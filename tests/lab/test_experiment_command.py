@@ -1,3 +1,7 @@
+"""`swarm experiment` from a spec to its report: run side by side, resumed, and mistakes told in a
+sentence.
+"""
+
 from __future__ import annotations
 
 import json

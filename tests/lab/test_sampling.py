@@ -1,3 +1,7 @@
+"""Answers of many nodes drawn from stacked models: each node's own model, exact probabilities, and
+the same for a seed.
+"""
+
 from __future__ import annotations
 
 from pathlib import Path

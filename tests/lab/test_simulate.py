@@ -1,3 +1,7 @@
+"""A simulated swarm's runs: the same records for a seed, and each node under the rules that its
+settings give a real one.
+"""
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,3 +1,7 @@
+"""The stacked learner ends where the trainer's own would, node by node: log-probabilities,
+gradients, bounds and weights.
+"""
+
 from __future__ import annotations
 
 from collections import Counter

@@ -21,7 +21,6 @@ from shared.config import NodeConfig, load_config
 from shared.config.basic import BASIC
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import is_hub_name, model_problem
-from swarm_cli.local.ports import check_ports
 from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.task_sources import task_sources
 from swarm_cli.toml_view import config_toml
@@ -177,13 +176,17 @@ def test_the_command_line_starts_without_torch() -> None:
     assert loaded.stdout.strip() == "[]"
 
 
-def test_a_taken_port_is_named_with_its_purpose_before_anything_starts() -> None:
+@pytest.mark.slow
+def test_a_taken_port_is_named_with_its_purpose_and_the_options_before_anything_starts(tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        with pytest.raises(CommandError, match=rf"port {port}, needed for the NATS server, is taken"):
-            check_ports({port: "the NATS server"})
+        asked = swarm("up", "--run", "one", "--nats-port", str(port), SWARM_NODE__VAR_DIR=str(tmp_path / "var"))
+    assert asked.returncode == 1
+    assert re.search(rf"port {port}, needed for the NATS server.*, is taken", asked.stderr), asked.stderr
+    assert "choose other ports with --nats-port 4333 --base-port 9500 (make run: UP_FLAGS=" in asked.stderr
+    assert not (tmp_path / "var" / "runs" / "one").exists()
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import pytest
 
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.config.load import load_config as load
-from shared.config.meant_keys import OTHER_NAMES
+from shared.config.meant_keys import OTHER_NAMES, meant_key
 from shared.identity.keys import new_seed
 from swarm_cli import reachable
 from swarm_cli.key_files import key_file_problems
@@ -84,6 +84,15 @@ def test_the_names_that_other_trainers_use_lead_to_settings_that_there_are() -> 
         section: Any = configured()
         for part in meant.split("."):
             section = getattr(section, part)
+
+
+def test_a_misspelt_name_of_other_trainers_leads_to_the_setting_of_that_meaning() -> None:
+    for name, meant in (
+        ("groups_size", "generator.completions"),
+        ("num_generation", "generator.completions"),
+        ("groups_per_cal", "groups_per_call"),
+    ):
+        assert meant_key(("generator", name), NodeConfig) == f"did you mean {meant}?"
 
 
 def test_a_misspelt_variable_is_named_and_not_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -354,6 +354,12 @@ def test_a_file_too_small_for_evaluation_says_so(tmp_path: Path) -> None:
     check_specs([spec], 15)
     with pytest.raises(TaskConfigError, match="it has 30 different questions, and 16 of them would be held out"):
         check_specs([spec], 16)
+    with pytest.raises(TaskConfigError, match="30 different questions, and all would be held out .* leaves none to train on"):
+        check_specs([spec], 200)
+    remedy = "it has one question, and it would be held out .* leaves none to train on: set eval.tasks = 0 .*, or add rows"
+    for held_out in (1, 200):
+        with pytest.raises(TaskConfigError, match=remedy):
+            check_specs([many(tmp_path / "one.jsonl", 1)], held_out)
 
 
 def test_answers_that_the_verifier_cannot_judge_are_found_at_the_start(tmp_path: Path) -> None:

@@ -73,6 +73,17 @@ def test_a_file_is_judged_by_the_verifier_of_its_source_and_by_none_if_it_is_not
     assert judged().startswith("not known: the file is not in this configuration")
     assert judged(first | {"dataset": "file_" + "1" * 40}).startswith("not known")
 
+    def named(*files: dict[str, str]) -> str:
+        tasks = [{"dataset": "gcd"}, *({"source": "file", **file} for file in files)]
+        judge = Judge(NodeConfig.model_validate({"tasks": tasks}))
+        assert judge.file(scored) == "", "a dataset that no file is"
+        found = group_object("alpha", replace(made, items=[replace(made.items[0], scored=of_file)]), 0, MODEL, NO_RECORD[0], judge)
+        assert found is not None and found["file"] == (judge.file(of_file) or None)
+        return judge.file(of_file)
+
+    assert named(first | {"path": "/data/mine.jsonl"}) == "mine.jsonl" and named(first, second) == "a.jsonl or b.jsonl"
+    assert named() == named(first | {"dataset": "file_" + "1" * 40}) == ""
+
 
 def test_a_token_that_had_no_chance_does_not_cost_the_page_of_its_group(tmp_path: Path) -> None:
     completion = item("alpha", "beta", 1.0).scored.group.completions[0]

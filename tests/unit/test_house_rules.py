@@ -5,6 +5,7 @@ code is long.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ REPO = Path(__file__).parents[2]
 PRODUCT = ("services", "shared", "swarm_cli", "lab", "monitoring", "benchmarks")
 TOO_MANY_LINES, MOST_MEDIAN, MOST_CLASS_LINES, MOST_METHODS = 400, 110, 200, 20
 EXPLAINED_LINES = 15
+MOST_WIDTH = 132
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -71,6 +73,16 @@ def unexplained(source: Source) -> list[str]:
     ]
 
 
+def is_unsaid(text: str) -> bool:
+    return bool(text.strip()) and ast.get_docstring(ast.parse(text)) is None
+
+
+def too_wide(text: str) -> list[int]:
+    """Numbers of the lines that are too long, not counting what tools are told at their ends."""
+    told = re.compile(r"  # (type: ignore|noqa).*")
+    return [number for number, line in enumerate(text.splitlines(), 1) if len(told.sub("", line)) > MOST_WIDTH]
+
+
 def test_the_rules_see_what_breaks_them(sources: list[Source]) -> None:
     body = "".join(f"    a{number} = {number}\n" for number in range(EXPLAINED_LINES - 1))
     for text, found in (
@@ -109,10 +121,25 @@ def test_classes_are_short(sources: list[Source]) -> None:
     assert not found, f"at most {MOST_CLASS_LINES} lines and {MOST_METHODS} methods: {', '.join(found)}"
 
 
-def test_no_two_test_files_have_one_name() -> None:
-    """pytest imports a test file by its basename and refuses a second one."""
-    names = Counter(path.name for path in (REPO / "tests").rglob("test_*.py"))
-    assert not [name for name, files in names.items() if files > 1]
+def test_no_two_files_of_the_tests_have_one_name() -> None:
+    """pytest imports a test file by its basename and refuses a second one; of two helpers of one
+    name a reader opens the wrong one.
+    """
+    names = Counter(Path(name).name for name in texts("tests/*.py"))
+    assert not [name for name, files in names.items() if files > 1 and name != "conftest.py"]
+
+
+def test_every_file_says_what_belongs_in_it() -> None:
+    assert [name for name, text in {"said": '"""So."""', "not": "a = 1", "empty": ""}.items() if is_unsaid(text)] == ["not"]
+    unsaid = [name for name, text in texts("*.py").items() if is_unsaid(text)]
+    assert not unsaid, f"a docstring at the top that says what belongs in the file: {', '.join(unsaid)}"
+
+
+def test_no_line_is_wider_than_a_screen() -> None:
+    """Ruff lets lines pass that are one long word or end in an address."""
+    assert too_wide(f"{'a' * MOST_WIDTH}\n{'b' * MOST_WIDTH}c\n{'d' * MOST_WIDTH}  # type: ignore[misc]") == [2]
+    found = [f"{name}:{line}" for name, text in texts("*.py").items() for line in too_wide(text)]
+    assert not found, f"at most {MOST_WIDTH} characters: {', '.join(found)}"
 
 
 def test_no_function_is_called_of_something(sources: list[Source]) -> None:

@@ -1,3 +1,5 @@
+"""The simulator's rules: what is generated, taken again or refused, and what hostile nodes send."""
+
 from __future__ import annotations
 
 import random

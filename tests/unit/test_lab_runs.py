@@ -1,3 +1,5 @@
+"""Runs of an experiment that several processes make at once."""
+
 from __future__ import annotations
 
 from pathlib import Path

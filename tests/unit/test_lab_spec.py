@@ -1,3 +1,7 @@
+"""Specs of experiments: published ones are complete, arms change what they name, mistakes are
+named.
+"""
+
 from __future__ import annotations
 
 import tomllib

@@ -1,3 +1,7 @@
+"""An experiment's figures: intervals, measures of a run's records, and the report that is made of
+them.
+"""
+
 from __future__ import annotations
 
 import json

@@ -144,6 +144,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_a_remedy(tmp_path: Path)
 def test_a_device_that_is_not_there_is_an_error_with_a_remedy() -> None:
     assert resolve_device("cpu").type == "cpu" and resolve_dtype("auto", CPU) == torch.float32
     assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert resolve_dtype("float16", torch.device("cuda")) == resolve_dtype("float16", CPU) == torch.float16
     with pytest.raises(ModelLoadError, match="model.device 'nonsense' cannot be used"):
         resolve_device("nonsense")
     if not torch.cuda.is_available():

@@ -5,21 +5,24 @@ refused start leaves.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from shared.config import NodeConfig, load_config
 from shared.transport.base import NotConnected
-from swarm_cli.app import _where_to_look
+from swarm_cli import elsewhere
+from swarm_cli.app import _where_to_look, app
+from swarm_cli.elsewhere import running_elsewhere
 from swarm_cli.errors import CommandError
-from swarm_cli.local import elsewhere
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.elsewhere import running_elsewhere
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_note import make_command, note_of, up_command, write_note
 from swarm_cli.local.run_told import Ran, announce
@@ -145,6 +148,19 @@ def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes
     assert "swarm up --run one, with the options that it was started with" in capsys.readouterr().out
 
 
+def test_a_view_that_is_started_again_counts_from_the_start_of_the_run(var_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = var_dir / "runs" / "one"
+    with holding_run(folder):
+        an_hour_ago = time.time() - 3600
+        os.utime(folder / LOCK, (an_hour_ago, an_hour_ago))
+        view = ProgressView(configured(), ["alpha"], 3, 1.0)
+        view._close([], complete=True)
+    (minutes,) = re.findall(r"steps, (\d+)\.\d minutes after this start", capsys.readouterr().out)
+    assert 60 <= int(minutes) < 120
+    # Where no `swarm up` holds the run, as with honcho, the view begins with it.
+    assert time.time() - ProgressView(configured(), ["alpha"], 3, 1.0)._since < 3000
+
+
 def test_where_nothing_runs_the_newest_run_that_has_ended_is_named_with_the_command_that_starts_it(
     var_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +196,33 @@ def test_observe_looks_at_the_running_run_s_swarm_or_names_what_it_can_be_given(
         running(stack, var_dir, "two", 21_002)
         with pytest.raises(CommandError, match="swarm observe nats://127.0.0.1:21001   run one"):
             _target(None)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists open files there")
+@pytest.mark.parametrize("words", ["status --run {}", "top --once --run {}", "rollouts --run {}", "plot {}"])
+def test_an_ended_run_of_another_folder_is_named_with_the_folder_if_it_can_be_known_and_else_with_the_remedy(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("SWARM_NODE__VAR_DIR", "SWARM_NATS__NODE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    name = f"ended-{os.getpid()}"
+    there = tmp_path / "there" / "var"
+    (there / "runs" / name).mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def told() -> str:
+        result = CliRunner().invoke(app, words.format(name).split())
+        assert isinstance(result.exception, CommandError)
+        return str(result.exception)
+
+    assert f"no run '{name}' in {tmp_path}/here/var/runs: there are none" in told()
+    remedy = (
+        "Runs are looked for in var/ of the current folder; for one that was started in FOLDER, set SWARM_NODE__VAR_DIR=FOLDER/var"
+    )
+    assert remedy in told()
+    with holding_run(there / "runs" / f"another-{name}"):
+        assert f"It is in {there}: set SWARM_NODE__VAR_DIR={there}" in told()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists open files there")

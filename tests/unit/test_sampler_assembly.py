@@ -1,3 +1,5 @@
+"""When a batch is built, of which groups, and how long it waits for other nodes."""
+
 from __future__ import annotations
 
 import pytest

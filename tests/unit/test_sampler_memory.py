@@ -1,3 +1,7 @@
+"""What the sampler remembers of groups: which are known, used, lost or given up, after a restart
+too.
+"""
+
 from __future__ import annotations
 
 from services.sampler.memory import DUPLICATE_POSITIONS, SamplerMemory, state_for_new_stream

@@ -1,3 +1,5 @@
+"""The pool of groups: what it keeps when it is full, and how groups are drawn from it."""
+
 from __future__ import annotations
 
 import random

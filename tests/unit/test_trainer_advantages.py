@@ -1,3 +1,5 @@
+"""Advantages, by hand and by what must hold for any rewards."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,7 @@
+"""Log-probabilities and entropies of a batch equal those of each sequence alone, for every family
+of models.
+"""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Importance weights: truncated, clamped, and one where the behaviour policy is not known."""
+
 from __future__ import annotations
 
 import math

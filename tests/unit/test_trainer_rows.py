@@ -1,3 +1,5 @@
+"""How completions are laid out in rows and micro-batches before a model sees them."""
+
 from __future__ import annotations
 
 import pytest

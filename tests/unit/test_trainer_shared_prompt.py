@@ -1,3 +1,7 @@
+"""A group's prompt computed once gives the loss and gradient of plain rows, and models that cannot
+are found out.
+"""
+
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,7 @@
+"""A training step: its loss and gradient against a plain loop, what is left out of it, and what
+must not change it.
+"""
+
 from __future__ import annotations
 
 import copy

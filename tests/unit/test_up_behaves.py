@@ -14,10 +14,12 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 
+from swarm_cli.local.rules import ECHO_S, Signals
 from tests.unit.supervised import DEADLINE_S, ROOT, RUN, end, is_running, noting, pids, supervised, ticking, until
 
 pytestmark = pytest.mark.slow
@@ -169,11 +171,38 @@ def test_a_second_ctrl_c_kills_at_once_what_would_take_its_time(tmp_path: Path) 
         until(lambda: pids(tmp_path, "a"), "it starts")
         up.send_signal(signal.SIGINT)
         until(lambda: "ending every process" in log.read_text(), "it ends")
+        time.sleep(ECHO_S)  # or it would be one key press
         up.send_signal(signal.SIGINT)
         assert up.wait(DEADLINE_S) == 130
         assert not is_running(pids(tmp_path, "a")[0])
     finally:
         end(up, *pids(tmp_path, "a"))
+
+
+def test_a_signal_that_timeout_sends_twice_leaves_a_process_its_time(tmp_path: Path) -> None:
+    """`timeout` signals its command and then the whole process group, which the command is in."""
+    last = f"echo written > {tmp_path}/state; exit 0"
+    slow = f"trap 'sleep 1; {last}' TERM; " + noting(tmp_path, "a", "while :; do sleep 0.1; done")
+    log = tmp_path / "up.log"
+    up = supervised({"alpha-trainer": slow}, grace_s=1000.0, log_file=str(log))
+    try:
+        until(lambda: pids(tmp_path, "a"), "it starts")
+        up.send_signal(signal.SIGTERM)
+        up.send_signal(signal.SIGTERM)
+        until(lambda: "ending every process" in log.read_text(), "it ends")
+        os.killpg(up.pid, signal.SIGTERM)
+        assert up.wait(DEADLINE_S) == 143
+        assert (tmp_path / "state").read_text() == "written\n" and "a second time" not in log.read_text()
+    finally:
+        end(up, *pids(tmp_path, "a"))
+
+
+def test_the_same_signal_later_or_another_one_asks_again() -> None:
+    signals = Signals()
+    assert not signals.is_echo(signal.SIGTERM, 5.0)
+    assert signals.is_echo(signal.SIGTERM, 5.0 + ECHO_S / 2)
+    assert not signals.is_echo(signal.SIGINT, 5.0 + ECHO_S / 2)
+    assert not signals.is_echo(signal.SIGTERM, 5.0 + ECHO_S)
 
 
 def test_when_it_is_killed_services_and_their_supervisors_end_by_themselves(tmp_path: Path) -> None:

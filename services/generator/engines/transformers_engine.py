@@ -36,7 +36,7 @@ class TransformersEngine(Engine):
     Args:
         model_path: Model folder or hub name.
         revision: Commit of a hub name.
-        dtype: A torch dtype's name, or `auto`: float32 on a CPU, the checkpoint's own elsewhere.
+        dtype: A torch dtype's name, or `auto`: see `resolve_dtype`.
         device: Torch device, or `auto`: the GPU if there is one.
         max_model_len: Most tokens of prompt and completion together.
         threads: Torch threads for the whole process, or None to leave them unchanged.

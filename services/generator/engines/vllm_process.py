@@ -20,10 +20,10 @@ _WORKER_EXTENSION = "services.generator.engines.vllm_worker.PolicyWorkerExtensio
 class VllmProcess:
     """Runs vLLM with `settings`.
 
-    `dtype` `auto` is float32 on a CPU and bfloat16 elsewhere. `threads` applies only on a CPU;
-    None: all cores. `kv_cache_bytes` None: 1 GiB on a CPU, and on a GPU what
-    `gpu_memory_utilization` allows, which leaves room for a trainer on it. With `rests`, memory on
-    a GPU is allocated so that it can be freed for a time; on a CPU there is nothing to free.
+    `threads` applies only on a CPU; None: all cores. `kv_cache_bytes` None: 1 GiB on a CPU, and on
+    a GPU what `gpu_memory_utilization` allows, which leaves room for a trainer on it. With `rests`,
+    memory on a GPU is allocated so that it can be freed for a time; on a CPU there is nothing to
+    free.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -96,8 +96,10 @@ class VllmProcess:
             from vllm.platforms import current_platform
             from vllm.v1.engine.async_llm import AsyncLLM
 
+            # Not at the top: it imports torch, and vLLM is imported in an environment of its own.
+            from shared.model.loading import dtype_name
+
             on_cpu = current_platform.is_cpu()
-            dtype = ("float32" if on_cpu else "bfloat16") if self._settings.dtype == "auto" else self._settings.dtype
             cache_bytes = self._settings.kv_cache_bytes or (1024**3 if on_cpu else None)
             with _environment(
                 VLLM_ENGINE_READY_TIMEOUT_S=str(self._settings.start_timeout_s),
@@ -116,7 +118,7 @@ class VllmProcess:
                         model=self._settings.model_path,
                         **self.pinned(),
                         skip_tokenizer_init=True,
-                        dtype=dtype,
+                        dtype=dtype_name(self._settings.dtype, on_gpu=not on_cpu),
                         max_model_len=context_length,
                         logprobs_mode="processed_logprobs",
                         enable_prefix_caching=True,

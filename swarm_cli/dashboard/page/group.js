@@ -45,7 +45,7 @@ async function showGroup(node, step, place) {
   const foreign = told.origin === "foreign";
   const facts = [
     ["Whose", foreign ? el("span", {}, "foreign, from ", name(told.sender)) : el("span", {}, "local, of ", name(told.sender))],
-    ["Dataset", el("span", {}, name(told.dataset), ` seed ${told.seed} index ${told.index}`)],
+    ["Dataset", el("span", {}, told.file ? name(told.file) : null, told.file ? ", " : null, name(told.dataset), ` seed ${told.seed} index ${told.index}`)],
     ["Sampled by", el("span", {}, name(told.model), ` policy version ${told.policy_version}`)],
     ["Staleness", told.staleness === null ? `${ago(told.age_s)} old` : many(told.staleness, "version")],
     ["Chosen by", reason(told)],

@@ -1,4 +1,5 @@
-"""Finds the runs that this user's processes are running, whichever folder they were started in.
+"""Finds the runs that this user's processes are running, whichever folder they were started in, and
+says where a run is that is not here.
 
 The process that runs a run keeps its lock open, so the kernel's list of open files knows every
 run's folder. Nothing is written down that could be out of date.
@@ -7,6 +8,7 @@ run's folder. Nothing is written down that could be out of date.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ from swarm_cli.running import LOCK, holder, read_note
 
 _PROCESSES = Path("/proc")
 _SAID = 5
+VAR_DIR_VARIABLE = "SWARM_NODE__VAR_DIR"
 
 
 def runs_of_this_user() -> list[Path]:
@@ -33,6 +36,21 @@ def running_elsewhere() -> list[str]:
         f"Run {visible(folder.name, 80)} is running in {visible(str(folder.parent.parent), 200)}: --node-url {note.node_url}"
         for folder, note in noted[:_SAID]
     ]
+
+
+def no_run_here(run: str, var_dir: Path, what_is_there: str) -> str:
+    """A message: there is no run of this name in `var_dir`, but what is, where this one is if that
+    can be known, and how another folder is named.
+
+    It is known of a folder in which something is running; nobody keeps a list of the others.
+    """
+    known = {folder.parent.parent for folder in runs_of_this_user()} - {var_dir.absolute()}
+    found = sorted(each for each in known if run and (each / "runs" / run).is_dir())[:1]
+    where = shlex.quote(visible(str(found[0]), 400)) if found else "FOLDER/var"
+    place = "var/ of the current folder" if var_dir == Path("var") else "node.var_dir"
+    remedy = f"It is in {where}: set" if found else f"Runs are looked for in {place}; for one that was started in FOLDER, set"
+    here = visible(str((var_dir / "runs").absolute()), 400)
+    return f"no run {run!r} in {here}: {what_is_there}\n{remedy} {VAR_DIR_VARIABLE}={where}"
 
 
 def _own_processes() -> Iterator[Path]:
