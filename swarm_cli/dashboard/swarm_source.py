@@ -23,7 +23,7 @@ from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.away import name_logs
 from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.end_told import end_object, gone
-from swarm_cli.dashboard.group_page import group_object, step_object
+from swarm_cli.dashboard.group_page import group_object, how_to_trace, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
 from swarm_cli.dashboard.recorded_scores import NO_SETS
 from swarm_cli.dashboard.run_records import RunRecords
@@ -226,7 +226,9 @@ class SwarmSource:
                     await plane.close()
         except NotConnected as error:
             return 404, {"problem": visible(gone(self._following) or str(error), 400)}
-        except (CommandError, TransportError) as error:
+        except CommandError as error:
+            return 404, {"problem": visible(f"{error}{await asyncio.to_thread(self._traced, node, step, place)}", 600)}
+        except TransportError as error:
             return 404, {"problem": visible(str(error), 400)}
         if place is None:
             return 200, step_object(node, batch, never=batch.number > self._last_steps().get(node, batch.number))
@@ -240,13 +242,18 @@ class SwarmSource:
         """The group's object. Runs in a thread, because it reads the run's records, which may be
         large.
         """
-        config = for_node(self._config, node)
-        run = self._following.target.run
+        config, run = for_node(self._config, node), self._following.target.run
+        judge = judge_of(config, self._given, run)
+        return group_object(node, batch, place, Path(config.model.path), self._trained(node), judge, ended=self._over)
+
+    def _traced(self, node: str, step: int, place: int | None) -> str:
+        """How a group that the log no longer holds is followed by what its trainer recorded."""
+        return how_to_trace(self._trained(node), step, place, self._following.target.run)
+
+    def _trained(self, node: str) -> TrainedRecords:
+        config, run = for_node(self._config, node), self._following.target.run
         here = run and (config.node.var_dir / "runs" / run / node).is_dir()
-        records = self._steps.setdefault(node, TrainedRecords(record_folder(config, run if here else "")))
-        return group_object(
-            node, batch, place, Path(config.model.path), records, judge_of(config, self._given, run), ended=self._over
-        )
+        return self._steps.setdefault(node, TrainedRecords(record_folder(config, run if here else "")))
 
 
 def _json(value: dict[str, Any]) -> bytes:

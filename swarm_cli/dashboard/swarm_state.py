@@ -16,7 +16,7 @@ from shared.text import visible
 from swarm_cli.dashboard.group_page import cut
 from swarm_cli.dashboard.leaderboard import Row, leaderboard
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
-from swarm_cli.dashboard.recorded_scores import NO_NODES, ByNode
+from swarm_cli.dashboard.recorded_scores import NO_NODES, NO_SETS, ByNode
 from swarm_cli.dashboard.trained_groups import TrainedGroups
 from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
@@ -46,6 +46,8 @@ def swarm_object(
     """
     # A look at an empty server lists the configuration's node, although it has never been seen.
     nodes = [_node(node, snapshot.at) for node in snapshot.nodes if node.statuses or node.in_directory]
+    if last is not None:
+        nodes = [_at_its_end(node, last, recorded) for node in nodes]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(snapshot.known)
     own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
@@ -154,6 +156,14 @@ def _trouble(node: NodeSnapshot, kind: str, now: float) -> str:
     if kind != "running" or not trouble(node.view, now):
         return ""
     return "unanswered" if late_with_word(node.view, now) else "still"
+
+
+def _at_its_end(node: dict[str, Any], last: Mapping[str, int], recorded: ByNode) -> dict[str, Any]:
+    """The node's data with the step and version on record: its processes reported both a moment
+    before the end, so that the same page would say two numbers.
+    """
+    evaluated = [each.newest.policy_version for each in recorded.get(node["node"], NO_SETS).values()]
+    return node | {"step": max(node["step"], last.get(node["node"], 0)), "version": max([node["version"], *evaluated])}
 
 
 def _words(node: NodeSnapshot, kind: str, now: float) -> str:

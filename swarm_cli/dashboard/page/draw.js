@@ -37,6 +37,12 @@ function ago(seconds) {
   return whole < 172800 ? `${Math.round(whole / 3600)} h` : `${Math.round(whole / 86400)} days`;
 }
 
+/** A time of day, with the date if it is not today's: for what stays on a page while time goes on. */
+function timeOf(seconds) {
+  const at = new Date(seconds * 1000);
+  return at.toDateString() === new Date().toDateString() ? at.toLocaleTimeString() : at.toLocaleString();
+}
+
 const route = (...parts) => "#/" + parts.map(encodeURIComponent).join("/");
 
 /** A row of a table whose cells a narrow screen stacks: each knows the name of its column. */

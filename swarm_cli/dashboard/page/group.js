@@ -1,14 +1,14 @@
 // A step's groups, and one group with its completions side by side.
 "use strict";
 
-/** A group in a list: its question, its nodes, and the reward of each answer. */
-function groupLine(group, now, nodes = []) {
+/** A group in a list: its question, its nodes, and the reward of each answer. `seen`: the swarm's state, with its time and nodes; `stands`: nothing in the list is drawn again as time passes. */
+function groupLine(group, seen = null, stands = true) {
   const local = group.sender === group.taker;
   const whose = local ? el("span", { text: "local" }) : el("span", {}, "from ", name(group.sender));
   const facts = [el("span", {}, name(group.taker), ` step ${group.step}`), whose, name(group.dataset), el("span", { text: `policy version ${group.policy_version}` })];
   if (group.never) facts.push(el("span", { class: "warn", text: "no step trained on it: the run ended first" }));
-  else if (group.step > (nodes.find(({ node }) => node === group.taker)?.step ?? group.step)) facts.push(el("span", { text: "not trained on yet" }));
-  if (now) facts.push(el("span", { text: `${ago(now - group.at)} ago` }));
+  else if (group.step > (seen?.nodes?.find(({ node }) => node === group.taker)?.step ?? group.step)) facts.push(el("span", { text: seen.state === "ended" ? "not trained on, as far as is known" : "not trained on yet" }));
+  if (seen) facts.push(el("span", { text: stands ? timeOf(group.at) : `${ago(seen.now - group.at)} ago` }));
   return el("li", { class: "card" },
     el("p", { class: "facts" }, ...facts),
     el("p", {}, el("a", { class: "question", dir: "auto", href: route("group", group.taker, group.step, group.place), text: group.question || "(an empty question)" })),
@@ -34,7 +34,7 @@ async function showStep(node, step) {
     el("h1", {}, "Step ", String(step), " of ", name(node)),
     el("p", { class: "facts" }, el("span", { text: `batch made ${new Date(told.at * 1000).toLocaleString()}` }), el("span", { text: many(told.groups.length + told.left_out, "group") }), ...others.filter(Boolean)),
     told.never ? el("p", { class: "warn", text: "No step trained on this batch: the run ended before its step." }) : null,
-    el("ul", { class: "cards" }, ...told.groups.map((group) => groupLine(group, null))),
+    el("ul", { class: "cards" }, ...told.groups.map((group) => groupLine(group))),
     told.left_out ? el("p", { class: "hint", text: `${many(told.left_out, "more group")} not shown: swarm rollouts ${node} --step ${step}` }) : null,
   ];
 }

@@ -153,7 +153,7 @@ function nodesSection(told) {
     el("td", { text: node.kind === "elsewhere" ? "–" : count(node.step) }), el("td", { text: count(node.version) }),
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
-    el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: `, ${ago(node.heard_s)} ago` }))));
+    el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: isOver(told) ? `, ${timeOf(told.at - node.heard_s)}` : `, ${ago(node.heard_s)} ago` }))));
   return section("nodes", "Nodes", scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
 }
 
@@ -164,8 +164,11 @@ function textsSection(told) {
   if (chosen.texts && !datasets.includes(chosen.texts)) chosen.texts = "";
   const wanted = groups.filter(({ dataset }) => !chosen.texts || dataset === chosen.texts).slice(0, 12);
   const hold = el("button", { type: "button", id: "hold", "aria-pressed": String(chosen.held), text: "Hold the list", onclick: () => { chosen.held = !chosen.held; byId("hold").setAttribute("aria-pressed", String(chosen.held)); } });
-  return section("texts", "Texts", el("p", { class: "tools" }, el("label", { for: "texts-of", text: "Dataset " }), select("texts-of", [["", "all"], ...datasets.map((each) => [each, each])], chosen.texts, (value) => (chosen.texts = value)), " ", hold), el("ul", { class: "cards" }, ...wanted.map((group) => groupLine(group, told.now, told.nodes))));
+  return section("texts", "Texts", el("p", { class: "tools" }, el("label", { for: "texts-of", text: "Dataset " }), select("texts-of", [["", "all"], ...datasets.map((each) => [each, each])], chosen.texts, (value) => (chosen.texts = value)), " ", hold), el("ul", { class: "cards" }, ...wanted.map((group) => groupLine(group, told, isOver(told)))));
 }
+
+/** Whether what is shown was seen last and stays as it is. */
+const isOver = ({ state }) => state === "ended" || state === "lost";
 
 const leftOut = (number, one, more) => (number ? el("p", { class: "hint", text: `${many(number, one, more)} not shown.` }) : null);
 
@@ -218,16 +221,19 @@ async function showNode(node, key) {
   document.title = `${node} · swarm`;
   const curves = Object.entries(told.curves).map(([dataset, points]) => ({ title: dataset || "all tasks", points }));
   const held = new Set(told.steps.filter((each) => each[4]).map(([step]) => step));
-  const rewards = [["local groups", 2], ["foreign groups", 3]].map(([title, column]) => ({ title, link: (step) => (held.has(step) ? route("step", node, step) : null), points: told.steps.filter((each) => each[column] !== null).slice(-60).map((each) => [each[0], each[column]]) })).filter(({ points }) => points.length);
+  const rewards = [["local groups", 2], ["foreign groups", 3]].map(([title, column]) => ({ title, link: (step) => (held.has(step) ? route("step", node, step) : null), points: told.steps.filter((each) => each[column] !== null).map((each) => [each[0], each[column]]) })).filter(({ points }) => points.length);
   return [
     trail([node]),
     el("h1", {}, name(node)),
     row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}` }), row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
     section("curves", "Held-out pass rate by task", curves.length ? chart(`Held-out pass rate of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score signed by this key was received yet." }), curves.length ? curveTable(curves) : null),
-    section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; points with a dot link to their groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), stepForm(node)),
-    section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state.now, state.nodes))) : el("p", { class: "hint", text: "No group was read yet." })),
+    section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; points with a dot link to their groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), rewards.length && told.steps[0][0] > 1 ? el("p", { class: "hint", text: earlier(told.steps[0][0]) }) : null, stepForm(node)),
+    section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state))) : el("p", { class: "hint", text: "No group was read yet." })),
   ];
 }
+
+/** Why the rewards begin at a later step. */
+const earlier = (first) => `Steps before ${first} are not shown: the page keeps a node's newest 300 steps, and of a node whose trainer's records are not on this machine only those whose batches it has read.`;
 
 function curveTable(curves) {
   const head = ["task", "first", "newest", "evaluations"];
