@@ -28,6 +28,7 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
         CommandError: the model cannot be imported, or trainer and engine give it different
         logprobs.
     """
+    from shared.model.gguf_once import gguf_read_once
     from shared.model.import_plan import check_room, plan_import
     from shared.model.import_refused import ImportRefused
     from shared.model.import_source import find_source, whole_path
@@ -37,16 +38,17 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
     try:
         out = whole_path(out)
         refuse_filled(out, "the model")
-        plan = plan_import(find_source(source, revision), dtype)
-        check_room(plan, out)
-        note(f"reading {plan.source.origin}")
-        with appearing_whole(out) as staging:
-            read = read_model(plan)
-            write_model(plan, read, staging)
-            _tell(plan, read, out, sum(file.stat().st_size for file in staging.iterdir()))
-            # Free its copy of the weights, which the test of the folder does not need.
-            del read
-            note(f"{'parity':<16} {_tried(staging, out)}")
+        with gguf_read_once():
+            plan = plan_import(find_source(source, revision), dtype)
+            check_room(plan, out)
+            note(f"reading {plan.source.origin}")
+            with appearing_whole(out) as staging:
+                read = read_model(plan)
+                write_model(plan, read, staging)
+                _tell(plan, read, out, sum(file.stat().st_size for file in staging.iterdir()))
+                # Free its copy of the weights, which the test of the folder does not need.
+                del read
+                note(f"{'parity':<16} {_tried(staging, out)}")
     except (ImportRefused, FileExistsError) as error:
         raise CommandError(f"nothing was imported: {error}") from None
     except OSError as error:

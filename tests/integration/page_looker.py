@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -29,6 +30,8 @@ COVERED = """
 })
 """
 """Pairs of a chart's labels that cover each other. A line's box is twice as high as a digit."""
+_RESTING: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+"""Tabs that nobody looks at, by their browser. A new one costs Chromium a second of a core."""
 LOOKS = [(1280, "light"), (390, "dark")]
 OTHER_LOOKS = [(1280, "dark"), (390, "light")]
 
@@ -47,17 +50,31 @@ def a_browser() -> Iterator[Any]:
 
 
 class Looker:
-    """A tab of the browser that notes what a page must never do."""
+    """A tab of the browser that notes what a page must never do.
+
+    A tab that was closed in order is looked through again, at another address: the pages of these
+    tests keep nothing in a browser.
+    """
 
     def __init__(self, browser: Any, width: int = 1280, scheme: str = "light", allowed: str = "503") -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
+        resting = _RESTING.setdefault(browser, [])
+        self._browser = browser
+        self.page = resting.pop() if resting else browser.new_page(reduced_motion="reduce")
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         self.page.set_default_timeout(WAIT_MS)
         self.problems: list[str] = []
         self._allowed = allowed
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.problems.append(f"dialog {dialog.message}"))
-        self.page.on("console", self._noted)
-        self.page.on("request", lambda request: self.problems.append(request.url) if "127.0.0.1" not in request.url else None)
+        self._listeners: list[tuple[str, Callable[[Any], None]]] = []
+        self.listen("pageerror", lambda error: self.problems.append(str(error)))
+        self.listen("dialog", lambda dialog: self.problems.append(f"dialog {dialog.message}"))
+        self.listen("console", self._noted)
+        self.listen("request", lambda request: self.problems.append(request.url) if "127.0.0.1" not in request.url else None)
+
+    def listen(self, event: str, listener: Callable[[Any], None]) -> None:
+        """As Playwright's `page.on`, until this is closed."""
+        self.page.on(event, listener)
+        self._listeners.append((event, listener))
 
     def _noted(self, message: Any) -> None:
         # Prometheus is not installed in these tests: its API says so with 503.
@@ -89,7 +106,13 @@ class Looker:
         return [f"{each['id']}: {[node['html'][:120] for node in each['nodes'][:3]]}" for each in found]
 
     def close(self) -> None:
-        self.page.close()
+        for event, listener in self._listeners:
+            self.page.remove_listener(event, listener)
+        self._listeners = []
+        self.page.mouse.move(0, 0)
+        self.page.goto("about:blank")
+        assert self.page.context.storage_state() == {"cookies": [], "origins": []}, "the page keeps something in the browser"
+        _RESTING[self._browser].append(self.page)
 
 
 def written(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -369,7 +369,7 @@ def test_a_swarm_of_a_hundred_nodes_fits_in_300_kilobytes(browser: Any, server: 
     try:
         shown.until_state("running")
         sizes: list[int] = []
-        looker.page.on("response", lambda response: sizes.append(int(response.headers.get("content-length", "0"))))
+        looker.listen("response", lambda response: sizes.append(int(response.headers.get("content-length", "0"))))
         page = looker.open(shown.url)
         assert 0 < sum(sizes) < 300_000, f"{sum(sizes):,} bytes"
         assert page.locator("#leaderboard tbody tr").count() == 100

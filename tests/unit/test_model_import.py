@@ -76,6 +76,25 @@ def test_a_gguf_file_becomes_the_very_model_that_it_was_written_from(tmp_path: P
         assert fact in said, fact
 
 
+def test_the_fields_of_a_file_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take seconds for a vocabulary of 50,000 tokens, and the table of names for 30 layers."""
+    import gguf
+
+    made: list[str] = []
+
+    def counted(name: str) -> None:
+        real = getattr(gguf, name)
+        monkeypatch.setattr(gguf, name, lambda *arguments: (made.append(name), real(*arguments))[1])
+
+    file = write_gguf(tmp_path / "tiny.gguf")
+    counted("GGUFReader")
+    counted("get_tensor_name_map")
+    before = (gguf.GGUFReader, gguf.get_tensor_name_map)
+    import_model(str(file), tmp_path / "out")
+    assert sorted(made) == ["GGUFReader", "get_tensor_name_map"]
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == before
+
+
 def test_quantised_weights_are_kept_in_bfloat16_and_in_float32_where_asked(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", quantised=Q4_1)
     short, exact = import_model(str(file), tmp_path / "short"), import_model(str(file), tmp_path / "exact", dtype="float32")
