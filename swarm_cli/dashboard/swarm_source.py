@@ -147,8 +147,7 @@ class SwarmSource:
         self._state = state | told
 
     def _ended(self, *, copied: bool) -> dict[str, Any] | None:
-        seen = self._heard_at is not None
-        return end_object(self._following, self._config.node.var_dir, seen=seen, copied=copied)
+        return end_object(self._following, self._config.node.var_dir, seen=self._heard_at is not None, copied=copied)
 
     async def _read_batches(self, snapshot: SwarmSnapshot) -> None:
         plane = await self._plane()
