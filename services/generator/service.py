@@ -21,6 +21,7 @@ from services.generator.figures import Figures
 from services.generator.groups import call_seed, rollout_group
 from services.generator.ledger import consumed_with_moving_i
 from services.generator.ledger_store import DrawLedger
+from services.generator.pace import Pace
 from services.generator.policy_follower import PolicyFollower
 from services.generator.publishing import GroupPublisher
 from services.generator.server_key import server_key
@@ -58,6 +59,7 @@ class GeneratorService:
         except TaskConfigError as error:
             raise FatalError(str(error)) from None
         self._config = config
+        self._pace = Pace(config.generator.groups_per_minute)
         generator = config.generator
         tokenizer = load_tokenizer(config.model)
         self._model = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(tokenizer))
@@ -142,18 +144,14 @@ class GeneratorService:
                 if lease is None:
                     await asyncio.sleep(_IDLE_S)
                     continue
-                started = time.monotonic()
+                started_s = time.monotonic()
                 async with self._draws.renewed(lease, self._context.log):
                     await self._fill(lease)
-                await asyncio.sleep(self._pause_s(lease.count, time.monotonic() - started))
+                free_s = self._pace.after(lease.count, started_s)
+                await asyncio.sleep(max(0.0, free_s - time.monotonic()))
             except TransportError as error:
                 self._context.log.warning("node_plane_trouble", reason=str(error), consequence="trying again in 1 s")
                 await asyncio.sleep(1.0)
-
-    def _pause_s(self, groups: int, taken_s: float) -> float:
-        """Seconds to wait so that `groups_per_minute` holds if no trainer sets the pace."""
-        rate = self._config.generator.groups_per_minute
-        return max(0.0, groups * 60.0 / rate - taken_s) if rate and not self._trains else 0.0
 
     async def _claim(self) -> DrawLease | None:
         # Count from the policy in use, not the announced one; if a policy cannot be loaded, all

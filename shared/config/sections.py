@@ -295,8 +295,8 @@ class GeneratorSection(Section):
     groups_per_minute: float = Field(
         0.0,
         ge=0,
-        description="Largest number of groups per minute with engine openai, which no trainer paces; 0: as fast as the server "
-        "answers.",
+        description="Largest number of groups that one generator makes per minute, to leave room for others on its machine, or "
+        "on the server of engine openai, which no trainer paces; 0: as fast as the trainer takes them and the server answers.",
     )
     call_timeout_s: float = Field(
         1800.0, gt=0, description="Deadline of one engine call in seconds; a process whose engine exceeds it is restarted."
