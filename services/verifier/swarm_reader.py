@@ -6,7 +6,11 @@ too full to be read completely, senders in good standing are asked for their new
 
 Everything is read by direct gets: the server answers requests about streams (`STREAM.INFO`) one
 after the other for everybody, so a node that waited for one would wait for whoever asks most. What
-is known of the stream is therefore what the messages at and after the cursor tell.
+is known of the stream is therefore what the oldest unread message tells: its sequence, and how many
+follow. Nobody may delete from this stream, so the sequences behind it have no holes.
+
+A member may write messages of 8 MiB, and a line may be slow. So each message is asked for once and
+given time to arrive: what is asked for again is sent again.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from random import Random
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import structlog
 
@@ -34,7 +38,14 @@ log = structlog.get_logger(__name__)
 
 BURST_S = 2.0
 MAX_READ = 64
-LOOKED_AT_AFTER_S = 10.0
+READ_S = 30.0
+"""How long an answer may take: half of it without a message, which is enough for the largest at 0.6
+MB/s.
+"""
+PASSED_AFTER = 2
+"""A message that does not arrive in this many attempts, while the server answers, is passed."""
+DRAWN_AT_ONCE = 8
+LOOKED_AT_AFTER_S = 60.0
 """A stream without news is checked this often for whether it was created anew."""
 KNOWN_SUBJECTS = 256
 ASKED_SUBJECTS = 16
@@ -53,6 +64,9 @@ class SwarmReader:
         self._known_subjects: OrderedDict[str, int] = OrderedDict()
         self._random = Random()
         self._looked_at_s = -LOOKED_AT_AFTER_S
+        self._claimed: list[int] = []
+        self._claimed_as: Literal["follow", "draw"] = "follow"
+        self._failed = 0
 
     async def read(self, swarm: Transport) -> tuple[list[StoredMessage], bool]:
         """The messages that may be read now, and whether there are more. The backlog is not told
@@ -61,35 +75,42 @@ class SwarmReader:
         Raises:
             TransportError: one of the two planes did not answer.
         """
+        if self._claimed:
+            return self._noted(await self._asked(self._read_claimed(swarm)), more=True)
         allowed = min(self._looks.available(time.monotonic()), MAX_READ)
         if allowed <= 0:
             return [], False
         cursor, revision = await self._cursor()
-        unread = await self._asked(self._unread(swarm, cursor))
-        passed = cursor if cursor <= unread.last_seq else 0
-        self._figures.border.backlog(max(0, unread.last_seq - max(passed, unread.first_seq - 1)))
+        try:
+            unread = await self._asked(self._unread(swarm, cursor))
+        except NotConnected:
+            await self._pass_if_stuck(swarm, cursor, revision)
+            raise
+        self._failed = 0
+        self._figures.border.backlog(unread.messages)
         if unread.first is None:
             return [], False
-        plan = self._plan(cursor, unread.first_seq, unread.last_seq, allowed)
+        last_seq = unread.first_seq + unread.messages - 1
+        plan = self._plan(cursor, unread.first_seq, last_seq, allowed)
         if plan.mode == "draw":
-            (oldest,) = await self._asked(swarm.read(subjects.SWARM_ROLLOUTS, 1, 1)) or [unread.first]
-            plan = self._plan(cursor, oldest.seq, unread.last_seq, allowed)
-        try:
-            await self._node.kv.update(
-                subjects.node_bucket(self._id),
-                subjects.INTAKE_KEY,
-                encode(IntakeCursor(position=plan.next_cursor)),
-                last_revision=revision,
-            )
-        except Conflict:
+            kept = await self._asked(swarm.read(subjects.SWARM_ROLLOUTS, 1, 1, READ_S)) or [unread.first]
+            plan = self._plan(cursor, kept[0].seq, last_seq, allowed)
+        if not await self._move_cursor(plan.next_cursor, revision):
             return [], True
-        messages = await self._asked(self._read(swarm, plan, unread))
         self._figures.border.read("gap" if plan.mode == "draw" or 0 < cursor < unread.first_seq - 1 else "ok")
+        if plan.mode == "draw":
+            self._claimed, self._claimed_as = list(plan.positions), "draw"
+            newest = await self._asked(self._newest_of_known(swarm))
+            return self._noted(list(newest.values()), more=True)
+        self._claimed, self._claimed_as = list(range(unread.first_seq + 1, plan.next_cursor + 1)), "follow"
+        return self._noted([unread.first], more=unread.messages > 1)
+
+    def _noted(self, messages: list[StoredMessage], *, more: bool) -> tuple[list[StoredMessage], bool]:
         self._looks.take(len(messages))
         for message in messages:
             if message.subject in self._known_subjects:
                 self._known_subjects[message.subject] = max(self._known_subjects[message.subject], message.seq)
-        return messages, plan.mode == "follow" and plan.next_cursor < unread.last_seq
+        return messages, more
 
     def accepted(self, message: StoredMessage) -> None:
         """Record that a group on this subject was accepted, so that it is worth asking for more."""
@@ -121,14 +142,32 @@ class SwarmReader:
         """The messages after the cursor; all of a stream that was created anew and has fewer than
         the cursor says, which is looked at only now and then.
         """
-        unread, now_s = await swarm.ends(subjects.SWARM_ROLLOUTS, cursor + 1), time.monotonic()
+        unread = await swarm.ends(subjects.SWARM_ROLLOUTS, cursor + 1, READ_S, newest=False)
+        now_s = time.monotonic()
         if unread.first is not None or cursor == 0 or now_s - self._looked_at_s < LOOKED_AT_AFTER_S:
             return unread
         self._looked_at_s = now_s
         newest = await swarm.last(subjects.SWARM_ROLLOUTS, ">")
         if newest is None or newest.seq >= cursor:
             return unread
-        return await swarm.ends(subjects.SWARM_ROLLOUTS)
+        return await swarm.ends(subjects.SWARM_ROLLOUTS, 1, READ_S, newest=False)
+
+    async def _pass_if_stuck(self, swarm: Transport, cursor: int, revision: int) -> None:
+        """Pass a message that the line is too slow for, so that it does not hold up all others."""
+        self._failed = self._failed + 1 if swarm.connected else 0
+        if self._failed >= PASSED_AFTER:
+            self._failed = 0
+            log.warning("message_passed", seq=cursor + 1, reason=f"it did not arrive {PASSED_AFTER} times in {READ_S:.0f} s")
+            await self._move_cursor(cursor + 1, revision)
+
+    async def _move_cursor(self, position: int, revision: int) -> bool:
+        """False if another replica has moved it."""
+        try:
+            bucket, moved = subjects.node_bucket(self._id), encode(IntakeCursor(position=position))
+            await self._node.kv.update(bucket, subjects.INTAKE_KEY, moved, last_revision=revision)
+        except Conflict:
+            return False
+        return True
 
     def _plan(self, cursor: int, first_seq: int, last_seq: int, allowed: int) -> IntakePlan:
         return plan_intake(
@@ -140,25 +179,24 @@ class SwarmReader:
             random=self._random,
         )
 
-    async def _read(self, swarm: Transport, plan: IntakePlan, unread: Ends) -> list[StoredMessage]:
-        """`draw` requests single positions, some of which may be gone; `follow` reads a range, of
-        which the ends are there already.
+    async def _read_claimed(self, swarm: Transport) -> list[StoredMessage]:
+        """The next of the messages that the cursor has passed: at most 64 MiB at once, so that they
+        do not gather here. A message that does not arrive is lost, like all that were claimed by a
+        replica that ends.
         """
-        if plan.mode == "draw":
-            drawn = await _answered([swarm.get(subjects.SWARM_ROLLOUTS, seq) for seq in plan.positions])
-            found = {message.seq: message for message in drawn if message is not None}
-            return list((found | await self._newest_of_known(swarm)).values())
-        messages = [message for message in (unread.first,) if message is not None and message.seq <= plan.next_cursor]
-        last = [message for message in (unread.last,) if message is not None and message.seq == plan.next_cursor]
-        position, end = unread.first_seq + 1, plan.next_cursor - len(last)
-        while position <= end:
-            read = await swarm.read(subjects.SWARM_ROLLOUTS, position, min(MAX_READ, end - position + 1))
-            within = [message for message in read if message.seq <= end]
-            messages += within
-            if not within:
-                break
-            position = within[-1].seq + 1
-        return messages if messages[-1:] == last else messages + last
+        claimed, self._claimed = self._claimed, []
+        if self._claimed_as == "draw":
+            self._claimed = claimed[DRAWN_AT_ONCE:]
+            asked = [swarm.read(subjects.SWARM_ROLLOUTS, seq, 1, READ_S) for seq in claimed[:DRAWN_AT_ONCE]]
+            return list({message.seq: message for messages in await _answered(asked) for message in messages or ()}.values())
+        try:
+            read = await swarm.read(subjects.SWARM_ROLLOUTS, claimed[0], len(claimed), READ_S)
+        except NotConnected:
+            self._claimed = claimed[1:] if swarm.connected else claimed
+            raise
+        found = [message for message in read if message.seq <= claimed[-1]]
+        self._claimed = [seq for seq in claimed if found and seq > found[-1].seq]
+        return found
 
     async def _newest_of_known(self, swarm: Transport) -> dict[int, StoredMessage]:
         known = self._random.sample(list(self._known_subjects), min(ASKED_SUBJECTS, len(self._known_subjects)))
@@ -170,7 +208,7 @@ class SwarmReader:
         }
 
 
-async def _answered(asked: Sequence[Awaitable[StoredMessage | None]]) -> list[StoredMessage | None]:
+async def _answered(asked: Sequence[Awaitable[T]]) -> list[T | None]:
     """The replies in order, with None for a failed request, which does not affect the others. The
     cursor has already moved on.
 

@@ -225,9 +225,9 @@ class FencedTransport:
         """The newest message on `subject`."""
         return await self._plane.last(stream, subject)
 
-    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0) -> Ends:
+    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0, *, newest: bool = True) -> Ends:
         """The oldest message at or after `start_seq` and the newest."""
-        return await self._plane.ends(stream, start_seq, timeout_s)
+        return await self._plane.ends(stream, start_seq, timeout_s, newest=newest)
 
     async def stream_state(self, stream: str) -> StreamState:
         """How full a stream is."""

@@ -344,9 +344,10 @@ class Transport(Protocol):
         """The newest message on `subject`."""
         ...
 
-    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0) -> Ends:
+    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0, *, newest: bool = True) -> Ends:
         """The oldest message at or after `start_seq`, the newest, and how many there are, by direct
-        gets. Raises NoStream.
+        gets. Both come with their bodies; with `newest` false, the newest is left out. Raises
+        NoStream.
         """
         ...
 

@@ -49,7 +49,8 @@ class StoredMessage:
 @dataclass(frozen=True, slots=True)
 class Ends:
     """The oldest and the newest message of a stream from some sequence on, and how many there are,
-    as direct gets tell. A stream that keeps none has no ends, whatever it stored before.
+    as direct gets tell. A stream that keeps none has no ends, whatever it stored before. `last` is
+    also None if it was not asked for.
     """
 
     first: StoredMessage | None = None
@@ -63,5 +64,5 @@ class Ends:
 
     @property
     def last_seq(self) -> int:
-        """The newest message's sequence; 0 without messages."""
+        """The newest message's sequence; 0 without one."""
         return 0 if self.last is None else self.last.seq

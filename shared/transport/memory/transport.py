@@ -140,10 +140,10 @@ class MemoryTransport:
         """The newest message on `subject`."""
         return self._stream(stream).last(subject)
 
-    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0) -> Ends:
+    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0, *, newest: bool = True) -> Ends:
         """The oldest message at or after `start_seq` and the newest."""
         messages = self._stream(stream).read(start_seq, sys.maxsize)
-        return Ends(messages[0], messages[-1], len(messages)) if messages else Ends()
+        return Ends(messages[0], messages[-1] if newest else None, len(messages)) if messages else Ends()
 
     async def stream_state(self, stream: str) -> StreamState:
         """State of a stream."""

@@ -132,9 +132,9 @@ async def read(
     return found
 
 
-async def ends(connection: Connection, stream: str, start_seq: int, deadline: Deadline) -> Ends:
-    """The oldest message at or after `start_seq`, the newest one, and how many there are. Raises
-    NoStream after a second in which nobody answers.
+async def ends(connection: Connection, stream: str, start_seq: int, deadline: Deadline, *, newest: bool = True) -> Ends:
+    """The oldest message at or after `start_seq`, the newest one unless `newest` is false, and how
+    many there are. Raises NoStream after a second in which nobody answers.
     """
     position, most = max(1, start_seq), 1
     while True:
@@ -148,6 +148,8 @@ async def ends(connection: Connection, stream: str, start_seq: int, deadline: De
         if deadline.passed:
             raise NotConnected(f"direct get from stream {stream} at {connection.options.url}: no complete answer in time")
     first, messages = page.messages[0], page.pending + len(page.messages)
+    if not newest:
+        return Ends(first, None, messages)
     last = await get(connection, stream, {"last_by_subj": ">"}, deadline) if page.pending else page.messages[-1]
     if last is None or last.seq < first.seq:  # of a copy that lags, or removed meanwhile
         last = first

@@ -147,9 +147,9 @@ class NatsTransport:
         """The newest message on `subject`."""
         return await direct.get(self._connection, stream, {"last_by_subj": subject}, Deadline(api.READ_TIMEOUT_S))
 
-    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0) -> Ends:
+    async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0, *, newest: bool = True) -> Ends:
         """The oldest message at or after `start_seq` and the newest, by direct gets."""
-        return await direct.ends(self._connection, stream, start_seq, Deadline(timeout_s))
+        return await direct.ends(self._connection, stream, start_seq, Deadline(timeout_s), newest=newest)
 
     async def stream_state(self, stream: str) -> StreamState:
         """State of a stream."""
