@@ -16,6 +16,10 @@ HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2
 """Learning rates of AdamW above which to warn. Full fine-tuning of pretrained policies takes 1e-6
 to 1e-5, the demo's toy 1e-4, and adapters ten times that.
 """
+WIDEST_SEQUENCE_CLIP = 0.01
+"""Clip bounds above which to warn where r is the geometric mean over an answer, which hardly moves:
+GSPO's authors (arXiv 2507.18071) clip at 3e-4 and 4e-4.
+"""
 _LONG_ANSWER = 65_536
 _HOT, _COLD = 1.5, 0.3
 
@@ -50,6 +54,14 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
     if trainer.learning_rate > (HIGHEST_ADAPTER_RATE if adapters else HIGHEST_RATE):
         usual = "1e-5 to 1e-4 with adapters" if adapters else "1e-6 to 1e-5 for a pretrained model"
         yield f"trainer.learning_rate = {trainer.learning_rate:g}: the policy forgets all it knows in a few steps; usual is {usual}"
+    # With one update per batch r is 1, whatever the bounds are. gepo's r is far from 1 at once.
+    bounds = {name: value for name in ("clip_low", "clip_high") if (value := getattr(trainer, name)) > WIDEST_SEQUENCE_CLIP}
+    if trainer.objective == "gspo" and trainer.updates_per_batch > 1 and bounds:
+        wide = " and ".join(f"{name} = {value:g}" for name, value in bounds.items())
+        yield (
+            f"trainer.objective = gspo with {wide}: the ratio is a mean over the answer and hardly moves, so nothing bounds the "
+            f"{trainer.updates_per_batch} updates on a batch; its authors use trainer.clip_low = 3e-4 and trainer.clip_high = 4e-4"
+        )
     if not config.sampler.local:
         yield "sampler.local = 0: the policy learns only from other nodes' answers, never from its own"
     if not config.eval.tasks:

@@ -26,9 +26,11 @@ class ObjectiveSection(Section):
     aggregation: Literal["sequence_mean", "token_mean", "fixed_length"] | None = Field(
         None, description="What the loss is averaged over. Unset: the objective's published choice."
     )
-    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped; 0.2 as in the paper.")
+    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped; 0.2 as in the paper; gspo: 3e-4.")
     clip_high: float = Field(
-        0.28, ge=0, description="Ratios above 1 + clip_high are clipped; higher than clip_low, as in DAPO and the paper."
+        0.28,
+        ge=0,
+        description="Ratios above 1 + clip_high are clipped; higher than clip_low, as in DAPO and the paper; gspo: 4e-4.",
     )
     dual_clip: float = Field(
         0.0, ge=0, description="Limit of the ratio for negative advantages (dual-clip PPO), above 1 + clip_high; 0: off."

@@ -136,9 +136,19 @@ async def test_a_reload_brings_limits_to_accounts_that_had_none(tmp_path: Path):
 
 
 async def test_a_connection_has_no_more_subscriptions_than_its_limit(hub: SecuredServer):
-    async with user(hub, "mallory") as mallory, user(hub, "operator") as operator:
-        lines = (b"SUB _INBOX_mallory.x.%d %d\r\n" % (n, 10_000 + n) for n in range(4 * MEMBER_SUBSCRIPTIONS))
+    """Up to eight below the limit all are taken, as a client has a few of its own; one more than
+    the limit is refused.
+    """
+
+    def subscribe(first: int, end: int) -> None:
+        lines = (b"SUB _INBOX_mallory.x.%d %d\r\n" % (number, 10_000 + number) for number in range(first, end))
         mallory._transport.write(b"".join(lines))
+
+    async with user(hub, "mallory") as mallory, user(hub, "operator") as operator:
+        subscribe(0, MEMBER_SUBSCRIPTIONS - 8)
+        await mallory.flush(timeout=ANSWER_S)
+        assert "maximum subscriptions exceeded" not in hub.log_file.read_text()
+        subscribe(MEMBER_SUBSCRIPTIONS - 8, MEMBER_SUBSCRIPTIONS + 1)
         await until(lambda: "maximum subscriptions exceeded" in hub.log_file.read_text(), ANSWER_S)
         with suppress(nats.errors.Error):
             await mallory.flush(timeout=ANSWER_S)
@@ -198,15 +208,24 @@ def test_the_running_server_limits_a_members_leaf_connections_to_four_and_gives_
     assert leaves["SWARM_ALPHA"] == leaves["SWARM_MALLORY"] == "4"
 
 
-@pytest.mark.parametrize("dataset", ["gcd", "made-up-1"])
-async def test_a_member_has_one_subject_and_makes_up_no_others(hub: SecuredServer, dataset: str):
+async def test_a_member_has_four_subjects_and_makes_up_no_others(hub: SecuredServer):
+    """Its groups, their chunks, its scores and its directory entry; nothing below, beside or above
+    them, and no other node's.
+    """
+    directory = bucket_stream(subjects.SWARM_NODES_BUCKET)
+    entry = f"$KV.{subjects.SWARM_NODES_BUCKET}"
+    streams = (subjects.SWARM_ROLLOUTS, f"{subjects.SWARM_ROLLOUTS}_BLOBS", subjects.SWARM_EVALS, directory)
     async with user(hub, "mallory") as mallory, user(hub, "operator") as operator:
-        for subject in (f"{subjects.rollouts('mallory')}.{dataset}", f"blob.{subjects.rollouts('mallory')}.{dataset}"):
-            await mallory.publish(subject, b"x")
-        await mallory.request(subjects.rollouts("mallory"), b"x", timeout=ANSWER_S)
-        state = (await state_of(operator, subjects.SWARM_ROLLOUTS))["state"]
-        assert (state["messages"], state["num_subjects"]) == (1, 1)
-        assert (await state_of(operator, f"{subjects.SWARM_ROLLOUTS}_BLOBS"))["state"]["messages"] == 0
+        before = {name: (await state_of(operator, name))["state"]["messages"] for name in streams}
+        own = (subjects.rollouts("mallory"), f"blob.{subjects.rollouts('mallory')}", subjects.evals("mallory"), f"{entry}.mallory")
+        for subject in own:
+            for made_up in (f"{subject}.gcd", f"{subject}.made-up-1", f"{subject}-2", subject.replace("mallory", "nobody")):
+                await mallory.publish(made_up, b"x")
+        for subject in own:
+            await mallory.request(subject, b"x", timeout=ANSWER_S)
+        for name in streams:
+            state = (await state_of(operator, name))["state"]
+            assert (name, state["messages"], state["num_subjects"]) == (name, before[name] + 1, before[name] + 1)
 
 
 async def test_one_member_cannot_push_out_others_scores(hub: SecuredServer):

@@ -86,6 +86,7 @@ def test_a_configuration_that_cannot_be_made_leaves_the_file_as_it_was(keys: Pat
 
 
 def test_a_full_disk_leaves_the_file_as_it_was_and_nothing_beside_it(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsync fails in its place, since a full disk cannot be had in a test without being root."""
     file = keys / "conf" / "nats.conf"
     file.parent.mkdir()
     file.write_text("as it was")

@@ -176,6 +176,7 @@ def test_a_nodes_files_are_read_and_a_node_without_any_is_left_out(tmp_path: Pat
 
 @pytest.mark.slow
 def test_each_dataset_of_the_held_out_tasks_gets_a_diagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture's titles cannot be read back, so they are taken where it would be saved."""
     from matplotlib.figure import Figure
 
     titles: list[str] = []

@@ -40,6 +40,11 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
         ({"generator": {"temperature": 0.05}}, "become alike"),
         ({"eval": {"tasks": 0}}, "eval.tasks = 0"),
         ({"sampler": {"local": 0}}, "sampler.local = 0"),
+        (
+            {"trainer": {"objective": "gspo", "updates_per_batch": 2}},
+            "gspo with clip_low = 0.2 and clip_high = 0.28: .*the 2 updates.*trainer.clip_low = 3e-4 and trainer.clip_high = 4e-4",
+        ),
+        ({"trainer": {"objective": "gspo", "updates_per_batch": 4, "clip_low": 3e-4}}, "gspo with clip_high = 0.28: "),
     ],
 )
 def test_what_is_allowed_and_ruinous_is_warned_of_with_what_is_usual(sections: dict[str, Any], words: str) -> None:
@@ -53,6 +58,19 @@ def test_the_demo_and_the_defaults_are_warned_of_nothing() -> None:
     assert ruinous_settings(load_config(DEMO_CONFIG)) == []
     assert ruinous_settings(configured()) == []
     assert ruinous_with_model(configured(), 2048, True) == []
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {"objective": "gspo"},
+        {"objective": "gspo", "updates_per_batch": 4, "clip_low": 3e-4, "clip_high": 4e-4},
+        {"objective": "dapo", "updates_per_batch": 4},
+        {"objective": "gepo", "updates_per_batch": 4},
+    ],
+)
+def test_wide_clip_bounds_are_no_warning_where_they_are_usual_or_never_reached(trainer: dict[str, Any]) -> None:
+    assert ruinous_settings(configured(trainer=trainer)) == []
 
 
 def test_the_models_context_and_chat_template_are_held_against_the_settings() -> None:

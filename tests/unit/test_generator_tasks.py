@@ -20,6 +20,7 @@ def prompter() -> Prompter:
 def test_a_draw_whose_item_cannot_be_made_is_the_next_candidate_and_not_the_generator_s_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Its failing is made up: hardly any item of a real dataset cannot be made."""
     usual = prompter().for_draw(3)
     failed: list[TaskRef] = []
 
@@ -37,6 +38,8 @@ def test_a_draw_whose_item_cannot_be_made_is_the_next_candidate_and_not_the_gene
 
 @pytest.mark.parametrize("reason", ["task_underivable", "task_dataset"])
 def test_a_dataset_that_makes_nothing_is_said(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """No shipped dataset makes nothing, so one is made to."""
+
     def fails(ref: TaskRef) -> Task:
         raise TaskError(reason, "decimal_arithmetic: nothing comes of it")
 

@@ -129,6 +129,13 @@ def test_no_two_files_of_the_tests_have_one_name() -> None:
     assert not [name for name, files in names.items() if files > 1 and name != "conftest.py"]
 
 
+def test_no_test_uses_a_mocking_library() -> None:
+    """What cannot be had is replaced by hand, so that the test shows what stands in for it."""
+    asked = re.compile(r"^\s*(?:from|import) (?:unittest\.mock|unittest import mock|mock\b)", re.MULTILINE)
+    assert asked.search("from unittest.mock import patch") and not asked.search("import mockery")
+    assert [name for name, text in texts("*.py").items() if asked.search(text)] == []
+
+
 def test_every_file_says_what_belongs_in_it() -> None:
     assert [name for name, text in {"said": '"""So."""', "not": "a = 1", "empty": ""}.items() if is_unsaid(text)] == ["not"]
     unsaid = [name for name, text in texts("*.py").items() if is_unsaid(text)]

@@ -5,6 +5,7 @@ an interval over facts.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from lab.given_form import main as given_form_main
 from lab.guesses import identities, three_rules, with_rules
 from lab.guesses import main as guesses_main
 from shared.contracts.messages import Task, TaskRef
+
+REPO = Path(__file__).parents[2]
 
 
 def answered(question: str, reference: str, answer: str = "", reward: float = 0.0, dataset: str = "chain_sum") -> Answer:
@@ -328,3 +331,19 @@ def test_guesses_are_told_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert line in out
     (tmp_path / "other.json").write_text(json.dumps({"answers": [{**some[0], "question": "legs of a cow?"}]}))
     assert guesses_main([str(tmp_path / "other.json")]) == 1
+
+
+ANSWERS = REPO / "experiments/results/smollm2-demo/answers"
+SEEDS = sorted(file.stem for file in ANSWERS.glob("seed*-24.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("base", "others"), [("base-24", ["base-96", "base-told", "base-given", *SEEDS]), ("base-given", SEEDS)])
+def test_the_page_of_pretrained_models_gives_the_differences_that_the_command_prints(
+    base: str, others: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (REPO / "docs/results-pretrained.md").read_text()
+    assert main([str(ANSWERS / f"{name}.json") for name in (base, *others)]) == 0
+    found = re.findall(r"^(\S+) over \S+, paid: (\S+ \(\S+ to \S+);", capsys.readouterr().out, flags=re.MULTILINE)
+    assert [name for name, _ in found] == others
+    assert [f"{name}: {interval})" for name, interval in found if f"| {interval}) |" not in page] == []

@@ -92,6 +92,7 @@ def test_what_a_replica_appends_while_the_file_is_written_again_is_carried_over(
 
 
 def test_a_disk_that_takes_nothing_does_not_stop_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing fails in its place, since a full disk cannot be had in a test without being root."""
     memory = ReplayMemory(10, tmp_path / "accepted.txt")
 
     def full(*_: object) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
-from unittest.mock import patch
 
 import msgpack
 import pytest
@@ -145,7 +144,8 @@ def test_crashes_at_any_point_replay_the_same_groups(
 ) -> None:
     # With the usual number these histories never purge anything; with a few the stream ends at what
     # may be replayed.
-    with patch("services.sampler.memory.DUPLICATE_POSITIONS", 3 if few else DUPLICATE_POSITIONS):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("services.sampler.memory.DUPLICATE_POSITIONS", 3 if few else DUPLICATE_POSITIONS)
         _crashes_change_nothing(happened, {**shape, "shortage_wait_s": 0.0}, max_staleness, pool, again, age, crashes)
 
 

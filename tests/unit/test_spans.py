@@ -235,6 +235,7 @@ def test_without_an_endpoint_nothing_is_made_and_nothing_listens(monkeypatch: py
 def test_a_missing_extra_is_named_with_its_command_where_the_setting_asks_and_is_a_warning_where_a_variable_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The packages are here, so looking for them is replaced."""
     monkeypatch.setattr(otel, "find_spec", lambda name: None if name.startswith("opentelemetry") else pytest.fail(name))
     sentence = "which are not installed: pip install 'swarm-rl[otel]'"
     with pytest.raises(FatalError) as said:

@@ -219,6 +219,7 @@ async def test_the_first_view_keeps_known_nodes_and_their_scores_against_better_
 async def test_an_invitation_names_the_swarm_of_whoever_was_there_before_and_says_that_there_are_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The hub is one in memory, so connecting to it is replaced."""
     hub = Hub()
     await hub.alpha_is_known()
     await hub.flood(5)

@@ -117,6 +117,8 @@ async def test_a_look_that_is_cut_short_counts_no_batch_twice_and_goes_on_with_t
 
 
 async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot is made up, since no server answers once and then never again at will."""
+
     async def seen(*_: object, **__: object) -> SwarmSnapshot:
         return SwarmSnapshot(time.time(), (node(age_s=NOW - time.time()),), (), True)
 

@@ -168,6 +168,8 @@ def test_an_item_that_cannot_be_made_says_so_and_its_error_comes_through_from_an
 
 
 def fail(patch: pytest.MonkeyPatch, fails: Callable[[TaskRef], bool], error: TaskError | None = None) -> None:
+    """Have chosen items fail, since hardly any item of a real dataset cannot be made."""
+
     def derive(ref: TaskRef) -> Task:
         if fails(ref):
             raise error or TaskError("task_underivable", f"item {ref.index} cannot be made")

@@ -216,6 +216,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(tmp_path: Pa
 
 
 def test_config_check_names_missing_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both packages are here, so it is pretended that they are not."""
     monkeypatch.setitem(sys.modules, "trackio", None)
     file = tmp_path / "node.toml"
     asked = '[tracking]\ntrackers = ["trackio"]\n[tracing]\notlp_endpoint = "http://collector:4318"\n'

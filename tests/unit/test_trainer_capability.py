@@ -206,6 +206,7 @@ def test_a_resumed_learner_weighs_authors_as_the_one_before_it_bit_for_bit(model
 def test_a_checkpoint_of_an_older_version_starts_with_nothing_known(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What wrote it is gone, so today's code is made to leave out what it did not write."""
     write = torch.save
 
     def as_before(value: dict[str, Any], file: Any) -> None:

@@ -1,5 +1,8 @@
 """What a node keeps in its bucket for its own services may be damaged or of an earlier form: that
 is said, and the service goes on.
+
+The evaluator is the real one; its engine and its scorers are stand-ins that give one fixed answer
+and reward, because what is asked here is what it does with its bucket and its file.
 """
 
 from __future__ import annotations
@@ -112,6 +115,7 @@ async def test_a_result_that_nobody_can_read_is_found_again(config: NodeConfig, 
 
 
 async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(config: NodeConfig) -> None:
+    """The stand-in engine sleeps, as one that takes a known time cannot be had."""
     transport, took_s = await node(), []
 
     async def generate(*asked: Any, **settings: Any) -> list[list[Any]]:

@@ -40,6 +40,7 @@ def test_a_given_key_that_is_missing_is_not_made_but_said(tmp_path: Path) -> Non
 def test_a_key_file_of_another_owner_may_be_readable_for_the_group_as_a_mounted_secret_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another user is made up: only root could give the file away."""
     path = tmp_path / "signing.nk"
     made = create(path)
     path.chmod(0o440)
