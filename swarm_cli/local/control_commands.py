@@ -42,7 +42,12 @@ def down(
 
 
 def restart(
-    service: Annotated[str, typer.Argument(help="Such as alpha-trainer or nats; or a role (trainer), for every node's.")],
+    service: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVICE", help="Such as alpha-trainer or nats; or a role (trainer), for every node's.", show_default=False
+        ),
+    ] = "",
     run: Run = "",
     now: Annotated[bool, typer.Option("--now", help="Kill it at once, without letting it write its state.")] = False,
     grace_s: Annotated[
