@@ -51,7 +51,10 @@ from swarm_cli.toml_view import config_toml
 
 def join(
     token: Annotated[
-        str | None, typer.Argument(help="What `swarm invite` printed; - reads standard input.  [default: the variable JOIN_TOKEN]")
+        str | None,
+        typer.Argument(
+            metavar="TOKEN", help="What `swarm invite` printed; - reads standard input.  [default: the variable JOIN_TOKEN]"
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="The node's name.  [default: this machine's name and the end of the node's key]")] = "",
     model: Annotated[str, typer.Option(help="The policy: a folder, or a hub name.  [default: model.path]")] = "",

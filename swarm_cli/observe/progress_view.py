@@ -31,7 +31,9 @@ FINAL_EVALUATION_S = 180.0
 
 
 def progress(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: the configuration's node]")] = None,
+    nodes: Annotated[
+        list[str] | None, typer.Argument(metavar="NODE", help="Nodes to show.  [default: the configuration's node]")
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="End when all have taken this many steps.  [default: trainer.max_steps]")] = 0,
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between tables.")] = 5.0,
     config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG]")] = None,

@@ -52,7 +52,7 @@ NAMES_A_LINE = 5
 
 
 def status(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
+    nodes: Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Nodes to show.  [default: all found]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     run: LookRunOption = "",
     node_url: NodeUrlOption = "",

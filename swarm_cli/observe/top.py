@@ -39,7 +39,7 @@ QUIT_KEYS = (b"q", b"Q", b"\x04", b"\x1b")
 
 
 def top(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
+    nodes: Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Nodes to show.  [default: all found]")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print once and end. Implied if the output is not a terminal.")] = False,
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
     run: LookRunOption = "",
