@@ -12,8 +12,7 @@ policy elsewhere.
 _PROCESS = "job, node, role, instance"
 _STARTED_AT = 'process_start_time_seconds{job="swarm"}'
 _STARTED_IN_RUN = (
-    f"{_STARTED_AT} * on ({_PROCESS}) group_left (run) swarm_run_info\n"
-    f"or\n{_STARTED_AT} unless on ({_PROCESS}) swarm_run_info"
+    f"{_STARTED_AT} * on ({_PROCESS}) group_left (run) swarm_run_info\nor\n{_STARTED_AT} unless on ({_PROCESS}) swarm_run_info"
 )
 """When each process was started, with its run: on one machine the next run has the same ports and
 node names, and its start is no restart. A process that names no run is counted without one.
