@@ -35,7 +35,9 @@ NodeUrlOption = Annotated[str, typer.Option(help="Server of the node's streams. 
 
 
 def ban(
-    sender: Annotated[str, typer.Argument(help="A node's name or public key. If omitted, print bans and the worst senders.")] = "",
+    sender: Annotated[
+        str, typer.Argument(metavar="SENDER", help="A node's name or public key. If omitted, print bans and the worst senders.")
+    ] = "",
     duration: Annotated[str, typer.Option("--for", help="For example 90s, 30m, 1h or 7d.  [default: permanently]")] = "",
     reason: Annotated[str, typer.Option(help="Reason, for the logs.")] = "",
     anew: Annotated[bool, typer.Option("--anew", help="If the list cannot be read, start a new one without its bans.")] = False,
@@ -62,7 +64,7 @@ def ban(
 
 
 def unban(
-    sender: Annotated[str, typer.Argument(help="The name or key given to `swarm ban`.")],
+    sender: Annotated[str, typer.Argument(metavar="SENDER", help="The name or key given to `swarm ban`.")],
     by: ByOption = "",
     node_url: NodeUrlOption = "",
     config: ConfigOption = None,

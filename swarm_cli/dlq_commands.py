@@ -51,7 +51,7 @@ def list_letters(node: NodeOption = "", as_json: JsonOption = False, node_url: U
 
 @dlq_app.command()
 def show(
-    seq: Annotated[int, typer.Argument(min=1, help="Number of the letter, see `swarm dlq list`.")],
+    seq: Annotated[int, typer.Argument(metavar="SEQ", min=1, help="Number of the letter, see `swarm dlq list`.")],
     node: NodeOption = "",
     node_url: UrlOption = "",
     config: ConfigOption = None,
@@ -70,7 +70,7 @@ def show(
 
 @dlq_app.command("requeue")
 def requeue_letters(
-    seqs: Annotated[list[int] | None, typer.Argument(help="Numbers of letters.")] = None,
+    seqs: Annotated[list[int] | None, typer.Argument(metavar="SEQ", help="Numbers of letters.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All readable letters.")] = False,
     node: NodeOption = "",
     node_url: UrlOption = "",

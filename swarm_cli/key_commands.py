@@ -45,7 +45,7 @@ def new(
 
 @keys_app.command("show")
 def show_key(
-    file: Annotated[Path | None, typer.Argument(help="A key file.  [default: the configured node's]")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A key file.  [default: the configured node's]")] = None,
     node: Annotated[str, typer.Option(help="A node of the configured run.  [default: node.id]")] = "",
     config: ConfigOption = None,
 ) -> None:
@@ -65,8 +65,10 @@ def show_key(
 
 @roster_app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="The node's name.")],
-    public_key: Annotated[str, typer.Argument(help="Its public key, U..., printed by `swarm keys show` on that node.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The node's name.")],
+    public_key: Annotated[
+        str, typer.Argument(metavar="PUBLIC_KEY", help="Its public key, U..., printed by `swarm keys show` on that node.")
+    ],
     remark: Annotated[str, typer.Option("--note", help="A note about the node.")] = "",
     file: FileOption = None,
     config: ConfigOption = None,
@@ -88,7 +90,9 @@ def add(
 
 @roster_app.command()
 def remove(
-    name: Annotated[str, typer.Argument(help="The node's name.")], file: FileOption = None, config: ConfigOption = None
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The node's name.")],
+    file: FileOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Stop admitting a node."""
     path = _roster_file(file, config)

@@ -27,7 +27,9 @@ Result = TypeVar("Result")
 
 task_app = typer.Typer(name="task", help="Inspect the tasks that policies are trained and evaluated on.", no_args_is_help=True)
 
-Dataset = Annotated[str, typer.Argument(help="A dataset's name, or your own file: x.jsonl, x.parquet, ./folder.")]
+Dataset = Annotated[
+    str, typer.Argument(metavar="DATASET", help="A dataset's name, or your own file: x.jsonl, x.parquet, ./folder.")
+]
 Columns = Annotated[str, typer.Option(help="For a file: the columns of question and answer.")]
 Settings = Annotated[str, typer.Option(help="The dataset's settings as JSON, e.g. '{\"max_terms\": 3}'.")]
 EarlierSettings = Annotated[str, typer.Option("--config", hidden=True)]
@@ -41,7 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 
 @task_app.command("list")
 def list_tasks(
-    contains: Annotated[str, typer.Argument(help="Only names that contain this.")] = "",
+    contains: Annotated[str, typer.Argument(metavar="CONTAINS", help="Only names that contain this.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Print the names of all datasets."""
@@ -110,7 +112,7 @@ def score(
 
 @task_app.command()
 def audit(
-    datasets: Annotated[list[str] | None, typer.Argument(help="Names of datasets; all if omitted.")] = None,
+    datasets: Annotated[list[str] | None, typer.Argument(metavar="DATASET", help="Names of datasets; all if omitted.")] = None,
     count: Annotated[int, typer.Option(min=1, max=200, help="Tasks of each dataset.")] = 3,
     settings: Settings = "{}",
     seed: Seed = 0,

@@ -9,6 +9,14 @@ _TRAINS = f'({_KNOWN} and group by (job, node) (count_over_time(up{{job="swarm",
 """Nodes that have a sampler or trainer, or had one in the last day. A node with neither trains its
 policy elsewhere.
 """
+_PROCESS = "job, node, role, instance"
+_STARTED_AT = 'process_start_time_seconds{job="swarm"}'
+_STARTED_IN_RUN = (
+    f"{_STARTED_AT} * on ({_PROCESS}) group_left (run) swarm_run_info\nor\n{_STARTED_AT} unless on ({_PROCESS}) swarm_run_info"
+)
+"""When each process was started, with its run: on one machine the next run has the same ports and
+node names, and its start is no restart. A process that names no run is counted without one.
+"""
 _NEEDED_BY = {"generator": _KNOWN, "verifier": _KNOWN, "sampler": _TRAINS, "trainer": _TRAINS}
 
 
@@ -52,7 +60,7 @@ RULES: tuple[Alert, ...] = (
     ),
     Alert(
         name="SwarmCrashLooping",
-        expr='changes(process_start_time_seconds{job="swarm"}[30m]) > 3',
+        expr=f"changes((\n{_STARTED_IN_RUN}\n)[30m:15s]) > 3",
         hold="",
         severity=Severity.WARNING,
         summary="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} has restarted {{ $value }} times in 30 minutes",

@@ -132,13 +132,23 @@ def _message(problem: ErrorDetails, settings: type[BaseModel]) -> str:
     if problem["type"] == "extra_forbidden":
         hint = meant_key(problem["loc"], settings) or "remove it or correct its spelling"
         return f"unknown key; {hint} (`swarm config show --all` lists all keys)"
+    if problem["loc"] == ("tasks",) and isinstance(problem["input"], dict):
+        return "is a single table, and must be a list of them: write [[tasks]] instead of [tasks]"
     if problem["loc"] and problem["type"] not in {"value_error", "missing"}:
         if problem["type"] == "string_pattern_mismatch":
             message = _in_words(str(problem.get("ctx", {}).get("pattern", ""))) or message
         message += f", got {visible(repr(problem['input']), _LONGEST_VALUE)}"
         if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):
             message += f"; {hint}"
+        if problem["loc"][0] == "tasks" and problem["loc"][-1] == "dataset" and _is_path(problem["input"]):
+            path = visible(json.dumps(problem["input"], ensure_ascii=False), _LONGEST_VALUE)
+            message += f'; for a file write source = "file", path = {path} instead of dataset'
     return message
+
+
+def _is_path(value: Any) -> bool:
+    """Whether it looks like the path of a file, such as `questions.jsonl`."""
+    return isinstance(value, str) and ("/" in value or "." in value.strip("."))
 
 
 def _without_kind(problem: ErrorDetails) -> tuple[Location, bool]:

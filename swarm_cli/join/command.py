@@ -31,6 +31,7 @@ from swarm_cli.join.findings import Finding
 from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import look_at_hub
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, node_settings, task_entries
+from swarm_cli.join.other_ports import other_ports
 from swarm_cli.join.roster_asked import confirmed, without_roster
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
@@ -50,7 +51,10 @@ from swarm_cli.toml_view import config_toml
 
 def join(
     token: Annotated[
-        str | None, typer.Argument(help="What `swarm invite` printed; - reads standard input.  [default: the variable JOIN_TOKEN]")
+        str | None,
+        typer.Argument(
+            metavar="TOKEN", help="What `swarm invite` printed; - reads standard input.  [default: the variable JOIN_TOKEN]"
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="The node's name.  [default: this machine's name and the end of the node's key]")] = "",
     model: Annotated[str, typer.Option(help="The policy: a folder, or a hub name.  [default: model.path]")] = "",
@@ -155,7 +159,7 @@ class Newcomer:
         )
         run_folder = config.node.var_dir / "runs" / config.node.run
         with holding_run(run_folder):
-            check_ports(layout.ports, "stop those processes, or choose other ports with --nats-port and --base-port")
+            check_ports(layout.ports, other_ports(self.invitation.url, layout.ports))
             ensure_toy_policy(config)
             self._configure(steps)
             forget_end(run_folder)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shared.roles import ROLES
+from shared.suggestion import did_you_mean
 from swarm_cli.errors import CommandError
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import MAX_NODES, Layout, process_lines
@@ -14,6 +15,8 @@ from swarm_cli.local.rules import node_of
 from swarm_cli.local.supervisor import Supervisor
 
 _STOPPED = 143
+_WRONG_CALL = 2
+"""The exit code of a command that was called wrongly."""
 
 
 class Asked:
@@ -60,13 +63,15 @@ def named(service: str, states: Mapping[str, str]) -> list[str]:
     """The processes that `service` names: one by its name, or every node's process of that role.
 
     Raises:
-        CommandError: there is no such process or role.
+        CommandError: there is no such process or role, or none is named.
     """
     if service in states:
         return [service]
+    choice = f"name one of {', '.join(states)}, or a role ({', '.join(ROLES)}) for every node's"
+    if not service:
+        raise CommandError(f"no service is named: {choice}", _WRONG_CALL)
     with_role = [name for name in states if node_of(name) and name.rpartition("-")[2] == service] if service in ROLES else []
     if not with_role:
-        raise CommandError(
-            f"no process here is called {service[:80]!r}: name one of {', '.join(states)}, or a role ({', '.join(ROLES)})"
-        )
+        meant = did_you_mean(service.replace("_", "-"), [*states, *ROLES])
+        raise CommandError(f"no process here is called {service[:80]!r}: {f'{meant} Or ' if meant else ''}{choice}")
     return with_role

@@ -29,7 +29,9 @@ _PATIENCE_S = 900.0
 
 
 def down(
-    run: Annotated[str, typer.Argument(help="Name of the run.  [default: the running one]", show_default=False)] = "",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of the run.  [default: the running one]", show_default=False)
+    ] = "",
     now: Annotated[bool, typer.Option("--now", help="Kill every process, without letting it write its state.")] = False,
     var_dir: VarDir = None,
 ) -> None:
@@ -42,7 +44,12 @@ def down(
 
 
 def restart(
-    service: Annotated[str, typer.Argument(help="Such as alpha-trainer or nats; or a role (trainer), for every node's.")],
+    service: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVICE", help="Such as alpha-trainer or nats; or a role (trainer), for every node's.", show_default=False
+        ),
+    ] = "",
     run: Run = "",
     now: Annotated[bool, typer.Option("--now", help="Kill it at once, without letting it write its state.")] = False,
     grace_s: Annotated[
@@ -73,7 +80,9 @@ def restart(
 
 
 def add(
-    run: Annotated[str, typer.Argument(help="Name of the run.  [default: the running one]", show_default=False)] = "",
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of the run.  [default: the running one]", show_default=False)
+    ] = "",
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes to add.")] = 1,
     run_option: Annotated[str, typer.Option("--run", help="The same as RUN.", show_default=False)] = "",
     var_dir: VarDir = None,

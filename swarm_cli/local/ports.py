@@ -11,6 +11,9 @@ from typing import Any
 
 from swarm_cli.errors import CommandError
 
+OTHER_PORTS = "--nats-port 4333 --base-port 9500"
+"""Far enough from the usual ones for a second run, in the words of the command line."""
+
 
 def check_ports(wanted: Mapping[int, str], remedy: str) -> None:
     """Check that every port in `wanted` (port to purpose) can be listened on at 127.0.0.1.

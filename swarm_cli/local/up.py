@@ -28,7 +28,7 @@ from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.going_on import going_on
 from swarm_cli.local.launch import GRACE_S, lines_for_people, run_lines
-from swarm_cli.local.ports import check_ports
+from swarm_cli.local.ports import OTHER_PORTS, check_ports
 from swarm_cli.local.procfile import (
     DEFAULT_NATS_PORT,
     MAX_NODES,
@@ -46,10 +46,7 @@ from swarm_cli.tasks_apart import SMALLER, begin_deriving
 from swarm_cli.up_options import Given
 
 _HIGHEST_PORT = 65_535
-_OTHER_PORTS = (
-    "stop those processes, or choose other ports with --nats-port 4333 --base-port 9500 "
-    "(make run: UP_FLAGS='--nats-port 4333 --base-port 9500')"
-)
+_OTHER_PORTS = f"stop those processes, or choose other ports with {OTHER_PORTS} (make run: UP_FLAGS='{OTHER_PORTS}')"
 
 
 def up(

@@ -23,7 +23,7 @@ from swarm_cli.looking.store_copy import STORE, StartedMeanwhile, server_on_copy
 from swarm_cli.loopback import LOOPBACK
 from swarm_cli.own_run import is_own
 from swarm_cli.run_end import RunEnd, read_end
-from swarm_cli.running import RunNote, only_running, read_note, running_runs, servers
+from swarm_cli.running import RunNote, only_running, read_note, run_at, running_runs, servers
 
 _LISTENS_S = 2.0
 LookRunOption = Annotated[
@@ -43,6 +43,11 @@ class Target:
     swarm_url: str | None
     run: str = ""
     ended: RunEnd | None = None
+
+
+def run_here(var_dir: Path, target: Target) -> str:
+    """The running run of this machine that is looked at; empty if it has ended or is elsewhere."""
+    return "" if target.ended is not None else target.run or run_at(var_dir, target.node_url)
 
 
 def default_target(config: NodeConfig, node_url: str, swarm_url: str = "") -> Target:

@@ -50,10 +50,11 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            help="A GGUF file, an installed Python package that contains one, a Hugging Face folder, or a hub name (OWNER/NAME)."
+            metavar="SOURCE",
+            help="A GGUF file, an installed Python package that contains one, a Hugging Face folder, or a hub name (OWNER/NAME).",
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; must not exist or be empty.")],
     revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
     dtype: Annotated[
         Dtype | None,
@@ -72,7 +73,7 @@ def import_(
 
 @model_app.command()
 def memory(
-    model: Annotated[str, typer.Argument(help="A folder with a config.json, or a hub name (OWNER/NAME).")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a config.json, or a hub name (OWNER/NAME).")],
     revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
     dtype: Annotated[
         Dtype, typer.Option(help="model.dtype: dtype of matrix products and of a generator's weights.")
@@ -100,9 +101,9 @@ def memory(
 
 @model_app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="Name of a run, or the path of its folder.")],
-    node: Annotated[str, typer.Argument(help="The node whose policy to export.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or the path of its folder.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node whose policy to export.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; must not exist or be empty.")],
     best: Annotated[
         bool, typer.Option("--best", help="Export the checkpoint with the best evaluation instead of the newest.")
     ] = False,

@@ -47,7 +47,9 @@ class Answered:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Model folder, hub name, or a node's folder in a run (var/runs/RUN/NODE).")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Model folder, hub name, or a node's folder in a run (var/runs/RUN/NODE).")
+    ],
     tasks: Annotated[str, typer.Option(help="TOML file with [[tasks]], or dataset names.  [default: the config's]")] = "",
     n: Annotated[int, typer.Option("--n", min=1, max=100_000, help="How many tasks.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: greedy.")] = 0.0,

@@ -45,7 +45,9 @@ def watch_requests(
 
 
 def reload_when_changed(
-    folders: Annotated[list[Path], typer.Argument(help="Folders with files that the server reads: accounts, certificates.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Folders with files that the server reads: accounts, certificates.")
+    ],
     pid_file: Annotated[Path, typer.Option(help="The file with the server's process id (pid_file).")] = Path("/run/nats/nats.pid"),
     every_s: Annotated[float, typer.Option(min=0.1, help="How often to check, in seconds.")] = 5.0,
 ) -> None:

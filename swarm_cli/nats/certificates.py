@@ -44,8 +44,9 @@ def certificates(
     what: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="WHAT",
             help="PEM files, and servers as tls://HOST:PORT (client or leaf port); several may be separated by commas.  "
-            "[default: servers and authorities of the configuration]"
+            "[default: servers and authorities of the configuration]",
         ),
     ] = None,
     days: Annotated[int, typer.Option(min=0, help="Exit with 1 if a certificate lasts less than this many days.")] = 30,

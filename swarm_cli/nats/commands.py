@@ -61,7 +61,9 @@ FolderOption = Annotated[Path, typer.Option(help="Folder of key files: FOLDER/NO
 
 @nats_app.command("keys")
 def make_keys(
-    nodes: Annotated[list[str], typer.Argument(help="Names of nodes, or `operator` for the swarm plane's operator.")],
+    nodes: Annotated[
+        list[str], typer.Argument(metavar="NODE", help="Names of nodes, or `operator` for the swarm plane's operator.")
+    ],
     folder: FolderOption = Path("keys"),
 ) -> None:
     """Create the missing key files and print the public keys. A server's operator needs only the

@@ -73,7 +73,8 @@ def observe(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="The server's address or a token; - reads standard input.  [default: JOIN_TOKEN, or the running run's address]"
+            metavar="TOKEN",
+            help="The server's address or a token; - reads standard input.  [default: JOIN_TOKEN, or the running run's address]",
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print once and end. Implied if the output is not a terminal.")] = False,

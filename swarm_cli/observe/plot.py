@@ -21,7 +21,7 @@ DEFAULT_VAR_DIR = Path("var")
 
 
 def plot(
-    run: Annotated[str, typer.Argument(help="Name of a run, or the path of its folder.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or the path of its folder.")],
     out: Annotated[Path | None, typer.Option(help="PNG to write.  [default: curves.png in the run's folder]")] = None,
     var_dir: Annotated[Path, typer.Option(help="Folder that holds runs/.", envvar=VAR_DIR_VARIABLE)] = DEFAULT_VAR_DIR,
 ) -> None:

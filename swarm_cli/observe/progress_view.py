@@ -18,9 +18,11 @@ from shared.runtime.planes import connect_node_plane
 from shared.text import visible
 from shared.transport.base import NotConnected, Transport
 from swarm_cli.errors import checked_node
+from swarm_cli.looking.target import Target
 from swarm_cli.observe.evaluations import METRICS_FILE, newest_step, read_evaluations
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
+from swarm_cli.observe.start_again import remedies, restart_options, unanswered
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.observe.view import NodeView, gather
 from swarm_cli.running import goes_on, running_since
@@ -31,7 +33,9 @@ FINAL_EVALUATION_S = 180.0
 
 
 def progress(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: the configuration's node]")] = None,
+    nodes: Annotated[
+        list[str] | None, typer.Argument(metavar="NODE", help="Nodes to show.  [default: the configuration's node]")
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, help="End when all have taken this many steps.  [default: trainer.max_steps]")] = 0,
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between tables.")] = 5.0,
     config: Annotated[Path | None, typer.Option(help="Configuration file.  [default: SWARM_CONFIG]")] = None,
@@ -94,6 +98,8 @@ class ProgressView:
             for row in rows:
                 for line in row.lines(heard_at - self._began, time.time()):
                     _say(line)
+            for line in self._remedies(views):
+                _say(line)
             tables += 1
             if self._steps and steps_done(views, self._steps):
                 steps_done_at = steps_done_at or heard_at
@@ -110,6 +116,14 @@ class ProgressView:
             silent_s = time.monotonic() - heard_at
             _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({error})")
             return None
+
+    def _remedies(self, views: Sequence[NodeView]) -> list[str]:
+        names = unanswered(views, time.time())
+        if not names:
+            return []
+        run = self._run_dir.name if running_since(self._run_dir) is not None else ""
+        here = Target(self._config.nats.node_url, None, run)
+        return [f"{'':>9}{line}" for line in remedies(names, restart_options(self._config.node.var_dir, here))]
 
     def _rows(self, views: Sequence[NodeView], now: float) -> list[Row]:
         rows = []

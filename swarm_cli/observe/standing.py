@@ -74,14 +74,25 @@ def finished(view: NodeView) -> bool:
 
 def absent(view: NodeView, now: float) -> list[str]:
     """The roles that do not answer, in words: `starting again: trainer` for those that ended in
-    order a moment ago, `no word from verifier` for the others. Empty if the node ended in order.
+    order a moment ago, `no word from verifier for 2m` for the others. Empty if the node ended in
+    order.
     """
     if view.ended(now):
         return []
-    missing = [role for role in ROLES if not view.alive(role, now)]
-    again = [role for role in missing if any(_just_ended(status, now) for status in view.roles(role)[:1])]
-    gone = [role for role in missing if role not in again]
-    return [f"{words}{', '.join(roles)}" for words, roles in (("no word from ", gone), ("starting again: ", again)) if roles]
+    away = gone(view, now)
+    again = [role for role in ROLES if role not in away and not view.alive(role, now)]
+    heard_at = [view.roles(role)[0].updated_at for role in away if view.roles(role)]
+    silent = f" for {duration(now - max(heard_at))}" if heard_at else ""
+    told = (("no word from ", away, silent), ("starting again: ", again, ""))
+    return [f"{words}{', '.join(roles)}{since}" for words, roles, since in told if roles]
+
+
+def gone(view: NodeView, now: float) -> list[Role]:
+    """The roles that do not answer, without those that ended in order a moment ago. Empty if the
+    node ended in order.
+    """
+    missing = [] if view.ended(now) else [role for role in ROLES if not view.alive(role, now)]
+    return [role for role in missing if not any(_just_ended(status, now) for status in view.roles(role)[:1])]
 
 
 def ended_a_moment_ago(view: NodeView, now: float) -> bool:

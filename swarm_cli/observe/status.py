@@ -45,6 +45,7 @@ from swarm_cli.observe.snapshot import (
     with_reports,
 )
 from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, trouble
+from swarm_cli.observe.start_again import remedies, restart_options, unanswered
 from swarm_cli.run_end import RunEnd, newest_ended
 from swarm_cli.running import goes_on
 
@@ -52,7 +53,7 @@ NAMES_A_LINE = 5
 
 
 def status(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
+    nodes: Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Nodes to show.  [default: all found]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     run: LookRunOption = "",
     node_url: NodeUrlOption = "",
@@ -80,7 +81,7 @@ def status(
     else:
         if end is not None:
             note(end[1].sentence(end[0], time.time()))
-        show(snapshot, terminal())
+        show(snapshot, terminal(), restart_options(node_config.node.var_dir, target))
     if end is not None:
         raise typer.Exit(end[1].exit_code)
     if not any(view.statuses or (nodes and view.elsewhere) for view in snapshot.nodes):
@@ -192,8 +193,10 @@ def _fill_object(fill: StreamFill) -> dict[str, Any]:
     }
 
 
-def show(snapshot: SwarmSnapshot, console: Console) -> None:
-    """Print the tables, without those in which there would be nothing."""
+def show(snapshot: SwarmSnapshot, console: Console, restart: str | None = None) -> None:
+    """Print the tables, without those in which there would be nothing. restart: as
+    `restart_options` returns.
+    """
     nodes = Table("node", "step", "version", "held-out", *ROLES, title="nodes", title_justify="left")
     for node in snapshot.nodes:
         evaluation = node.view.evaluation
@@ -208,6 +211,8 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
         gone = absent(node.view, snapshot.at) if node.view.step > 0 and not node.elsewhere else []
         for words in (*gone, *trouble(node.view, snapshot.at)):
             console.print(f"{visible(node.node)}: {words}", markup=False)
+    for line in remedies(unanswered((node.view for node in snapshot.nodes if not node.elsewhere), snapshot.at), restart):
+        console.print(line, markup=False)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
     streams = Table(*columns, title="streams", title_justify="left")
     for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:

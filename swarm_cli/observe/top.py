@@ -27,6 +27,7 @@ from swarm_cli.looking.target import LookRunOption, check_listening, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, ended_snapshot, take_snapshot
+from swarm_cli.observe.start_again import remedies, restart_options, unanswered
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
 from swarm_cli.running import ended_run
@@ -39,7 +40,7 @@ QUIT_KEYS = (b"q", b"Q", b"\x04", b"\x1b")
 
 
 def top(
-    nodes: Annotated[list[str] | None, typer.Argument(help="Nodes to show.  [default: all found]")] = None,
+    nodes: Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Nodes to show.  [default: all found]")] = None,
     once: Annotated[bool, typer.Option("--once", help="Print once and end. Implied if the output is not a terminal.")] = False,
     every_s: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 2.0,
     run: LookRunOption = "",
@@ -75,6 +76,7 @@ class Top:
         self._reports = EvaluationLog(roster=roster_of(self._config), swarm=configured_swarm(self._config))
         self._history = TopHistory()
         self._heard_at: float | None = None
+        self._unanswered: list[str] = []
 
     async def once(self, console: Console) -> None:
         """Print one look."""
@@ -83,7 +85,8 @@ class Top:
         ended = self._following.end if self._following.target.ended else None
         notice = f" {ended[1].sentence(ended[0], time.time())}" if ended else ""
         calm = ended is not None and ended[1].in_order
-        console.print(screen(model, width=console.width, height=None, headline=self._headline, notice=notice, calm=calm))
+        words = {"headline": self._headline, "notice": notice, "closing": self._closing}
+        console.print(screen(model, width=console.width, height=None, calm=calm, **words))
         if not any(node.heard or (self._nodes and node.elsewhere) for node in model.nodes):
             raise CommandError(f"{NO_STATUS if model.nodes else NOBODY}: {START}")
 
@@ -110,9 +113,9 @@ class Top:
                     notice = self._away(error)
                     if self._heard_at is not None:
                         model = outdated(model, time.time() - self._heard_at)
-                headline = f"{self._headline}  q ends"
+                words = {"headline": f"{self._headline}  q ends", "notice": notice, "closing": self._closing}
                 calm = (end := self._following.end) is not None and end[1].in_order
-                shown = screen(model, width=console.width, height=console.height, headline=headline, notice=notice, calm=calm)
+                shown = screen(model, width=console.width, height=console.height, calm=calm, **words)
                 live.update(shown, refresh=True)
                 await _unless(quit_pressed, asyncio.sleep(every_s))
 
@@ -124,6 +127,7 @@ class Top:
             AccessDenied: it does not admit this user.
         """
         target = self._following.target
+        self._unanswered = []
         try:
             async with asyncio.timeout(LOOK_S):
                 snapshot = await take_snapshot(
@@ -134,6 +138,7 @@ class Top:
         if target.ended is not None:
             snapshot = ended_snapshot(snapshot)
         self._heard_at = time.time()
+        self._unanswered = unanswered((node.view for node in snapshot.nodes if not node.elsewhere), snapshot.at)
         reports = self._reports.reports(snapshot.swarm)
         return self._history.model(snapshot, reports, self._in_files(snapshot), self._reports.unsigned(snapshot.swarm))
 
@@ -145,6 +150,13 @@ class Top:
     def _headline(self) -> str:
         target = self._following.target
         return f"run {target.run}  {target.node_url}" if target.run else target.node_url
+
+    @property
+    def _closing(self) -> str:
+        """What to do about processes that do not answer, if they are this machine's."""
+        if not self._unanswered:
+            return ""
+        return "".join(remedies(self._unanswered, restart_options(self._config.node.var_dir, self._following.target), 1))
 
     def _away(self, error: Exception) -> str:
         """Why no server answers, as far as it is known here."""

@@ -36,19 +36,21 @@ NAME_CHARACTERS = 32
 
 
 def screen(
-    model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "", calm: bool = False
+    model: TopModel, *, width: int, height: int | None, headline: str, notice: str = "", calm: bool = False, closing: str = ""
 ) -> RenderableType:
     """The whole screen. `height` in lines; None: unlimited. `notice`: what is wrong with the view
-    itself or, if `calm`, a message that is no cause for concern.
+    itself or, if `calm`, a message that is no cause for concern. `closing`: a last line.
     """
     per_row = 2 if width >= 2 * PANEL_WIDTH and len(model.nodes) > 1 else 1
     rows = -(-len(model.nodes) // per_row)
-    fits = len(model.nodes) <= MOST_PANELS if height is None else rows * PANEL_LINES + 2 + bool(notice) <= height
+    fits = len(model.nodes) <= MOST_PANELS if height is None else rows * PANEL_LINES + 2 + bool(notice) + bool(closing) <= height
     parts: list[RenderableType] = [_headline(model, headline)]
     if notice:
         parts.append(Text(visible(notice), style="bold" if calm else "bold red"))
     parts.append(_panels(model.nodes, per_row) if fits else _table(model.nodes, width))
     parts.append(_swarm_line(model))
+    if closing:
+        parts.append(Text(f" {visible(closing)}", style="bold", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 
@@ -220,19 +222,27 @@ def _phases(node: NodeModel) -> Text:
 
 
 def _processes(processes: Sequence[ProcessLine], unheard: str) -> list[Text]:
-    """Two lines: generators and verifiers, then sampler and trainer. unheard: what is said if there
-    are none.
+    """Two lines: generators and verifiers, then sampler and trainer. What does not answer or get on
+    is first in its line, because a long line is cut at its end. unheard: what is said if there are
+    none.
     """
     if not processes:
         return [Text(unheard, style="yellow")]
     lines = []
     for roles in (("generator", "verifier"), ("sampler", "trainer")):
         line = Text()
-        for role in roles:
-            replicas = [process for process in processes if process.role == role]
+        of_role = {role: [process for process in processes if process.role == role] for role in roles}
+        for role, replicas in sorted(of_role.items(), key=lambda each: _wellness(each[1])):
             line.append(_process(role, replicas).append(" " * 3))
         lines.append(line)
     return lines
+
+
+def _wellness(replicas: Sequence[ProcessLine]) -> int:
+    """0 for what does not answer, 1 for what does not get on, 2 for what is well."""
+    if not replicas or not replicas[0].alive:
+        return 0
+    return 1 if replicas[0].instead else 2
 
 
 def _process(role: str, replicas: Sequence[ProcessLine]) -> Text:

@@ -46,7 +46,10 @@ RunOption = Annotated[
 
 def rollouts(
     node: Annotated[
-        str, typer.Argument(help="The node whose batches to read.  [default: the configuration's node]", show_default=False)
+        str,
+        typer.Argument(
+            metavar="NODE", help="The node whose batches to read.  [default: the configuration's node]", show_default=False
+        ),
     ] = "",
     step: Annotated[int | None, typer.Option(min=1, help="All groups of this step and no others.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many of the newest groups to show.")] = 8,

@@ -31,7 +31,9 @@ _ID = re.compile(rf"[0-9a-f]{{{SHORTEST_ID},64}}")
 
 
 def trace(
-    rollout_id: Annotated[str, typer.Argument(help="The group's id or its beginning, from a log or from `swarm rollouts`.")],
+    rollout_id: Annotated[
+        str, typer.Argument(metavar="GROUP", help="The group's id or its beginning, from a log or from `swarm rollouts`.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     run: RunOption = "",
     node_url: NodeUrlOption = "",

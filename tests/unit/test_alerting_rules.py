@@ -85,7 +85,7 @@ def test_alerts_are_named_like_symptoms_and_say_what_a_person_needs() -> None:
         assert written["labels"]["severity"] in set(Severity)
         if alert.name != ALWAYS_FIRES:
             assert "{{ $labels." in alert.summary, f"{alert.name}: which one?"
-            waits = bool(alert.hold) or re.search(r"\[\d+[mhd]\]", alert.expr)
+            waits = bool(alert.hold) or re.search(r"\[\d+[mhd](:\d+s)?\]", alert.expr)
             assert waits, f"{alert.name} fires on a single bad scrape"
         assert alert.dashboard.startswith(tuple(f"/d/{dashboard.uid}" for dashboard in DASHBOARDS.values()))
 

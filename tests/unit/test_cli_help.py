@@ -39,3 +39,14 @@ def test_help_shows_every_word_of_every_command_and_option(path: tuple[str, ...]
     told = [getattr(command, "help", None), *(getattr(option, "help", None) for option in getattr(command, "params", []))]
     for words in filter(None, told):
         assert bare(words) in text, words
+
+
+def test_usage_lines_call_arguments_as_the_pages_do_in_capitals() -> None:
+    arguments = {
+        (*path, each.name): str(each.metavar)
+        for path, command in ALL.items()
+        for each in getattr(command, "params", [])
+        if each.param_type_name == "argument"
+    }
+    assert arguments["trace", "rollout_id"] == "GROUP" and arguments["restart", "service"] == "SERVICE"
+    assert {name: shown for name, shown in arguments.items() if shown != shown.upper() or shown == "NONE"} == {}

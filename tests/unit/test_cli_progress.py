@@ -124,12 +124,12 @@ def test_a_silent_service_is_named_and_a_stopped_one_is_not_alive() -> None:
     alive = tuple(status(role) for role in ROLES if role != "verifier")
     assert state(view(3, statuses=alive), NOW) == "no word from verifier"
     silent = status("verifier", age_s=60)
-    assert state(view(3, statuses=(*alive, silent)), NOW) == "no word from verifier"
+    assert state(view(3, statuses=(*alive, silent)), NOW) == "no word from verifier for 1m"
     stopped = status("verifier", state="stopped")
     assert state(view(3, statuses=(*alive, stopped)), NOW) == "starting again: verifier"
     assert state(view(3, statuses=(*alive[1:], stopped)), NOW) == f"no word from {ROLES[0]}, starting again: verifier"
     ended_before = status("verifier", state="stopped", age_s=61)
-    assert state(view(3, statuses=(*alive, ended_before)), NOW) == "no word from verifier"
+    assert state(view(3, statuses=(*alive, ended_before)), NOW) == "no word from verifier for 1m"
     assert state(view(3, statuses=(*alive, status("verifier"))), NOW) == "working"
 
 

@@ -18,6 +18,7 @@ from shared.runtime.status import StatusBoard
 from swarm_cli.observe.progress import state
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.standing import FIRST_WORK_S, standing
+from swarm_cli.observe.start_again import remedies, unanswered
 from swarm_cli.observe.status import as_object, show
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
@@ -196,3 +197,22 @@ def test_what_a_process_said_last_is_not_shown_beside_what_is_known_since() -> N
     show(SwarmSnapshot(NOW, (NodeSnapshot(silent, (), True),), (), True), console)
     cells = next(line for line in console.export_text().splitlines() if line.startswith("│ alpha"))
     assert "not answering for 25s" in cells and "no step for 35s" in cells
+
+
+def test_for_how_long_a_process_is_silent_is_told_in_full_however_long_the_other_s_state_is() -> None:
+    waits = msgspec.structs.replace(status("sampler"), state="waiting for trainer (3 batches ahead)")
+    for age_s in (14.0, 140.0):
+        gone = view(trainer=status("trainer", age_s=age_s), sampler=waits)
+        assert f"trainer not answering for {'14s' if age_s < 60 else '2m'} " in drawn(model(gone)).replace("\x1b[0m", " ")
+    assert state(gone, NOW) == "no word from trainer for 2m"
+
+
+def test_the_command_that_starts_a_silent_process_again_is_named_where_it_is_known_to_be_here() -> None:
+    gone = view(trainer=status("trainer", age_s=140.0), sampler=status("sampler", age_s=14.0))
+    assert unanswered([gone, view()], NOW) == ["alpha-trainer", "alpha-sampler"]
+    assert unanswered([NodeView("x; rm -r /", ())], NOW) == unanswered([NodeView("alpha", ())], NOW) == []
+    names = ["alpha-trainer", "beta-trainer"]
+    again = "starts it again (with `--now` if it hangs)"
+    assert remedies(names, "", 1) == [f"`swarm restart alpha-trainer` {again}; 1 more do not answer"]
+    assert remedies(names, " --run two") == [f"`swarm restart {name} --run two` {again}" for name in names]
+    assert remedies(names, None) == remedies([], "") == []

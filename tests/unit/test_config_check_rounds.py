@@ -66,8 +66,16 @@ def rows(count: int, name: str = "rows.jsonl") -> None:
             '[nats]\nnode_url = "nats//alpha:4222"\nswarm_url = "nats://a:4222, nats://b"\n[sampler]\nlocal = -1\n' + TASK,
             ["nats.node_url: 'nats//alpha:4222' is not a server's address: write nats://HOST:PORT", "sampler.local: "],
         ),
+        ('[tasks]\ndataset = "gcd"', ["tasks: is a single table, and must be a list of them: write [[tasks]] instead of [tasks]"]),
+        (
+            '[[tasks]]\ndataset = "questions.jsonl"\n',
+            [
+                "[[tasks]] 1: dataset: must be 1 to 63 small letters, digits or _, beginning with a letter or digit, got "
+                '\'questions.jsonl\'; for a file write source = "file", path = "questions.jsonl" instead of dataset'
+            ],
+        ),
     ],
-    ids=["revision", "node", "objective", "union", "patterns", "address"],
+    ids=["revision", "node", "objective", "union", "patterns", "address", "table", "file"],
 )
 def test_each_mistake_is_told_and_not_what_follows_from_it(text: str, begin: list[str]) -> None:
     found = [line for line in told(f"{text}\n") if "models/base" not in line]

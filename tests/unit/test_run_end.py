@@ -143,5 +143,5 @@ def test_a_node_whose_processes_all_ended_in_order_has_ended_and_waits_for_none(
     assert view().ended(101.0) and absent(view(), 101.0) == []
     assert not view(trainer="training").ended(101.0), "the trainer is there"
     assert not view(trainer="training").ended(1_000.0), "it went without a word"
-    assert absent(view(trainer="training"), 1_000.0) == ["no word from generator, verifier, sampler, trainer"]
+    assert absent(view(trainer="training"), 1_000.0) == ["no word from generator, verifier, sampler, trainer for 15m"]
     assert not NodeView("a").ended(101.0)

@@ -192,6 +192,24 @@ def test_a_service_is_meant_by_its_name_or_by_its_role() -> None:
         named("gamma-trainer", states)
 
 
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [
+        ("alpha_trainer", "did you mean alpha-trainer? Or name one of nats, alpha-trainer, "),
+        ("alfa-trainer", "did you mean alpha-trainer"),
+        ("trainr", "did you mean trainer"),
+        ("gone", "called 'gone': name one of nats, "),
+        ("", "no service is named: name one of nats, alpha-trainer, beta-trainer, alpha-sampler, progress, or a role (generator, "),
+    ],
+)
+def test_a_service_that_is_not_there_or_not_named_is_told_with_those_that_are(service: str, said: str) -> None:
+    states = dict.fromkeys(("nats", "alpha-trainer", "beta-trainer", "alpha-sampler", "progress"), "")
+    with pytest.raises(CommandError) as refused:
+        named(service, states)
+    assert said in str(refused.value)
+    assert refused.value.exit_code == (1 if service else 2)
+
+
 PROCESSES = frozenset({"nats", "progress", "alpha-trainer", "alpha-sampler", "beta-trainer"})
 
 

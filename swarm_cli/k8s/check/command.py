@@ -18,7 +18,9 @@ from swarm_cli.tasks_apart import TasksApart
 
 
 def check(
-    overlay: Annotated[str, typer.Argument(help="The overlay's folder, a file of rendered YAML, or - for standard input.")],
+    overlay: Annotated[
+        str, typer.Argument(metavar="OVERLAY", help="The overlay's folder, a file of rendered YAML, or - for standard input.")
+    ],
     context: Annotated[str, typer.Option(help="Context of the kubeconfig.  [default: the current one]")] = "",
     cluster: Annotated[bool, typer.Option("--cluster/--no-cluster", help="Also look at the cluster.")] = True,
 ) -> None:

@@ -49,7 +49,7 @@ class _Wanted:
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(help="Folder that `swarm nats backup` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `swarm nats backup` wrote.")],
     stream: StreamsOption = None,
     node: Annotated[str, typer.Option(help="Only this node's streams.")] = "",
     replicas: Annotated[int | None, typer.Option(min=1, max=5, help="Copies of each stream.  [default: as many as it had]")] = None,
