@@ -128,6 +128,7 @@ def without(values: dict[str, Any], locations: Sequence[Location]) -> dict[str, 
 
 
 def _message(problem: ErrorDetails, settings: type[BaseModel]) -> str:
+    """What is wrong, with what was meant where pydantic's own words do not lead there."""
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         hint = meant_key(problem["loc"], settings) or "remove it or correct its spelling"
