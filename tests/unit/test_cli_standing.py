@@ -196,3 +196,26 @@ def test_what_a_process_said_last_is_not_shown_beside_what_is_known_since() -> N
     show(SwarmSnapshot(NOW, (NodeSnapshot(silent, (), True),), (), True), console)
     cells = next(line for line in console.export_text().splitlines() if line.startswith("│ alpha"))
     assert "not answering for 25s" in cells and "no step for 35s" in cells
+
+
+def test_a_node_whose_trainer_is_starting_again_does_not_stand_still() -> None:
+    waits = status("sampler", worked_s=600.0)
+
+    def again(began_s: float, state: str) -> NodeView:
+        begins = msgspec.structs.replace(status("trainer", worked_s=None, every_s=None), started_at=NOW - began_s, state=state)
+        return view(trainer=begins, sampler=waits, generator=status("generator", worked_s=600.0))
+
+    for began_s, words in ((5.0, "starting"), (300.0, "starting"), (50.0, "waiting for a batch")):
+        node = again(began_s, words)
+        assert standing(node, NOW) is None, (began_s, words)
+        assert border(model(node)) == GREEN and "no batch" not in drawn(model(node))
+        assert state(node, NOW) == words
+    for began_s, words in ((70.0, "waiting for a batch"), (FIRST_WORK_S + 1, "starting")):
+        assert standing(again(began_s, words), NOW) is not None, (began_s, words)
+
+
+def test_a_stalled_trainer_is_excused_while_another_process_of_its_node_starts() -> None:
+    begins = msgspec.structs.replace(status("generator", worked_s=None, every_s=None), started_at=NOW - 5, state="starting")
+    stuck = status("trainer", worked_s=140.0)
+    assert standing(view(trainer=stuck, generator=begins), NOW) is None
+    assert standing(view(trainer=stuck), NOW) is not None
