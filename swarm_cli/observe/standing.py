@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.contracts.control import ServiceStatus
-from shared.contracts.status_figures import StatusFigure
+from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.roles import ROLES, Role
 from shared.runtime.pace import late_after_s
 from shared.runtime.status import STARTING, STATUS_INTERVAL_S, STOPPED
@@ -164,6 +164,16 @@ def none_taken(view: NodeView, now: float) -> str:
     """`takes_none_s` in words; empty if it is None."""
     since_s = takes_none_s(view, now)
     return "" if since_s is None else f"no foreign group taken for {duration(since_s)}"
+
+
+def mostly_refused(view: NodeView, now: float) -> str | None:
+    """Why a node that takes none refuses most of what it examines; None if it is not known."""
+    counts: dict[str, float] = {}
+    for status in view.alive("verifier", now):
+        for name, count in status.figures.items():
+            if (reason := FigureFamily.MOSTLY_REFUSED.what(name)) is not None:
+                counts[reason] = counts.get(reason, 0.0) + count
+    return max(counts, key=lambda reason: counts[reason], default=None)
 
 
 def duration(seconds: float) -> str:

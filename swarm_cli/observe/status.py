@@ -44,7 +44,8 @@ from swarm_cli.observe.snapshot import (
     take_snapshot,
     with_reports,
 )
-from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, trouble
+from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, mostly_refused, none_taken, trouble
+from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd, newest_ended
 from swarm_cli.running import goes_on
 
@@ -208,6 +209,8 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
         gone = absent(node.view, snapshot.at) if node.view.step > 0 and not node.elsewhere else []
         for words in (*gone, *trouble(node.view, snapshot.at)):
             console.print(f"{visible(node.node)}: {words}", markup=False)
+        if none := "" if finished(node.view) else none_taken(node.view, snapshot.at):
+            console.print(_none_taken(node.view, none, snapshot.at), markup=False, soft_wrap=True)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
     streams = Table(*columns, title="streams", title_justify="left")
     for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:
@@ -229,6 +232,14 @@ def show(snapshot: SwarmSnapshot, console: Console) -> None:
     elif snapshot.swarm_reachable is False:
         console.print("the swarm plane cannot be reached; nodes train alone until it is back")
         console.print(visible(snapshot.swarm_problem), markup=False, highlight=False, soft_wrap=True)
+
+
+def _none_taken(view: NodeView, words: str, at: float) -> str:
+    """none_taken's `words` with the reason, and where each refused group's is."""
+    node = visible(view.node)
+    reason = mostly_refused(view, at)
+    why = f", those examined mostly for {visible(reason, 40)}" if reason else ""
+    return f"{node}: {words}: what it is sent is refused{why} (`swarm rollouts {node} --refused`)"
 
 
 def omissions(snapshot: SwarmSnapshot) -> list[str]:
