@@ -48,6 +48,7 @@ from swarm_cli.observe.standing import absent, duration, finished, instead_of_st
 from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd, newest_ended
 from swarm_cli.running import goes_on
+from swarm_cli.silent_server import silent_server
 
 NAMES_A_LINE = 5
 
@@ -69,6 +70,8 @@ def status(
             check_listening(target)
             snapshot = asyncio.run(_snapshot(node_config, target, nodes or []))
         except NotConnected:
+            if silent_server(node_config.node.var_dir, target.node_url):
+                raise
             # When a run on this machine ends, its server ends too.
             told = node_url or "node_url" in node_config.nats.model_fields_set
             ended = newest_ended(node_config.node.var_dir, target.node_url if told else "")
