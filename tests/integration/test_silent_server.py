@@ -15,11 +15,14 @@ from typing import NamedTuple
 import pytest
 
 from shared.config import load_config
+from shared.identity.permissions import OPERATOR
+from shared.runtime.planes import connect_node_plane
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.looking.following import Following
 from swarm_cli.looking.target import default_target
+from swarm_cli.observe.progress_view import ProgressView
 from swarm_cli.run_end import write_end
 from swarm_cli.running import LOCK, RunNote
 from swarm_cli.shipped import DEMO_CONFIG
@@ -98,6 +101,22 @@ async def test_the_page_says_the_same_and_does_not_show_an_older_run_s_end(
         told = json.loads(answered[1])
         assert told["state"] == "waiting" and told["ended"] is None
         assert told["problem"].startswith(f"the NATS server of run now does not answer: {restart} starts it again")
+
+
+async def test_the_progress_view_of_the_run_says_it_too(
+    hanging: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(hanging.here)
+    config = load_config(DEMO_CONFIG, {"nats": {"node_url": hanging.server.url}, "node": {"run": "now"}})
+    os.kill(hanging.server.pid, signal.SIGCONT)
+    plane = await connect_node_plane(config, OPERATOR)
+    try:
+        os.kill(hanging.server.pid, signal.SIGSTOP)
+        assert await ProgressView(config, ["alpha"], 1, 1.0)._views(plane, time.monotonic()) is None
+    finally:
+        os.kill(hanging.server.pid, signal.SIGCONT)
+        await plane.close()
+    assert "trying again (the NATS server of run now does not answer: `swarm restart nats`" in capsys.readouterr().out
 
 
 def test_nothing_is_said_of_a_server_that_answers_that_is_not_this_machine_s_or_that_just_starts(
