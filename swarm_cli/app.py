@@ -141,8 +141,9 @@ def _where_to_look(command: str, error: Exception) -> str:
     """
     from shared.config import ConfigError
     from shared.transport.base import NotConnected
+    from swarm_cli.silent_server import ServerSilent
 
-    if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected):
+    if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected) or isinstance(error, ServerSilent):
         return ""
     from swarm_cli.chosen_config import load_chosen
     from swarm_cli.elsewhere import running_elsewhere

@@ -24,6 +24,7 @@ from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import say
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.target import check_listening, default_target
+from swarm_cli.silent_server import naming_silent_server
 
 T = TypeVar("T")
 TIMEOUT_S = 5.0
@@ -101,12 +102,13 @@ def _removed(bans: BanList, sender: str) -> BanList:
 
 async def _with(config: NodeConfig, node_url: str, action: Callable[[Transport], Awaitable[T]]) -> T:
     target = default_target(config, node_url)
-    check_listening(target)
-    plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=target.node_url)
-    try:
-        return await action(plane)
-    finally:
-        await plane.close()
+    with naming_silent_server(config.node.var_dir, target.node_url):
+        check_listening(target)
+        plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=target.node_url)
+        try:
+            return await action(plane)
+        finally:
+            await plane.close()
 
 
 async def _listing(plane: Transport, bucket: str) -> list[str]:

@@ -20,6 +20,7 @@ from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.target import check_listening, default_target
+from swarm_cli.silent_server import naming_silent_server
 
 dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters and requeue them.", no_args_is_help=True)
 
@@ -101,7 +102,6 @@ def requeue_letters(
 
 def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaitable[T]]) -> T:
     target = default_target(config, url)
-    check_listening(target)
 
     async def run() -> T:
         plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=target.node_url)
@@ -110,7 +110,9 @@ def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaita
         finally:
             await plane.close()
 
-    return asyncio.run(run())
+    with naming_silent_server(config.node.var_dir, target.node_url):
+        check_listening(target)
+        return asyncio.run(run())
 
 
 def _found(letters: list[DeadLetter], seqs: list[int]) -> list[DeadLetter]:

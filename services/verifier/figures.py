@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.verifier.refusals import Refusal, Refused
+from services.verifier.refusals import UNEXAMINED, Refusal, Refused
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import Origin
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
@@ -194,6 +194,9 @@ class BorderFigures:
             ["why"],
             registry=registry,
         )
+        self._since_taken: dict[str, int] = {}
+        """Messages examined and refused since one was accepted, by reason."""
+        self._mostly = ""
         self._senders = {OTHER_SENDER}
         self._by_sender.labels(OTHER_SENDER)
         for result in ("ok", "gap", "timeout", "error"):
@@ -219,6 +222,8 @@ class BorderFigures:
         self._status.add(StatusFigure.ACCEPTED)
         self._status.set(StatusFigure.TAKEN_AT, time.time())
         self._status.set(StatusFigure.REFUSED_SINCE_TAKEN, 0)
+        self._since_taken.clear()
+        self._say_most_refused()
 
     def read(self, result: str) -> None:
         """Record a read of the swarm's stream: ok, gap, timeout or error."""
@@ -237,6 +242,19 @@ class BorderFigures:
         self._status.add(StatusFigure.REFUSED_SINCE_TAKEN)
         self._status.set(StatusFigure.REFUSED_AT, time.time())
         self._status.add(FigureFamily.REFUSED.of(refused.reason.value))
+        if refused.reason not in UNEXAMINED:
+            self._since_taken[refused.reason.value] = self._since_taken.get(refused.reason.value, 0) + 1
+            self._say_most_refused()
+
+    def _say_most_refused(self) -> None:
+        """Set the one figure of `MOSTLY_REFUSED`, and remove that of an earlier reason."""
+        counts = self._since_taken
+        most = max(counts, key=lambda reason: counts[reason], default="")
+        if self._mostly and self._mostly != most:
+            self._status.set(FigureFamily.MOSTLY_REFUSED.of(self._mostly), None)
+        if most:
+            self._status.set(FigureFamily.MOSTLY_REFUSED.of(most), counts[most])
+        self._mostly = most
 
     def shared(self, seconds: float, size_bytes: int) -> None:
         """Record that a local group was stored on the swarm plane."""

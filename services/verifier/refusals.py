@@ -43,6 +43,10 @@ class Refusal(Enum):
     COPIED = "copied"
 
 
+UNEXAMINED = (Refusal.FLOOD, Refusal.SURPLUS)
+"""Refusals of messages that were never looked at, so they say nothing about what is in them."""
+
+
 class Found(Enum):
     """Offences that are found after a group was accepted. Reports list these values along with
     those of `Refusal`.

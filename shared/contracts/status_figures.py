@@ -79,6 +79,10 @@ class FigureFamily(StrEnum):
     """Groups with rewards, by origin."""
     REFUSED = "refused_{}"
     """Foreign messages, by the reason of the refusal."""
+    MOSTLY_REFUSED = "since_taken_mostly_{}"
+    """Foreign messages refused since one was accepted, for the reason that most of those that were
+    examined were refused for; of no other reason, as a status holds few figures.
+    """
     SENDERS = "senders_{}"
     """Senders from whom nothing is accepted, by cause."""
     SANDBOX_WITHOUT = "sandbox_without_{}"

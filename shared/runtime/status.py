@@ -20,6 +20,8 @@ from shared.transport.base import Transport, TransportError
 if TYPE_CHECKING:  # commands that read statuses need no Prometheus client
     from shared.runtime.clock import ClockSkew
 
+STARTING = "starting"
+"""The first state of a process."""
 STOPPED = "stopped"
 """The last state of a process that shut down in order."""
 STATUS_INTERVAL_S = 2.0
@@ -47,7 +49,7 @@ class StatusBoard:
         self._node = node
         self._role = role
         self._replica = replica
-        self._state = "starting"
+        self._state = STARTING
         self._figures: dict[str, float] = {}
         self._pace = WorkPace()
         self._started_at = time.time()

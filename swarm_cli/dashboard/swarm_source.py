@@ -36,6 +36,7 @@ from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snaps
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.judged_by import judge_of
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
+from swarm_cli.silent_server import silent_server
 
 CONNECT_S = 3.0
 LOOK_S = 15.0
@@ -101,7 +102,7 @@ class SwarmSource:
                 )
         except (NotConnected, TimeoutError) as error:
             await self._read_last()
-            self._away(error)
+            self._away(error, await asyncio.to_thread(silent_server, self._config.node.var_dir, target.node_url))
             return None
         if target.ended is not None:
             snapshot = ended_snapshot(snapshot)
@@ -156,12 +157,12 @@ class SwarmSource:
         finally:
             await plane.close()
 
-    def _away(self, error: Exception) -> None:
-        """Record that no server answers. What was seen last stays on the page, with its time."""
-        instead, ended = self._following.instead, self._ended(copied=False)
+    def _away(self, error: Exception, hangs: str) -> None:
+        """Record that no server answers. What was seen last stays. hangs: as of `silent_server`."""
+        instead, ended = self._following.instead, None if hangs else self._ended(copied=False)
         # The server of a run that has ended is not missing: it ended with the run.
         silent = "" if ended is not None else str(error) or f"it took longer than {LOOK_S:.0f} s to answer"
-        problem = visible(instead or silent, 300)
+        problem = visible(hangs or instead or silent, 1000)
         state = "ended" if ended is not None else "waiting" if self._heard_at is None else "lost"
         server = visible(self._following.target.node_url, 120)
         self._state = self._state | {"state": state, "problem": problem, "server": server, "ended": ended}

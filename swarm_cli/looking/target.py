@@ -24,6 +24,7 @@ from swarm_cli.loopback import LOOPBACK
 from swarm_cli.own_run import is_own
 from swarm_cli.run_end import RunEnd, read_end
 from swarm_cli.running import RunNote, only_running, read_note, run_at, running_runs, servers
+from swarm_cli.silent_server import naming_silent_server
 
 _LISTENS_S = 2.0
 LookRunOption = Annotated[
@@ -87,7 +88,15 @@ def looking_at(config: NodeConfig, run: str, node_url: str, swarm_url: str = "",
 
     Raises:
         CommandError: there is no such run, or nothing of it is left to look at.
+        ServerSilent: instead of a NotConnected of the block.
     """
+    with _chosen(config, run, node_url, swarm_url, only_here) as target, naming_silent_server(config.node.var_dir, target.node_url):
+        yield target
+
+
+@contextmanager
+def _chosen(config: NodeConfig, run: str, node_url: str, swarm_url: str, only_here: bool) -> Iterator[Target]:
+    """As `looking_at`."""
     if not run or node_url:
         yield default_target(config, node_url, swarm_url)
         return

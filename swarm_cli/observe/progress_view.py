@@ -26,6 +26,7 @@ from swarm_cli.observe.start_again import remedies, restart_options, unanswered
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.observe.view import NodeView, gather
 from swarm_cli.running import goes_on, running_since
+from swarm_cli.silent_server import silent_server
 
 HEADER_EVERY = 10
 FINAL_EVALUATION_S = 180.0
@@ -114,7 +115,8 @@ class ProgressView:
         except NotConnected as error:
             # Do not give up: `honcho start` ends the whole run when its first process ends.
             silent_s = time.monotonic() - heard_at
-            _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({error})")
+            why = await asyncio.to_thread(silent_server, self._config.node.var_dir, self._config.nats.node_url)
+            _say(f"the NATS server has not answered for {silent_s:.0f} s; trying again ({why or error})")
             return None
 
     def _remedies(self, views: Sequence[NodeView]) -> list[str]:

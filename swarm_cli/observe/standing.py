@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.contracts.control import ServiceStatus
-from shared.contracts.status_figures import StatusFigure
+from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.roles import ROLES, Role
 from shared.runtime.pace import late_after_s
-from shared.runtime.status import STATUS_INTERVAL_S, STOPPED
+from shared.runtime.status import STARTING, STATUS_INTERVAL_S, STOPPED
 from swarm_cli.observe.view import NodeView
 
 FIRST_WORK_S = 600.0
@@ -19,7 +19,9 @@ QUIET_S = 5 * STATUS_INTERVAL_S
 """A process that is silent this long is reported, long before it counts as gone (`SILENT_S`)."""
 
 START_AGAIN_S = 60.0
-"""A restarted process imports and loads its model before it writes its first status."""
+"""A restarted process imports and loads its model before it writes its first status, and the others
+have work again only when it has done some.
+"""
 
 NONE_TAKEN_S = 120.0
 FEW_REFUSED = 16
@@ -54,17 +56,26 @@ def standing(view: NodeView, now: float) -> Standing | None:
     or if the node's trainer has taken all its steps or does not answer.
 
     The sampler, generator and verifier may wait for the trainer on purpose, so the trainer is
-    checked first, and what they do is no finding while it is gone.
+    checked first, and what they do is no finding while it is gone. Nor is it while a process is
+    starting: the others' work rested for as long as that one was away.
     """
     if finished(view) or (view.roles("trainer") and not view.alive("trainer", now)):
         return None
+    begins = {role for role in ROLES for status in view.alive(role, now) if _starting(status, now)}
     for role in _WORK:
+        if begins - {role}:
+            continue
         alive = view.alive(role, now)
         found = [late for status in alive if (late := _late(status, now)) is not None]
         # If a role has several replicas, one that works is enough.
         if found and len(found) == len(alive):
             return min(found, key=lambda each: each.for_s)
     return None
+
+
+def _starting(status: ServiceStatus, now: float) -> bool:
+    since_s = now - status.started_at
+    return since_s <= START_AGAIN_S or (status.state == STARTING and since_s <= FIRST_WORK_S)
 
 
 def finished(view: NodeView) -> bool:
@@ -164,6 +175,16 @@ def none_taken(view: NodeView, now: float) -> str:
     """`takes_none_s` in words; empty if it is None."""
     since_s = takes_none_s(view, now)
     return "" if since_s is None else f"no foreign group taken for {duration(since_s)}"
+
+
+def mostly_refused(view: NodeView, now: float) -> str | None:
+    """Why a node that takes none refuses most of what it examines; None if it is not known."""
+    counts: dict[str, float] = {}
+    for status in view.alive("verifier", now):
+        for name, count in status.figures.items():
+            if (reason := FigureFamily.MOSTLY_REFUSED.what(name)) is not None:
+                counts[reason] = counts.get(reason, 0.0) + count
+    return max(counts, key=lambda reason: counts[reason], default=None)
 
 
 def duration(seconds: float) -> str:

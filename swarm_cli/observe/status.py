@@ -44,10 +44,12 @@ from swarm_cli.observe.snapshot import (
     take_snapshot,
     with_reports,
 )
-from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, trouble
+from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, mostly_refused, none_taken, trouble
 from swarm_cli.observe.start_again import remedies, restart_options, unanswered
+from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd, newest_ended
 from swarm_cli.running import goes_on
+from swarm_cli.silent_server import silent_server
 
 NAMES_A_LINE = 5
 
@@ -69,6 +71,8 @@ def status(
             check_listening(target)
             snapshot = asyncio.run(_snapshot(node_config, target, nodes or []))
         except NotConnected:
+            if silent_server(node_config.node.var_dir, target.node_url):
+                raise
             # When a run on this machine ends, its server ends too.
             told = node_url or "node_url" in node_config.nats.model_fields_set
             ended = newest_ended(node_config.node.var_dir, target.node_url if told else "")
@@ -211,6 +215,8 @@ def show(snapshot: SwarmSnapshot, console: Console, restart: str | None = None) 
         gone = absent(node.view, snapshot.at) if node.view.step > 0 and not node.elsewhere else []
         for words in (*gone, *trouble(node.view, snapshot.at)):
             console.print(f"{visible(node.node)}: {words}", markup=False)
+        if none := "" if finished(node.view) else none_taken(node.view, snapshot.at):
+            console.print(_none_taken(node.view, none, snapshot.at), markup=False, soft_wrap=True)
     for line in remedies(unanswered((node.view for node in snapshot.nodes if not node.elsewhere), snapshot.at), restart):
         console.print(line, markup=False)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
@@ -234,6 +240,14 @@ def show(snapshot: SwarmSnapshot, console: Console, restart: str | None = None) 
     elif snapshot.swarm_reachable is False:
         console.print("the swarm plane cannot be reached; nodes train alone until it is back")
         console.print(visible(snapshot.swarm_problem), markup=False, highlight=False, soft_wrap=True)
+
+
+def _none_taken(view: NodeView, words: str, at: float) -> str:
+    """none_taken's `words` with the reason, and where each refused group's is."""
+    node = visible(view.node)
+    reason = mostly_refused(view, at)
+    why = f", those examined mostly for {visible(reason, 40)}" if reason else ""
+    return f"{node}: {words}: what it is sent is refused{why} (`swarm rollouts {node} --refused`)"
 
 
 def omissions(snapshot: SwarmSnapshot) -> list[str]:

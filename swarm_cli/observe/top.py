@@ -31,6 +31,7 @@ from swarm_cli.observe.start_again import remedies, restart_options, unanswered
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
 from swarm_cli.running import ended_run
+from swarm_cli.silent_server import silent_server
 
 CONNECT_S = 3.0
 LOOK_S = 15.0
@@ -110,7 +111,7 @@ class Top:
                         raise
                     notice = f" {error}"
                 except NotConnected as error:
-                    notice = self._away(error)
+                    notice = await _unless(quit_pressed, asyncio.to_thread(self._away, error)) or ""
                     if self._heard_at is not None:
                         model = outdated(model, time.time() - self._heard_at)
                 words = {"headline": f"{self._headline}  q ends", "notice": notice, "closing": self._closing}
@@ -161,8 +162,12 @@ class Top:
     def _away(self, error: Exception) -> str:
         """Why no server answers, as far as it is known here."""
         instead, node_url = self._following.instead, self._following.target.node_url
+        var_dir = self._config.node.var_dir
+        if silent := silent_server(var_dir, node_url):
+            seen = "" if self._heard_at is None else "; below is what was seen last"
+            return f" {silent}{seen}. Trying again"
         if self._heard_at is None:
-            ended = ended_run(self._config.node.var_dir)
+            ended = ended_run(var_dir)
             why = instead or ended or error
             return f" no server answers at {node_url} yet (--node-url names another); trying again ({why})"
         if (end := self._following.end) is not None:

@@ -15,7 +15,7 @@ from shared.transport.base import StreamSpec
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.progress import StepRate, base_evaluation, newest_evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.observe.standing import finished, instead_of_state, standing, takes_none_s, trouble
+from swarm_cli.observe.standing import finished, instead_of_state, mostly_refused, standing, takes_none_s, trouble
 from swarm_cli.observe.view import NodeView
 
 PHASES = ("wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint")
@@ -95,6 +95,7 @@ class NodeModel:
     taken: int | None
     refused: int | None
     top_reason: str | None
+    """Of what was refused; while none is taken, of what was examined and refused since."""
     to_score: int | None
     pool_local: int | None
     pool_external: int | None
@@ -202,6 +203,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
     empty.
     """
     view = node.view
+    takes_none = None if finished(view) else takes_none_s(view, now)
     specs = {spec.name: spec for spec in node_streams(view.node)}
     by_stream = {fill.stream: fill for fill in node.streams}
     queue = by_stream.get(subjects.node_rollouts_stream(view.node))
@@ -226,7 +228,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         shared=total("verifier", StatusFigure.SHARED),
         taken=total("verifier", StatusFigure.ACCEPTED),
         refused=total("verifier", StatusFigure.REFUSED),
-        top_reason=top_refusal(view.roles("verifier")),
+        top_reason=(mostly_refused(view, now) if takes_none else None) or top_refusal(view.roles("verifier")),
         to_score=queue.state.messages if queue else None,
         pool_local=_count(view.newest("sampler", StatusFigure.POOL_LOCAL)),
         pool_external=_count(view.newest("sampler", StatusFigure.POOL_EXTERNAL)),
@@ -244,7 +246,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         stands_still=standing(view, now) is not None,
         finished=finished(view),
         ended=view.ended(now),
-        takes_none_s=None if finished(view) else takes_none_s(view, now),
+        takes_none_s=takes_none,
         held_on=tuple(node.held_on(now)),
         elsewhere=node.elsewhere,
     )

@@ -216,3 +216,26 @@ def test_the_command_that_starts_a_silent_process_again_is_named_where_it_is_kno
     assert remedies(names, "", 1) == [f"`swarm restart alpha-trainer` {again}; 1 more do not answer"]
     assert remedies(names, " --run two") == [f"`swarm restart {name} --run two` {again}" for name in names]
     assert remedies(names, None) == remedies([], "") == []
+
+
+def test_a_node_whose_trainer_is_starting_again_does_not_stand_still() -> None:
+    waits = status("sampler", worked_s=600.0)
+
+    def again(began_s: float, state: str) -> NodeView:
+        begins = msgspec.structs.replace(status("trainer", worked_s=None, every_s=None), started_at=NOW - began_s, state=state)
+        return view(trainer=begins, sampler=waits, generator=status("generator", worked_s=600.0))
+
+    for began_s, words in ((5.0, "starting"), (300.0, "starting"), (50.0, "waiting for a batch")):
+        node = again(began_s, words)
+        assert standing(node, NOW) is None, (began_s, words)
+        assert border(model(node)) == GREEN and "no batch" not in drawn(model(node))
+        assert state(node, NOW) == words
+    for began_s, words in ((70.0, "waiting for a batch"), (FIRST_WORK_S + 1, "starting")):
+        assert standing(again(began_s, words), NOW) is not None, (began_s, words)
+
+
+def test_a_stalled_trainer_is_excused_while_another_process_of_its_node_starts() -> None:
+    begins = msgspec.structs.replace(status("generator", worked_s=None, every_s=None), started_at=NOW - 5, state="starting")
+    stuck = status("trainer", worked_s=140.0)
+    assert standing(view(trainer=stuck, generator=begins), NOW) is None
+    assert standing(view(trainer=stuck), NOW) is not None

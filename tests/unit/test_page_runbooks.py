@@ -40,3 +40,14 @@ def test_the_runbook_of_a_node_that_stands_still_tells_each_cause_by_words_that_
     assert "The server does not answer" in here and "The server does not answer" in (PAGE / "swarm.js").read_text()
     for remedy in ("swarm restart NODE-ROLE --now", "swarm restart nats", "SwarmNoRolloutsIngested", "var/runs/RUN/NODE/ROLE.log"):
         assert remedy in here, remedy
+
+
+def test_no_runbook_says_that_a_hanging_process_is_restarted_by_a_supervisor_on_one_machine() -> None:
+    stalled = " ".join(json.loads(runbook("SwarmTrainerStalled")[1])["text"].split())
+    assert "or the supervisor" not in stalled
+    assert "nothing restarts a process that hangs: `swarm restart NODE-trainer`" in stalled
+
+
+def test_the_runbook_of_a_node_that_takes_no_group_names_a_small_file_that_is_used_up() -> None:
+    told = " ".join(json.loads(runbook("SwarmNoRolloutsIngested")[1])["text"].split())
+    assert "`repeated` (a small file used up)" in told and "never examined" in told

@@ -1,0 +1,84 @@
+"""What is said of a NATS server that does not answer although a run of this machine is running on
+it: the run's processes all wait for it, and no older run explains it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shared.text import visible
+from shared.transport.base import NotConnected
+from swarm_cli.elsewhere import VAR_DIR_VARIABLE, runs_of_this_user
+from swarm_cli.running import read_note, running_runs, running_since
+from swarm_cli.shipped import shown
+
+GREETING_S = 2.0
+STARTS_S = 20.0
+"""The server of a run that was started more recently may not be up yet."""
+_LOG = "nats.log"
+
+
+class ServerSilent(NotConnected):
+    """The server of a run that is running here does not answer. The message is complete: what ran
+    here before or runs elsewhere has nothing to do with it.
+    """
+
+
+@contextmanager
+def naming_silent_server(var_dir: Path, node_url: str) -> Iterator[None]:
+    """Raises ServerSilent for a NotConnected of the block, if `silent_server` explains it."""
+    try:
+        yield
+    except NotConnected as error:
+        if told := silent_server(var_dir, node_url):
+            raise ServerSilent(told) from error
+        raise
+
+
+def silent_server(var_dir: Path, node_url: str) -> str:
+    """Which run's server at `node_url` does not answer, how it is started again, and where its log
+    is; empty if it answers, or is not that of exactly one run running on this machine. Waits
+    `GREETING_S` for it, so call it where another attempt has failed.
+    """
+    running = {folder.absolute() for folder in (*running_runs(var_dir), *runs_of_this_user())}
+    there = [folder for folder in running if (note := read_note(folder)) and note.node_url == node_url]
+    if len(there) != 1 or not (there[0] / _LOG).is_file() or _greets(node_url):
+        return ""
+    (folder,) = there
+    run, log = visible(folder.name, 80), visible(str(shown(folder / _LOG)), 400)
+    age_s = time.time() - (running_since(folder) or 0.0)
+    if age_s < STARTS_S:
+        return f"run {run} was started {age_s:.0f} s ago and its NATS server does not answer yet: try again; its log is {log}"
+    return f"the NATS server of run {run} does not answer: `{_restart(folder)}` starts it again; its log is {log}"
+
+
+def _restart(folder: Path) -> str:
+    """The command that restarts the server of the run in `folder`, for the current folder."""
+    var_dir, set_here = folder.parent.parent, os.environ.get(VAR_DIR_VARIABLE)
+    command = "swarm restart nats"
+    if len(running_runs(var_dir)) > 1:
+        command += f" --run {shlex.quote(visible(folder.name, 80))}"
+    if var_dir == Path(set_here or "var").absolute():
+        return command
+    if set_here or var_dir.name != "var":  # a folder where the command would look elsewhere, or one named otherwise
+        return f"{command} --var-dir {shlex.quote(visible(str(var_dir), 400))}"
+    return f"cd {shlex.quote(visible(str(var_dir.parent), 400))} && {command}"
+
+
+def _greets(node_url: str) -> bool:
+    """Whether a NATS server says something at the address: it greets whoever connects. One that
+    hangs does not, although the system takes the connection.
+    """
+    try:
+        at = urlsplit(node_url)
+        with socket.create_connection((at.hostname or "", at.port or 4222), GREETING_S) as line:
+            return bool(line.recv(1))
+    except (OSError, ValueError):
+        return False
