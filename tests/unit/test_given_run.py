@@ -134,7 +134,7 @@ def test_no_node_is_added_to_a_running_run_that_leads_out(folder: Path, tmp_path
     with holding_run(folder):
         linked_folder(folder)
         with pytest.raises(CommandError, match="beta is a link to"):
-            add(1, "gift", tmp_path)
+            add("gift", nodes=1, var_dir=tmp_path)
 
 
 def test_a_link_to_another_process_s_lock_is_no_running_run(folder: Path, tmp_path: Path) -> None:
