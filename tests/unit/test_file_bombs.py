@@ -34,6 +34,8 @@ except FileSourceError as error:
 print(max(most_kb() - before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) // 1024)
 """
 
+pytestmark = pytest.mark.slow
+
 
 def repeated(file: Path, text: str, rows: int, *, first: int = 0) -> Path:
     """A Parquet file of `rows` questions, which are all `text` from the row `first` on."""
