@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
 
-from shared.runtime.health import HealthServer, Heartbeat
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.running import RunNote
+from tests.integration.page_alert import ALERT, page_with_alert
 from tests.integration.page_looker import AXE, LOOKS, WAIT_MS, Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm
 from tests.nats_server import NatsServer
@@ -35,24 +34,11 @@ SHOWN = "told => document.querySelector('main').replaceChildren(banner(told))"
 
 @pytest.mark.skipif(not PROMETHEUS, reason="no prometheus on the PATH (Debian's package prometheus)")
 def test_an_alerts_card_leads_to_its_runbook_its_node_and_its_panels(browser: Any, server: NatsServer, tmp_path: Path) -> None:
-    registry = CollectorRegistry()
-    Gauge("swarm_policy_version", "Version.", registry=registry).set(7)
-    Gauge("swarm_trainer_kl_behaviour_nats", "Far from the policy that sampled.", registry=registry).set(2.0)
-    trainer = HealthServer("127.0.0.1", 0, registry, Heartbeat(), lambda: None)
-
-    async def write() -> None:
-        swarm = await PageSwarm.open(server.url)
-        await swarm.node("alpha", trainer_port=trainer.port)
-        await swarm.transport.close()
-
-    written(write())
-    shown = Dashboard(server.url, tmp_path, "--patience", "0.1", prometheus=True)
-    try:
-        shown.until_state("running")
+    with page_with_alert(server, tmp_path) as shown:
         for width, scheme in LOOKS:
             looker = Looker(browser, width, scheme)
             page = looker.open(shown.url)
-            card = page.locator("#alerts li.alert", has_text="SwarmPolicyDiverges")
+            card = page.locator("#alerts li.alert", has_text=ALERT)
             said = page.locator("#alerts > p")
             playwright.expect(said).to_contain_text("1 of 4 processes answer; not alpha", timeout=WAIT_MS)
             panels = card.get_by_role("link", name="Panels")
@@ -62,7 +48,7 @@ def test_an_alerts_card_leads_to_its_runbook_its_node_and_its_panels(browser: An
             card.get_by_role("link", name="Node alpha").click()
             page.get_by_role("heading", name="alpha", exact=True).wait_for()
             page.goto(shown.url)
-            page.locator("#alerts li.alert", has_text="SwarmPolicyDiverges").get_by_role("link", name="Runbook").click()
+            page.locator("#alerts li.alert", has_text=ALERT).get_by_role("link", name="Runbook").click()
             page.get_by_role("heading", name="SwarmPolicyDiverges").wait_for()
             page.get_by_role("heading", name="On one machine").wait_for()
             looker.check()
@@ -72,7 +58,7 @@ def test_an_alerts_card_leads_to_its_runbook_its_node_and_its_panels(browser: An
             looker.check()
             looker.shot(f"runbook-{width}-{scheme}")
             page.goto(f"{shown.url}panels#dashboard=swarm-node&node=alpha")
-            link = page.locator("#alerts .alert.firing", has_text="SwarmPolicyDiverges").get_by_role("link", name="runbook")
+            link = page.locator("#alerts .alert.firing", has_text=ALERT).get_by_role("link", name="runbook")
             assert link.get_attribute("href") == "/#/runbook/SwarmPolicyDiverges"
             page.get_by_role("button", name="Swarm", exact=True).click()
             page.get_by_role("columnheader", name="steps, 5 min").wait_for()
@@ -81,9 +67,6 @@ def test_an_alerts_card_leads_to_its_runbook_its_node_and_its_panels(browser: An
             playwright.expect(curve).to_have_text("Trainer steps over 15 s", timeout=WAIT_MS)
             looker.check()
             looker.close()
-    finally:
-        shown.close()
-        trainer.close()
 
 
 def test_a_silent_process_of_a_run_on_this_machine_has_its_restart_and_its_log_named_and_a_late_one_is_no_alarm(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
 
 from shared.contracts import subjects
 from shared.contracts.codec import encode
@@ -20,7 +19,7 @@ from shared.contracts.control import NodeRecord
 from shared.contracts.messages import ModelIdentity
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
-from shared.runtime.health import HealthServer, Heartbeat
+from tests.integration.page_alert import ALERT, page_with_alert
 from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, WAIT_MS, Looker, written
 from tests.integration.page_swarm import SWARM, Dashboard, PageSwarm, a_hundred, group, publish_raw, usual
 from tests.nats_server import NatsServer
@@ -253,22 +252,9 @@ def test_a_click_during_which_the_page_is_refreshed_is_followed(
 def test_an_alert_that_fires_has_its_card_on_both_pages_and_axe_finds_nothing_on_the_panels(
     browser: Any, server: NatsServer, tmp_path: Path
 ) -> None:
-    registry = CollectorRegistry()
-    Gauge("swarm_policy_version", "Version.", registry=registry).set(7)
-    Gauge("swarm_trainer_kl_behaviour_nats", "Far from the policy that sampled.", registry=registry).set(2.0)
-    trainer = HealthServer("127.0.0.1", 0, registry, Heartbeat(), lambda: None)
-
-    async def write() -> None:
-        swarm = await PageSwarm.open(server.url)
-        await swarm.node("alpha", trainer_port=trainer.port)
-        await swarm.transport.close()
-
-    written(write())
-    shown = Dashboard(server.url, tmp_path, "--patience", "0.1", prometheus=True)
-    try:
-        shown.until_state("running")
+    with page_with_alert(server, tmp_path) as shown:
         looker = Looker(browser)
-        card = looker.open(shown.url).locator("#alerts li.alert", has_text="SwarmPolicyDiverges")
+        card = looker.open(shown.url).locator("#alerts li.alert", has_text=ALERT)
         playwright.expect(card).to_contain_text("of alpha", timeout=WAIT_MS)
         playwright.expect(card).to_contain_text("is 2.0 nats per token")
         looker.check()
@@ -279,7 +265,7 @@ def test_an_alert_that_fires_has_its_card_on_both_pages_and_axe_finds_nothing_on
             looker = Looker(browser, width, scheme)
             page = looker.page
             page.goto(f"{shown.url}panels")
-            card = page.locator("#alerts .alert.firing", has_text="SwarmPolicyDiverges")
+            card = page.locator("#alerts .alert.firing", has_text=ALERT)
             playwright.expect(card).to_contain_text("is 2.0 nats per token", timeout=WAIT_MS)
             for tab in ("Swarm", "Swarm node"):
                 page.get_by_role("button", name=tab, exact=True).click()
@@ -289,9 +275,6 @@ def test_an_alert_that_fires_has_its_card_on_both_pages_and_axe_finds_nothing_on
             looker.shot(f"panels-firing-{width}-{scheme}")
             looker.close()
         assert not any(wrong.values()), wrong
-    finally:
-        shown.close()
-        trainer.close()
 
 
 def test_scores_are_ranked_on_the_same_tasks_and_by_signature_and_hostile_text_is_text(
