@@ -142,8 +142,6 @@ def swarm_streams(*, replicas: int = 1) -> tuple[StreamSpec, ...]:
 
 _NO_MESSAGES_SEQ = 2**62
 """No stream has a message there, so only whether somebody answers is told."""
-
-
 _SWARM_COMMAND = "swarm nats init --plane swarm"
 
 

@@ -5,7 +5,6 @@ while another computes.
 from __future__ import annotations
 
 import asyncio
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,11 @@ from services.generator.engines.transformers_engine import TransformersEngine
 from services.generator.engines.turns import TurnTakingEngine
 from shared.cancelling import cancel_and_wait
 from shared.device_turns import DeviceTurns
+from tests.engines.conftest import needs_vllm
 from tests.engines.reference import next_token_logits
 from tests.engines.tiny_models import random_policy, write_model_folder, write_policy_file
 
-_KINDS = [
-    "transformers",
-    pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")]),
-]
+_KINDS = ["transformers", pytest.param("vllm", marks=needs_vllm)]
 _PROMPTS = [[65, 66, 67], [70, 71]]
 _GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12)
 
