@@ -98,8 +98,7 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
         ):
             every_look(browser, shown.url + address, name, words, allowed="404" if words.startswith(("does not", "no ")) else "503")
         server.stop()
-        lost = shown.until_state("lost")
-        assert "`swarm up`" in lost["problem"]
+        lost = shown.until(lambda found: found["state"] == "lost" and "`swarm up`" in found["problem"], "lost, with a remedy")
         assert lost["leaderboard"], "what was known stays"
         every_look(browser, shown.url, "lost", "The page shows what was seen last")
         looker = Looker(browser)

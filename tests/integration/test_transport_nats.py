@@ -85,9 +85,11 @@ async def test_fetching_while_the_server_is_away_gives_nothing_in_time_and_publi
         started = time.monotonic()
         assert await transport.fetch("QUEUE", "worker", 1, 0.5) == []
         assert not transport.connected
-        with pytest.raises(NotConnected):
+        with pytest.raises(NotConnected, match="`swarm up`"):
             await published(transport, b"x", "1", timeout_s=0.5)
-        with pytest.raises(NotConnected):
+        with pytest.raises(NotConnected, match="`swarm up`"):
+            await transport.kv.buckets()
+        with pytest.raises(NotConnected, match="`swarm up`"):
             await transport.read("QUEUE", 1, 1, timeout_s=0.5)
         assert time.monotonic() - started < 15.0
         server.start()

@@ -32,6 +32,11 @@ RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
 CONNECT_TIMEOUT_S = 2
 """Limit of each step of connecting to one server: address, greeting, TLS handshake, answer."""
+LOST = (
+    "not connected: the server has not answered since the connection broke; if it stays away, start it again (`swarm restart nats` "
+    "in a running swarm, `swarm up` otherwise)"
+)
+"""Why a request on a broken connection failed, and what to do."""
 _ATTEMPT_S = 1.0
 _HEADERS_BYTES = 16 * 1024
 """Room kept below the server's `max_payload` for headers."""
@@ -146,7 +151,6 @@ class Connection:
         attempt_s, reason = _ATTEMPT_S + len(payload) / _SLOW_LINE_BYTES_PER_S, ""
         while not deadline.passed:
             if not await self.until_connected(deadline):
-                reason = "not connected"
                 break
             try:
                 with heeded_cancellation():
@@ -164,7 +168,7 @@ class Connection:
                 reason = str(error)
                 await asyncio.sleep(min(0.05, deadline.left_s))
         self.counters.errors["unanswered"] += 1
-        raise NotConnected(f"{what} at {self.options.url}: {reason or 'no time left'}")
+        raise NotConnected(f"{what} at {self.options.url}: {(reason or 'no time left') if self.connected else LOST}")
 
     @asynccontextmanager
     async def replies(self, subject: str, payload: bytes) -> AsyncIterator[asyncio.Queue[Any]]:

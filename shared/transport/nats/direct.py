@@ -20,7 +20,7 @@ import nats.errors
 from shared.transport.base import Ends, NoStream, NotConnected, StoredMessage, TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.nats.answers import readable
-from shared.transport.nats.connection import Connection
+from shared.transport.nats.connection import LOST, Connection
 from shared.transport.nats.headers import OVERSIZED_HEADER
 from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES
 from shared.transport.reference import BLOB_HEADER, UNKNOWN_SIZE, size_of
@@ -173,7 +173,7 @@ async def batch(
         NotConnected: no answer before the deadline.
     """
     body = json.dumps({**request, "max_bytes": max_bytes}).encode()
-    reason, what = "not connected", f"direct get from stream {stream} at {connection.options.url}"
+    reason, what = LOST, f"direct get from stream {stream} at {connection.options.url}"
     nobody_until: Deadline | None = None
     while not deadline.passed and await connection.until_connected(deadline):
         try:
