@@ -29,7 +29,7 @@ class Scale:
 
 SHORT = Scale(
     name="short",
-    service_kills=2,
+    service_kills=1,
     server_kills=1,
     swarm_away_s=15.0,
     frozen_s=1.5,

@@ -24,7 +24,8 @@ from tests.nats_server import find_binary
 (HUB,) = re.findall(r"```\n(# hub.conf\n.*?)```", (REPO / "docs" / "joining.md").read_text(), flags=re.DOTALL)
 """The file that the page shows."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.long]
+"""`test_join_secured.py` does the same with more on its way: the wheel alone, keys and TLS."""
 
 
 @pytest.fixture

@@ -53,9 +53,11 @@ def test_the_command_runs_a_part_and_prints_what_it_finds() -> None:
     assert written() == before, "the CPU is not what the page is about"
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.long) if part == "learning" else part for part in PARTS])
 def test_every_part_runs_on_the_cpu_and_keeps_its_bars(part: str, tmp_path: Path) -> None:
-    """Each as the command runs it, in a process of its own."""
+    """Each as the command runs it, in a process of its own. The one that trains a policy until it
+    has learnt takes as long as all others together, and every other test of a swarm trains.
+    """
     into, log = tmp_path / "found.json", tmp_path / "log"
     asked = [part, "--device", "cpu", "--short", "--into", str(into), "--folder", str(tmp_path)]
     process = Forked("benchmarks.gpu", asked, environment=os.environ | part_environment() | NO_GPU, cwd=REPO, log=log)

@@ -16,6 +16,8 @@ from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
 from swarm_cli.reachable import unreachable
 
+pytestmark = pytest.mark.slow
+
 TASK = '[[tasks]]\ndataset = "gcd"\n'
 
 

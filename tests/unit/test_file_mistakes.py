@@ -95,6 +95,7 @@ def test_names_of_columns_from_a_foreign_file_do_nothing_to_the_terminal(tmp_pat
     assert len(said) == 2 and "\x1b" not in said[1] and "answr\\n\\x1b[2J" in said[1] and "x" * 100 not in said[1]
 
 
+@pytest.mark.slow
 def test_parquet_and_folders_tell_all_rows_and_files(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
     from pyarrow import parquet
@@ -163,6 +164,7 @@ def test_a_foreign_file_is_told_in_one_line_without_reading_all_of_it(tmp_path: 
     assert half[-1] == f"and at least {MOST_FOUND - 10:,} more"
 
 
+@pytest.mark.slow
 def test_a_line_without_end_and_names_without_number_take_neither_time_nor_memory(tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     with file.open("wb") as out:

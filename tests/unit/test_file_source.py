@@ -221,6 +221,7 @@ def test_a_path_that_names_no_rows_is_refused_in_a_sentence(tmp_path: Path) -> N
         assert said in str(caught.value), name
 
 
+@pytest.mark.slow
 def test_values_that_python_has_no_object_for_are_refused_with_row_and_column(tmp_path: Path) -> None:
     """Text that is not UTF-8, a time after the year 9999, a time zone that nobody knows."""
     halves = [pyarrow.py_buffer(bytes([0, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0])), pyarrow.py_buffer(b"ok\xff\xfe")]

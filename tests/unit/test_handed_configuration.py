@@ -186,6 +186,7 @@ spec:
 """
 
 
+@pytest.mark.slow
 def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
     (tmp_path / "node.toml").write_text(FOR_EVER)
@@ -195,6 +196,7 @@ def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeyp
     assert "make the sizes in its `config` smaller; if this machine was busy, try again" in said
 
 
+@pytest.mark.slow
 def test_k8s_check_of_tasks_that_take_for_ever_waits_for_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
     files = {"alpha": FOR_EVER, "beta": FOR_EVER.replace("alpha", "beta").replace("max_digits = 1", "max_digits = 2")}

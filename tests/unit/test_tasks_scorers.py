@@ -126,6 +126,7 @@ def test_our_scoring_agrees_with_reasoning_gym_on_right_wrong_and_near_right_ans
     assert len(compared) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_puzzle24_differs_from_reasoning_gym_only_where_that_takes_other_numbers(count: int) -> None:
     dataset = reasoning_gym.create_dataset("puzzle24", seed=11, size=count + 1)

@@ -215,6 +215,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(tmp_path: Pa
         TrainerService(config)
 
 
+@pytest.mark.slow
 def test_config_check_names_missing_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both packages are here, so it is pretended that they are not."""
     monkeypatch.setitem(sys.modules, "trackio", None)
