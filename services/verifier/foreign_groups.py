@@ -106,7 +106,7 @@ class Intake:
         while True:
             try:
                 more = await self._turn()
-            except (TransportError, ValueError, OSError) as error:
+            except (TransportError, ValueError, OSError, ArithmeticError) as error:
                 self._log.warning("intake_delayed", reason=str(error), retry_s=RETRY_S)
                 more = False
                 await asyncio.sleep(RETRY_S)

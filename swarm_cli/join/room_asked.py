@@ -60,7 +60,7 @@ def _storage_of(figures: dict[str, Any]) -> tuple[int | None, int]:
     with readable("the account's figures"):
         most = (figures.get("limits") or {}).get("max_storage", -1)
         used = max(count_of(figures.get("storage", 0)), count_of(figures.get("reserved_storage", 0)))
-        return None if most == -1 else count_of(most), used
+        return None if most == -1 else count_of(most, 2**64), used
 
 
 async def _is_missing(hub: Transport, stream: str) -> bool:

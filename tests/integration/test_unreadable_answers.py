@@ -5,7 +5,7 @@ request fails as one that got no answer does, and a node goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -14,6 +14,9 @@ import nats.aio.msg
 import pytest
 import structlog
 
+from shared.contracts import subjects
+from shared.contracts.codec import encode
+from shared.contracts.control import IntakeCursor
 from shared.contracts.streams import ensure_swarm_streams, verifier_consumer
 from shared.runtime.service import _connect_swarm_plane
 from shared.transport.base import Lowering, StreamSpec, Transport, TransportError
@@ -91,6 +94,70 @@ async def test_headers_that_are_no_numbers_are_a_request_that_failed(nats_server
         with pytest.raises(TransportError, match="cannot be read"):
             await hub.read("S", 1, 10)
     await hub.close()
+
+
+def message(seq: int) -> dict[str, str]:
+    return {"Nats-Subject": "swarm.rollouts.v2.beta", "Nats-Sequence": str(seq), "Nats-Time-Stamp": "2026-11-26T12:00:00Z"}
+
+
+def end(seq: int, pending: int = 0) -> dict[str, str]:
+    return {"Status": "204", "Nats-Last-Sequence": str(seq), "Nats-Num-Pending": str(pending)}
+
+
+IMPOSSIBLE = {
+    "a sequence larger than 64 bits": (message(2**70), end(2**70)),
+    "a sequence below the first": (message(-30_000_000), end(-30_000_000, 30_000_003)),
+    "a message before the one that was asked for": (message(1), end(1, 30_000_003)),
+    "more messages than 64 bits count": (message(9), end(9, 2**64)),
+}
+
+
+@asynccontextmanager
+async def answering_direct_gets(url: str, answers: Sequence[dict[str, str]]) -> AsyncIterator[None]:
+    """Somebody who answers each direct get with messages of these headers."""
+    stranger = await nats.connect(url)
+
+    async def reply(asked: nats.aio.msg.Msg) -> None:
+        for headers in answers:
+            await stranger.publish(asked.reply, b"x", headers=headers)
+
+    await stranger.subscribe("$JS.API.DIRECT.GET.>", cb=reply)
+    await stranger.flush()
+    try:
+        yield
+    finally:
+        await stranger.close()
+
+
+@pytest.mark.parametrize("answers", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+async def test_a_place_that_no_stream_has_is_a_request_that_failed(
+    nats_server: MakeServer, answers: tuple[dict[str, str], ...]
+) -> None:
+    url = nats_server(config=NOT_THE_SERVER).url
+    hub = await connect(url, name="test")
+    async with answering_direct_gets(url, answers):
+        with pytest.raises(TransportError, match="cannot be read|earlier message"):
+            await hub.ends("S", 5, 10)
+    await hub.close()
+
+
+@pytest.mark.deadline(300)
+@pytest.mark.parametrize("answers", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+async def test_a_node_scores_on_whatever_places_its_swarm_tells(
+    nats_server: MakeServer, tmp_path: Path, answers: tuple[dict[str, str], ...]
+) -> None:
+    """The verifier used to end at the first, again after each start; the second and third took a
+    gigabyte.
+    """
+    hub, own = nats_server(config=NOT_THE_SERVER).url, nats_server().url
+    config = configured("alpha", own, tmp_path, swarm_url=hub, workers=1)
+    async with answering_direct_gets(hub, answers), verifier(config) as alpha:
+        await alpha.node.kv.put(subjects.node_bucket("alpha"), subjects.INTAKE_KEY, encode(IntakeCursor(position=1_000)))
+        await generate(alpha.node, group("alpha", 0))
+        await until(lambda: alpha.status.get("scored_local") == 1)
+        await until(lambda: (alpha.registry.get_sample_value("swarm_sample_requests_total", {"result": "error"}) or 0) >= 2)
+        await generate(alpha.node, group("alpha", 1))
+        await until(lambda: alpha.status.get("scored_local") == 2)
 
 
 async def test_a_list_of_buckets_without_end_ends(nats_server: MakeServer) -> None:

@@ -6,11 +6,16 @@ faster.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from shared.transport.base import TransportError
+
+LARGEST_COUNT = 2**62
+"""Counts and sequences from here on are no server's; the sum of two smaller ones still fits where
+64 bits are kept.
+"""
 
 
 @contextmanager
@@ -35,8 +40,14 @@ def answer_object(text: bytes, what: str) -> dict[str, Any]:
         return found
 
 
-def count_of(value: Any) -> int:
+def count_of(value: Any, below: int = LARGEST_COUNT) -> int:
     """A count of messages or bytes, or a sequence number. Raises ValueError for anything else."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < below:
         raise ValueError("no count")
     return value
+
+
+def count_in(headers: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """As `count_of`, of a header. Raises KeyError if there is none and no default."""
+    text = headers[name] if default is None else headers.get(name, str(default))
+    return count_of(int(text))

@@ -19,7 +19,7 @@ import nats.errors
 
 from shared.transport.base import Ends, NoStream, NotConnected, StoredMessage, TransportError
 from shared.transport.deadline import Deadline
-from shared.transport.nats.answers import readable
+from shared.transport.nats.answers import count_in, readable
 from shared.transport.nats.connection import LOST, Connection
 from shared.transport.nats.headers import OVERSIZED_HEADER
 from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES
@@ -88,7 +88,7 @@ def parse_reply(stream: str, reply: Any) -> StoredMessage | None:
         return stored_message(
             stream,
             headers["Nats-Subject"],
-            int(headers["Nats-Sequence"]),
+            count_in(headers, "Nats-Sequence"),
             datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp(),
             bytes(reply.data),
             headers,
@@ -178,7 +178,7 @@ async def batch(
     while not deadline.passed and await connection.until_connected(deadline):
         try:
             async with connection.replies(f"{connection.options.api_prefix}.DIRECT.GET.{stream}", body) as replies:
-                page = await _collect(stream, replies, deadline, max_bytes)
+                page = await _collect(stream, replies, deadline, max_bytes, request.get("seq", 0))
         except _Nobody:
             page = None
             nobody_until = nobody_until or Deadline(deadline.left_s if nobody_s is None else min(nobody_s, deadline.left_s))
@@ -195,9 +195,12 @@ async def batch(
     raise NotConnected(f"{what}: {reason}") if nobody_until is None else NoStream(f"{what}: {reason}")
 
 
-async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline, max_bytes: int = REPLY_BYTES) -> Page | None:
+async def _collect(
+    stream: str, replies: asyncio.Queue[Any], deadline: Deadline, max_bytes: int = REPLY_BYTES, from_seq: int = 0
+) -> Page | None:
     """The replies to one batched get, up to the status that ends it. Also stops if there are more
-    than were requested, which an honest server does not send.
+    than were requested, which an honest server does not send, and refuses what was stored before
+    `from_seq`.
     """
     what = f"direct get from stream {stream}"
     messages: list[StoredMessage] = []
@@ -219,11 +222,11 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline,
         if message is None and "Nats-Sequence" not in headers and (status := headers.get("Status")):
             if status == "204":
                 with readable(what):
-                    last = int(headers.get("Nats-Last-Sequence", 0))
-                    pending = int(headers.get("Nats-Num-Pending", 0))
+                    last = count_in(headers, "Nats-Last-Sequence", 0)
+                    pending = count_in(headers, "Nats-Num-Pending", 0)
                 if previous is not None and messages and previous != last:
                     return _interrupted(messages, size_bytes)
-                return Page(messages, last + 1 if pending > 0 else None, size_bytes, pending=max(0, pending))
+                return Page(messages, last + 1 if pending > 0 else None, size_bytes, pending=pending)
             if status == "404":
                 return Page([], None)
             if status == "413":
@@ -233,10 +236,12 @@ async def _collect(stream: str, replies: asyncio.Queue[Any], deadline: Deadline,
             raise TransportError(f"{what}: {status} {headers.get('Description', '')}")
         with readable(what):
             size_bytes += len(reply.data) + _header_bytes(headers)
-            before = int(headers.get("Nats-Last-Sequence", 0 if previous is None else previous))
+            before = count_in(headers, "Nats-Last-Sequence", previous or 0)
         if message is None:
             previous = None
             continue
+        if message.seq < from_seq:
+            raise TransportError(f"{what}: the server's answer is an earlier message than was asked for")
         if previous is not None and before != previous:
             return _interrupted(messages, size_bytes)
         messages.append(message)
