@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -228,13 +229,8 @@ def show(snapshot: SwarmSnapshot, console: Console, restart: str | None = None) 
         console.print(streams)
     for line in omissions(snapshot):
         console.print(line)
-    for node in snapshot.nodes:
-        if missing := _missing_protections(node):
-            console.print(
-                f"{node.node}: its scorers run without these protections: {', '.join(missing)}; the verifier's "
-                "log has the cause and the remedy (sandbox_protection_missing)",
-                markup=False,
-            )
+    for line in _unprotected(snapshot.nodes):
+        console.print(line, markup=False)
     if snapshot.swarm_denied:
         console.print("the swarm's streams are not shown: its server lets this command not in (nats.swarm_key_file)", markup=False)
     elif snapshot.swarm_reachable is False:
@@ -274,6 +270,22 @@ def omissions(snapshot: SwarmSnapshot) -> list[str]:
 
 def _names(names: list[str]) -> str:
     return ", ".join(names[:NAMES_A_LINE]) + (f" and {len(names) - NAMES_A_LINE} more" if len(names) > NAMES_A_LINE else "")
+
+
+def _unprotected(nodes: Sequence[NodeSnapshot]) -> Iterator[str]:
+    """A line for each set of protections that scorers go without, with all nodes of which it is
+    true: nodes of one machine lack the same ones.
+    """
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for node in nodes:
+        if missing := _missing_protections(node):
+            lacking.setdefault(tuple(missing), []).append(visible(node.node))
+    for missing, names in lacking.items():
+        whose, where = ("its", "the verifier's log has") if len(names) == 1 else ("their", "the verifiers' logs have")
+        yield (
+            f"{_names(names)}: {whose} scorers run without these protections: {', '.join(missing)}; {where} the cause and "
+            "the remedy (sandbox_protection_missing)"
+        )
 
 
 def _missing_protections(node: NodeSnapshot) -> list[str]:
