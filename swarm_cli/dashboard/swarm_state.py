@@ -134,7 +134,7 @@ def _node(node: NodeSnapshot, now: float, names: FileNames) -> dict[str, Any]:
         "kind": kind,
         "words": visible(_words(node, kind, now), 80),
         "trouble": _trouble(node, kind, now),
-        "away": [{"process": visible(f"{node.node}-{role}", 50), "log": ""} for role in away(node, kind, now)],
+        "away": [{"process": visible(f"{node.node}-{role}", 50), "log": "", "again": ""} for role in away(node, kind, now)],
         "step": node.view.step,
         "version": node.view.version or (entry.said.policy_version if entry else 0),
         "model": visible(entry.said.model.name, 60) if entry else "",
