@@ -280,10 +280,10 @@ def _unprotected(nodes: Sequence[NodeSnapshot]) -> Iterator[str]:
     for node in nodes:
         if missing := _missing_protections(node):
             lacking.setdefault(tuple(missing), []).append(visible(node.node))
-    for missing, names in lacking.items():
+    for without, names in lacking.items():
         whose, where = ("its", "the verifier's log has") if len(names) == 1 else ("their", "the verifiers' logs have")
         yield (
-            f"{_names(names)}: {whose} scorers run without these protections: {', '.join(missing)}; {where} the cause and "
+            f"{_names(names)}: {whose} scorers run without these protections: {', '.join(without)}; {where} the cause and "
             "the remedy (sandbox_protection_missing)"
         )
 

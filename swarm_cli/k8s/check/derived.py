@@ -4,6 +4,7 @@ files that a pod has from a ConfigMap of the overlay.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,12 +84,13 @@ class Derived:
 
 def _with_file(spec: TaskSpec, text: str | None, folder: Path) -> TaskSpec:
     """The source with its file in `folder`, which is made for it. The overlay may be somebody
-    else's: of its path only the ending is used here.
+    else's: of its path only the ending is used here, if it could be one.
     """
     if text is None:
         return spec
     folder.mkdir()
-    file = folder / f"rows{Path(spec.path).suffix[:_ENDING]}"
+    ending = Path(spec.path).suffix[:_ENDING]
+    file = folder / (f"rows{ending}" if re.fullmatch(r"\.\w+", ending, re.ASCII) else "rows")
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     return spec.model_copy(update={"path": str(file)})
 
