@@ -25,7 +25,7 @@ def record_file_names(run_dir: Path, sources: Iterable[TaskSpec]) -> None:
     if not names:
         return
     path = run_dir / FILE_NAMES_FILE
-    known = {line.get("dataset"): line.get("file") for line in read_bounded(path)}
+    known = {str(line.get("dataset")): line.get("file") for line in read_bounded(path)}
     lines = BoundedLines(path, FILE_NAMES_MAX_BYTES)
     try:
         for dataset, name in names.items():

@@ -66,6 +66,8 @@ def test_a_generator_records_the_names_of_its_files_once_and_a_name_that_changed
     assert file_names(tmp_path).shown(MINE) == "a.jsonl (11111111)" and file_names(tmp_path).file(OTHER) == "folder"
     record_file_names(tmp_path / "alpha", sources(**{MINE: "renamed.jsonl"}))
     assert file_names(tmp_path).file(MINE) == "renamed.jsonl" and file_names(tmp_path).file(OTHER) == "folder"
+    (tmp_path / "beta").mkdir()
+    (tmp_path / "beta" / FILE_NAMES_FILE).write_text('{"dataset": ["odd"]}\n{"dataset"')
     record_file_names(tmp_path / "beta", sources(**{MINE: "b.jsonl"}))
     assert file_names(tmp_path).file(MINE) == "b.jsonl or renamed.jsonl", "two nodes call the same rows differently"
 
