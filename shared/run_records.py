@@ -17,6 +17,10 @@ SAMPLES_FILE = "samples.jsonl"
 """A few held-out answers of each evaluation (`services.generator.samples`)."""
 SAMPLES_MAX_BYTES = 16 * MIB
 
+FILE_NAMES_FILE = "files.jsonl"
+"""Which file the rows of a dataset were read from (`services.generator.file_names`)."""
+FILE_NAMES_MAX_BYTES = MIB
+
 _REFUSED = re.compile(r"refused-[A-Za-z0-9-]{1,63}\.jsonl")
 
 

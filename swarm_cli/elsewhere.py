@@ -19,6 +19,7 @@ from swarm_cli.running import LOCK, holder, read_note
 _PROCESSES = Path("/proc")
 _SAID = 5
 VAR_DIR_VARIABLE = "SWARM_NODE__VAR_DIR"
+DEFAULT_VAR_DIR = Path("var")
 
 
 def runs_of_this_user() -> list[Path]:

@@ -4,8 +4,6 @@ it: the run's processes all wait for it, and no older run explains it.
 
 from __future__ import annotations
 
-import os
-import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -15,7 +13,8 @@ from urllib.parse import urlsplit
 
 from shared.text import visible
 from shared.transport.base import NotConnected
-from swarm_cli.elsewhere import VAR_DIR_VARIABLE, runs_of_this_user
+from swarm_cli.elsewhere import runs_of_this_user
+from swarm_cli.restart_command import restart_options, starts_again
 from swarm_cli.running import read_note, running_runs, running_since
 from swarm_cli.shipped import shown
 
@@ -56,20 +55,7 @@ def silent_server(var_dir: Path, node_url: str) -> str:
     age_s = time.time() - (running_since(folder) or 0.0)
     if age_s < STARTS_S:
         return f"run {run} was started {age_s:.0f} s ago and its NATS server does not answer yet: try again; its log is {log}"
-    return f"the NATS server of run {run} does not answer: `{_restart(folder)}` starts it again; its log is {log}"
-
-
-def _restart(folder: Path) -> str:
-    """The command that restarts the server of the run in `folder`, for the current folder."""
-    var_dir, set_here = folder.parent.parent, os.environ.get(VAR_DIR_VARIABLE)
-    command = "swarm restart nats"
-    if len(running_runs(var_dir)) > 1:
-        command += f" --run {shlex.quote(visible(folder.name, 80))}"
-    if var_dir == Path(set_here or "var").absolute():
-        return command
-    if set_here or var_dir.name != "var":  # a folder where the command would look elsewhere, or one named otherwise
-        return f"{command} --var-dir {shlex.quote(visible(str(var_dir), 400))}"
-    return f"cd {shlex.quote(visible(str(var_dir.parent), 400))} && {command}"
+    return f"the NATS server of run {run} does not answer: {starts_again('nats', restart_options(folder))}; its log is {log}"
 
 
 def _greets(node_url: str) -> bool:

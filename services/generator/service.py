@@ -18,6 +18,7 @@ from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures
+from services.generator.file_names import record_file_names
 from services.generator.groups import call_seed, rollout_group
 from services.generator.ledger import consumed_with_moving_i
 from services.generator.ledger_store import DrawLedger
@@ -74,6 +75,7 @@ class GeneratorService:
         self._context = context
         self._figures = Figures(context.registry, context.status, (spec.dataset for spec in self._config.tasks))
         self._publisher = GroupPublisher(self._config.node.id, context, self._figures)
+        self._record_files()
         if self._engine.metrics_prefix:
             DefaultRegistryMetrics(self._engine.metrics_prefix, context.registry)
         try:
@@ -81,6 +83,15 @@ class GeneratorService:
                 await self._generate(context)
         finally:
             await self._engine.close()
+
+    def _record_files(self) -> None:
+        """Nothing depends on the names of files; without them people see hashes."""
+        folder = self._config.node.run_dir
+        try:
+            record_file_names(folder, self._config.tasks)
+        except OSError as error:
+            remedy = f"free space at {folder}; until the next start the page and the commands show these datasets by their hashes"
+            self._context.log.error("write_failed", kind="file names", reason=str(error), remedy=remedy)
 
     async def _started(self) -> bool:
         """Start the engine in this process's turn. False if the service is stopped before that."""

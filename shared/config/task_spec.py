@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -36,6 +37,11 @@ class TaskSpec(Section):
         description="How answers are scored: reasoning_gym, exact, final_number, math (needs the extra `math`), or a "
         "`swarm.verifiers` entry point. For a file the default is exact.",
     )
+
+    @property
+    def file_name(self) -> str:
+        """The name by which people know a file: without its folder."""
+        return Path(self.path).name or self.path
 
     @property
     def canonical_config(self) -> str:

@@ -11,6 +11,7 @@ from shared.contracts.codec import unpack_ids, unpack_logprobs
 from shared.contracts.messages import Batch, Completion
 from shared.contracts.wire import MessageError
 from shared.text import visible, visible_lines
+from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.batches import BatchedGroup
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
@@ -28,7 +29,7 @@ LOWEST_LOGPROB = -9_999.0
 so a logprob of minus infinity would make the group's page unreadable."""
 
 
-def step_object(node: str, batch: Batch, *, never: bool = False) -> dict[str, Any]:
+def step_object(node: str, batch: Batch, names: FileNames = UNNAMED, *, never: bool = False) -> dict[str, Any]:
     """The groups of one step, in training order, without their completions' texts. never: no step
     trained on them, because the run ended before.
     """
@@ -41,7 +42,7 @@ def step_object(node: str, batch: Batch, *, never: bool = False) -> dict[str, An
                 "step": batch.number,
                 "place": place,
                 "sender": group.node,
-                "dataset": group.task.ref.dataset,
+                "dataset": names.shown(group.task.ref.dataset),
                 "question": cut(group.task.question, 240),
                 "rewards": item.scored.rewards[:16],
                 "completions": len(group.completions),

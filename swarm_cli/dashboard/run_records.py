@@ -11,13 +11,14 @@ from shared.config import NodeConfig
 from swarm_cli.dashboard.recent_groups import StepPoint
 from swarm_cli.dashboard.recorded_scores import ByNode, RecordedScores
 from swarm_cli.dashboard.trained_groups import TrainedFollower, TrainedGroups
+from swarm_cli.file_names import file_names
 from swarm_cli.looking.target import Target
 from swarm_cli.observe.snapshot import SwarmSnapshot
 from swarm_cli.running import run_at
 
 
 class RunRecords:
-    """The records of one run. `scores`: as of the last read."""
+    """The records of one run. `scores`, `names` of files: as of the last read."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
@@ -25,6 +26,7 @@ class RunRecords:
         self._scores = RecordedScores()
         self._run = ""
         self.scores: ByNode = {}
+        self.names = file_names(None, config.tasks)
 
     @property
     def trained(self) -> TrainedGroups:
@@ -45,6 +47,8 @@ class RunRecords:
         folders = self._folders(snapshot, target)
         stepping = [node.node for node in snapshot.nodes if node.view.step > 0]
         self._trained.read_on({node: folders[node] for node in stepping if node in folders})
+        run_folder = next((folder.parent for folder in folders.values() if folder is not None), None)
+        self.names = file_names(run_folder, self._config.tasks)
         self.scores = self._scores.read({node: folder for node, folder in folders.items() if folder is not None})
 
     def _folders(self, snapshot: SwarmSnapshot, target: Target) -> dict[str, Path | None]:

@@ -140,6 +140,7 @@ class SwarmSource:
             self._records.trained,
             self._records.scores,
             self._last_steps() if self._over else None,
+            self._records.names,
         )
         name_logs(state, self._config.node.var_dir, self._following.target)
         told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
@@ -197,8 +198,8 @@ class SwarmSource:
         groups = self._batches.recent.recent(GROUPS_SENT, node, self._last_steps())
         return 200, {
             "node": node,
-            "curves": {dataset: thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
-            "groups": [recent_object(group) for group in groups],
+            "curves": {self._records.names.shown(dataset): thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
+            "groups": [recent_object(group, self._records.names) for group in groups],
             "steps": steps_object(self._records.rewards(node), self._batches.recent.steps(node), self._batches.first_held(node)),
         }
 
@@ -231,7 +232,8 @@ class SwarmSource:
         except TransportError as error:
             return 404, {"problem": visible(str(error), 400)}
         if place is None:
-            return 200, step_object(node, batch, never=batch.number > self._last_steps().get(node, batch.number))
+            never = batch.number > self._last_steps().get(node, batch.number)
+            return 200, step_object(node, batch, self._records.names, never=never)
         found = await asyncio.to_thread(self._group, node, batch, place)
         return (404, {"problem": f"step {step} has no group {place}"}) if found is None else (200, found)
 
@@ -239,11 +241,9 @@ class SwarmSource:
         return await connect_node_plane(self._config, OPERATOR, timeout_s=CONNECT_S, url=self._following.target.node_url)
 
     def _group(self, node: str, batch: Batch, place: int) -> dict[str, Any] | None:
-        """The group's object. Runs in a thread, because it reads the run's records, which may be
-        large.
-        """
+        """The group's object. Runs in a thread, as the run's records may be large."""
         config, run = for_node(self._config, node), self._following.target.run
-        judge = judge_of(config, self._given, run)
+        judge = judge_of(config, self._given, run, self._records.names)
         return group_object(node, batch, place, Path(config.model.path), self._trained(node), judge, ended=self._over)
 
     def _traced(self, node: str, step: int, place: int | None) -> str:

@@ -18,6 +18,7 @@ from swarm_cli.dashboard.leaderboard import Row, leaderboard
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
 from swarm_cli.dashboard.recorded_scores import NO_NODES, NO_SETS, ByNode
 from swarm_cli.dashboard.trained_groups import TrainedGroups
+from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
@@ -28,6 +29,8 @@ ROWS_SENT = 200
 CELLS_SENT = 1500
 GROUPS_SENT = 30
 TASKS_SENT = 8
+TASK_CHARACTERS = 80
+"""Room for a file's name with what tells it from others, which comes last."""
 
 
 NOTHING_TRAINED = TrainedGroups()
@@ -40,12 +43,13 @@ def swarm_object(
     trained: TrainedGroups = NOTHING_TRAINED,
     recorded: ByNode = NO_NODES,
     last: Mapping[str, int] | None = None,
+    names: FileNames = UNNAMED,
 ) -> dict[str, Any]:
     """The first view's data. At most about 150 kB of JSON, however large the swarm is. last: of a
-    run that has ended, the last step of each node.
+    run that has ended, the last step of each node. names: of the files that are datasets.
     """
     # A look at an empty server lists the configuration's node, although it has never been seen.
-    nodes = [_node(node, snapshot.at) for node in snapshot.nodes if node.statuses or node.in_directory]
+    nodes = [_node(node, snapshot.at, names) for node in snapshot.nodes if node.statuses or node.in_directory]
     if last is not None:
         nodes = [_at_its_end(node, last, recorded) for node in nodes]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
@@ -65,18 +69,19 @@ def swarm_object(
         "unreadable": snapshot.unreadable,
         "leaderboard": [_row(row) for row in shown_rows],
         "rows_left_out": len(rows) - len(shown_rows),
-        "exchange": [[cell.taker, cell.sender, cell.dataset, cell.groups] for cell in cells],
+        "exchange": [[cell.taker, cell.sender, names.shown(cell.dataset), cell.groups] for cell in cells],
         "exchange_since": dict(list(trained.since.items())[:NODES_SENT]),
         "exchange_uncounted": dict(list(trained.uncounted.items())[:NODES_SENT]),
         "exchange_left_out": trained.left_out + sum(cell.groups for cell in fewest),
         "batches": recent.batches,
-        "groups": [recent_object(group) for group in recent.recent(GROUPS_SENT, last=last)],
+        "groups": [recent_object(group, names) for group in recent.recent(GROUPS_SENT, last=last)],
     }
 
 
-def recent_object(group: RecentGroup) -> dict[str, Any]:
+def recent_object(group: RecentGroup, names: FileNames = UNNAMED) -> dict[str, Any]:
     """One line of the list of texts."""
-    return asdict(group) | {"question": cut(group.question, 240), "best": cut(group.best, 120)}
+    texts = {"question": cut(group.question, 240), "best": cut(group.best, 120)}
+    return asdict(group) | texts | {"dataset": names.shown(group.dataset)}
 
 
 def overall(kinds: Sequence[str]) -> str:
@@ -118,7 +123,7 @@ def kind_of(node: NodeSnapshot, now: float) -> str:
     return "running" if view.step > 0 else "starting"
 
 
-def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
+def _node(node: NodeSnapshot, now: float, names: FileNames) -> dict[str, Any]:
     """One node's data. Its own words are untrusted text, so they are escaped and cut; `entry` says
     whether its key signed them.
     """
@@ -129,11 +134,11 @@ def _node(node: NodeSnapshot, now: float) -> dict[str, Any]:
         "kind": kind,
         "words": visible(_words(node, kind, now), 80),
         "trouble": _trouble(node, kind, now),
-        "away": [{"process": visible(f"{node.node}-{role}", 50), "log": ""} for role in away(node, kind, now)],
+        "away": [{"process": visible(f"{node.node}-{role}", 50), "log": "", "again": ""} for role in away(node, kind, now)],
         "step": node.view.step,
         "version": node.view.version or (entry.said.policy_version if entry else 0),
         "model": visible(entry.said.model.name, 60) if entry else "",
-        "tasks": [visible(task, 40) for task in entry.said.tasks[:TASKS_SENT]] if entry else [],
+        "tasks": [visible(names.shown(task), TASK_CHARACTERS) for task in entry.said.tasks[:TASKS_SENT]] if entry else [],
         "tasks_left_out": len(entry.said.tasks[TASKS_SENT:]) if entry else 0,
         "entry": entry.standing.value if entry else "none",
         "problem": entry.problem if entry else "",

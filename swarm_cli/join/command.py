@@ -48,6 +48,8 @@ from swarm_cli.running import JOINED
 from swarm_cli.tasks_apart import begin_deriving
 from swarm_cli.toml_view import config_toml
 
+_OTHER_TASKS = "name others with --tasks, or ask the operator for a token with smaller settings"
+
 
 def join(
     token: Annotated[
@@ -124,7 +126,7 @@ class Newcomer:
         node = config.node.id
         # Two processes work while the hub is asked.
         model = _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else list
-        tasks = _task_problems(config)
+        tasks = begin_deriving(config.tasks, config.eval.tasks, _OTHER_TASKS)
         with self._checking() as checked:
             hub = asyncio.run(look_at_hub(checked))
         if hub.reached:
@@ -137,7 +139,8 @@ class Newcomer:
             yield from filter(None, [findings.admission(invitation, node, self.signing_key)])
         yield findings.software(invitation, version("reasoning-gym"))
         yield findings.sizes(config, accepts)
-        yield findings.tasks(config, accepts, tasks())
+        yield findings.tasks(config, accepts, _told(tasks.problems()))
+        yield from findings.few_rows(config, tasks.files)
         yield findings.model(config, model())
 
     def run(self, nats_port: int, base_port: int | None, steps: int) -> int:
@@ -259,15 +262,8 @@ def prepare(
     return Newcomer(invitation, folder, ready, signing_key, hub_key)
 
 
-def _task_problems(config: NodeConfig) -> Callable[[], list[str]]:
-    remedy = "name others with --tasks, or ask the operator for a token with smaller settings"
-    derived = begin_deriving(config.tasks, config.eval.tasks, remedy)
-
-    def wait() -> list[str]:
-        problems = derived.problems()
-        return [told(problems)] if problems else []
-
-    return wait
+def _told(problems: list[str]) -> list[str]:
+    return [told(problems)] if problems else []
 
 
 def _model_problems(model: ModelSection, thoroughly: bool) -> Callable[[], list[str]]:

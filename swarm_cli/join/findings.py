@@ -6,14 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.version import VERSION
+from swarm_cli.few_rows import soon_used_up
 from swarm_cli.invitation.token import Accepted, Invitation, OfferedTask
 from swarm_cli.join.hub import HubLook
 from swarm_cli.join.room import ALL_STREAMS, in_gib, told_names
 from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
+
+if TYPE_CHECKING:
+    from shared.tasks.file_questions import FileQuestions
 
 NOTABLE_SKEW_S = 5.0
 
@@ -80,6 +85,13 @@ def tasks(config: NodeConfig, accepted: Accepted, problems: Sequence[str]) -> Fi
         )
     left = "" if len(taken) == len(config.tasks) else f"; the swarm accepts {len(taken)} of these {len(config.tasks)}"
     return Finding("tasks", True, f"{names}{left}")
+
+
+def few_rows(config: NodeConfig, files: Sequence[FileQuestions]) -> list[Finding]:
+    """Files of which the swarm soon takes no more groups. files: as of the process that read
+    them.
+    """
+    return [Finding("few rows", None, sentence) for sentence in soon_used_up(config, files)]
 
 
 def takes(accepted: Accepted, spec: TaskSpec) -> bool:

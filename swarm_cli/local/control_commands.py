@@ -15,6 +15,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.asked import named
 from swarm_cli.local.control import ask, running_run, wait_until_over
 from swarm_cli.made_elsewhere import refuse_what_leads_out
+from swarm_cli.restart_command import restart_options
 from swarm_cli.running import goes_on
 
 Run = Annotated[str, typer.Option(help="Name of the run.  [default: the running one]", show_default=False)]
@@ -71,7 +72,7 @@ def restart(
         each = " each, one after the other" if len(running) > 1 else ""
         note(
             f"waiting for {', '.join(f'{name} ({state})' for name, state in running.items())} to save its state and end, "
-            f"at most {allowed_s:g} s{each}; `swarm restart {service} --now` in another terminal kills it"
+            f"at most {allowed_s:g} s{each}; `swarm restart {service} --now{restart_options(folder)}` in another terminal kills it"
         )
     deadline_s = _PATIENCE_S + allowed_s * len(running)
     answer = ask(folder, {"do": "restart", "service": service, "grace_s": allowed_s}, deadline_s)

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D  # noqa: E402
 
 from shared.policy_store.files import draft_in, keep_draft  # noqa: E402
 from shared.text import visible  # noqa: E402
+from swarm_cli.file_names import file_names  # noqa: E402
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps  # noqa: E402
 
 Evaluations = Mapping[Path, Sequence[Evaluation]]
@@ -67,13 +68,14 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     tasks = sorted({name for node_evaluations in evaluations.values() for each in node_evaluations for name in each.by_task})[
         :MOST_TASKS
     ]
+    names = file_names(node_dirs[0].parent if node_dirs else None)
     rows = 4 + -(-len(tasks) // 2)
     figure, grid = plt.subplots(rows, 2, figsize=(13, 3.75 * rows), constrained_layout=True)
     axes = list(grid.flat)
     _draw_held_out(axes[0], evaluations, colours)
     steps = {folder: read_steps(folder) for folder in node_dirs}
     for axis, name in zip(axes[1 + len(PANELS) :], tasks, strict=False):
-        _draw_task(axis, name, evaluations, colours)
+        _draw_task(axis, name, names.shown(name), evaluations, colours)
     for axis in axes[1 + len(PANELS) + len(tasks) :]:
         axis.set_axis_off()
     for axis, panel in zip(axes[1:], PANELS, strict=False):
@@ -88,8 +90,8 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
     plt.close(figure)
 
 
-def _draw_task(axis: Axes, name: str, evaluations: Evaluations, colours: dict[Path, Any]) -> None:
-    axis.set_title(f"Held-out: {_plain(name)}", fontsize=11)
+def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, colours: dict[Path, Any]) -> None:
+    axis.set_title(f"Held-out: {_plain(title)}", fontsize=11)
     axis.set_xlabel("policy version")
     axis.set_ylabel("share of tasks solved")
     for folder, node_evaluations in evaluations.items():

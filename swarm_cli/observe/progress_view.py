@@ -22,7 +22,7 @@ from swarm_cli.looking.target import Target
 from swarm_cli.observe.evaluations import METRICS_FILE, newest_step, read_evaluations
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
-from swarm_cli.observe.start_again import remedies, restart_options, unanswered
+from swarm_cli.observe.start_again import folder_here, remedies, unanswered
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.observe.view import NodeView, gather
 from swarm_cli.running import goes_on, running_since
@@ -125,7 +125,7 @@ class ProgressView:
             return []
         run = self._run_dir.name if running_since(self._run_dir) is not None else ""
         here = Target(self._config.nats.node_url, None, run)
-        return [f"{'':>9}{line}" for line in remedies(names, restart_options(self._config.node.var_dir, here))]
+        return [f"{'':>9}{line}" for line in remedies(names, folder_here(self._config.node.var_dir, here))]
 
     def _rows(self, views: Sequence[NodeView], now: float) -> list[Row]:
         rows = []

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from shared.contracts.wire import is_node_name
-from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.looking.target import Target, run_here
-from swarm_cli.observe.plot import DEFAULT_VAR_DIR
 from swarm_cli.observe.standing import gone, late_with_word
 from swarm_cli.observe.view import NodeView
-from swarm_cli.running import running_runs
+from swarm_cli.restart_command import restart_options, starts_again
 
 MOST = 3
 
@@ -29,21 +26,17 @@ def unanswered(views: Iterable[NodeView], now: float) -> list[str]:
     return found
 
 
-def remedies(processes: Sequence[str], options: str | None, most: int = MOST) -> list[str]:
-    """A line for each process, the first `most` of them. options: as `restart_options` returns."""
-    if options is None:
+def remedies(processes: Sequence[str], run: Path | None, most: int = MOST) -> list[str]:
+    """A line for each process, the first `most` of them. run: as `folder_here` returns."""
+    if run is None or not processes:
         return []
-    lines = [f"`swarm restart {name}{options}` starts it again (with `--now` if it hangs)" for name in processes[:most]]
+    options = restart_options(run)
+    lines = [starts_again(name, options) for name in processes[:most]]
     more = len(processes) - most
     return [*lines[:-1], f"{lines[-1]}; {more} more do not answer"] if more > 0 else lines
 
 
-def restart_options(var_dir: Path, target: Target) -> str | None:
-    """What `swarm restart` needs besides the process: nothing, or the run's name if there are
-    several or it is in another folder. None if what is looked at is no running run of this machine.
-    """
+def folder_here(var_dir: Path, target: Target) -> Path | None:
+    """The folder of the run that is looked at; None if that is no running run of this machine."""
     run = run_here(var_dir, target)
-    if not run:
-        return None
-    found = [folder.resolve() for folder in running_runs(Path(os.environ.get(VAR_DIR_VARIABLE) or DEFAULT_VAR_DIR))]
-    return "" if found == [(var_dir / "runs" / run).resolve()] else f" --run {run}"
+    return var_dir / "runs" / run if run else None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +46,7 @@ from swarm_cli.observe.snapshot import (
     with_reports,
 )
 from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, mostly_refused, none_taken, trouble
-from swarm_cli.observe.start_again import remedies, restart_options, unanswered
+from swarm_cli.observe.start_again import folder_here, remedies, unanswered
 from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd, newest_ended
 from swarm_cli.running import goes_on
@@ -85,7 +86,7 @@ def status(
     else:
         if end is not None:
             note(end[1].sentence(end[0], time.time()))
-        show(snapshot, terminal(), restart_options(node_config.node.var_dir, target))
+        show(snapshot, terminal(), folder_here(node_config.node.var_dir, target))
     if end is not None:
         raise typer.Exit(end[1].exit_code)
     if not any(view.statuses or (nodes and view.elsewhere) for view in snapshot.nodes):
@@ -197,9 +198,9 @@ def _fill_object(fill: StreamFill) -> dict[str, Any]:
     }
 
 
-def show(snapshot: SwarmSnapshot, console: Console, restart: str | None = None) -> None:
-    """Print the tables, without those in which there would be nothing. restart: as
-    `restart_options` returns.
+def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None) -> None:
+    """Print the tables, without those in which there would be nothing. run: as
+    `folder_here` returns.
     """
     nodes = Table("node", "step", "version", "held-out", *ROLES, title="nodes", title_justify="left")
     for node in snapshot.nodes:
@@ -217,7 +218,7 @@ def show(snapshot: SwarmSnapshot, console: Console, restart: str | None = None) 
             console.print(f"{visible(node.node)}: {words}", markup=False)
         if none := "" if finished(node.view) else none_taken(node.view, snapshot.at):
             console.print(_none_taken(node.view, none, snapshot.at), markup=False, soft_wrap=True)
-    for line in remedies(unanswered((node.view for node in snapshot.nodes if not node.elsewhere), snapshot.at), restart):
+    for line in remedies(unanswered((node.view for node in snapshot.nodes if not node.elsewhere), snapshot.at), run):
         console.print(line, markup=False)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
     streams = Table(*columns, title="streams", title_justify="left")
@@ -228,13 +229,8 @@ def show(snapshot: SwarmSnapshot, console: Console, restart: str | None = None) 
         console.print(streams)
     for line in omissions(snapshot):
         console.print(line)
-    for node in snapshot.nodes:
-        if missing := _missing_protections(node):
-            console.print(
-                f"{node.node}: its scorers run without these protections: {', '.join(missing)}; the verifier's "
-                "log has the cause and the remedy (sandbox_protection_missing)",
-                markup=False,
-            )
+    for line in _unprotected(snapshot.nodes):
+        console.print(line, markup=False)
     if snapshot.swarm_denied:
         console.print("the swarm's streams are not shown: its server lets this command not in (nats.swarm_key_file)", markup=False)
     elif snapshot.swarm_reachable is False:
@@ -274,6 +270,22 @@ def omissions(snapshot: SwarmSnapshot) -> list[str]:
 
 def _names(names: list[str]) -> str:
     return ", ".join(names[:NAMES_A_LINE]) + (f" and {len(names) - NAMES_A_LINE} more" if len(names) > NAMES_A_LINE else "")
+
+
+def _unprotected(nodes: Sequence[NodeSnapshot]) -> Iterator[str]:
+    """A line for each set of protections that scorers go without, with all nodes of which it is
+    true: nodes of one machine lack the same ones.
+    """
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for node in nodes:
+        if missing := _missing_protections(node):
+            lacking.setdefault(tuple(missing), []).append(visible(node.node))
+    for without, names in lacking.items():
+        whose, where = ("its", "the verifier's log has") if len(names) == 1 else ("their", "the verifiers' logs have")
+        yield (
+            f"{_names(names)}: {whose} scorers run without these protections: {', '.join(without)}; {where} the cause and "
+            "the remedy (sandbox_protection_missing)"
+        )
 
 
 def _missing_protections(node: NodeSnapshot) -> list[str]:

@@ -27,7 +27,7 @@ from swarm_cli.looking.target import LookRunOption, check_listening, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, ended_snapshot, take_snapshot
-from swarm_cli.observe.start_again import remedies, restart_options, unanswered
+from swarm_cli.observe.start_again import folder_here, remedies, unanswered
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
 from swarm_cli.running import ended_run
@@ -157,7 +157,7 @@ class Top:
         """What to do about processes that do not answer, if they are this machine's."""
         if not self._unanswered:
             return ""
-        return "".join(remedies(self._unanswered, restart_options(self._config.node.var_dir, self._following.target), 1))
+        return "".join(remedies(self._unanswered, folder_here(self._config.node.var_dir, self._following.target), 1))
 
     def _away(self, error: Exception) -> str:
         """Why no server answers, as far as it is known here."""

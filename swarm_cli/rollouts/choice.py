@@ -17,13 +17,13 @@ class Choice:
     """Which groups to show; None means any.
 
     origin: groups of this node (`local`) or of other nodes (`external`). sender: groups of the node
-    with this name. group: groups whose id begins with this. marks: completions with full marks
-    (`right`) or with less (`wrong`), and only groups that have any.
+    with this name. datasets: groups of any of them. group: groups whose id begins with this. marks:
+    completions with full marks (`right`) or with less (`wrong`), and only groups that have any.
     """
 
     origin: Literal["local", "external"] | None = None
     sender: str | None = None
-    dataset: str | None = None
+    datasets: frozenset[str] | None = None
     group: str = ""
     marks: Literal["right", "wrong"] | None = None
 
@@ -47,7 +47,7 @@ class Choice:
         return (
             self.origin in (None, scored.origin)
             and self.sender in (None, scored.group.node)
-            and self.dataset in (None, scored.group.task.ref.dataset)
+            and (self.datasets is None or scored.group.task.ref.dataset in self.datasets)
             and scored.group_id.startswith(self.group)
             and bool(self.completions(item))
         )

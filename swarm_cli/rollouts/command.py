@@ -18,12 +18,13 @@ from shared.text import visible_json
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
+from swarm_cli.file_names import FileNames
 from swarm_cli.looking.target import check_listening, looking_at
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
 from swarm_cli.rollouts.judged_by import judge_of
-from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples, record_folder
+from swarm_cli.rollouts.records import TrainedRecords, names_in_run, read_refusals, read_samples, record_folder
 from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
 from swarm_cli.rollouts.samples import by_question, sample_object, show_question
 from swarm_cli.rollouts.shown import View, as_object, show
@@ -57,14 +58,16 @@ def rollouts(
     foreign: Annotated[bool, typer.Option("--foreign", help="Only foreign groups.")] = False,
     trained: Annotated[bool, typer.Option("--trained", help="Only groups that a step has trained on.")] = False,
     sender: Annotated[str, typer.Option("--from", help="Only groups from this node.")] = "",
-    dataset: Annotated[str, typer.Option(help="Only groups of this dataset.")] = "",
+    dataset: Annotated[str, typer.Option(help="Only groups of this dataset; of a file by its name.")] = "",
     group: Annotated[str, typer.Option(help="Only groups whose id begins with this.")] = "",
     right: Annotated[bool, typer.Option("--right", help="Only completions with full marks.")] = False,
     wrong: Annotated[bool, typer.Option("--wrong", help="Only completions with less than full marks.")] = False,
     refused: Annotated[
         bool, typer.Option("--refused", help="Instead of batches, the groups that the verifier refused last, and why.")
     ] = False,
-    evaluated: Annotated[str, typer.Option("--eval", metavar="TASK", help="Held-out answers of this dataset, by version.")] = "",
+    evaluated: Annotated[
+        str, typer.Option("--eval", metavar="TASK", help="Held-out answers of this dataset, or file, by version.")
+    ] = "",
     follow: Annotated[bool, typer.Option("--follow", help="Keep showing new batches until Ctrl-C.")] = False,
     characters: Annotated[int, typer.Option(min=1, help="Cut texts after this many characters; --json does not cut.")] = 2000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line for each group.")] = False,
@@ -92,24 +95,25 @@ def rollouts(
             and (follow or step is not None or local or foreign or trained or right or wrong),
         }
     )
+    names = names_in_run(node_config, run)
     choice = Choice(
         origin="local" if local else "external" if foreign else None,
         sender=checked_node(sender) if sender else None,
-        dataset=dataset or None,
+        datasets=names.meant(dataset) if dataset else None,
         group=group.lower(),
         marks="right" if right else "wrong" if wrong else None,
     )
     if refused:
-        _refused(node_config, run, choice, limit, characters, as_json)
+        _refused(node_config, run, choice, limit, characters, as_json, names)
     elif evaluated:
-        _evaluated(node_config, run, evaluated, limit, characters, as_json)
+        _evaluated(node_config, run, evaluated, limit, characters, as_json, names)
     else:
         with looking_at(node_config, run, node_url, only_here=False) as target:
             if target.ended is not None:
                 note(target.ended.sentence(target.run, time.time()))
             check_listening(target)
             follow = follow and target.ended is None
-            view = View(terminal(), judge_of(node_config, config, target.run), characters)
+            view = View(terminal(), judge_of(node_config, config, target.run, names), characters)
             asyncio.run(
                 _batched(
                     node_config, view, target.node_url, run, choice, step, limit, follow, trained, as_json, target.ended is not None
@@ -157,32 +161,32 @@ async def _batched(
         note("the newest batch waits for its step: --trained shows only groups that a step has trained on")
 
 
-def _refused(config: NodeConfig, run: str, choice: Choice, limit: int, characters: int, as_json: bool) -> None:
+def _refused(config: NodeConfig, run: str, choice: Choice, limit: int, characters: int, as_json: bool, names: FileNames) -> None:
     """Show the last refusals."""
     folder = record_folder(config, run)
     every = read_refusals(folder)
-    found = asked_for(every, sender=choice.sender, dataset=choice.dataset, group=choice.group, limit=limit)
+    found = asked_for(every, sender=choice.sender, datasets=choice.datasets, group=choice.group, limit=limit)
     console = terminal()
     for refusal in found:
         if as_json:
             typer.echo(visible_json(refusal_object(refusal)))
         else:
-            show_refusal(refusal, console, characters)
+            show_refusal(refusal, console, characters, names)
     if not found:
         where = folder or f"{config.node.var_dir}/runs (it has no records of {config.node.id}; name a run with --run)"
         note(f"no such refusal is on record in {where}: only the last ones of each sender are kept ({len(every)} in all)")
 
 
-def _evaluated(config: NodeConfig, run: str, task: str, limit: int, characters: int, as_json: bool) -> None:
+def _evaluated(config: NodeConfig, run: str, task: str, limit: int, characters: int, as_json: bool, names: FileNames) -> None:
     """Show held-out answers, question by question."""
     console, folder = terminal(), record_folder(config, run)
     where = str(folder or config.node.var_dir / "runs")
-    for answers in by_question(read_samples(folder), task, where).values():
+    for answers in by_question(read_samples(folder), task, where, names).values():
         if as_json:
             for version, sample in answers:
                 typer.echo(visible_json(sample_object(version, sample)))
         else:
-            show_question(answers, limit, console, characters)
+            show_question(answers, limit, console, characters, names)
 
 
 async def _groups(

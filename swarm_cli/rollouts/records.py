@@ -17,6 +17,7 @@ from shared.json_lines import older
 from shared.plain_files import NO_FILE, open_plain, read_plain_end, whole_lines
 from shared.run_records import SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, refused_files
 from swarm_cli.errors import CommandError
+from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.plot import find_run
 
 T = TypeVar("T")
@@ -141,6 +142,15 @@ def record_folder(config: NodeConfig, run: str) -> Path | None:
     written = {folder: max((path.stat().st_mtime for path in _records(folder)), default=0.0) for folder in folders}
     newest = max(written, key=lambda folder: written[folder], default=None)
     return newest if newest is not None and written[newest] else None
+
+
+def names_in_run(config: NodeConfig, run: str) -> FileNames:
+    """The names of files in the run, by default in the newest with records of the node. As a name
+    belongs to its rows, a wrong run gives no wrong one.
+    """
+    runs, newest = config.node.var_dir / "runs", None if run else record_folder(config, "")
+    folder = next((each for each in (runs / run, Path(run)) if each.is_dir()), None) if run else newest and newest.parent
+    return file_names(folder, config.tasks)
 
 
 class TrainedRecords:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -11,12 +11,15 @@ from rich.text import Text
 
 from shared.text import visible
 from swarm_cli.console import indented
+from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.fates import clock
 from swarm_cli.rollouts.records import Refusal
 from swarm_cli.rollouts.shown import cut_text
 
 
-def asked_for(refusals: Iterable[Refusal], *, sender: str | None, dataset: str | None, group: str, limit: int) -> list[Refusal]:
+def asked_for(
+    refusals: Iterable[Refusal], *, sender: str | None, datasets: Collection[str] | None, group: str, limit: int
+) -> list[Refusal]:
     """The newest matching refusals, oldest first. A refusal without the group's text matches no
     dataset.
     """
@@ -24,16 +27,20 @@ def asked_for(refusals: Iterable[Refusal], *, sender: str | None, dataset: str |
         each
         for each in refusals
         if sender in (None, each.sender)
-        and (dataset is None or (each.group is not None and each.group.dataset == dataset))
+        and (datasets is None or (each.group is not None and each.group.dataset in datasets))
         and (each.id or each.claimed_id).startswith(group)
     ]
     return found[-limit:]
 
 
-def show_refusal(refusal: Refusal, console: Console, characters: int) -> None:
+def show_refusal(refusal: Refusal, console: Console, characters: int, names: FileNames = UNNAMED) -> None:
     """Print why a group was refused and, if it could be read, how it begins."""
     group = refusal.group
-    of = f" · {group.dataset} seed {group.seed} index {group.index} · policy version {group.policy_version}" if group else ""
+    of = (
+        f" · {names.shown(group.dataset)} seed {group.seed} index {group.index} · policy version {group.policy_version}"
+        if group
+        else ""
+    )
     named = f"group {refusal.id[:16]}" if refusal.id else f"claims to be group {refusal.claimed_id or '?'}"
     heading = f"{clock(refusal.time)} · from {refusal.sender or 'an unknown sender'}{of} · {named} · message {refusal.swarm_seq}"
     console.print(Text(visible(heading), style="bold"))

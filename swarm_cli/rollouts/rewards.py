@@ -8,11 +8,11 @@ for a foreign answer, on whether a near miss counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import ScoredGroup
 from shared.evaluation import PASS_REWARD
+from swarm_cli.file_names import UNNAMED, FileNames
 
 UNKNOWN = "not known: the file is not in this configuration (--config gives the node's)"
 NEAR_MISS = "; a near miss from another node counts 0 (verifier.foreign_partial_credit)"
@@ -31,20 +31,23 @@ class Judged:
 
 class Judge:
     """Explains rewards under one node's present configuration, which may have changed since the
-    answers were scored. told_by: which configuration that is, if it may not be the node's.
+    answers were scored. told_by: which configuration that is, if it may not be the node's. names:
+    of the files that are datasets.
     """
 
-    def __init__(self, config: NodeConfig, told_by: str = "") -> None:
+    def __init__(self, config: NodeConfig, told_by: str = "", names: FileNames = UNNAMED) -> None:
         from shared.tasks.verifiers import VerifierChoice
 
         self._choice = VerifierChoice(config.tasks)
         self._files = [spec for spec in config.tasks if spec.source == "file"]
+        self._names = names
         self._partial_credit = config.verifier.foreign_partial_credit
         self._told_by = f" ({told_by})" if told_by else ""
 
     def verifier(self, scored: ScoredGroup) -> str:
         """Name of the verifier that scores a group's answers. A file's dataset is named after its
-        rows, which are not read for this: of several files, each one's verifier is named.
+        rows, which are not read for this: of several files, each one's verifier is named if no
+        record says which of them it is.
         """
         files = self._files_of(scored)
         if files is None:
@@ -53,10 +56,11 @@ class Judge:
 
     def file(self, scored: ScoredGroup) -> str:
         """The file's name, without its folder, that a group's question is from: people do not know
-        it by its dataset, which is a hash. Of several files each is named. Empty: no file's, or one
-        that is not in this configuration.
+        it by its dataset, which is a hash. If no record says which of several files it is, each is
+        named. Empty: no file's, or one that is not in this configuration.
         """
-        return " or ".join(sorted({Path(spec.path).name or spec.path for spec in self._files_of(scored) or ()}))
+        known = self._names.file(scored.group.task.ref.dataset)
+        return known or " or ".join(sorted({spec.file_name for spec in self._files_of(scored) or ()}))
 
     def _files_of(self, scored: ScoredGroup) -> list[TaskSpec] | None:
         """The files that a group's question may be from; None if it is from none."""
@@ -65,7 +69,8 @@ class Judge:
         dataset = scored.group.task.ref.dataset
         if not is_file_name(dataset):
             return None
-        return [spec for spec in self._files if spec.dataset in {"", dataset}]
+        known = [spec for spec in self._files if spec.file_name == self._names.file(dataset)]
+        return known or [spec for spec in self._files if spec.dataset in {"", dataset}]
 
     def of(self, scored: ScoredGroup, text: str, reward: float) -> Judged:
         """The explanation of one answer's reward."""

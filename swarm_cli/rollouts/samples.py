@@ -13,6 +13,7 @@ from rich.text import Text
 from shared.text import visible
 from swarm_cli.console import count, indented
 from swarm_cli.errors import CommandError
+from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.records import HeldOutSample, Samples
 from swarm_cli.rollouts.rewards import marks
 from swarm_cli.rollouts.shown import cut_text
@@ -21,17 +22,20 @@ Question = tuple[str, int, int]
 """Dataset, seed, index."""
 
 
-def by_question(evaluations: Sequence[Samples], task: str, where: str) -> dict[Question, list[tuple[int, HeldOutSample]]]:
+def by_question(
+    evaluations: Sequence[Samples], task: str, where: str, names: FileNames = UNNAMED
+) -> dict[Question, list[tuple[int, HeldOutSample]]]:
     """The answers to each question of a dataset, with their policy versions, in order. where: the
     evaluations' source, for the error.
 
     Raises:
         CommandError: there are none.
     """
+    meant = names.meant(task)
     found: dict[Question, list[tuple[int, HeldOutSample]]] = {}
     for evaluation in evaluations:
         for sample in evaluation.samples:
-            if sample.dataset == task:
+            if sample.dataset in meant:
                 question = (sample.dataset, sample.seed, sample.index)
                 found.setdefault(question, []).append((evaluation.policy_version, sample))
     if found:
@@ -39,7 +43,7 @@ def by_question(evaluations: Sequence[Samples], task: str, where: str) -> dict[Q
     known = sorted({sample.dataset for evaluation in evaluations for sample in evaluation.samples})
     if not known:
         raise CommandError(f"{where} holds no held-out answers: wait for the first evaluation, or name another run with --run")
-    raise CommandError(f"{where} holds no held-out answers of {task[:80]!r}: choose among {', '.join(known)}")
+    raise CommandError(f"{where} holds no held-out answers of {task[:80]!r}: choose among {', '.join(map(names.shown, known))}")
 
 
 def spread(answers: Sequence[tuple[int, HeldOutSample]], most: int) -> list[tuple[int, HeldOutSample]]:
@@ -51,10 +55,12 @@ def spread(answers: Sequence[tuple[int, HeldOutSample]], most: int) -> list[tupl
     return [answers[round(place * (len(answers) - 1) / (most - 1))] for place in range(most)]
 
 
-def show_question(answers: Sequence[tuple[int, HeldOutSample]], most: int, console: Console, characters: int) -> None:
+def show_question(
+    answers: Sequence[tuple[int, HeldOutSample]], most: int, console: Console, characters: int, names: FileNames = UNNAMED
+) -> None:
     """Print one question and its answers, version by version."""
     _, first = answers[0]
-    console.print(Text(visible(f"held out · {first.dataset} seed {first.seed} index {first.index}"), style="bold"))
+    console.print(Text(visible(f"held out · {names.shown(first.dataset)} seed {first.seed} index {first.index}"), style="bold"))
     console.print(Text("question:  " + indented(cut_text(first.question, characters))))
     if first.reference is not None:
         console.print(Text("reference: " + indented(cut_text(first.reference, characters))))

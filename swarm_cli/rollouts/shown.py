@@ -15,6 +15,7 @@ from rich.text import Text
 from shared.contracts.messages import Batch, BatchItem, Completion
 from shared.text import visible, visible_lines
 from swarm_cli.console import indented
+from swarm_cli.file_names import with_digits
 from swarm_cli.rollouts.batches import BatchedGroup
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import Fate
@@ -190,9 +191,9 @@ def _heading(found: BatchedGroup, judge: Judge) -> str:
     batch, item, scored = found.batch, found.item, found.item.scored
     ref = scored.group.task.ref
     whose = "local" if scored.origin == "local" else f"foreign, from {scored.group.node}"
-    file = judge.file(scored)
+    dataset = with_digits(judge.file(scored), ref.dataset)
     return (
-        f"step {batch.number} · {whose} · {f'{file}, ' if file else ''}{ref.dataset} seed {ref.seed} index {ref.index} · "
+        f"step {batch.number} · {whose} · {dataset} seed {ref.seed} index {ref.index} · "
         f"policy version {scored.group.policy_version} · {_lag(item)} · {why(batch, item)} · group {scored.group_id[:16]}"
     )
 

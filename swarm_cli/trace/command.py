@@ -21,6 +21,7 @@ from swarm_cli.looking.target import Target, check_listening, looking_at
 from swarm_cli.observe.snapshot import nodes_here
 from swarm_cli.rollouts.command import CONNECT_TIMEOUT_S, RunOption
 from swarm_cli.rollouts.fates import clock
+from swarm_cli.rollouts.records import names_in_run
 from swarm_cli.trace.path import Path, say_what_is_missing
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _several(path: Path, prefix: str) -> bool:
 async def _find(config: NodeConfig, prefix: str, run: str, target: Target) -> Path:
     from swarm_cli.trace.search import Search
 
-    search = Search(config, prefix, run)
+    search = Search(config, prefix, run, names_in_run(config, run))
     plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=target.node_url)
     try:
         nodes = sorted(await nodes_here(plane))

@@ -22,6 +22,7 @@ from shared.identity.keys import verify
 from shared.transport.base import AccessDenied, Ends, StoredMessage, StreamState, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.errors import CommandError
+from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.fates import Fate
 from swarm_cli.rollouts.records import Refusal, TrainedRecords, read_refusals, record_folder
@@ -39,8 +40,9 @@ M = TypeVar("M", RolloutGroup, ScoredGroup)
 class Search:
     """One search, by the beginning of an id."""
 
-    def __init__(self, config: NodeConfig, prefix: str, run: str) -> None:
+    def __init__(self, config: NodeConfig, prefix: str, run: str, names: FileNames = UNNAMED) -> None:
         self._config, self._prefix, self._run = config, prefix, run
+        self._names = names
         self._other_ids: set[str] = set()
         self.path = Path()
         self.windows: dict[str, str] = {}
@@ -148,7 +150,8 @@ class Search:
             self.path.makers.add(Maker(refusal.sender, refusal.group.draw))
             # The same words as in `_is`, so that an event found in both places is kept once.
             of = refusal.group
-            detail = f"{of.dataset} seed {of.seed} index {of.index}, policy version {of.policy_version}, draw {of.draw}"
+            dataset = self._names.shown(of.dataset)
+            detail = f"{dataset} seed {of.seed} index {of.index}, policy version {of.policy_version}, draw {of.draw}"
             self.path.add(of.created_at, refusal.sender, GENERATED, detail)
         cause = f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason
         self.path.add(refusal.time, node, REFUSED, cause)
@@ -158,7 +161,8 @@ class Search:
         ref = group.task.ref
         self.path.ids.add(group_id)
         self.path.makers.add(Maker(group.node, group.draw))
-        detail = f"{ref.dataset} seed {ref.seed} index {ref.index}, policy version {group.policy_version}, draw {group.draw}"
+        dataset = self._names.shown(ref.dataset)
+        detail = f"{dataset} seed {ref.seed} index {ref.index}, policy version {group.policy_version}, draw {group.draw}"
         self.path.add(group.created_at, group.node, GENERATED, detail)
 
     def _named(self, message: StoredMessage) -> bool:

@@ -79,6 +79,7 @@ class PageSwarm:
         age_s: float = 0.0,
         finished: bool = False,
         trainer_port: int | None = None,
+        tasks: Sequence[str] = ("gcd", "basic_arithmetic"),
     ) -> None:
         """Its directory entry, and where it is on this server its streams and processes.
         trainer_port: where this machine's Prometheus finds the trainer's metrics.
@@ -88,7 +89,7 @@ class PageSwarm:
             node=name,
             public_key=self.key(name).public_key,
             model=ModelIdentity(name="models/base", tokenizer_hash="a" * 64),
-            tasks=["gcd", "basic_arithmetic"],
+            tasks=list(tasks),
             policy_version=step,
             software="swarm test",
             updated_at=now - age_s,

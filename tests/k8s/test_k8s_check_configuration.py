@@ -276,3 +276,41 @@ swarm_cli.app.main()
     assert done.returncode == 1, done.stderr
     assert "[[tasks]] 2: " in done.stdout and "correct nodes/alpha/node.toml" in done.stdout
     assert "1 of 2 findings would stop it" in done.stderr and "Traceback" not in done.stderr
+
+
+def with_rows(objects: list[Object], lines: list[str], path: str = "/etc/tasks/mine.jsonl") -> None:
+    """Alpha's third task source becomes a file, which its generator and verifier have from a
+    ConfigMap.
+    """
+    replace(objects, 'dataset = "gcd"', f'source = "file"\npath = "{path}"')
+    objects.append({"kind": "ConfigMap", "metadata": {"name": "rows"}, "data": {"mine.jsonl": "\n".join(lines)}})
+    for kind in ("Deployment", "StatefulSet"):
+        for each in with_kind(objects, kind):
+            pod = pod_of(each)
+            for container in pod["containers"]:
+                if container["name"] in ("generator", "verifier") and name_of(each).startswith("alpha"):
+                    pod.setdefault("volumes", []).append({"name": "rows", "configMap": {"name": "rows"}})
+                    container.setdefault("volumeMounts", []).append({"name": "rows", "mountPath": "/etc/tasks"})
+
+
+ROWS = 135
+"""Few for a third of all draws, if evaluation takes a third of its 200 questions."""
+
+
+def rows(count: int) -> list[str]:
+    return [f'{{"question": "What is {number} + 1?", "answer": "{number + 1}"}}' for number in range(count)]
+
+
+def test_a_file_that_the_pods_have_from_a_config_map_is_read_and_few_rows_are_a_note(told: Told) -> None:
+    objects = overlay_of()
+    with_rows(objects, rows(ROWS))
+    found, at = only(told(objects)), line(objects, 'source = "file"') - 1
+    assert found.startswith("note ") and f"line {at}: [[tasks]] 3: /etc/tasks/mine.jsonl: few rows" in found, found
+    assert "Use more rows" in found and found.endswith("add rows to that file's entry of its ConfigMap")
+    objects = overlay_of()
+    with_rows(objects, [*rows(ROWS), '{"question": "And this?"}'])
+    found = only(told(objects))
+    assert found.startswith("stops") and f"[[tasks]] 3: /etc/tasks/mine.jsonl: line {ROWS + 1}: " in found, found
+    objects = overlay_of()
+    with_rows(objects, rows(ROWS), "/etc/tasks/absent.jsonl")
+    assert "the rows of /etc/tasks/absent.jsonl were not checked" in only(told(objects))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import time
+from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -15,6 +17,8 @@ from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES, Role
 from shared.runtime.pace import GAPS_KEPT, KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, WorkPace, late_after_s
 from shared.runtime.status import StatusBoard
+from swarm_cli.elsewhere import VAR_DIR_VARIABLE
+from swarm_cli.local.control import holding_run
 from swarm_cli.observe.progress import state
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.standing import FIRST_WORK_S, standing
@@ -207,15 +211,21 @@ def test_for_how_long_a_process_is_silent_is_told_in_full_however_long_the_other
     assert state(gone, NOW) == "no word from trainer for 2m"
 
 
-def test_the_command_that_starts_a_silent_process_again_is_named_where_it_is_known_to_be_here() -> None:
+def test_the_command_that_starts_a_silent_process_again_is_named_where_it_is_known_to_be_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VAR_DIR_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    run = Path("var") / "runs" / "two"
     gone = view(trainer=status("trainer", age_s=140.0), sampler=status("sampler", age_s=14.0))
     assert unanswered([gone, view()], NOW) == ["alpha-trainer", "alpha-sampler"]
     assert unanswered([NodeView("x; rm -r /", ())], NOW) == unanswered([NodeView("alpha", ())], NOW) == []
     names = ["alpha-trainer", "beta-trainer"]
     again = "starts it again (with `--now` if it hangs)"
-    assert remedies(names, "", 1) == [f"`swarm restart alpha-trainer` {again}; 1 more do not answer"]
-    assert remedies(names, " --run two") == [f"`swarm restart {name} --run two` {again}" for name in names]
-    assert remedies(names, None) == remedies([], "") == []
+    assert remedies(names, run, 1) == [f"`swarm restart alpha-trainer` {again}; 1 more do not answer"]
+    with holding_run(run), holding_run(run.parent / "one"):
+        assert remedies(names, run) == [f"`swarm restart {name} --run two` {again}" for name in names]
+    assert remedies(names, None) == remedies([], run) == []
 
 
 def test_a_node_whose_trainer_is_starting_again_does_not_stand_still() -> None:

@@ -14,8 +14,10 @@ import pytest
 from shared.config import NodeConfig, load_config
 from shared.tasks.file_questions import FileQuestions
 from swarm_cli.few_rows import soon_used_up
+from swarm_cli.join.command import prepare
 from swarm_cli.local.up import tasks_checked
 from swarm_cli.tasks_apart import TasksApart
+from tests.unit.test_invitation import invitation
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,3 +84,15 @@ def test_config_check_warns_of_a_file_of_few_rows(tmp_path: Path) -> None:
     said = " ".join((checked.stdout + checked.stderr).split())
     assert checked.returncode == 0, said
     assert "4 questions besides the 4 that evaluation takes" in said and "64 in all" in said, said
+
+
+@pytest.mark.slow
+def test_joining_warns_of_a_file_of_few_rows_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path / "var"))
+    own = tmp_path / "node.toml"
+    files = [rows(tmp_path, 8), rows(tmp_path, 999, "long.jsonl")]
+    entries = ['dataset = "gcd"', *(f'source = "file"\npath = "{path}"' for path in files)]
+    own.write_text("\n".join(["[eval]", "tasks = 4", *(f"[[tasks]]\n{entry}" for entry in entries)]))
+    newcomer = prepare(invitation(url="nats://127.0.0.1:1"), model=str(ROOT / "models" / "base"), config=own)
+    (told,) = (each for each in newcomer.look(thoroughly=False) if each.what == "few rows")
+    assert told.ok is None and "[[tasks]] 2: " in told.told and "mine.jsonl: few rows for sharing, 7 questions" in told.line, told

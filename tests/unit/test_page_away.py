@@ -12,12 +12,14 @@ from shared.roles import ROLES
 from swarm_cli.dashboard.away import IN_CLUSTER, name_logs
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.dashboard.swarm_state import swarm_object
+from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.looking.target import Target
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd
 
 NOW = 1_000_000.0
+AGAIN = "`swarm restart alpha-verifier` starts it again (with `--now` if it hangs)"
 
 
 def told(*, verifier_s: float, step_s: float = 1.0) -> dict[str, object]:
@@ -59,16 +61,18 @@ def test_the_log_of_a_process_is_named_where_the_run_is_on_this_machine(tmp_path
     log.parent.mkdir(parents=True)
     log.touch()
 
-    def named(target: Target) -> tuple[str, bool]:
+    def named(target: Target) -> tuple[str, str, bool]:
         state = told(verifier_s=40.0)
         name_logs(state, Path("var"), target)
-        return state["nodes"][0]["away"][0]["log"], bool(state["cluster"])  # type: ignore[index]
+        away = state["nodes"][0]["away"][0]  # type: ignore[index]
+        return away["log"], away["again"], bool(state["cluster"])
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(IN_CLUSTER, raising=False)
+    monkeypatch.delenv(VAR_DIR_VARIABLE, raising=False)
     here = Target("nats://127.0.0.1:4222", None, "one")
-    assert named(here) == ("var/runs/one/alpha/verifier.log", False)
-    assert named(Target(here.node_url, None)) == ("", False), "no run here uses this server"
-    assert named(Target(here.node_url, None, "one", RunEnd("stopped", NOW))) == ("", False)
+    assert named(here) == ("var/runs/one/alpha/verifier.log", AGAIN, False)
+    assert named(Target(here.node_url, None)) == ("", "", False), "no run here uses this server"
+    assert named(Target(here.node_url, None, "one", RunEnd("stopped", NOW))) == ("", "", False)
     monkeypatch.setenv(IN_CLUSTER, "10.0.0.1")
-    assert named(Target("nats://nats:4222", None)) == ("", True)
+    assert named(Target("nats://nats:4222", None)) == ("", "", True)

@@ -15,22 +15,38 @@ from swarm_cli.observe.status import show
 from swarm_cli.observe.view import NodeView
 
 
-def shown(missing: set[str]) -> str:
-    board, registry = StatusBoard("alpha", "verifier", "0"), CollectorRegistry()
+def without(missing: set[str], name: str = "alpha") -> NodeSnapshot:
+    board, registry = StatusBoard(name, "verifier", "0"), CollectorRegistry()
     Figures(registry, board).scoring.protections(missing)
     for protection in PROTECTIONS:
         had = registry.get_sample_value("swarm_sandbox_protections", {"protection": protection})
         assert had == float(protection not in missing)
-    node = NodeSnapshot(NodeView("alpha", (board.snapshot(),)), (), True)
+    return NodeSnapshot(NodeView(name, (board.snapshot(),)), (), True)
+
+
+def shown(*nodes: NodeSnapshot) -> str:
     text = io.StringIO()
-    show(SwarmSnapshot(0.0, (node,), (), None), Console(file=text, width=300))
+    show(SwarmSnapshot(0.0, nodes, (), None), Console(file=text, width=300))
     return text.getvalue()
 
 
 def test_what_is_missing_is_named_and_where_to_read_the_remedy() -> None:
-    said = shown({"landlock", "network_namespace"})
+    said = shown(without({"landlock", "network_namespace"}))
     assert "alpha: its scorers run without these protections: landlock, network namespace; the verifier's log has the cause" in said
 
 
 def test_a_node_that_has_all_of_them_needs_no_word() -> None:
-    assert "run without" not in shown(set())
+    assert "run without" not in shown(without(set()))
+
+
+def test_nodes_that_lack_the_same_protections_are_named_in_one_line() -> None:
+    nodes = [without({"landlock"}, name) for name in ("alpha", "beta")]
+    said = shown(*nodes, without({"seccomp"}, "gamma"), without(set(), "delta"), without({"landlock"}, "epsilon"))
+    lines = [line for line in said.splitlines() if "run without" in line]
+    assert len(lines) == 2, lines
+    assert lines[0].startswith(
+        "alpha, beta, epsilon: their scorers run without these protections: landlock; the verifiers' logs have"
+    )
+    assert lines[1].startswith("gamma: its scorers run without these protections: seccomp; the verifier's log has")
+    many = shown(*(without({"landlock"}, f"n{number}") for number in range(9)))
+    assert many.count("run without") == 1 and "n0, n1, n2, n3, n4 and 4 more: their scorers" in many

@@ -41,7 +41,7 @@ async function showStep(node, step) {
 
 async function showGroup(node, step, place) {
   const told = await get("group.json", { node, step, place });
-  document.title = `${told.dataset}, ${node} step ${step} · swarm`;
+  document.title = `${told.file || told.dataset}, ${node} step ${step} · swarm`;
   const foreign = told.origin === "foreign";
   const facts = [
     ["Whose", foreign ? el("span", {}, "foreign, from ", name(told.sender)) : el("span", {}, "local, of ", name(told.sender))],

@@ -58,7 +58,7 @@ function wrong(found) {
 /** How to start processes that are gone again and where their last words are: on this machine, in a cluster, or where neither is known. */
 function remedies({ cluster }, away) {
   const here = away.filter(({ log }) => log), more = here.length > 3 ? el("p", { text: `And ${many(here.length - 3, "more process", "more processes")}.` }) : null;
-  if (here.length) return [...here.slice(0, 3).map(({ process, log }) => el("p", {}, ...worded(`\`swarm restart ${process}\` starts it again (with \`--now\` if it hangs); its last words are in \`${log}\`.`))), more];
+  if (here.length) return [...here.slice(0, 3).map(({ again, log }) => el("p", {}, ...worded(`${again}; its last words are in \`${log}\`.`))), more];
   const role = away[0] ? away[0].process.slice(away[0].process.lastIndexOf("-") + 1) : "ROLE", node = away[0] ? away[0].process.slice(0, -role.length - 1) : "NODE";
   if (cluster) return [el("p", {}, ...worded(`Its last words: \`kubectl -n swarm logs -l app.kubernetes.io/component=${role},swarm-rl.dev/node=${node}\`.`))];
   return [el("p", {}, ...worded(`On the machine where it runs, \`swarm restart ${node}-${role}\` starts it again, and its last words are in \`${node}/${role}.log\` in the run's folder.`))];

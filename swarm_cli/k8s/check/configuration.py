@@ -1,7 +1,8 @@
 """Checks each node's configuration as its pods will read it: the file in the ConfigMap, and the
 variables that win over it.
 
-What only the pod has (model, keys, installed packages, files with tasks) is not looked at.
+What only the pod has (model, keys, installed packages) is not looked at. Of files with tasks those
+are read that the pod has from a ConfigMap of the overlay.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from __future__ import annotations
 import re
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from shared.config import ConfigError, NodeConfig, TaskSpec, load_config
+from shared.config import ConfigError, NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.roles import ROLES
 from shared.setting_names import task_entry
 from swarm_cli.chosen_config import objective_problem
+from swarm_cli.few_rows import soon_used_up
+from swarm_cli.k8s.check.derived import READ_FILES, Checked, Derived, given_tasks
 from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import NODE_LABEL, Object, Overlay, Workload
 from swarm_cli.k8s.check.told import File, Variable, mounted_file, probed_ports, variables
@@ -33,7 +36,6 @@ _PREFIX = re.compile(r"^environment variable \w+(?: \([^)]*\))?: ")
 _FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*): ")
 _ENTRY = re.compile(r"\[\[tasks\]\] (\d+): (?:([\w-]+(?:\.[\w-]+)*)(?=: ))?")
 _SETTING = re.compile(r"\b([a-z_]+(?:\.\w+)+)")
-_SMALLER = "make the sizes in the `config` of its [[tasks]] smaller; if this machine was busy, try again"
 _UNHEARD = "never becomes ready and is restarted again and again"
 
 
@@ -88,16 +90,18 @@ def findings(overlay: Overlay, apart: TasksApart) -> list[Finding]:
     """
     found: dict[tuple[str, str, _Problem], list[str]] = {}
     notes: list[Finding] = []
-    checked = cache(_Derived(apart).problems)
+    checked = cache(Derived(apart).checked)
     for reader in _readers(overlay):
         config, problems = _loaded(reader)
+        rows = Checked()
         if config is not None:
-            problems += [*_setting_problems(config, checked), *_pod_problems(config, reader)]
+            rows = checked(*given_tasks(overlay, reader.workload, reader.container, config))
+            problems += [*_setting_problems(config, rows), *_pod_problems(config, reader)]
         for problem in problems:
             place = reader.place(problem.sentence)
             found.setdefault((place, reader.remedy(place), problem), []).append(reader.workload.name)
         if config is not None and not problems:
-            notes += _notes(config, reader)
+            notes += [*_notes(config, reader), *_file_notes(config, reader, rows)]
     stopping = [
         Finding(problem.stops, f"{place}: {_PREFIX.sub('', problem.sentence)}; {listed(names)} {problem.effect}", remedy)
         for (place, remedy, problem), names in found.items()
@@ -135,34 +139,10 @@ def _loaded(reader: _Reader) -> tuple[NodeConfig | None, list[_Problem]]:
             return error.rest, [_Problem(" ".join(fault.split())) for fault in error.faults]
 
 
-def _setting_problems(config: NodeConfig, checked: Callable[[tuple[str, ...], int], list[str]]) -> list[_Problem]:
+def _setting_problems(config: NodeConfig, rows: Checked) -> list[_Problem]:
     """What `swarm config check` finds that is the same on every machine."""
     objective = objective_problem(config)
-    tasks = checked(tuple(task.model_dump_json() for task in config.tasks), config.eval.tasks)
-    return [_Problem(each) for each in [*([objective] if objective else []), *tasks]]
-
-
-class _Derived:
-    """Derives tasks of several configurations, until those of one take too long."""
-
-    def __init__(self, apart: TasksApart) -> None:
-        self._apart = apart
-        self._ended = False
-
-    def problems(self, tasks: tuple[str, ...], held_out: int) -> list[str]:
-        """A sentence for each task source that cannot be used; files are left out, but keep their
-        number.
-        """
-        specs = [TaskSpec.model_validate_json(each) for each in tasks]
-        derived = [number for number, spec in enumerate(specs) if spec.source != "file"]
-        if not derived:
-            return []
-        if self._ended:
-            return [f"no task was derived, because deriving those of another configuration did not end: {_SMALLER}"]
-        kept = [specs[number] for number in derived]
-        problems = self._apart.problems(kept, held_out if len(derived) == len(specs) else 0, _SMALLER, derived)
-        self._ended = any(_SMALLER in each for each in problems)
-        return [" ".join(each.split()) for each in problems]
+    return [_Problem(each) for each in [*([objective] if objective else []), *rows.problems]]
 
 
 def _pod_problems(config: NodeConfig, reader: _Reader) -> Iterator[_Problem]:
@@ -189,7 +169,15 @@ def _notes(config: NodeConfig, reader: _Reader) -> Iterator[Finding]:
     for sentence in [*ruinous_settings(config), *settings_without_effect(config)]:
         place = reader.place(sentence)
         yield Finding(False, f"{place}: {sentence}", reader.remedy(place))
+
+
+def _file_notes(config: NodeConfig, reader: _Reader, rows: Checked) -> Iterator[Finding]:
+    """Files whose rows were not checked, or are few. Sampler and trainer do not read them."""
+    if reader.container["name"] not in READ_FILES:
+        return
     for number, task in enumerate(config.tasks):
-        if task.source == "file":
+        if task.source == "file" and number in rows.unread:
             what = f"{reader.place(f'{task_entry(number)}: path: ')}: the rows of {task.path} were not checked"
             yield Finding(False, what, "run `swarm config check` where that file is")
+    for sentence in soon_used_up(config, rows.files):
+        yield Finding(False, f"{reader.place(sentence)}: {sentence}", "add rows to that file's entry of its ConfigMap")
