@@ -74,7 +74,17 @@ def tasks(config: NodeConfig, accepted: Accepted, problems: Sequence[str]) -> Fi
     if problems:
         return Finding("tasks", False, problems[0])
     taken = [spec for spec in config.tasks if takes(accepted, spec)]
+    files = [spec for spec in config.tasks if spec.source == "file" and spec not in taken]
     names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in config.tasks))
+    if files:
+        held = ", ".join(dict.fromkeys(spec.file_name for spec in files))
+        rest = f"; of the others the swarm accepts {len(taken)}" if len(files) < len(config.tasks) else ""
+        return Finding(
+            "tasks",
+            None,
+            f"a token does not say which files the swarm's nodes have: groups of {held} are accepted by those that have the same "
+            f"rows among their own tasks{rest}",
+        )
     if not taken:
         offered = ", ".join(dict.fromkeys(task.dataset for task in accepted.tasks)) or "none"
         return Finding(

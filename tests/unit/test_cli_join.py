@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from shared.config import NodeConfig, load_config
+from shared.config import NodeConfig, TaskSpec, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
@@ -243,6 +243,11 @@ def with_tokens(most: int) -> NodeConfig:
     return DEMO.model_copy(update={"generator": DEMO.generator.model_copy(update={"max_new_tokens": most})})
 
 
+def with_files(*others: TaskSpec) -> NodeConfig:
+    own = TaskSpec.model_validate({"source": "file", "path": "mine/questions.jsonl", "verifier": "exact"})
+    return DEMO.model_copy(update={"tasks": [own, *others]})
+
+
 FAULTS = [
     (findings.software(invitation(swarm_schema=99), "0"), False, "update this machine"),
     (findings.software(invitation(swarm_schema=1), "0"), False, "update the swarm"),
@@ -251,6 +256,8 @@ FAULTS = [
     (findings.tasks(DEMO, ACCEPTS, ["[[tasks]] 1: gcd: no such setting"]), False, "no such setting"),
     (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=[]), []), False, "omit --tasks"),
     (findings.tasks(DEMO, msgspec.structs.replace(ACCEPTS, tasks=ACCEPTS.tasks[:1]), []), True, "accepts 1 of these 4"),
+    (findings.tasks(with_files(), ACCEPTS, []), None, "groups of questions.jsonl are accepted by those that have the same rows"),
+    (findings.tasks(with_files(*DEMO.tasks), ACCEPTS, []), None, "of the others the swarm accepts 4"),
     (findings.sizes(with_tokens(64), ACCEPTS), None, "generator.max_new_tokens = 32"),
     (connected(look(unreachable="no NATS server answers: start one with"), invitation()), False, "whether something on the way"),
     (connected(look(refused="the server wants a key"), invitation()), False, "Send its operator this line"),
