@@ -30,7 +30,7 @@ PLAN = TrainingPlan(dtype=torch.bfloat16, tokens=2048, width=512)
     [
         (LlamaConfig(**_BODY, vocab_size=8_192, tie_word_embeddings=True), 120, 2048),
         (LlamaConfig(**_BODY, vocab_size=32_768, tie_word_embeddings=True), 56, 256),
-        (LlamaConfig(**_BODY, vocab_size=4_096), 376, 128),
+        pytest.param(LlamaConfig(**_BODY, vocab_size=4_096), 376, 128, marks=pytest.mark.long),
         pytest.param(Gemma2Config(**_BODY, vocab_size=8_192, head_dim=64), 248, 1024, marks=pytest.mark.long),
         pytest.param(LlamaConfig(**_BODY, vocab_size=49_152, tie_word_embeddings=True), 120, 512, marks=pytest.mark.long),
         pytest.param(LlamaConfig(**_BODY, vocab_size=8_192), 504, 128, marks=pytest.mark.long),

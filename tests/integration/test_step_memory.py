@@ -21,7 +21,9 @@ _BODY = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "
         pytest.param(
             StepShape({**_BODY, "vocab_size": 151_936}, prompt=64, answers=16, answer=192, budget=4096), marks=pytest.mark.long
         ),
-        StepShape({**_BODY, "vocab_size": 49_152}, prompt=512, answers=8, answer=16, budget=1024),
+        pytest.param(
+            StepShape({**_BODY, "vocab_size": 49_152}, prompt=512, answers=8, answer=16, budget=1024), marks=pytest.mark.long
+        ),
     ],
     ids=["many answers", "large vocabulary", "long prompt"],
 )

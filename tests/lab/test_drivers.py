@@ -121,6 +121,7 @@ def test_a_short_run_of_real_services_learns_as_the_simulation_does(folder: Path
     assert reward(real.records, 9, 16) > statistics.fmean(early) < statistics.fmean(late) - 2 * deviation
 
 
+@pytest.mark.long
 def test_real_services_replay_as_many_groups_as_a_simulation_and_count_what_they_generate(folder: Path, tmp_path: Path) -> None:
     """A node alone, so that a comparison of sharing with own old groups can be made on real
     processes.
