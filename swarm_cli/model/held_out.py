@@ -108,6 +108,7 @@ def _held_of_run(config: NodeConfig, sources: Sequence[TaskSpec], recorded: Reco
 
 
 def _note(beyond: int | None, asked: int, held: int, recorded: Recorded | None) -> str:
+    """Whose set it is not, as the remedies differ; `held` tasks are in that set."""
     if beyond is None and recorded and recorded.changed:
         return "the node's held-out set changed during its run, so it may have trained on some of these tasks"
     if beyond is None:
