@@ -84,6 +84,7 @@ async def measure_trainer_memory_vocabulary() -> Result:
 
 
 def measure_step(row: str, shape: StepShape) -> Result:
+    """What one step of a shape holds at once, beside the least it could, as the row `row`."""
     started, vocabulary = time.monotonic(), shape.model["vocab_size"]
     with tempfile.TemporaryDirectory() as name:
         config = _config(Path(name), shape)

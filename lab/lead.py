@@ -2,9 +2,11 @@
 
     python -m lab.lead experiments/results/q8-evidence default/central
     python -m lab.lead experiments/results/q8-evidence default/central --without binary_matrix
+    python -m lab.lead experiments/results/q8-evidence central-2/central --of default/central
 
 A report's ratio says how large a lead is; this says whether other measures show it too, on which
-seeds and datasets it rests, and how much more training is behind it. Intervals are Fieller's.
+seeds and datasets it rests, how much more training is behind it, and what part it makes up of
+another lead. Intervals of ratios are Fieller's, that of the difference Student's.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from lab.measures import Measures, Point, gain_until, round_of
 from lab.records import read_records
 from lab.report import folders_of, read_runs
 from lab.spec import SpecError
-from lab.statistics import fieller_ratio, sign_flip_p, value_at
+from lab.statistics import estimate, fieller_ratio, sign_flip_p, value_at
 
 WORK = {
     "groups trained on": ("groups_local", "groups_external", "groups_replayed"),
@@ -77,11 +79,24 @@ def shares(leads: Mapping[str, float], questions: Mapping[str, int]) -> dict[str
 
 def ratio_text(arm: Sequence[float], base: Sequence[float]) -> str:
     """Ratio of the means, seeds on which the arm is ahead, p by the signs of the differences."""
-    differences = [one - other for one, other in zip(arm, base, strict=True)]
-    found = fieller_ratio(arm, base)
-    ratio = "no ratio can be bounded" if found is None else f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+    differences = _differences(arm, base)
     ahead = sum(difference > 0 for difference in differences)
-    return f"{ratio}, ahead on {ahead} of {len(differences)} seeds, p {sign_flip_p(differences):.3f} uncorrected"
+    return f"{_bounded(arm, base)}, ahead on {ahead} of {len(differences)} seeds, p {sign_flip_p(differences):.3f} uncorrected"
+
+
+def difference_text(arm: Sequence[float], base: Sequence[float]) -> str:
+    """Mean difference, with Student's interval where there are two seeds or more."""
+    found = estimate(_differences(arm, base))
+    return f"{found.mean:+.4f}" + ("" if found.half_width is None else f" ± {found.half_width:.4f}")
+
+
+def _differences(arm: Sequence[float], base: Sequence[float]) -> list[float]:
+    return [one - other for one, other in zip(arm, base, strict=True)]
+
+
+def _bounded(values: Sequence[float], base: Sequence[float]) -> str:
+    found = fieller_ratio(values, base)
+    return "no ratio can be bounded" if found is None else f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
 def _screened(measure: Measure) -> Value:
@@ -98,9 +113,10 @@ def _work(counts: Sequence[str]) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The runs of two arms with the same seeds."""
+    """The runs of two arms with the same seeds, in the order of `seeds`."""
 
     runs: Sequence[tuple[Run, Run]]
+    seeds: Sequence[int] = ()
 
     def values(self, value: Value, part: float = 1.0) -> tuple[list[float], list[float]]:
         """A value of both arms by seed, when each had made a part of the completions both made."""
@@ -117,24 +133,23 @@ class Compared:
         return sum(one) / len(one), sum(other) / len(other)
 
 
-def lead_lines(results: Path, pair: str, without: Sequence[str] = ()) -> Iterator[str]:
+def lead_lines(results: Path, pair: str, without: Sequence[str] = (), whole: str = "") -> Iterator[str]:
     """What the command prints for a pair ARM/BASELINE. `without`: datasets left out of all ratios.
+    `whole`: another pair, of whose lead this one's is a part.
 
     Raises:
-        SpecError: no run is complete, an arm of the pair has none, or they have no seed in common.
+        SpecError: no run is complete, an arm of a pair has none, or they have no seed in common.
     """
-    arm, _, baseline = pair.partition("/")
-    ones, others = (_runs(results, name, without) for name in (arm, baseline))
-    seeds = sorted(ones.keys() & others.keys())
-    if not seeds:
-        raise SpecError(f"{results}: the arms of {pair} have no seed in common")
-    compared = Compared([(ones[seed], others[seed]) for seed in seeds])
+    compared = _compared(results, pair, without)
     gains = compared.values(_screened(gained))
     yield f"cumulative gain: {ratio_text(*gains)}"
-    yield "  by seed: " + ", ".join(f"{seed} {one / other:.2f}" for seed, one, other in zip(seeds, *gains, strict=True))
+    yield f"  difference: {difference_text(*gains)}"
+    if whole:
+        yield f"  as a part of the difference of {whole}: {_part(compared, _compared(results, whole, without))}"
+    yield "  by seed: " + ", ".join(f"{seed} {one / other:.2f}" for seed, one, other in zip(compared.seeds, *gains, strict=True))
     yield f"cumulative gain, half of these completions: {ratio_text(*compared.values(_screened(gained), 0.5))}"
     yield f"pass rate at their end minus the base policy's: {ratio_text(*compared.values(_screened(reached)))}"
-    questions = ones[seeds[0]].questions
+    questions = compared.runs[0][0].questions
     for title, measure in (("cumulative gain", gained), ("pass rate over the last quarter of whole runs", last_quarter)):
         means = {name: compared.means(_task(measure, name)) for name in questions}
         parts = shares({name: one - other for name, (one, other) in means.items()}, questions)
@@ -142,6 +157,22 @@ def lead_lines(results: Path, pair: str, without: Sequence[str] = ()) -> Iterato
     for title, counts in WORK.items():
         done, by_other = compared.means(_work(counts))
         yield f"{title}: {done:,.0f} and {by_other:,.0f}, {done / by_other:.1f} times as many"
+
+
+def _compared(results: Path, pair: str, without: Sequence[str]) -> Compared:
+    arm, _, baseline = pair.partition("/")
+    ones, others = (_runs(results, name, without) for name in (arm, baseline))
+    seeds = sorted(ones.keys() & others.keys())
+    if not seeds:
+        raise SpecError(f"{results}: the arms of {pair} have no seed in common")
+    return Compared([(ones[seed], others[seed]) for seed in seeds], seeds)
+
+
+def _part(lead: Compared, whole: Compared) -> str:
+    """The ratio of two mean differences of cumulative gain, over the seeds that both have."""
+    by_seed = [dict(zip(each.seeds, _differences(*each.values(_screened(gained))), strict=True)) for each in (lead, whole)]
+    seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
+    return _bounded(*([differences[seed] for seed in seeds] for differences in by_seed))
 
 
 def _runs(results: Path, arm: str, without: Sequence[str]) -> dict[int, Run]:
@@ -170,9 +201,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("results", type=Path, help="folder of an experiment's results")
     parser.add_argument("pair", metavar="ARM/BASELINE", help="what to compare, over equal completions")
     parser.add_argument("--without", action="append", default=[], metavar="DATASET", help="leave a dataset out of the ratios")
+    parser.add_argument("--of", default="", metavar="ARM/BASELINE", help="what part of this pair's lead it makes up")
     asked = parser.parse_args(arguments)
     try:
-        for line in lead_lines(asked.results, asked.pair, asked.without):
+        for line in lead_lines(asked.results, asked.pair, asked.without, asked.of):
             print(line)
     except SpecError as error:
         print(f"error: {error}", file=sys.stderr)

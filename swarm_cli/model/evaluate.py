@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,11 +23,14 @@ from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.text import visible
 from swarm_cli.chosen_config import ConfigOption, load_chosen
-from swarm_cli.console import terminal
+from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import model_problem
 from swarm_cli.model.commands import export_node
 from swarm_cli.task_sources import task_sources
+
+if TYPE_CHECKING:
+    from swarm_cli.model.held_out import Asked
 
 TASKS_A_CALL = 32
 _LONGEST_CELL = 400
@@ -51,7 +52,10 @@ def evaluate(
         str, typer.Argument(metavar="MODEL", help="Model folder, hub name, or a node's folder in a run (var/runs/RUN/NODE).")
     ],
     tasks: Annotated[str, typer.Option(help="TOML file with [[tasks]], or dataset names.  [default: the config's]")] = "",
-    n: Annotated[int, typer.Option("--n", min=1, max=100_000, help="How many tasks.")] = 200,
+    n: Annotated[
+        int | None,
+        typer.Option("--n", min=1, max=100_000, help="How many tasks.  [default: as many as the node, or eval.tasks, holds out]"),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: greedy.")] = 0.0,
     engine: Annotated[str, typer.Option(help="auto, transformers or vllm.")] = "auto",
     revision: Annotated[str, typer.Option(help="Commit of a hub name.  [default: model.revision, if MODEL is model.path]")] = "",
@@ -62,7 +66,11 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Score a policy on the fixed held-out tasks."""
+    """Score a policy on the fixed held-out tasks; of a node's folder, on those that it held out.
+
+    With --n, and where the configuration is not the node's, it is said how many of the tasks may
+    have been trained on (not_held_out; null: not known).
+    """
     if engine not in {"auto", "transformers", "vllm"}:
         raise CommandError(f"--engine {engine}: use auto, transformers or vllm")
     node_config = load_chosen(config)
@@ -70,10 +78,11 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="swarm-eval-") as scratch:
         commit = revision or (node_config.model.revision if model == node_config.model.path else "")
         folder = _model_folder(model, commit, Path(scratch))
-        report, answered = asyncio.run(_evaluate(node_config, folder, commit, sources, n, temperature, engine))
+        asked, prompts = _asked(node_config, model, folder, commit, sources, n)
+        report, answered = asyncio.run(_evaluate(node_config, folder, commit, asked, prompts, temperature, engine))
     shown = _first_per_dataset(answered, answers)
     if as_json:
-        found = {"model": model, "temperature": temperature, **_as_object(report)}
+        found = {"model": model, "temperature": temperature, **_as_object(report), "not_held_out": asked.not_held_out}
         typer.echo(json.dumps({**found, **({"answers": [asdict(each) for each in shown]} if answers else {})}, indent=2))
     else:
         _show(model, report, shown)
@@ -89,8 +98,42 @@ def _model_folder(model: str, revision: str, scratch: Path) -> str:
     return model
 
 
+def _asked(
+    config: NodeConfig, model: str, folder: str, revision: str, sources: Sequence[TaskSpec], n: int | None
+) -> tuple[Asked, list[list[int]]]:
+    """The tasks and their prompts, in the same order. Tells how many may have been trained on."""
+    from shared.model.prompts import render_prompt
+    from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
+    from swarm_cli.model.held_out import asked_tasks, recorded_set
+
+    section = ModelSection(
+        path=folder, revision=revision, system_prompt=config.model.system_prompt, max_length=config.model.max_length
+    )
+    try:
+        tokenizer, longest = load_tokenizer(section), model_max_length(section) - config.generator.max_new_tokens
+    except ModelLoadError as error:
+        raise CommandError(str(error)) from None
+    known: dict[str, list[int]] = {}
+
+    def prompt(task: Task) -> list[int]:
+        if task.question not in known:
+            known[task.question] = render_prompt(tokenizer, task.question, section.system_prompt)
+        return known[task.question]
+
+    asked = asked_tasks(config, sources, n, recorded_set(Path(model)), lambda task: len(prompt(task)) <= longest)
+    if asked.note:
+        note(asked.note)
+    return asked, [prompt(task) for task in asked.tasks]
+
+
 async def _evaluate(
-    config: NodeConfig, model: str, revision: str, sources: Sequence[TaskSpec], n: int, temperature: float, engine_name: str
+    config: NodeConfig,
+    model: str,
+    revision: str,
+    asked: Asked,
+    prompts: Sequence[list[int]],
+    temperature: float,
+    engine_name: str,
 ) -> tuple[EvalReport, list[Answered]]:
     """Sample and score `TASKS_A_CALL` questions at a time, so that the progress bar moves. With a
     temperature above 0 a call's seed is the number of its first question, so that the same command
@@ -100,7 +143,7 @@ async def _evaluate(
     from shared.evaluation import summarise
     from shared.tasks.sandbox import SandboxError, ScorerPool
 
-    sources, tasks = _held_out(sources, n, config.eval.draw)
+    tasks = asked.tasks
     started = time.monotonic()
     params = SamplingParams(temperature=temperature, max_new_tokens=config.generator.max_new_tokens)
     kind: Any = engine_name
@@ -114,8 +157,7 @@ async def _evaluate(
     except EngineError as error:
         raise CommandError(str(error)) from None
     try:
-        prompts = _prompts(model, revision, config, tasks)
-        async with ScorerPool.from_config(config.verifier, tasks=sources, workers=1) as scorers:
+        async with ScorerPool.from_config(config.verifier, tasks=asked.sources, workers=1) as scorers:
             with _progress() as progress:
                 bar = progress.add_task("tasks", total=len(tasks))
                 for first in range(0, len(tasks), TASKS_A_CALL):
@@ -142,31 +184,6 @@ def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answere
     for each in answered:
         by_dataset.setdefault(each.dataset, []).append(each)
     return [each for _, some in sorted(by_dataset.items()) for each in some[:count]]
-
-
-def _held_out(sources: Sequence[TaskSpec], n: int, draw: int) -> tuple[list[TaskSpec], list[Task]]:
-    """The sources with their files read, and the tasks."""
-    from shared.tasks import TaskConfigError, check_specs, held_out_tasks
-
-    try:
-        # Some datasets print while they derive a task (`bf` does). Standard output is for the
-        # report.
-        with contextlib.redirect_stdout(sys.stderr):
-            read = check_specs(sources)
-            return read, held_out_tasks(read, n, draw=draw)
-    except TaskConfigError as error:
-        raise CommandError(str(error)) from None
-
-
-def _prompts(model: str, revision: str, config: NodeConfig, tasks: Sequence[Task]) -> list[list[int]]:
-    from shared.model.prompts import render_prompt
-    from shared.model.reading import ModelLoadError, load_tokenizer
-
-    try:
-        tokenizer = load_tokenizer(ModelSection(path=model, revision=revision, system_prompt=config.model.system_prompt))
-    except ModelLoadError as error:
-        raise CommandError(str(error)) from None
-    return [render_prompt(tokenizer, task.question, config.model.system_prompt) for task in tasks]
 
 
 def _progress() -> Progress:

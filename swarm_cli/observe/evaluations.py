@@ -18,6 +18,11 @@ EVAL_FILE = "eval.jsonl"
 METRICS_FILE = "metrics.jsonl"
 TAIL_BYTES = 65_536
 """Far longer than a line."""
+_OF_UPDATES = (
+    *("loss", "grad_norm", "entropy", "clip_fraction", "importance_ratio", "importance_ratio_max", "importance_weight"),
+    *("truncated_fraction", "dropped_fraction", "kl_behaviour", "kl_reference"),
+)
+"""Fields that a step measures only where there is something to learn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,9 @@ def read_steps(node_dir: Path) -> list[dict[str, Any]]:
     counts.
     """
     by_step = {
-        int(line["step"]): _without_huge(line) for line in read_jsonl(node_dir / METRICS_FILE) if _is_number(line.get("step"))
+        int(line["step"]): _measured(_without_huge(line))
+        for line in read_jsonl(node_dir / METRICS_FILE)
+        if _is_number(line.get("step"))
     }
     return [by_step[step] for step in sorted(by_step)]
 
@@ -56,8 +63,18 @@ def newest_step(node_dir: Path) -> dict[str, Any]:
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(line)
             if isinstance(value, dict):
-                return _without_huge(value)
+                return _measured(_without_huge(value))
     return {}
+
+
+def _measured(line: dict[str, Any]) -> dict[str, Any]:
+    """`line` with None for what its step did not measure. Trainers used to write 0 there, which is
+    no entropy or loss to average. They wrote 0 for the importance ratio too, which tells such a
+    line: measured it is above 0.
+    """
+    if line.get("updated") is not False or line.get("importance_ratio") != 0:
+        return line
+    return {key: None if key in _OF_UPDATES else value for key, value in line.items()}
 
 
 def _without_huge(line: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Swarm:
         self.folder = folder
         self.nats_port = free_port()
         self.base_port = free_port_range()
-        self._environment = {
+        self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("SWARM_")},
             "SWARM_NODE__VAR_DIR": str(folder / "var"),
             "SWARM_EVAL__TASKS": "8",
@@ -46,8 +46,8 @@ class Swarm:
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         # A forked process looks for installed packages where this one did when it started.
-        if arguments[0] not in STARTS_PROCESSES and self._environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
-            return forked.run("swarm_cli", arguments, environment=self._environment, cwd=ROOT, timeout=START_TIMEOUT_S)
+        if arguments[0] not in STARTS_PROCESSES and self.environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
+            return forked.run("swarm_cli", arguments, environment=self.environment, cwd=ROOT, timeout=START_TIMEOUT_S)
         process = self._start(*arguments)
         out, err = process.communicate(timeout=START_TIMEOUT_S)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
@@ -76,7 +76,7 @@ class Swarm:
         return subprocess.Popen(
             [sys.executable, "-m", "swarm_cli", *arguments],
             cwd=ROOT,
-            env=self._environment,
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

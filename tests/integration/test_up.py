@@ -20,7 +20,8 @@ import pytest
 from shared.roles import ROLES
 from shared.runtime.status import STATUS_INTERVAL_S
 from swarm_cli.observe.evaluations import read_evaluations, read_steps
-from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
+from tests import forked
+from tests.integration.local_swarm import ROOT, START_TIMEOUT_S, Swarm
 
 STEPS = 3
 
@@ -115,6 +116,19 @@ def test_eval_asks_the_held_out_questions_that_the_configuration_names(swarm: Sw
         assert scored.returncode == 0, scored.stderr
         asked.append([each["question"] for each in json.loads(scored.stdout)["answers"]])
     assert asked[0] != asked[1] == asked[2]
+
+
+def test_eval_of_a_nodes_folder_asks_what_the_node_held_out(swarm: Swarm, finished: subprocess.CompletedProcess[str]) -> None:
+    """The run had SWARM_EVAL__TASKS=8, and the configuration has 200."""
+    environment = {name: value for name, value in swarm.environment.items() if name != "SWARM_EVAL__TASKS"}
+    reports = []
+    for more in ((), ("--n", "20")):
+        arguments = ("eval", str(swarm.node_dir("alpha")), "--json", *more)
+        scored = forked.run("swarm_cli", arguments, environment=environment, cwd=ROOT, timeout=START_TIMEOUT_S)
+        assert scored.returncode == 0, scored.stderr
+        reports.append(json.loads(scored.stdout))
+    assert [(report["n"], report["not_held_out"]) for report in reports] == [(8, 0), (20, 12)]
+    assert "12 of these 20 tasks are not among the 8 that the node held out: it may have trained on them" in scored.stderr
 
 
 def goes_on(node: dict[str, Any]) -> bool:

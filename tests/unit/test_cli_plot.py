@@ -6,6 +6,8 @@ import json
 import math
 import random
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,8 @@ from swarm_cli.errors import CommandError
 from swarm_cli.observe.curves import draw_curves, standard_error, trailing_mean
 from swarm_cli.observe.evaluations import newest_step, read_evaluations, read_steps
 from swarm_cli.observe.plot import find_run, plot
+
+REPO = Path(__file__).parents[2]
 
 
 def write_run(run_dir: Path, *, nodes: int = 2, steps: int = 150) -> Path:
@@ -83,3 +87,32 @@ def test_the_trailing_mean_and_the_standard_error_are_those_worked_out_by_hand()
     assert trailing_mean([1.0, 3.0, 5.0, 7.0], 2) == [1.0, 2.0, 4.0, 6.0]
     assert standard_error(0.5, 100) == pytest.approx(0.05)
     assert standard_error(0.5, 0) == 0.0
+
+
+def test_zeros_that_older_trainers_wrote_for_steps_without_an_update_are_no_measurements(tmp_path: Path) -> None:
+    lines = [
+        {"step": 1, "updated": False, "importance_ratio": 0.0, "entropy": 0.0, "loss": 0.0, "reward_local": 0.0},
+        {"step": 2, "updated": True, "importance_ratio": 1.0, "entropy": 0.5, "loss": 0.0, "reward_local": 0.1},
+        {"step": 3, "updated": False, "importance_ratio": 1.1, "entropy": 0.0, "loss": -0.2, "reward_local": 0.2},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    read = read_steps(tmp_path)
+    assert [(line["entropy"], line["loss"], line["reward_local"]) for line in read] == [
+        (None, None, 0.0),
+        (0.5, 0.0, 0.1),
+        (0.0, -0.2, 0.2),
+    ]
+
+
+def test_the_page_on_the_demo_gives_the_entropy_of_the_steps_that_trained() -> None:
+    nodes = [read_steps(folder) for folder in sorted((REPO / "experiments/results/smollm2-demo").glob("seed[123]/*"))]
+    assert len(nodes) == 6
+    first, last = [mean_entropy(node[:10]) for node in nodes], [mean_entropy(node[-10:]) for node in nodes]
+    began, ended = f"{min(first):.1f} to {max(first):.1f}", f"{min(last):.2f} to {max(last):.2f}"
+    assert (began, ended) == ("1.3 to 1.5", "0.10 to 0.27")
+    page = " ".join((REPO / "docs/results-pretrained.md").read_text().split())
+    assert f"Mean entropy falls from {began} nats in the first ten steps to {ended} in the last ten" in page
+
+
+def mean_entropy(steps: list[dict[str, Any]]) -> float:
+    return fmean(step["entropy"] for step in steps if step["entropy"] is not None)

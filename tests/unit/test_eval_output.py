@@ -1,16 +1,135 @@
-"""What `swarm eval` prints on standard output is its report and nothing else."""
+"""What `swarm eval` asks, what it says of tasks that may have been trained on, and that its report
+is all it prints on standard output.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from shared.config import TaskSpec
-from swarm_cli.model.evaluate import _held_out
+from shared.config import NodeConfig, TaskSpec
+from shared.contracts.messages import Task
+from shared.tasks import held_out_tasks
+from shared.tasks.held_out import held_out_id
+from swarm_cli.errors import CommandError
+from swarm_cli.model.held_out import Asked, Recorded, asked_tasks, recorded_set
+
+SUMS = TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2})
+GCD = TaskSpec(dataset="gcd")
+
+
+def config(tasks: int = 60, *specs: TaskSpec, **others: Any) -> NodeConfig:
+    return NodeConfig.model_validate(
+        {"eval": {"tasks": tasks, **others}, "tasks": [each.model_dump() for each in specs or (SUMS, GCD)]}
+    )
+
+
+def asked(
+    chosen: NodeConfig, n: int | None = None, recorded: Recorded | None = None, sources: list[TaskSpec] | None = None
+) -> Asked:
+    return asked_tasks(chosen, sources or chosen.tasks, n, recorded, lambda task: True)
+
+
+def record_of(chosen: NodeConfig, n: int) -> Recorded:
+    tasks = held_out_tasks(chosen.tasks, n, draw=chosen.eval.draw)
+    return Recorded(len(tasks), held_out_id(tasks, chosen.tasks), changed=False)
 
 
 def test_what_a_dataset_prints_while_it_makes_tasks_is_kept_from_the_report(capfd: pytest.CaptureFixture[str]) -> None:
-    _, tasks = _held_out([TaskSpec(dataset="bf")], 3, 0)
+    assert len(asked(config(3, TaskSpec(dataset="bf"))).tasks) == 3
     printed = capfd.readouterr()
-    assert len(tasks) == 3
     assert printed.out == ""
     assert printed.err, "the dataset prints nothing any more: this test needs another"
+
+
+def test_as_many_tasks_are_asked_as_the_configuration_holds_out() -> None:
+    found = asked(config(60))
+    assert (len(found.tasks), found.not_held_out, found.note) == (60, 0, "")
+    assert found.tasks == held_out_tasks(config().tasks, 60)
+    assert asked(config(60, draw=3)).tasks != found.tasks
+
+
+def test_of_more_tasks_than_are_held_out_it_is_said_how_many_may_be_trained_on() -> None:
+    fewer, more = asked(config(60), 30), asked(config(60), 200)
+    assert (len(fewer.tasks), fewer.not_held_out, fewer.note) == (30, 0, "")
+    assert (len(more.tasks), more.not_held_out) == (200, 140)
+    assert more.note.startswith("140 of these 200 tasks are not among the 60 that eval.tasks holds out: a node with this")
+
+
+def test_without_held_out_tasks_their_number_has_to_be_said() -> None:
+    with pytest.raises(CommandError, match=r"eval\.tasks is 0, so no task is held out: say with --n how many"):
+        asked(config(0))
+    assert asked(config(0), 5).not_held_out == 5
+    assert asked(config(0), 1).note == (
+        "1 of these 1 tasks is not among the 0 that eval.tasks holds out: a node with this configuration may train on it"
+    )
+
+
+def test_a_nodes_folder_is_asked_what_the_node_held_out_whatever_the_configuration_says_now() -> None:
+    """Such as one started with SWARM_EVAL__TASKS=60."""
+    run = record_of(config(200), 60)
+    found = asked(config(200), None, run)
+    assert (found.tasks, found.not_held_out, found.note) == (held_out_tasks(config().tasks, 60), 0, "")
+    more = asked(config(200), 200, run)
+    assert more.not_held_out == 140
+    assert more.note == "140 of these 200 tasks are not among the 60 that the node held out: it may have trained on them"
+    only_sums = asked(config(200), 60, run, [SUMS])
+    assert only_sums.not_held_out == 30
+
+
+def test_a_set_with_fewer_questions_than_eval_tasks_is_found_again() -> None:
+    """The second source has few different questions, and the first keeps its share."""
+    few = TaskSpec(dataset="gcd", config={"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 2})
+    chosen = config(60, SUMS, few)
+    run = record_of(chosen, 60)
+    assert run.n < 60
+    assert (len(asked(chosen, None, run).tasks), asked(chosen, None, run).not_held_out) == (run.n, 0)
+
+
+def test_tasks_that_do_not_fit_the_model_are_left_out_as_the_node_leaves_them_out() -> None:
+    chosen = config(20)
+
+    def fits(task: Task) -> bool:
+        return task.ref.dataset == "gcd"
+
+    tasks = [task for task in held_out_tasks(chosen.tasks, 20) if fits(task)]
+    run = Recorded(len(tasks), held_out_id(tasks, chosen.tasks), changed=False)
+    found = asked_tasks(chosen, chosen.tasks, None, run, fits)
+    assert (found.tasks, found.not_held_out) == (tasks, 0)
+    with pytest.raises(CommandError, match="none of the 20 tasks leaves room for an answer"):
+        asked_tasks(chosen, chosen.tasks, None, None, lambda task: False)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        (Recorded(60, "0" * 64, changed=False), "names another held-out set, so it may have trained on some of these tasks: give"),
+        (Recorded(60, None, changed=True), "held-out set changed during its run, so it may have trained on some"),
+    ],
+)
+def test_a_set_that_is_not_the_nodes_is_told(recorded: Recorded, said: str) -> None:
+    found = asked(config(200), None, recorded)
+    assert (len(found.tasks), found.not_held_out) == (60, None)
+    assert said in found.note
+
+
+def test_the_set_on_record_is_read_of_a_nodes_folder_and_of_its_checkpoints(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-00000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").touch()
+    assert recorded_set(tmp_path) is None
+    lines: list[dict[str, Any]] = [{"policy_version": 0, "n": 60, "held_out": "a" * 64}, {"n": 10**30}, {"n": "many"}, {"n": None}]
+    write(tmp_path, lines)
+    assert recorded_set(tmp_path) == recorded_set(checkpoint) == Recorded(60, "a" * 64, changed=False)
+    write(tmp_path, [*lines, {"n": 70, "held_out": "b" * 64}])
+    assert recorded_set(tmp_path) == Recorded(70, "b" * 64, changed=True)
+    write(tmp_path, [{"policy_version": 0, "n": 60}])
+    assert recorded_set(tmp_path) == Recorded(60, None, changed=False)
+    assert recorded_set(tmp_path / "no such model") is None
+
+
+def write(folder: Path, lines: list[dict[str, Any]]) -> None:
+    (folder / "eval.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))

@@ -77,6 +77,15 @@ def is_unsaid(text: str) -> bool:
     return bool(text.strip()) and ast.get_docstring(ast.parse(text)) is None
 
 
+def undocumented(name: str, text: str) -> list[str]:
+    """Public functions and classes without a docstring."""
+    return [
+        f"{name}: {node.name}"
+        for node in ast.parse(text).body
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_") and ast.get_docstring(node) is None
+    ]
+
+
 def too_wide(text: str) -> list[int]:
     """Numbers of the lines that are too long, not counting what tools are told at their ends."""
     told = re.compile(r"  # (type: ignore|noqa).*")
@@ -140,6 +149,15 @@ def test_every_file_says_what_belongs_in_it() -> None:
     assert [name for name, text in {"said": '"""So."""', "not": "a = 1", "empty": ""}.items() if is_unsaid(text)] == ["not"]
     unsaid = [name for name, text in texts("*.py").items() if is_unsaid(text)]
     assert not unsaid, f"a docstring at the top that says what belongs in the file: {', '.join(unsaid)}"
+
+
+def test_every_public_function_and_class_has_a_docstring() -> None:
+    """But for tests, whose names are sentences. The examples too, which readers copy."""
+    assert undocumented("it", 'def a(): pass\nclass B: pass\ndef _c(): pass\ndef d():\n    "So."\n') == ["it: a", "it: B"]
+    files = {name: text for name, text in texts("*.py").items() if not re.search(r"(^|/)(tests/|test_)", name)}
+    assert {"benchmarks/step_memory.py", "docs/examples/engine/swarm_example_engine.py"} < files.keys()
+    found = [each for name, text in files.items() for each in undocumented(name, text)]
+    assert not found, f"a docstring: {', '.join(found)}"
 
 
 def test_no_line_is_wider_than_a_screen() -> None:

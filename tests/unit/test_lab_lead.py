@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.lead import Compared, Run, gained, last_quarter, main, ratio_text, reached, shares
+from lab.lead import Compared, Run, difference_text, gained, last_quarter, main, ratio_text, reached, shares
 from lab.measures import measures
 
 REPO = Path(__file__).parents[2]
@@ -58,6 +58,11 @@ def test_the_parts_of_a_lead_add_up_and_weigh_each_dataset_by_its_questions() ->
 def test_a_ratio_comes_with_the_seeds_that_are_ahead_and_its_p() -> None:
     text = ratio_text([0.20, 0.22, 0.19, 0.25], [0.10, 0.11, 0.11, 0.12])
     assert text.startswith("1.95 (") and text.endswith("ahead on 4 of 4 seeds, p 0.125 uncorrected")
+
+
+def test_a_difference_comes_with_students_interval_where_there_is_more_than_one_seed() -> None:
+    assert difference_text([0.3, 0.4], [0.1, 0.1]) == "+0.2500 ± 0.6353"  # 12.706 · 0.1/√2 /√2
+    assert difference_text([0.3], [0.4]) == "-0.1000"
     assert ratio_text([0.2, 0.3], [0.1, -0.1]).startswith("no ratio can be bounded, ahead on 2 of 2 seeds")
 
 
@@ -102,6 +107,19 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             ["default/central-positives", "--without", "binary_matrix"],
             ["cumulative gain: 1.13 (1.06 to 1.21), ahead on 10 of 10 seeds"],
             ["without binary_matrix | 1.13 (1.06 to 1.21) | 10 of 10 |"],
+        ),
+        (
+            ["central-positives/central", "--of", "default/central"],
+            [
+                "cumulative gain: 1.11 (0.97 to 1.29), ahead on 7 of 10 seeds, p 0.105 uncorrected",
+                "difference: +0.0153 ± 0.0197",
+                "as a part of the difference of default/central: 0.57 (-0.32 to 1.20)",
+            ],
+            [
+                "| one policy suffers from its wrong answers | not shown: without them",
+                "1.11 times as much (0.97 to 1.29 by Fieller's method; difference 0.015 ± 0.020, ahead on 7 of 10 seeds, p 0.11",
+                "0.57 of the default's lead, but by Fieller's method -0.32 to 1.20",
+            ],
         ),
     ],
 )

@@ -37,13 +37,13 @@ def test_lines_without_replay_or_of_an_older_trainer_are_read_as_before() -> Non
 
 
 def test_a_step_in_which_nothing_was_measured_is_no_point_of_a_series() -> None:
-    unmeasured = dict.fromkeys(("loss", "grad_norm", "entropy", "kl_behaviour", "importance_ratio", "importance_ratio_max"))
-    steps = [
-        {"kind": "step", **_step("alpha", number, {**LINE, **changes}, completions=8)}
-        for number, changes in enumerate([{"entropy": 0.5, "grad_norm": 2.0}, {**unmeasured, "updated": False}], 1)
-    ]
-    health = measures(steps).health
-    assert (health["entropy"], health["grad_norm"]) == ([(1, 0.5)], [(1, 2.0)])
+    """Older trainers wrote zeros, today's write null."""
+    names = ("loss", "grad_norm", "entropy", "kl_behaviour", "importance_ratio", "importance_ratio_max")
+    for unmeasured in (None, 0):
+        changes = [{"entropy": 0.5, "grad_norm": 2.0}, {**dict.fromkeys(names, unmeasured), "updated": False}]
+        lines = [_step("alpha", number, {**LINE, **each}, completions=8) for number, each in enumerate(changes, 1)]
+        health = measures([{"kind": "step", **line} for line in lines]).health
+        assert (health["entropy"], health["grad_norm"], health["staleness"]) == ([(1, 0.5)], [(1, 2.0)], [(1, 1.0), (2, 1.0)])
 
 
 @pytest.mark.parametrize(

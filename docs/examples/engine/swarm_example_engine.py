@@ -15,6 +15,8 @@ from services.generator.engines.base import Engine, EngineSettings, PolicyLoadEr
 
 
 class PlainEngine(Engine):
+    """The engine that `generator.engine = "plain"` chooses; its weights are float32."""
+
     name = "plain"
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -32,18 +34,16 @@ class PlainEngine(Engine):
     def _answers(self, prompt: list[int], n: int, params: SamplingParams, seed: int) -> list[Sample]:
         set_seed(seed)
         chance = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k} if params.temperature else {}
-        rows = torch.tensor([prompt] * n)
         asked = {"max_new_tokens": params.max_new_tokens, "do_sample": bool(chance), **chance}
-        made = self._model.generate(rows, return_dict_in_generate=True, output_scores=True, **asked)
+        made = self._model.generate(torch.tensor([prompt] * n), return_dict_in_generate=True, output_scores=True, **asked)
         logprobs = self._model.compute_transition_scores(made.sequences, made.scores, normalize_logits=True)
         return [self._sample(ids[len(prompt) :].tolist(), row.tolist()) for ids, row in zip(made.sequences, logprobs, strict=True)]
 
     def _sample(self, ids: list[int], logprobs: list[float]) -> Sample:
         end = self._model.generation_config.eos_token_id
-        stops = [at for at, token in enumerate(ids) if token == end or (isinstance(end, list) and token in end)]
-        length = stops[0] + 1 if stops else len(ids)
+        length = next((at + 1 for at, token in enumerate(ids) if token == end or (isinstance(end, list) and token in end)), None)
         text = self._tokenizer.decode(ids[:length], skip_special_tokens=True)
-        return Sample(tuple(ids[:length]), text, "stop" if stops else "length", tuple(logprobs[:length]), self.policy_version)
+        return Sample(tuple(ids[:length]), text, "stop" if length else "length", tuple(logprobs[:length]), self.policy_version)
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
         async with self._lock:

@@ -19,6 +19,7 @@ from services.trainer.objectives.base import Loss, LossTerms, Objective
 
 
 def loss(terms: LossTerms) -> Loss:
+    """Loss of each token, its ratio, and whether its weight was clamped."""
     floor = float(terms.settings.objective_options.get("floor", 0.0))
     ratio = terms.log_ratio.exp()
     weight = ratio.detach().clamp(floor, 1.0).where(terms.advantage < 0, 1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import re
 from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -17,6 +16,8 @@ from shared.policy_store.base import PolicyStoreError, StoredPolicy, StorePlace,
 
 
 class ZstdStore:
+    """One node's policies in `folder`, a compressed file for each."""
+
     def __init__(self, folder: Path, node: str) -> None:
         self._folder, self._node = folder, node
 
@@ -24,10 +25,9 @@ class ZstdStore:
         weights = await asyncio.to_thread(weights_file.read_bytes)
         sha256 = hashlib.sha256(weights).hexdigest()
         file = self._folder / f"{self._node}.{version}.{sha256}.zst"
-        packed = await asyncio.to_thread(zstandard.compress, weights)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            file.with_suffix(".part").write_bytes(packed)
+            file.with_suffix(".part").write_bytes(await asyncio.to_thread(zstandard.compress, weights))
             os.replace(file.with_suffix(".part"), file)  # readers see the whole file or none
         except OSError as error:
             raise PolicyStoreError(f"{policy_label(self._node, version)}: {error}") from error
@@ -51,9 +51,10 @@ class ZstdStore:
 
     async def prune(self, keep: Collection[int]) -> None:
         for file in self._folder.glob(f"{self._node}.*.zst"):
-            if int(re.split(r"\.", file.name)[1]) not in keep:
+            if int(file.name.split(".")[1]) not in keep:
                 file.unlink(missing_ok=True)
 
 
 def open_store(place: StorePlace) -> ZstdStore:
+    """The store of a node, in the folder that `policy_store.uri` names."""
     return ZstdStore(Path(unquote(urlsplit(place.uri).path)), place.node)

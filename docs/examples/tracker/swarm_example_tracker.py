@@ -13,6 +13,8 @@ from services.trainer.tracking.base import TrackedRun
 
 
 class CsvTracker:
+    """Writes `steps.csv` of one run; a run that goes on keeps the rows up to its step."""
+
     def __init__(self, run: TrackedRun) -> None:
         self._columns = str(run.options.get("columns", "train/reward_local")).split()
         file = run.run_dir / "steps.csv"
@@ -32,4 +34,5 @@ class CsvTracker:
 
 
 def open_tracker(run: TrackedRun) -> CsvTracker:
+    """The tracker of a run that begins or goes on."""
     return CsvTracker(run)

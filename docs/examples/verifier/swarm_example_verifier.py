@@ -17,6 +17,7 @@ MOST_WORDS = 6
 
 
 def brief(item: Item) -> AnswerScorer:
+    """The scorer of one task's answers. Raises TaskError if the task has no reference answer."""
     wanted = item.task.answer
     if wanted is None:
         raise TaskError("task_verifier", f"{item.task.ref.dataset} gives no reference answer, which verifier brief needs")
