@@ -4,7 +4,7 @@ with the remedy if it did not. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,13 @@ def sizes(config: NodeConfig, accepted: Accepted) -> Finding:
             f"with generator.max_new_tokens = {accepted.max_tokens} it accepts all",
         )
     return Finding("sizes", True, f"up to {longest} tokens per answer; the swarm accepts {accepted.max_tokens}")
+
+
+def ports(wanted: Iterable[int], refused: str) -> Finding:
+    """Whether the node's ports are free. refused: in which words joining would say that they are
+    not.
+    """
+    return Finding("ports", not refused, refused or f"{', '.join(map(str, sorted(wanted)))} are free")
 
 
 def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, signing_key: str) -> Finding:
