@@ -124,7 +124,7 @@ async def _swarms_seen(url: str) -> list[str]:
     from swarm_cli.observe.directory import read_directory, usual_swarm
     from swarm_cli.observe.evaluation_log import EvaluationLog
 
-    hub = await connect(url, name="invite", timeout_s=LOOK_S)
+    hub = await connect(url, name="invite", timeout_s=LOOK_S, hub=True)
     try:
         scores = EvaluationLog()
         await scores.follow(hub)

@@ -140,8 +140,7 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
         return Finding(
             "connection",
             False,
-            f"{look.unreachable.split(': start one with')[0]}: ask the operator whether the server runs, and whether "
-            "something on the way blocks its port",
+            f"{look.unreachable}: ask the operator whether the server runs, and whether something on the way blocks its port",
         )
     if not look.streams and invitation.url.startswith("tls://"):
         return Finding(

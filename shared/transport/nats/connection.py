@@ -32,11 +32,6 @@ RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
 CONNECT_TIMEOUT_S = 2
 """Limit of each step of connecting to one server: address, greeting, TLS handshake, answer."""
-LOST = (
-    "not connected: the server has not answered since the connection broke; if it stays away, start it again (`swarm restart nats` "
-    "in a running swarm, `swarm up` otherwise)"
-)
-"""Why a request on a broken connection failed, and what to do."""
 _ATTEMPT_S = 1.0
 _HEADERS_BYTES = 16 * 1024
 """Room kept below the server's `max_payload` for headers."""
@@ -98,8 +93,8 @@ class Connection:
             reason = (in_words(error) if str(error) else "") or self._complaints.denials or self._complaints.newest
             await client.end(1.0)
             raise NotConnected(
-                f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}: "
-                "start one with `swarm up` (`make run`), or set nats.node_url"
+                f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}",
+                self.options.if_absent,
             ) from None
         finally:
             self._opening = None
@@ -168,7 +163,13 @@ class Connection:
                 reason = str(error)
                 await asyncio.sleep(min(0.05, deadline.left_s))
         self.counters.errors["unanswered"] += 1
-        raise NotConnected(f"{what} at {self.options.url}: {(reason or 'no time left') if self.connected else LOST}")
+        what = f"{what} at {self.options.url}"
+        raise NotConnected(f"{what}: {reason or 'no time left'}") if self.connected else self.lost(what)
+
+    def lost(self, what: str) -> NotConnected:
+        """Why `what` failed on a broken connection, and what to do."""
+        cause = "not connected: the server has not answered since the connection broke"
+        return NotConnected(f"{what}: {cause}", self.options.if_lost)
 
     @asynccontextmanager
     async def replies(self, subject: str, payload: bytes) -> AsyncIterator[asyncio.Queue[Any]]:
