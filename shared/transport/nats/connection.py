@@ -22,6 +22,7 @@ from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.counters import Counters
 from shared.transport.deadline import Deadline
 from shared.transport.nats import credentials
+from shared.transport.nats.answers import said
 from shared.transport.nats.client import Client
 from shared.transport.nats.complaints import Complaints
 from shared.transport.nats.options import Options
@@ -90,7 +91,7 @@ class Connection:
             await client.end(1.0)
             raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            reason = (in_words(error) if str(error) else "") or self._complaints.denials or self._complaints.newest
+            reason = (said(in_words(error)) if str(error) else "") or self._complaints.denials or self._complaints.newest
             await client.end(1.0)
             raise NotConnected(
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}",
@@ -160,7 +161,7 @@ class Connection:
                 reason = "the server's permissions forbid this user to ask" if forbidden else "no answer in time"
                 attempt_s *= 2
             except nats.errors.Error as error:
-                reason = str(error)
+                reason = said(error)
                 await asyncio.sleep(min(0.05, deadline.left_s))
         self.counters.errors["unanswered"] += 1
         what = f"{what} at {self.options.url}"

@@ -19,7 +19,7 @@ import nats.errors
 
 from shared.transport.base import Ends, NoStream, NotConnected, StoredMessage, TransportError
 from shared.transport.deadline import Deadline
-from shared.transport.nats.answers import count_in, readable
+from shared.transport.nats.answers import count_in, readable, said
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.headers import OVERSIZED_HEADER
 from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES
@@ -235,7 +235,7 @@ async def _collect(
                 return Page([], None, too_many_subjects=True)
             if status == "503":
                 raise _Nobody
-            raise TransportError(f"{what}: {status} {headers.get('Description', '')}")
+            raise TransportError(f"{what}: {said(status)} {said(headers.get('Description', ''))}")
         with readable(what):
             size_bytes += len(reply.data) + _header_bytes(headers)
             before = count_in(headers, "Nats-Last-Sequence", previous or 0)
