@@ -165,12 +165,7 @@ class Connection:
                 await asyncio.sleep(min(0.05, deadline.left_s))
         self.counters.errors["unanswered"] += 1
         what = f"{what} at {self.options.url}"
-        raise NotConnected(f"{what}: {reason or 'no time left'}") if self.connected else self.lost(what)
-
-    def lost(self, what: str) -> NotConnected:
-        """Why `what` failed on a broken connection, and what to do."""
-        cause = "not connected: the server has not answered since the connection broke"
-        return NotConnected(f"{what}: {cause}", self.options.if_lost)
+        raise NotConnected(f"{what}: {reason or 'no time left'}") if self.connected else lost(what, self.options)
 
     @asynccontextmanager
     async def replies(self, subject: str, payload: bytes) -> AsyncIterator[asyncio.Queue[Any]]:
@@ -243,6 +238,12 @@ class Connection:
             self._complaints.settle()
             log.info("nats_reopened", url=self.options.url)
             return
+
+
+def lost(what: str, options: Options) -> NotConnected:
+    """Why `what` failed on a broken connection, and what to do."""
+    cause = "not connected: the server has not answered since the connection broke"
+    return NotConnected(f"{what}: {cause}", options.if_lost)
 
 
 def _settings(options: Options) -> dict[str, Any]:

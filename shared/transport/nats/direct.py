@@ -20,7 +20,7 @@ import nats.errors
 from shared.transport.base import Ends, NoStream, NotConnected, StoredMessage, TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.nats.answers import count_in, readable, said
-from shared.transport.nats.connection import Connection
+from shared.transport.nats.connection import Connection, lost
 from shared.transport.nats.headers import OVERSIZED_HEADER
 from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES
 from shared.transport.reference import BLOB_HEADER, UNKNOWN_SIZE, size_of
@@ -194,7 +194,7 @@ async def batch(
         await asyncio.sleep(min(0.1, deadline.left_s))
     if nobody_until is not None:
         raise NoStream(absent)
-    raise NotConnected(absent) if connection.connected else connection.lost(what)
+    raise NotConnected(absent) if connection.connected else lost(what, connection.options)
 
 
 async def _collect(
