@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -135,31 +134,23 @@ def _exit_code(error: Exception) -> int | None:
 
 
 def _where_to_look(command: str, error: Exception) -> str:
-    """The hint for a command that could not connect to a running swarm: how to name another server
-    and, if none was named, which ended run could be started again or looked at, and what this user
-    is running in other folders.
+    """The hint for a command that could not connect to a running swarm: which ended run could be
+    started again or looked at, what this user is running in other folders, if no server was named,
+    and how to name another one.
     """
-    from shared.config import ConfigError
     from shared.transport.base import NotConnected
     from swarm_cli.silent_server import ServerSilent
 
     if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected) or isinstance(error, ServerSilent):
         return ""
-    from swarm_cli.chosen_config import load_chosen
     from swarm_cli.elsewhere import running_elsewhere
-    from swarm_cli.run_end import newest_ended
-    from swarm_cli.running import ended_run
+    from swarm_cli.run_end import RunGone, afterwards
 
-    ended = []
-    if not any(word.startswith("--node-url") for word in sys.argv):
-        with suppress(ConfigError, OSError):
-            var_dir = load_chosen(None).node.var_dir
-            if sentence := ended_run(var_dir):
-                ended.append(sentence)
-            if command in _READING_COMMANDS and (found := newest_ended(var_dir)):
-                ended.append(f"--run {found[0].name} shows it as it was when it ended")
-        ended += running_elsewhere()
-    lines = [*ended, "To look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"]
+    look = f"swarm {command}" if command in _READING_COMMANDS else ""
+    gone = [afterwards(error.folder, look)] if isinstance(error, RunGone) else []
+    named = any(word.startswith("--node-url") for word in sys.argv)
+    elsewhere = [] if named else running_elsewhere()
+    lines = [*gone, *elsewhere, "To look at a swarm elsewhere, give its server: --node-url nats://HOST:PORT"]
     return "".join(f"\n{line}" for line in lines)
 
 

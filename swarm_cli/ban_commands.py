@@ -103,7 +103,7 @@ def _removed(bans: BanList, sender: str) -> BanList:
 async def _with(config: NodeConfig, node_url: str, action: Callable[[Transport], Awaitable[T]]) -> T:
     target = default_target(config, node_url)
     with naming_silent_server(config.node.var_dir, target.node_url):
-        check_listening(target)
+        check_listening(config.node.var_dir, target)
         plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=target.node_url)
         try:
             return await action(plane)

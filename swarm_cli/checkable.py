@@ -4,10 +4,14 @@ settings were removed, and what is checked in their place are defaults. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from shared.config import NodeConfig, TaskSpec
+from shared.config.meant_keys import meant_key
 
 
 class Checkable:
@@ -21,7 +25,8 @@ class Checkable:
 
     def knows(self, *location: int | str) -> bool:
         """Whether the setting or section at `location` is as the user wrote it, and all in it."""
-        return not any(each[: len(location)] == location or location[: len(each)] == each for each in self._removed)
+        removed = any(each[: len(location)] == location or location[: len(each)] == each for each in self._removed)
+        return not removed and (_is_set(self._config, location) or not any(_may_mean(each, location) for each in self._removed))
 
     @property
     def model(self) -> bool:
@@ -55,3 +60,37 @@ class Checkable:
         """Those of `unreachable`'s sentences that are about the user's servers and ports."""
         sections = ("nats", "http", "generator")
         return [each for each in problems if all(self.knows(name) or not each.startswith(f"{name}.") for name in sections)]
+
+
+def _is_set(config: BaseModel, location: Sequence[int | str]) -> bool:
+    """Whether the user wrote the setting at `location`, or it is in a list, which has no
+    defaults.
+    """
+    for part in location:
+        if not isinstance(config, BaseModel):
+            break
+        if part not in config.model_fields_set:
+            return False
+        config = getattr(config, str(part))
+    return True
+
+
+def _may_mean(removed: Sequence[int | str], location: Sequence[int | str]) -> bool:
+    """Whether `removed` is no setting and may be a misspelt `location`, or a section around it: by
+    its spelling or, within one section, because nothing else is like it.
+    """
+    section = removed[:-1]
+    if len(removed) > len(location) or tuple(location[: len(section)]) != tuple(section) or _exists(removed):
+        return False
+    meant = meant_key(removed, NodeConfig)
+    return str(location[len(section)]) in re.findall(r"\w+", meant) if meant else len(removed) == len(location) > 1
+
+
+def _exists(location: Sequence[int | str]) -> bool:
+    fields = NodeConfig.model_fields
+    for part in location:
+        if part not in fields:
+            return False
+        inner = fields[str(part)].annotation
+        fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
+    return True

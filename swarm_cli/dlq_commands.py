@@ -111,7 +111,7 @@ def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaita
             await plane.close()
 
     with naming_silent_server(config.node.var_dir, target.node_url):
-        check_listening(target)
+        check_listening(config.node.var_dir, target)
         return asyncio.run(run())
 
 

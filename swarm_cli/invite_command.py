@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import ssl
 import time
 from importlib.metadata import version
@@ -24,13 +25,15 @@ from shared.text import visible
 from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
+from swarm_cli.elsewhere import runs_of_this_user
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation.answering import silent
 from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
 from swarm_cli.loopback import LOOPBACK
-from swarm_cli.running import RunNote, running_swarm
+from swarm_cli.running import RunNote, read_note, running_swarm
 
 LOOK_S = 3.0
+_CHOOSE = "swarm invite --url"
 
 
 def invite(
@@ -85,7 +88,27 @@ def _swarm_here(config: NodeConfig) -> RunNote | None:
     """The note of this machine's running run; None if none is running or the configuration names a
     server.
     """
-    return None if "swarm_url" in config.nats.model_fields_set else running_swarm(config.node.var_dir, "swarm invite --url")
+    if "swarm_url" in config.nats.model_fields_set:
+        return None
+    return running_swarm(config.node.var_dir, _CHOOSE) or _swarm_elsewhere(config.nats.swarm_url or "")
+
+
+def _swarm_elsewhere(default: str) -> RunNote | None:
+    """The note of the only run that this user is running in another folder; None if there is none,
+    or if a server answers at the `default` address, which is then meant.
+
+    Raises:
+        CommandError: several are running, in different swarms.
+    """
+    noted = [(folder, left) for folder in runs_of_this_user() if (left := read_note(folder)) and left.swarm_url != "none"]
+    if not noted or not silent(default, LOOK_S):
+        return None
+    if len({left.swarm_url for _, left in noted}) > 1:
+        lines = [f"  {_CHOOSE} {shlex.quote(left.swarm_url)}   run {visible(str(folder), 400)}" for folder, left in noted]
+        raise CommandError("several runs are running on this machine: choose one with\n" + "\n".join(lines))
+    folder, found = noted[0]
+    note(f"for the swarm of run {visible(folder.name, 80)}, which is running in {visible(str(folder.parent.parent), 400)}")
+    return found
 
 
 def members_swarm(url: str) -> str:
@@ -124,7 +147,7 @@ async def _swarms_seen(url: str) -> list[str]:
     from swarm_cli.observe.directory import read_directory, usual_swarm
     from swarm_cli.observe.evaluation_log import EvaluationLog
 
-    hub = await connect(url, name="invite", timeout_s=LOOK_S)
+    hub = await connect(url, name="invite", timeout_s=LOOK_S, hub=True)
     try:
         scores = EvaluationLog()
         await scores.follow(hub)

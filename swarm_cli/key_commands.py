@@ -13,7 +13,7 @@ from shared.os_words import in_words
 from shared.text import visible
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note, say
-from swarm_cli.errors import CommandError
+from swarm_cli.errors import CommandError, checked_node
 
 keys_app = typer.Typer(name="keys", help="A node's Ed25519 key: create one, or show its public key.", no_args_is_help=True)
 roster_app = typer.Typer(
@@ -30,6 +30,8 @@ def new(
     ] = "",
 ) -> None:
     """Create a key and print the public key; without --out, print the seed on the line above."""
+    if name:
+        checked_node(name)
     if out is None:
         seed = new_seed()
         typer.echo(seed.decode())

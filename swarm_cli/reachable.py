@@ -28,7 +28,7 @@ async def unreachable(config: NodeConfig) -> list[str]:
         try:
             await _closed(await connect_swarm_plane(config, "verifier", timeout_s=CONNECT_S))
         except TransportError as error:
-            problems.append(f"nats.swarm_url: {str(error).replace('set nats.node_url', 'set nats.swarm_url')}")
+            problems.append(f"nats.swarm_url: {error}")
     if config.generator.engine == "openai":
         problems += await _openai_problems(config)
     return problems + [

@@ -13,10 +13,11 @@ import msgspec
 
 from shared.plain_files import read_plain
 from shared.runtime.errors import EXIT_CONFIG
+from shared.transport.base import NotConnected
 from swarm_cli.errors import CommandError
 from swarm_cli.own_run import NOTE
 from swarm_cli.replace_file import replace_file
-from swarm_cli.running import holder, read_note
+from swarm_cli.running import goes_on, holder, read_note
 
 END = "end.json"
 EXIT_ENDED = 3
@@ -75,6 +76,22 @@ class RunEnd(msgspec.Struct, frozen=True):
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(self.at, 0), _LATEST)))
         ago = "" if now is None else f", {_ago(now - self.at)} ago"
         return f"run {run} {what} at {at}{ago}: {self.cause}"
+
+
+class RunGone(NotConnected):
+    """No server answers because the run in `folder` has ended, and its server with it."""
+
+    def __init__(self, folder: Path, end: RunEnd) -> None:
+        super().__init__(end.sentence(folder.name, time.time()))
+        self.folder = folder
+
+
+def afterwards(folder: Path, command: str = "") -> str:
+    """How the run in `folder`, which has ended, is started again and, if `command` can do that,
+    looked at.
+    """
+    look = f"`{command} --run {folder.name}` shows it as it was when it ended; " if command else ""
+    return f"{look}{goes_on(folder)} starts it again"
 
 
 def write_end(folder: Path, code: int, process: str | None) -> None:

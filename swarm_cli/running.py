@@ -107,15 +107,6 @@ def _to(started_in: str) -> str:
     return f"cd {shlex.quote(started_in)} && " if elsewhere else ""
 
 
-def ended_run(var_dir: Path) -> str:
-    """A sentence about the newest run in `var_dir`; empty if a run is running."""
-    if running_runs(var_dir):
-        return ""
-    notes = sorted((var_dir / "runs").glob(f"*/{NOTE}"), key=lambda file: file.stat().st_mtime)
-    newest = next((file.parent for file in reversed(notes) if read_note(file.parent)), None)
-    return f"run {newest.name} has ended: {goes_on(newest)} starts it again" if newest else ""
-
-
 def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
     """The servers that a command uses: the nodes' and the swarm's (None: no swarm).
 

@@ -45,4 +45,5 @@ async def connect_swarm_plane(config: NodeConfig, role: str, *, timeout_s: float
         inbox_prefix=for_process(nats.inbox_prefix, node, role),
         domain=nats.swarm_domain,
         may_ask=not key_file,
+        hub=chosen != nats.node_url,
     )

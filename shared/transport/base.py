@@ -34,7 +34,14 @@ class TransportError(Exception):
 
 
 class NotConnected(TransportError):
-    """The server cannot be reached or no stream answers. The caller may try again later."""
+    """The server cannot be reached or no stream answers. The caller may try again later.
+
+    `cause`: the message without the `remedy`, for those who know a better one.
+    """
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(f"{cause}: {remedy}" if remedy else cause)
+        self.cause = cause
 
 
 class NoStream(NotConnected):

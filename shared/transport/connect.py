@@ -19,6 +19,7 @@ async def connect(
     inbox_prefix: str = "_INBOX",
     domain: str = "",
     may_ask: bool = True,
+    hub: bool = False,
 ) -> Transport:
     """Connect to one plane.
 
@@ -35,6 +36,8 @@ async def connect(
             server's own.
         may_ask: Whether this user may ask the server about streams. If not, `stream_state` and
             `counts` fail at once, and what a stream accepts is not asked before publishing.
+        hub: Whether the server is a swarm's hub, which nobody here can start: errors then name
+            another remedy.
 
     Raises:
         NotConnected: no answer in time.
@@ -59,6 +62,7 @@ async def connect(
             inbox_prefix=inbox_prefix,
             domain=domain,
             may_ask=may_ask,
+            hub=hub,
         )
     )
     await connection.open(timeout_s)

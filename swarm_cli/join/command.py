@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ from swarm_cli.join.other_ports import other_ports
 from swarm_cli.join.roster_asked import confirmed, without_roster
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
-from swarm_cli.local.control import answering, holding_run
+from swarm_cli.local.control import answering, holding_run, refuse_running
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, lines_for_people, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
@@ -92,7 +93,7 @@ def join(
     prepared = partial(prepare, name=name, model=model, revision=revision, tasks=tasks, config=config, nats_port=nats_port)
     newcomer = prepared(without_roster(invitation) if accept_roster is False else invitation)
     failed = []
-    for finding in newcomer.look(thoroughly=check):
+    for finding in chain(newcomer.look(thoroughly=check), newcomer.look_at_ports(nats_port, base_port) if check else ()):
         say(indented(finding.line))
         failed += [finding.what] if finding.ok is False else []
     if failed:
@@ -143,6 +144,18 @@ class Newcomer:
         yield from findings.few_rows(config, tasks.files)
         yield findings.model(config, model())
 
+    def look_at_ports(self, nats_port: int, base_port: int | None) -> Iterator[Finding]:
+        """Check what `run` refuses before it starts anything: that this node runs already, or that
+        its ports are taken.
+        """
+        wanted, refused = self._layout(nats_port, base_port).ports, ""
+        try:
+            refuse_running(self._run_folder)
+            self._check_ports(wanted)
+        except CommandError as error:
+            refused = str(error)
+        yield findings.ports(wanted, refused)
+
     def run(self, nats_port: int, base_port: int | None, steps: int) -> int:
         """Write the token's contents and the node's configuration into the folder, and run the node
         until it ends; returns the exit code.
@@ -152,17 +165,9 @@ class Newcomer:
         """
         config = self.config
         check_objective(config)
-        layout = Layout(
-            1,
-            nats_port,
-            base_port or configured_base_port(config, 1),
-            config=self.folder.config_file,
-            var_dir=config.node.var_dir,
-            names=(config.node.id,),
-        )
-        run_folder = config.node.var_dir / "runs" / config.node.run
+        layout, run_folder = self._layout(nats_port, base_port), self._run_folder
         with holding_run(run_folder):
-            check_ports(layout.ports, other_ports(self.invitation.url, layout.ports))
+            self._check_ports(layout.ports)
             ensure_toy_policy(config)
             self._configure(steps)
             forget_end(run_folder)
@@ -180,6 +185,24 @@ class Newcomer:
         elif outcome.code:
             note(f"{outcome.first or 'a process'} ended with code {outcome.code}: see above, and {config.node.run_dir}")
         return outcome.code
+
+    @property
+    def _run_folder(self) -> Path:
+        return self.config.node.var_dir / "runs" / self.config.node.run
+
+    def _layout(self, nats_port: int, base_port: int | None) -> Layout:
+        config = self.config
+        return Layout(
+            1,
+            nats_port,
+            base_port or configured_base_port(config, 1),
+            config=self.folder.config_file,
+            var_dir=config.node.var_dir,
+            names=(config.node.id,),
+        )
+
+    def _check_ports(self, wanted: Mapping[int, str]) -> None:
+        check_ports(wanted, other_ports(self.invitation.url, wanted))
 
     @contextmanager
     def _checking(self) -> Iterator[NodeConfig]:

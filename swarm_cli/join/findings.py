@@ -4,7 +4,7 @@ with the remedy if it did not. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -128,6 +128,13 @@ def sizes(config: NodeConfig, accepted: Accepted) -> Finding:
     return Finding("sizes", True, f"up to {longest} tokens per answer; the swarm accepts {accepted.max_tokens}")
 
 
+def ports(wanted: Iterable[int], refused: str) -> Finding:
+    """Whether the node's ports are free. refused: in which words joining would say that they are
+    not.
+    """
+    return Finding("ports", not refused, refused or f"{', '.join(map(str, sorted(wanted)))} are free")
+
+
 def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, signing_key: str) -> Finding:
     """Whether the hub answers and lets this node in."""
     if look.refused and hub_key and invitation.credential is None:
@@ -143,8 +150,7 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
         return Finding(
             "connection",
             False,
-            f"{look.unreachable.split(': start one with')[0]}: ask the operator whether the server runs, and whether "
-            "something on the way blocks its port",
+            f"{look.unreachable}: ask the operator whether the server runs, and whether something on the way blocks its port",
         )
     if not look.streams and invitation.url.startswith("tls://"):
         return Finding(

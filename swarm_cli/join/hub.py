@@ -61,7 +61,7 @@ async def look_at_hub(config: NodeConfig) -> HubLook:
     except AccessDenied as error:
         return HubLook(refused=str(error))
     except NotConnected as error:
-        return HubLook(unreachable=str(error), reached=False)
+        return HubLook(unreachable=error.cause, reached=False)
     from swarm_cli.join.room_asked import room_for_streams
 
     try:
@@ -79,7 +79,8 @@ async def _look(hub: Transport, name: str, swarm: str) -> HubLook:
     except NoStream:
         return HubLook()  # the streams have not been made
     except TransportError as error:
-        return HubLook(unreachable=f"it lets this machine in, but does not answer requests: {error}")
+        cause = error.cause if isinstance(error, NotConnected) else error
+        return HubLook(unreachable=f"it lets this machine in, but does not answer requests: {cause}")
     skew_s = await _skew_s(hub)
     listed, now = await read_directory(hub, [name]), time.time() - (skew_s or 0.0)
     nodes = tuple(each for each, payload in listed.payloads.items() if holder(payload, each, swarm, now))

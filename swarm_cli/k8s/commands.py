@@ -29,7 +29,6 @@ from swarm_cli.k8s.key_state import (
     observer_is_lost,
     put_existing,
     roster_text,
-    server_names,
 )
 from swarm_cli.k8s.outside import remembered_domain, remembered_guests, split_nodes
 from swarm_cli.k8s.secret_objects import (
@@ -43,6 +42,8 @@ from swarm_cli.k8s.secret_objects import (
     as_yaml,
     expected,
 )
+from swarm_cli.k8s.server_names import checked_namespace, checked_server_name, server_names
+from swarm_cli.nats.account_list import checked_domain
 from swarm_cli.replace_file import replace_file
 
 k8s_app = typer.Typer(name="k8s", help="Make a cluster's Secrets, and check it before `kubectl apply`.", no_args_is_help=True)
@@ -106,6 +107,8 @@ def secrets(
         raise CommandError(f"no node may be called {OPERATOR!r}, the name of the user with all rights: rename the node")
     if cert_manager and renew_certificate:
         raise CommandError("--renew-certificate: with --cert-manager, cert-manager renews the certificate: give one of the two")
+    names = server_names(checked_namespace(namespace), [checked_server_name(name) for name in server_name or []])
+    checked_domain(domain)
     wanted = expected(chosen, cert_manager=cert_manager)
     found, installed = _found(existing, wanted, namespace) if existing else ({}, False)
     with _folder(keys or (None if existing else KEYS)) as folder:
@@ -123,7 +126,6 @@ def secrets(
             ROSTER_FILE: roster_text(folder, chosen, found.get(ROSTER_FILE, "")),
         }
         if not cert_manager:
-            names = server_names(namespace, server_name or [])
             for line in complete_certificates(folder, names, datetime.now(UTC), renew=renew_certificate):
                 note(line)
             if keys is None and existing and (folder / "ca.key").exists():

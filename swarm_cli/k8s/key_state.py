@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -14,23 +13,14 @@ from shared.os_words import in_words
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
 from swarm_cli.k8s.secret_objects import ROSTER_FILE, SIGNING
+from swarm_cli.k8s.server_names import names_of_other_namespaces, not_names
 from swarm_cli.nats.account_list import Plane, accounts_for
 from swarm_cli.nats.config import render_accounts_only
 from swarm_cli.nats.key_folder import NODE_KEYS, key_file, make_missing_keys
 from swarm_cli.replace_file import replace_file
 
-SERVERS = 3
-"""The number that k8s/components/nats-cluster starts."""
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 _DROP = "--renew-certificate drops every name that is not asked for"
-
-
-def server_names(namespace: str, more: Sequence[str]) -> list[str]:
-    """The names by which clients and other servers reach the servers. Each server is listed,
-    because some TLS libraries refuse a wildcard.
-    """
-    servers = [f"nats-{index}.nats-headless" for index in range(SERVERS)]
-    return list(dict.fromkeys(["nats", f"nats.{namespace}.svc", *servers, "localhost", "127.0.0.1", *more]))
 
 
 def put_existing(folder: Path, found: Mapping[str, str]) -> None:
@@ -134,8 +124,10 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         reason = reason or "is renewed as --renew-certificate asks"
     others = sorted(certificates.read(certificate.read_text()).names - set(names)) if certificate.exists() else []
     if not reason:
-        if elsewhere := _names_of_other_namespaces(others):
+        if elsewhere := names_of_other_namespaces(others):
             yield f"{certificate} also has {', '.join(elsewhere)}, of another namespace than --namespace: {_DROP}"
+        if no_names := not_names(others):
+            yield f"{certificate} also has {', '.join(map(repr, no_names))}, which no server can have: {_DROP}"
         return
     if authority_key.exists():
         if certificate.exists():
@@ -158,13 +150,6 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         )
     else:
         raise CommandError(f"{authority_key} is missing to sign a certificate: put it, or tls.crt and tls.key, into {folder}")
-
-
-def _names_of_other_namespaces(names: Iterable[str]) -> list[str]:
-    """Those of the form `nats.NAMESPACE.svc`. What is left over from a mistyped --namespace is
-    told; a name from --server-name is not.
-    """
-    return [name for name in names if re.fullmatch(r"nats\.[a-z0-9-]+\.svc", name)]
 
 
 def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str], now: datetime) -> str:

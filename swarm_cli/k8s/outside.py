@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.account_list import named_node
+from swarm_cli.nats.account_list import listed_nodes, named_node
 from swarm_cli.replace_file import replace_file
 
 GUESTS_FILE, DOMAIN_FILE = "guests.txt", "domain.txt"
@@ -23,7 +23,7 @@ def split_nodes(entries: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """
     here: list[str] = []
     guests: dict[str, str] = {}
-    for name, public_key in (named_node(part) for entry in entries for part in entry.split(",") if part):
+    for name, public_key in (named_node(part) for part in listed_nodes(entries)):
         if public_key is None:
             here.append(name)
         else:

@@ -72,6 +72,14 @@ def holding_run(folder: Path) -> Iterator[None]:
         # lock.
 
 
+def refuse_running(folder: Path) -> None:
+    """Raise the CommandError of `holding_run` if another process runs the run in `folder`, and
+    write nothing.
+    """
+    if (pid := holder(folder)) is not None:
+        raise _is_running(folder, pid)
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[TextIO]:
     """Hold the run's lock. Raises CommandError if another process holds it, or it is no file.
@@ -83,10 +91,7 @@ def _locked(folder: Path) -> Iterator[TextIO]:
         folder.mkdir(parents=True, exist_ok=True)
         with _opened(folder / LOCK) as file:
             if not _taken(file):
-                raise CommandError(
-                    f"run {folder.name} is running already{_by(file)}: `swarm down {folder.name}` ends it, "
-                    f"`swarm add {folder.name}` adds a node to it; or choose another name with --run"
-                )
+                raise _is_running(folder, pid_in(file))
             try:
                 removed = not os.path.samestat((folder / LOCK).lstat(), os.fstat(file.fileno()))
             except FileNotFoundError:
@@ -274,6 +279,8 @@ def _short_name(folder: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _by(file: TextIO) -> str:
-    pid = pid_in(file)
-    return f" (process {pid})" if pid else ""
+def _is_running(folder: Path, pid: int) -> CommandError:
+    return CommandError(
+        f"run {folder.name} is running already{f' (process {pid})' if pid else ''}: `swarm down {folder.name}` ends it, "
+        f"`swarm add {folder.name}` adds a node to it; or choose another name with --run"
+    )

@@ -164,8 +164,11 @@ def chosen_names(names: list[str], nodes: int) -> tuple[str, ...]:
     for each in names:
         if not is_node_name(each):
             raise CommandError(f"--name {each}: not a node name: use 1 to 32 lower-case letters, digits and hyphens")
-    if names and (len(names) != nodes or len(set(names)) != nodes):
-        raise CommandError(f"--name gives {len(set(names))} different names, and --nodes is {nodes}: give each node one name")
+    if twice := next((each for each in names if names.count(each) > 1), ""):
+        raise CommandError(f"--name {twice} is given more than once: give each node a name of its own")
+    if names and len(names) != nodes:
+        given = "1 name is" if len(names) == 1 else f"{len(names)} names are"
+        raise CommandError(f"{given} given with --name, and --nodes is {nodes}: give each node one")
     return tuple(names)
 
 

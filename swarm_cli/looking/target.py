@@ -6,7 +6,7 @@ import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.looking.store_copy import STORE, StartedMeanwhile, server_on_copy
 from swarm_cli.loopback import LOOPBACK
 from swarm_cli.own_run import is_own
-from swarm_cli.run_end import RunEnd, read_end
+from swarm_cli.run_end import RunEnd, RunGone, newest_ended, read_end
 from swarm_cli.running import RunNote, only_running, read_note, run_at, running_runs, servers
 from swarm_cli.silent_server import naming_silent_server
 
@@ -37,13 +37,14 @@ LookRunOption = Annotated[
 class Target:
     """node_url, swarm_url: servers of the nodes' streams and of the swarm's (None: no swarm). run:
     the run they belong to, "" if it is not known. ended: how that run ended; the server then runs
-    on a copy of its store.
+    on a copy of its store. named: the command line or the configuration names node_url.
     """
 
     node_url: str
     swarm_url: str | None
     run: str = ""
     ended: RunEnd | None = None
+    named: bool = False
 
 
 def run_here(var_dir: Path, target: Target) -> str:
@@ -55,12 +56,20 @@ def default_target(config: NodeConfig, node_url: str, swarm_url: str = "") -> Ta
     """What a command looks at if no run was named. Raises CommandError if several are running."""
     node, swarm = servers(config, node_url, swarm_url)
     found = only_running(config, node_url)
-    return Target(node, swarm, found.name if found else "")
+    named = bool(node_url) or "node_url" in config.nats.model_fields_set
+    return Target(node, swarm, found.name if found else "", named=named)
 
 
-def check_listening(target: Target) -> None:
+def ended_here(var_dir: Path, target: Target) -> tuple[Path, RunEnd] | None:
+    """The ended run, and its end, that explains why the target's server does not answer: the newest
+    one of that server or, if no server was named, of any.
+    """
+    return None if target.run else newest_ended(var_dir, target.node_url if target.named else "")
+
+
+def check_listening(var_dir: Path, target: Target) -> None:
     """Raises NotConnected at once if nothing listens on this machine's port and no run is about to,
-    so that the user need not wait for a timeout.
+    so that the user need not wait for a timeout; as RunGone if a run in `var_dir` explains it.
     """
     if target.run or "," in target.node_url:  # of several servers another may listen
         return
@@ -70,6 +79,8 @@ def check_listening(target: Target) -> None:
     try:
         socket.create_connection((at.hostname, at.port), _LISTENS_S).close()
     except ConnectionRefusedError:
+        if found := ended_here(var_dir, target):
+            raise RunGone(*found) from None
         raise NotConnected(
             f"no NATS server listens at {target.node_url}: start a swarm with `swarm up` (`make run`) in another terminal"
         ) from None
@@ -124,7 +135,7 @@ def _named(config: NodeConfig, folder: Path, swarm_url: str, *, only_here: bool)
     elif only_here or not folder.is_dir():
         raise CommandError(_not_here(folder, note.node_url if note else ""))
     else:
-        yield default_target(config, "", swarm_url)
+        yield replace(default_target(config, "", swarm_url), named=True)
 
 
 def _swarm_of(config: NodeConfig, folder: Path, left: RunNote, copy_url: str) -> str:

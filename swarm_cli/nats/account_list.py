@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -49,6 +50,30 @@ def accounts_for(
         operator = public_key_of(folder / OPERATOR / "swarm.nk")
         accounts.append(swarm_account({**known, OPERATOR: operator}, node_connections, observer))
     return accounts
+
+
+def listed_nodes(entries: Sequence[str]) -> list[str]:
+    """The names, or NAME=U..., of an option --nodes, which separates them by commas.
+
+    Raises:
+        CommandError: a name is empty, most likely because of a variable that is not set. Accounts
+            without that node would shut it out.
+    """
+    for entry in entries:
+        if not entry.strip():
+            raise CommandError("--nodes is empty: name every node that the servers admit; if it is a variable, set it")
+        if not all(part.strip() for part in entry.split(",")):
+            raise CommandError(f"--nodes {entry[:80]!r} has an empty name between its commas: add the name, or remove the comma")
+    return [part for entry in entries for part in entry.split(",")]
+
+
+def checked_domain(name: str) -> str:
+    """Return `name`. Raises CommandError if it is not a JetStream domain that nats.swarm_domain can
+    name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-]*", name):
+        raise CommandError(f"--domain {name[:80]!r} is no JetStream domain: use letters, digits, hyphens and underscores")
+    return name
 
 
 def named_node(entry: str) -> tuple[str, str | None]:

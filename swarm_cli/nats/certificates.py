@@ -58,7 +58,12 @@ def certificates(
     server is reloaded. Nothing is verified, so that expired certificates can be read too. No key is
     shown.
     """
-    wanted = [part for each in what or _configured(load_chosen(config)) for part in each.split(",") if part]
+    wanted = [part for each in what or _configured(load_chosen(config)) for part in each.split(",")]
+    if what and not all(part.strip() for part in wanted):
+        raise CommandError(
+            f"{','.join(what)[:80]!r} has an empty name: give files or tls://HOST:PORT; if it is a variable, set it, and leave the "
+            "argument out for those of the configuration"
+        )
     if not wanted:
         raise CommandError("the configuration names no server with TLS and no authority: name files or tls://HOST:PORT")
     now = datetime.now(UTC)

@@ -29,7 +29,15 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.loopback import LOOPBACK
-from swarm_cli.nats.account_list import Plane, accounts_for, key_if_there, named_node, public_key_of
+from swarm_cli.nats.account_list import (
+    Plane,
+    accounts_for,
+    checked_domain,
+    key_if_there,
+    listed_nodes,
+    named_node,
+    public_key_of,
+)
 from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Upstream, UpstreamNode
 from swarm_cli.nats.beside_server import reload_when_changed, watch_requests
 from swarm_cli.nats.certificates import certificates
@@ -137,7 +145,8 @@ def print_config(
     Use --out rather than the shell's `>`, which leaves an empty file when the command fails: a
     server started from an empty file admits everybody.
     """
-    chosen = [part for entry in nodes for part in entry.split(",") if part]
+    chosen = listed_nodes(nodes)
+    checked_domain(domain)
     watch_key = key_if_there(folder / OPERATOR / f"{WATCH}.nk")
     storage = _storage(plane, node_storage_gib, domain)
     upstream = _upstream(hub_url, hub_domain, hub_ca, [named_node(entry)[0] for entry in chosen], folder) if hub_url else None

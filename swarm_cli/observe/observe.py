@@ -66,6 +66,7 @@ class Hub:
             ca_file=self.ca_file or None,
             inbox_prefix=f"_INBOX_{self.user}",
             may_ask=not self.key_file or self.user == OPERATOR,
+            hub=True,
         )
 
 
@@ -100,8 +101,7 @@ def observe(
             remedy = "ask the swarm's operator for a token from `swarm invite --observer`, or give --key and --ca"
             raise CommandError(f"{hub.url} does not admit this spectator: {remedy}\n({error})") from None
         except NotConnected as error:
-            said = str(error).split(": start one with")[0]
-            raise CommandError(f"{said}: check the address, and whether something on the way blocks its port") from None
+            raise CommandError(f"{error.cause}: check the address, and whether something on the way blocks its port") from None
 
 
 def _target(given: str | None) -> str:

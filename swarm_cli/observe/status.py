@@ -32,7 +32,7 @@ from shared.transport.base import ConsumerState, NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.target import LookRunOption, Target, check_listening, looking_at
+from swarm_cli.looking.target import LookRunOption, Target, check_listening, ended_here, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.snapshot import (
     NO_STATUS,
@@ -48,8 +48,7 @@ from swarm_cli.observe.snapshot import (
 from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, mostly_refused, none_taken, trouble
 from swarm_cli.observe.start_again import folder_here, remedies, unanswered
 from swarm_cli.observe.view import NodeView
-from swarm_cli.run_end import RunEnd, newest_ended
-from swarm_cli.running import goes_on
+from swarm_cli.run_end import RunEnd, afterwards, newest_ended
 from swarm_cli.silent_server import silent_server
 
 NAMES_A_LINE = 5
@@ -69,15 +68,14 @@ def status(
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url) as target:
         try:
-            check_listening(target)
+            check_listening(node_config.node.var_dir, target)
             snapshot = asyncio.run(_snapshot(node_config, target, nodes or []))
         except NotConnected:
             if silent_server(node_config.node.var_dir, target.node_url):
                 raise
             # When a run on this machine ends, its server ends too.
-            told = node_url or "node_url" in node_config.nats.model_fields_set
-            ended = newest_ended(node_config.node.var_dir, target.node_url if told else "")
-            if ended is None or run or target.run:
+            ended = ended_here(node_config.node.var_dir, target)
+            if ended is None or run:
                 raise
             raise _gone(*ended, as_json=as_json) from None
     end = _end_of(node_config, target, snapshot)
@@ -123,8 +121,7 @@ def _gone(folder: Path, end: RunEnd, *, as_json: bool) -> Exception:
         typer.echo(visible_json({"at": time.time(), "nodes": {}, "ended": _end_object((folder.name, end))}, indent=2))
         return typer.Exit(end.exit_code)
     return CommandError(
-        f"{end.sentence(folder.name, time.time())}\n"
-        f"`swarm status --run {folder.name}` shows it as it was when it ended; {goes_on(folder)} starts it again",
+        f"{end.sentence(folder.name, time.time())}\n{afterwards(folder, 'swarm status')}",
         end.exit_code,
     )
 

@@ -23,14 +23,14 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import LookRunOption, check_listening, looking_at
+from swarm_cli.looking.target import LookRunOption, check_listening, ended_here, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, ended_snapshot, take_snapshot
 from swarm_cli.observe.start_again import folder_here, remedies, unanswered
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
-from swarm_cli.running import ended_run
+from swarm_cli.run_end import afterwards
 from swarm_cli.silent_server import silent_server
 
 CONNECT_S = 3.0
@@ -81,7 +81,7 @@ class Top:
 
     async def once(self, console: Console) -> None:
         """Print one look."""
-        check_listening(self._following.target)
+        check_listening(self._config.node.var_dir, self._following.target)
         model = await self.look()
         ended = self._following.end if self._following.target.ended else None
         notice = f" {ended[1].sentence(ended[0], time.time())}" if ended else ""
@@ -167,7 +167,8 @@ class Top:
             seen = "" if self._heard_at is None else "; below is what was seen last"
             return f" {silent}{seen}. Trying again"
         if self._heard_at is None:
-            ended = ended_run(var_dir)
+            gone = ended_here(var_dir, self._following.target)
+            ended = f"{gone[1].sentence(gone[0].name, time.time())}; {afterwards(gone[0])}" if gone else ""
             why = instead or ended or error
             return f" no server answers at {node_url} yet (--node-url names another); trying again ({why})"
         if (end := self._following.end) is not None:

@@ -111,7 +111,7 @@ def rollouts(
         with looking_at(node_config, run, node_url, only_here=False) as target:
             if target.ended is not None:
                 note(target.ended.sentence(target.run, time.time()))
-            check_listening(target)
+            check_listening(node_config.node.var_dir, target)
             follow = follow and target.ended is None
             view = View(terminal(), judge_of(node_config, config, target.run, names), characters)
             asyncio.run(

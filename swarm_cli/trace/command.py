@@ -51,7 +51,7 @@ def trace(
     with looking_at(node_config, run, node_url, swarm_url, only_here=False) as target:
         if target.ended is not None:
             note(target.ended.sentence(target.run, time.time()))
-        check_listening(target)
+        check_listening(node_config.node.var_dir, target)
         path = asyncio.run(_find(node_config, prefix, run, target))
     if not path.stations:
         raise CommandError(

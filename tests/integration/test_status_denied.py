@@ -68,4 +68,4 @@ def test_a_connection_whose_tls_is_over_is_ended_all_the_same() -> None:
 
 
 def test_a_look_at_one_of_several_servers_leaves_it_to_the_connection_to_find_one_that_listens() -> None:
-    check_listening(Target("tls://127.0.0.1:1,tls://127.0.0.1:2", None))
+    check_listening(Path("var"), Target("tls://127.0.0.1:1,tls://127.0.0.1:2", None))

@@ -29,7 +29,7 @@ from shared.transport.base import AccessDenied
 from shared.transport.connect import connect
 from swarm_cli.app import app
 from swarm_cli.k8s import certificates as made_certificates
-from swarm_cli.k8s.key_state import server_names
+from swarm_cli.k8s.server_names import server_names
 from swarm_cli.nats.server_certificates import ask, follow, not_after
 from tests.k8s.manifests import K8S, find, pod_of, render, with_kind, workloads
 from tests.k8s.rendered_server import RenderedServer

@@ -40,11 +40,27 @@ def keys(tmp_path: Path) -> Path:
         ((*SWARM, "--host", "0.0.0.0"), "needs --tls-cert and --tls-key"),
         ((*NODE, "--tls-cert", "c.pem"), "give both or neither"),
         ((*NODE, "--store-dir", "/data", "--accounts-only"), "omit --store-dir and set it in the file"),
+        (("--plane", "swarm", "--nodes", ""), "--nodes is empty: name"),
+        (("--plane", "node", "--nodes", "alpha,,alpha"), "--nodes 'alpha,,alpha' has an empty name between its commas"),
+        ((*SWARM, "--domain", "the hub"), "--domain 'the hub' is no JetStream domain"),
     ],
 )
 def test_what_would_not_be_safe_is_refused_with_the_remedy(keys: Path, arguments: tuple[str, ...], told: str) -> None:
     code, output = run(keys, "config", *arguments)
     assert code != 0 and told in output, output
+
+
+@pytest.mark.parametrize("what", ["", "ca.crt,,tls.crt"])
+def test_an_empty_name_among_certificates_is_refused_rather_than_left_out(what: str) -> None:
+    result = CliRunner().invoke(app, ["nats", "certificates", what])
+    assert result.exit_code != 0 and f"{what!r} has an empty name: give files or tls://HOST:PORT" in str(result.exception)
+
+
+def test_what_is_no_nodes_name_gets_no_key(tmp_path: Path) -> None:
+    for arguments in (["nats", "keys", "", "--folder"], ["keys", "new", "--name", "Sw arm", "--out"]):
+        result = CliRunner().invoke(app, [*arguments, str(tmp_path / "new")])
+        assert result.exit_code != 0 and "is not a node name" in str(result.exception)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_site_connects_as_its_node_and_no_seed_is_printed(keys: Path) -> None:

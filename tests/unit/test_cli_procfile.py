@@ -64,8 +64,9 @@ def test_nodes_have_the_names_that_they_are_given() -> None:
 @pytest.mark.parametrize(
     ("names", "nodes", "problem"),
     [
-        (["gamma"], 2, "gives 1 different names, and --nodes is 2"),
-        (["gamma", "gamma"], 2, "give each node one name"),
+        (["gamma"], 2, "^1 name is given with --name, and --nodes is 2: give each node one$"),
+        (["gamma", "beta"], 1, "^2 names are given with --name, and --nodes is 1: give each node one$"),
+        (["gamma", "gamma"], 2, "^--name gamma is given more than once: give each node a name of its own$"),
         (["A b"], 1, "letters"),
     ],
 )

@@ -94,9 +94,25 @@ def test_rows_are_held_against_the_share_that_is_held_out_only_where_that_is_kno
         "[eval]\ntasks = 'few'\n" + source,
         "[eval]\ntasks = 50\n" + source + '[[tasks]]\ndataset = "Gcd"\n',
         "[eval]\ntasks = 50\n" + source + "[[tasks]]\ndataset = 'gcd'\nweight = -1\n",
+        "[eval]\ntask = 2\n" + source,
+        "[eval]\nheld_out = 2\n" + source,
+        "[evl]\ntasks = 2\n" + source,
     ):
         found = [line for line in told(text) if not line.startswith("the toy policy learns")]
         assert len(found) == 1 and few not in found[0], found
+
+
+def test_a_mistyped_key_hides_nothing_that_it_cannot_have_meant() -> None:
+    rows(60)
+    source = '[[tasks]]\nsource = "file"\npath = "rows.jsonl"\nquestion = "problem"\n'
+    for text in (
+        "[eval]\ntasks = 100\ntask = 2\n",
+        "[eval]\nevery_version = 2\n",
+        "[trainr]\nlearning_rate = 1\n",
+        "[foo]\nx = 1\n",
+    ):
+        found = [line for line in told(text + source) if not line.startswith("the toy policy learns")]
+        assert len(found) == 2 and any("it has 60 different questions" in line for line in found), found
 
 
 def test_a_file_is_not_read_for_other_columns_than_those_that_were_meant() -> None:

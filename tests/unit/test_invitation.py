@@ -22,6 +22,7 @@ from shared.config import load_config
 from shared.contracts.codec import encode
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.identity.keys import SigningKey, new_seed
+from swarm_cli import elsewhere, invite_command
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.given_token import TOKEN_VARIABLE, given_text
@@ -243,6 +244,38 @@ def test_invite_takes_the_server_of_the_run_on_this_machine_and_says_that_no_oth
         monkeypatch.setenv("SWARM_NATS__SWARM_URL", "nats://hub:4222")
         token, told = run()
         assert read_token(token).url == "nats://hub:4222" and "this machine" not in told
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists open files there")
+def test_invite_from_another_folder_takes_the_server_of_the_only_run_or_names_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replaced: the list of processes, by this one's alone, and what answers at the usual port, as
+    other tests run swarms too.
+    """
+    only_folder_set(tmp_path / "here", monkeypatch)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
+    monkeypatch.setattr(elsewhere, "_PROCESSES", tmp_path / "proc")
+    usual, silent = str(DEMO.nats.swarm_url), invite_command.silent
+    monkeypatch.setattr(invite_command, "silent", lambda urls, s: [f"{usual} (away)"] if urls == usual else silent(urls, s))
+    folders = [tmp_path / name / "runs" / f"run-{name}" for name in ("there", "yonder")]
+    with holding_run(folders[0]):
+        write_note(folders[0], RunNote("nats://127.0.0.1:31461", "nats://127.0.0.1:31461", "swarm up", swarm_id="there"))
+        token, told = run()
+        assert (read_token(token).url, read_token(token).swarm_id) == ("nats://127.0.0.1:31461", "there")
+        assert f"for the swarm of run run-there, which is running in {tmp_path}/there\n" in told
+        with holding_run(folders[1]):
+            write_note(folders[1], RunNote("nats://127.0.0.1:31471", "none", "swarm up"))
+            assert read_token(run()[0]).url == "nats://127.0.0.1:31461", "a node without a swarm invites nobody"
+            write_note(folders[1], RunNote("nats://127.0.0.1:31471", "nats://127.0.0.1:31471", "swarm up"))
+            refused = CliRunner().invoke(app, ["invite"])
+            assert isinstance(refused.exception, CommandError) and not refused.stdout
+            for folder, port in zip(folders, (31461, 31471), strict=True):
+                assert f"swarm invite --url nats://127.0.0.1:{port}   run {folder}" in str(refused.exception)
+        monkeypatch.setattr(invite_command, "silent", lambda urls, s: [])
+        monkeypatch.setenv("SWARM_NATS__SWARM_ID", "mine")  # or the server would be asked
+        assert read_token(run()[0]).url == usual, "a server answers there"
 
 
 def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_be_seen(

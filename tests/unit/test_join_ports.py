@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from swarm_cli.app import app
 from swarm_cli.errors import CommandError
+from swarm_cli.invitation.token import write_token
 from swarm_cli.join.command import prepare
+from swarm_cli.local.control import holding_run
+from tests.nats_server import free_port
 from tests.unit.test_invitation import invitation
 
 NUMBERS = "choose other ports with --nats-port 4333 --base-port 9500"
@@ -39,6 +45,41 @@ def test_on_the_hubs_machine_nobody_is_told_to_stop_the_hub(
     message = said(f"nats://{host}:{taken}", taken, tmp_path, monkeypatch)
     assert f"port {taken} is that of the hub itself (nats://{host}:{taken})" in message and NUMBERS in message
     assert "stop those processes" not in message
+
+
+def test_a_check_tells_a_taken_port_in_the_words_in_which_the_join_refuses_it(
+    taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"nats://127.0.0.1:{taken}"
+    refusal = said(url, taken, tmp_path, monkeypatch)
+    result = CliRunner().invoke(app, ["join", "--check", "--nats-port", str(taken), write_token(invitation(url=url))])
+    assert isinstance(result.exception, CommandError) and "ports" in str(result.exception)
+    assert "NO  ports" in result.stdout and "all is well" not in result.stdout
+    assert " ".join(refusal.split()) in " ".join(result.stdout.split())
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_check_tells_that_the_node_runs_already_in_the_words_of_the_join(
+    taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    newcomer = prepare(invitation(), nats_port=taken)
+    with holding_run(tmp_path / "runs" / newcomer.config.node.run):
+        (finding,) = newcomer.look_at_ports(taken, None)
+        with pytest.raises(CommandError) as refused:
+            newcomer.run(taken, None, 0)
+    assert finding.ok is False and finding.told == str(refused.value) and "is running already (process " in finding.told
+
+
+def test_a_check_finds_free_ports_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    deadline = time.monotonic() + 120
+    while True:  # another process may take one of them meanwhile
+        nats, base = free_port(), free_port()
+        (finding,) = prepare(invitation(), nats_port=nats).look_at_ports(nats, base)
+        if finding.ok or time.monotonic() > deadline:
+            break
+    assert finding.ok and f"{base}, {base + 1}, {base + 2}, {base + 3}" in finding.told and str(nats) in finding.told
 
 
 @pytest.mark.parametrize("url", ["nats://192.0.2.10:{port}", "nats://127.0.0.1:1"], ids=["another machine", "another port"])

@@ -29,7 +29,7 @@ from swarm_cli.local.run_told import Ran, announce
 from swarm_cli.observe.observe import _target
 from swarm_cli.observe.progress_view import ProgressView
 from swarm_cli.own_run import NOTE
-from swarm_cli.running import LOCK, RunNote, ended_run, read_note, servers
+from swarm_cli.running import LOCK, RunNote, read_note, servers
 from swarm_cli.shipped import DEMO_CONFIG, shown
 
 ROOT = Path(__file__).parents[2]
@@ -159,27 +159,6 @@ def test_a_view_that_is_started_again_counts_from_the_start_of_the_run(var_dir: 
     assert 60 <= int(minutes) < 120
     # Where no `swarm up` holds the run, as with honcho, the view begins with it.
     assert time.time() - ProgressView(configured(), ["alpha"], 3, 1.0)._since < 3000
-
-
-def test_where_nothing_runs_the_newest_run_that_has_ended_is_named_with_the_command_that_starts_it(
-    var_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SWARM_CONFIG", raising=False)
-    assert ended_run(var_dir) == ""
-    for age_s, run in enumerate(["new", "old"]):
-        (var_dir / "runs" / run).mkdir(parents=True)
-        write_note(var_dir / "runs" / run, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run {run} --nodes 1"))
-        os.utime(var_dir / "runs" / run / NOTE, (1000 - age_s, 1000 - age_s))
-    sentence = "run new has ended: swarm up --run new --nodes 1 starts it again"
-    assert ended_run(var_dir) == sentence
-    monkeypatch.setattr(sys, "argv", ["swarm", "status"])
-    assert f"{sentence}\n--run new shows it as it was when it ended\n" in _where_to_look("status", NotConnected("no answer"))
-    assert "--run new looks" not in _where_to_look("ban", NotConnected("no answer"))
-    monkeypatch.setattr(sys, "argv", ["swarm", "status", "--node-url=nats://there:1"])
-    assert sentence not in _where_to_look("status", NotConnected("no answer"))
-    with ExitStack() as stack:
-        running(stack, var_dir, "one", 21_001)
-        assert ended_run(var_dir) == ""
 
 
 def test_observe_looks_at_the_running_run_s_swarm_or_names_what_it_can_be_given(

@@ -10,12 +10,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from shared.text import visible
 from shared.transport.base import TransportError
 
+SAID_CHARACTERS = 300
+"""More than any of JetStream's own sentences."""
 LARGEST_COUNT = 2**62
 """Counts and sequences from here on are no server's; the sum of two smaller ones still fits where
 64 bits are kept.
 """
+
+
+def said(text: object) -> str:
+    """What a server said, as one line that is not endless and does nothing to a terminal: errors
+    quote it, and whoever shows an error keeps its line breaks.
+    """
+    return visible(str(text), SAID_CHARACTERS)
 
 
 @contextmanager

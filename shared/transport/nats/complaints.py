@@ -11,6 +11,7 @@ from shared.os_words import in_words
 from shared.transport.base import AccessDenied
 from shared.transport.counters import Counters, ErrorKind
 from shared.transport.nats import credentials
+from shared.transport.nats.answers import said
 from shared.transport.nats.options import Options
 from shared.transport.nats.parser import ServerMisbehaves
 
@@ -66,7 +67,7 @@ class Complaints:
         self._counters.errors[kind] += 1
         if kind == "permissions":
             self._forbidden = str(error).lower()
-        described = f"{type(error).__name__}: {in_words(error)}" if str(error) else type(error).__name__
+        described = f"{type(error).__name__}: {said(in_words(error))}" if str(error) else type(error).__name__
         self._tell(described)
         self.newest = described
         if denied is not None and opening:

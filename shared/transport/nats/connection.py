@@ -22,6 +22,7 @@ from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.counters import Counters
 from shared.transport.deadline import Deadline
 from shared.transport.nats import credentials
+from shared.transport.nats.answers import said
 from shared.transport.nats.client import Client
 from shared.transport.nats.complaints import Complaints
 from shared.transport.nats.options import Options
@@ -32,11 +33,6 @@ RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
 CONNECT_TIMEOUT_S = 2
 """Limit of each step of connecting to one server: address, greeting, TLS handshake, answer."""
-LOST = (
-    "not connected: the server has not answered since the connection broke; if it stays away, start it again (`swarm restart nats` "
-    "in a running swarm, `swarm up` otherwise)"
-)
-"""Why a request on a broken connection failed, and what to do."""
 _ATTEMPT_S = 1.0
 _HEADERS_BYTES = 16 * 1024
 """Room kept below the server's `max_payload` for headers."""
@@ -95,11 +91,11 @@ class Connection:
             await client.end(1.0)
             raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            reason = (in_words(error) if str(error) else "") or self._complaints.denials or self._complaints.newest
+            reason = (said(in_words(error)) if str(error) else "") or self._complaints.denials or self._complaints.newest
             await client.end(1.0)
             raise NotConnected(
-                f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}: "
-                "start one with `swarm up` (`make run`), or set nats.node_url"
+                f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}",
+                self.options.if_absent,
             ) from None
         finally:
             self._opening = None
@@ -165,10 +161,11 @@ class Connection:
                 reason = "the server's permissions forbid this user to ask" if forbidden else "no answer in time"
                 attempt_s *= 2
             except nats.errors.Error as error:
-                reason = str(error)
+                reason = said(error)
                 await asyncio.sleep(min(0.05, deadline.left_s))
         self.counters.errors["unanswered"] += 1
-        raise NotConnected(f"{what} at {self.options.url}: {(reason or 'no time left') if self.connected else LOST}")
+        what = f"{what} at {self.options.url}"
+        raise NotConnected(f"{what}: {reason or 'no time left'}") if self.connected else lost(what, self.options)
 
     @asynccontextmanager
     async def replies(self, subject: str, payload: bytes) -> AsyncIterator[asyncio.Queue[Any]]:
@@ -241,6 +238,12 @@ class Connection:
             self._complaints.settle()
             log.info("nats_reopened", url=self.options.url)
             return
+
+
+def lost(what: str, options: Options) -> NotConnected:
+    """Why `what` failed on a broken connection, and what to do."""
+    cause = "not connected: the server has not answered since the connection broke"
+    return NotConnected(f"{what}: {cause}", options.if_lost)
 
 
 def _settings(options: Options) -> dict[str, Any]:

@@ -19,8 +19,8 @@ import nats.errors
 
 from shared.transport.base import Ends, NoStream, NotConnected, StoredMessage, TransportError
 from shared.transport.deadline import Deadline
-from shared.transport.nats.answers import count_in, readable
-from shared.transport.nats.connection import LOST, Connection
+from shared.transport.nats.answers import count_in, readable, said
+from shared.transport.nats.connection import Connection, lost
 from shared.transport.nats.headers import OVERSIZED_HEADER
 from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES
 from shared.transport.reference import BLOB_HEADER, UNKNOWN_SIZE, size_of
@@ -173,7 +173,8 @@ async def batch(
         NotConnected: no answer before the deadline.
     """
     body = json.dumps({**request, "max_bytes": max_bytes}).encode()
-    reason, what = LOST, f"direct get from stream {stream} at {connection.options.url}"
+    what = f"direct get from stream {stream} at {connection.options.url}"
+    absent = f"{what}: no (complete) answer: the stream does not exist there, or the server is starting"
     nobody_until: Deadline | None = None
     while not deadline.passed and await connection.until_connected(deadline):
         try:
@@ -190,9 +191,10 @@ async def batch(
             nobody_until = None
         if page is not None:
             return page
-        reason = "no (complete) answer: the stream does not exist there, or the server is starting"
         await asyncio.sleep(min(0.1, deadline.left_s))
-    raise NotConnected(f"{what}: {reason}") if nobody_until is None else NoStream(f"{what}: {reason}")
+    if nobody_until is not None:
+        raise NoStream(absent)
+    raise NotConnected(absent) if connection.connected else lost(what, connection.options)
 
 
 async def _collect(
@@ -233,7 +235,7 @@ async def _collect(
                 return Page([], None, too_many_subjects=True)
             if status == "503":
                 raise _Nobody
-            raise TransportError(f"{what}: {status} {headers.get('Description', '')}")
+            raise TransportError(f"{what}: {said(status)} {said(headers.get('Description', ''))}")
         with readable(what):
             size_bytes += len(reply.data) + _header_bytes(headers)
             before = count_in(headers, "Nats-Last-Sequence", previous or 0)

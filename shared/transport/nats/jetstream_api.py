@@ -20,7 +20,7 @@ from shared.transport.blobs import HEADER_ROOM_BYTES
 from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
 from shared.transport.lowering import WouldLower, lowered
-from shared.transport.nats.answers import answer_object, count_of, readable
+from shared.transport.nats.answers import answer_object, count_of, readable, said
 from shared.transport.nats.connection import Connection
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ class ApiError(TransportError):
     def __init__(self, what: str, error: Mapping[str, Any]) -> None:
         self.code = int(error.get("code", 0))
         self.err_code = int(error.get("err_code", 0))
-        self.description = str(error.get("description", ""))
+        self.description = said(error.get("description", ""))
         super().__init__(f"{what}: {self.description} (JetStream error {self.err_code})")
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_HUB = "check the network on the way and the hub's server"
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -22,11 +24,24 @@ class Options:
 
     may_ask: bool = True
     """Whether this user may ask the server about streams (`STREAM.INFO`)."""
+    hub: bool = False
+    """Whether the server is a swarm's hub, which nobody here can start."""
 
     @property
     def servers(self) -> list[str]:
         """The addresses in `url`, each once."""
         return list(dict.fromkeys(self.url.split(",")))
+
+    @property
+    def if_absent(self) -> str:
+        """What to do if the server does not answer a first connection."""
+        return f"{_HUB}, or set nats.swarm_url" if self.hub else "start one with `swarm up` (`make run`), or set nats.node_url"
+
+    @property
+    def if_lost(self) -> str:
+        """What to do if the server does not come back."""
+        again = "start it again (`swarm restart nats` in a running swarm, `swarm up` otherwise)"
+        return f"if it stays away, {_HUB if self.hub else again}"
 
     @property
     def api_prefix(self) -> str:

@@ -27,6 +27,7 @@ import nats.errors
 from shared.cancelling import cancel_and_wait
 from shared.transport.base import NotConnected, TransportError
 from shared.transport.deadline import Deadline
+from shared.transport.nats.answers import said
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import ApiError
 
@@ -97,7 +98,7 @@ async def take_snapshot(connection: Connection, stream: str, write: Callable[[by
         status = (message.headers or {}).get("Status", "")
         if status not in _ENDED_WELL:
             reason = (message.headers or {}).get("Description", "")
-            raise TransferLost(f"{what}: the server gave up: {status} {reason}")
+            raise TransferLost(f"{what}: the server gave up: {said(status)} {said(reason)}")
         if connection.epoch != epoch:  # the last chunk has no number
             raise TransferLost(f"{what}: the connection was lost meanwhile")
         return Taken(answer["config"], answer["state"])
