@@ -13,10 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from swarm_cli.console import count
-from swarm_cli.dashboard.nats_figures import figures, monitor_of
+from swarm_cli.dashboard.nats_figures import figures
 from swarm_cli.dashboard.prometheus import Prometheus
 from swarm_cli.dashboard.server import NATS_FIGURES, PageServer
 from swarm_cli.dashboard.targets import expected, left_out, process_exists, run_is_over, target_groups, write_targets
+from swarm_cli.nats_monitor import monitor_of
 from swarm_cli.observe.view import NodeView
 
 _HOSTS_TOLD = 4

@@ -33,6 +33,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snapshot
+from swarm_cli.observe.start_again import server_trouble
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.judged_by import judge_of
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
@@ -80,6 +81,7 @@ class SwarmSource:
         self._heard_at: float | None = None
         self._seen: SwarmSnapshot | None = None
         self._over = False
+        self._server = ""
 
     async def look(self) -> SwarmSnapshot | None:
         """Look at the swarm. None if no server answers; the state is then `waiting`, `lost` or
@@ -109,6 +111,8 @@ class SwarmSource:
         self._swarm, self._heard_at, self._seen = snapshot.swarm, snapshot.at, snapshot
         self._over = target.ended is not None
         await asyncio.to_thread(self._records.read, snapshot, target)
+        views = [node.view for node in snapshot.nodes if not node.elsewhere]
+        self._server = await asyncio.to_thread(server_trouble, views, snapshot.at, self._config.node.var_dir, target)
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look reports it if the server is gone
             async with asyncio.timeout(BATCHES_S):
@@ -146,6 +150,8 @@ class SwarmSource:
         told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
         if self._following.target.ended is not None:
             told |= {"state": "ended", "ended": self._ended(copied=True)}
+        elif self._server:
+            told |= {"state": "unstored", "problem": visible(self._server, 1500)}
         self._state = state | told
 
     def _ended(self, *, copied: bool) -> dict[str, Any] | None:
