@@ -22,7 +22,7 @@ from swarm_cli.looking.target import Target
 from swarm_cli.observe.evaluations import METRICS_FILE, newest_step, read_evaluations
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
-from swarm_cli.observe.start_again import folder_here, remedies, server_trouble, unanswered
+from swarm_cli.observe.start_again import advice, folder_here, server_trouble
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.observe.view import NodeView, gather
 from swarm_cli.running import goes_on, running_since
@@ -120,11 +120,11 @@ class ProgressView:
             return None
 
     def _remedies(self, views: Sequence[NodeView]) -> list[str]:
-        names, run = unanswered(views, time.time()), self._run_dir.name if running_since(self._run_dir) is not None else ""
+        run = self._run_dir.name if running_since(self._run_dir) is not None else ""
         here = Target(self._config.nats.node_url, None, run)
         if server := server_trouble(views, time.time(), self._config.node.var_dir, here):
             return [server]
-        return [f"{'':>9}{line}" for line in remedies(names, folder_here(self._config.node.var_dir, here))]
+        return [f"{'':>9}{line}" for line in advice(views, time.time(), folder_here(self._config.node.var_dir, here))]
 
     def _rows(self, views: Sequence[NodeView], now: float) -> list[Row]:
         rows = []

@@ -12,6 +12,7 @@ from shared.roles import ROLES
 from shared.runtime.status import STATUS_INTERVAL_S, STOPPED
 from swarm_cli.cannot_store import cannot_store, silent_together
 from swarm_cli.looking.target import Target, run_here
+from swarm_cli.observe.dying import dying, left, lines
 from swarm_cli.observe.standing import QUIET_S, gone, late_with_word
 from swarm_cli.observe.view import NodeView
 from swarm_cli.restart_command import restart_options, starts_again
@@ -33,6 +34,14 @@ def unanswered(views: Iterable[NodeView], now: float) -> list[str]:
         if is_node_name(view.node):  # it comes from the server, and is printed in a command
             found += [f"{view.node}-{role}" for role in (*away, *late_with_word(view, now))]
     return found
+
+
+def advice(views: Sequence[NodeView], now: float, run: Path | None, most: int = MOST) -> list[str]:
+    """A line for each process that its supervisor starts again and again, then `remedies` for the
+    others that do not answer.
+    """
+    found = dying(views, now, run)
+    return [*lines(found), *remedies(left(unanswered(views, now), found), run, most)]
 
 
 def server_trouble(views: Sequence[NodeView], now: float, var_dir: Path, target: Target) -> str:
@@ -62,9 +71,9 @@ def remedies(processes: Sequence[str], run: Path | None, most: int = MOST) -> li
     if run is None or not processes:
         return []
     options = restart_options(run)
-    lines = [starts_again(name, options) for name in processes[:most]]
+    told = [starts_again(name, options) for name in processes[:most]]
     more = len(processes) - most
-    return [*lines[:-1], f"{lines[-1]}; {more} more do not answer"] if more > 0 else lines
+    return [*told[:-1], f"{told[-1]}; {more} more do not answer"] if more > 0 else told
 
 
 def folder_here(var_dir: Path, target: Target) -> Path | None:

@@ -46,7 +46,7 @@ from swarm_cli.observe.snapshot import (
     with_reports,
 )
 from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, mostly_refused, none_taken, trouble
-from swarm_cli.observe.start_again import folder_here, remedies, server_trouble, unanswered
+from swarm_cli.observe.start_again import advice, folder_here, server_trouble
 from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd, newest_ended
 from swarm_cli.running import goes_on
@@ -81,8 +81,7 @@ def status(
                 raise
             raise _gone(*ended, as_json=as_json) from None
     end = _end_of(node_config, target, snapshot)
-    views = [node.view for node in snapshot.nodes if not node.elsewhere]
-    server = "" if end is not None else server_trouble(views, snapshot.at, node_config.node.var_dir, target)
+    server = "" if end is not None else server_trouble(snapshot.here, snapshot.at, node_config.node.var_dir, target)
     if as_json:
         typer.echo(visible_json(as_object(snapshot) | {"server_problem": server, "ended": _end_object(end)}, indent=2))
     else:
@@ -223,7 +222,7 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, ser
     if server:
         console.print(server, markup=False, highlight=False, soft_wrap=True)
     else:
-        for line in remedies(unanswered((node.view for node in snapshot.nodes if not node.elsewhere), snapshot.at), run):
+        for line in advice(snapshot.here, snapshot.at, run):
             console.print(line, markup=False)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
     streams = Table(*columns, title="streams", title_justify="left")

@@ -27,9 +27,10 @@ from swarm_cli.looking.target import LookRunOption, check_listening, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, ended_snapshot, take_snapshot
-from swarm_cli.observe.start_again import folder_here, remedies, server_trouble, unanswered
+from swarm_cli.observe.start_again import advice, folder_here, server_trouble
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
+from swarm_cli.observe.view import NodeView
 from swarm_cli.running import ended_run
 from swarm_cli.silent_server import silent_server
 
@@ -77,7 +78,7 @@ class Top:
         self._reports = EvaluationLog(roster=roster_of(self._config), swarm=configured_swarm(self._config))
         self._history = TopHistory()
         self._heard_at: float | None = None
-        self._unanswered: list[str] = []
+        self._views: Sequence[NodeView] = ()
         self._server = ""
 
     async def once(self, console: Console) -> None:
@@ -130,7 +131,7 @@ class Top:
             AccessDenied: it does not admit this user.
         """
         target = self._following.target
-        self._unanswered, self._server = [], ""
+        self._views, self._server = (), ""
         try:
             async with asyncio.timeout(LOOK_S):
                 snapshot = await take_snapshot(
@@ -141,9 +142,8 @@ class Top:
         if target.ended is not None:
             snapshot = ended_snapshot(snapshot)
         self._heard_at = time.time()
-        views = [node.view for node in snapshot.nodes if not node.elsewhere]
-        self._unanswered = unanswered(views, snapshot.at)
-        self._server = await asyncio.to_thread(server_trouble, views, snapshot.at, self._config.node.var_dir, target)
+        self._views = snapshot.here
+        self._server = await asyncio.to_thread(server_trouble, snapshot.here, snapshot.at, self._config.node.var_dir, target)
         reports = self._reports.reports(snapshot.swarm)
         return self._history.model(snapshot, reports, self._in_files(snapshot), self._reports.unsigned(snapshot.swarm))
 
@@ -159,9 +159,10 @@ class Top:
     @property
     def _closing(self) -> str:
         """What to do about processes that do not answer, if they are this machine's."""
-        if not self._unanswered or self._server:
+        if not self._views or self._server:
             return ""
-        return "".join(remedies(self._unanswered, folder_here(self._config.node.var_dir, self._following.target), 1))
+        said = advice(self._views, time.time(), folder_here(self._config.node.var_dir, self._following.target), 1)
+        return f"{said[0]}; {len(said) - 1} more: swarm status" if len(said) > 1 else "".join(said)
 
     def _away(self, error: Exception) -> str:
         """Why no server answers, as far as it is known here."""

@@ -21,6 +21,7 @@ const STATES = {
 /** A swarm that runs with something wrong: by a node's `trouble`. */
 const TROUBLES = {
   unanswered: ["△", "Running, but a process does not answer", "It may only be late, as on a busy machine. It counts as gone when nothing is heard of it for 30 s."],
+  dying: ["△", "Running, but a process dies again and again", "It is started again each time, after a longer pause; one that dies 8 times in 2 minutes is given up. Its log and `up.log` in the run's folder say why."],
   still: ["△", "Running, but a node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
 const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", failed: "bad", starting: "warn", waiting: "warn" };
