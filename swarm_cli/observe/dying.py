@@ -9,12 +9,14 @@ from shared.contracts.wire import is_node_name
 from shared.roles import ROLES
 from shared.runtime.deaths import Deaths, deaths_file, read_deaths
 from shared.runtime.supervise import CRASH_WINDOW_S
-from swarm_cli.observe.standing import QUIET_S, duration
+from swarm_cli.observe.standing import QUIET_S, START_AGAIN_S, duration
 from swarm_cli.observe.view import NodeView
 
 GIVEN_UP = "given up"
 OFTEN = 3
-"""A process that answers is told of only if it died this often within `CRASH_WINDOW_S`."""
+"""A process that answers is told of only if it died this often within `CRASH_WINDOW_S`, and for
+`START_AGAIN_S` after its last start.
+"""
 
 
 def dying(views: Iterable[NodeView], now: float, run: Path | None) -> dict[str, str]:
@@ -37,7 +39,8 @@ def told(deaths: Deaths, now: float, *, answers: bool) -> str:
     newest = deaths.times[-1]
     recent = [at for at in deaths.times if newest - CRASH_WINDOW_S <= at]
     past = deaths.next_at is not None and now - newest > CRASH_WINDOW_S
-    if past or (answers and (len(recent) < OFTEN or deaths.next_at is None)):
+    stays = deaths.next_at is None or len(recent) < OFTEN or now - deaths.next_at > START_AGAIN_S
+    if past or (answers and stays):
         return ""
     how = "killed" if deaths.code < 0 else "crashed"
     often = f"{how} {len(recent)} times in {max(1, round(newest - recent[0]))} s" if len(recent) > 1 else f"{how} once"

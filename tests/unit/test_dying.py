@@ -49,6 +49,8 @@ def test_it_is_said_how_often_a_process_died_and_when_it_starts_again() -> None:
     assert told(killed(4, code=1), NOW, answers=True) == "crashed 4 times in 75 s, starting again in 10 s"
     assert told(killed(8, every_s=10, again_s=None), NOW + 3600, answers=False) == "killed 8 times in 70 s, given up"
     assert told(killed(2), NOW, answers=True) == "", "it was killed by hand, perhaps, and is back"
+    assert told(killed(5), NOW + 40, answers=True) == "killed 5 times in 100 s, started again 30s ago"
+    assert told(killed(5), NOW + 80, answers=True) == "", "it has stayed for a while"
     assert told(killed(5), NOW + 121, answers=True) == "" == told(killed(5), NOW + 121, answers=False), "that is past"
 
 
