@@ -4,6 +4,7 @@ folder when all their processes have ended, and what other commands say about it
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 
 from shared.plain_files import read_plain
 from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.supervise import CRASH_WINDOW_S, MAX_CRASHES
 from swarm_cli.errors import CommandError
 from swarm_cli.own_run import NOTE
 from swarm_cli.replace_file import replace_file
@@ -65,7 +67,7 @@ class RunEnd(msgspec.Struct, frozen=True):
                 "the time is that of its last log line"
             )
         why = "cannot go on" if self.code == EXIT_CONFIG else f"ended with code {self.code}"
-        return f"{self.process or 'a process'} {why}"
+        return f"{self.process or 'a process'} {killed_often(self.code) or why}"
 
     def sentence(self, run: str, now: float | None = None) -> str:
         """Such as `run first ended in order at 2026-11-25 04:12:33, 5 minutes ago: ...`; without
@@ -75,6 +77,15 @@ class RunEnd(msgspec.Struct, frozen=True):
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(self.at, 0), _LATEST)))
         ago = "" if now is None else f", {_ago(now - self.at)} ago"
         return f"run {run} {what} at {at}{ago}: {self.cause}"
+
+
+def killed_often(code: int | None) -> str:
+    """That a process was given up because it was killed again and again, if its exit code says so;
+    else empty.
+    """
+    if code is None or code - 128 not in set(signal.Signals):
+        return ""
+    return f"was killed by {signal.Signals(code - 128).name} {MAX_CRASHES} times in {CRASH_WINDOW_S:.0f} s"
 
 
 def write_end(folder: Path, code: int, process: str | None) -> None:

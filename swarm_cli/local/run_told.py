@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 from shared.config import NodeConfig
 from shared.contracts.wire import is_node_name
 from shared.runtime.errors import EXIT_CONFIG
-from shared.runtime.supervise import CRASH_WINDOW_S, MAX_CRASHES
 from swarm_cli.console import count, note
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, Outcome
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_note import make_command, note_of, swarm_of_run, up_command, write_note
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.verdict import run_verdicts
+from swarm_cli.run_end import killed_often
 
 
 class Ran:
@@ -80,10 +79,9 @@ def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
         return
     node, _, role = outcome.first.rpartition("-")
     log = folder / (Path(node) / f"{role}.log" if node else Path(f"{outcome.first}.log"))
-    if (number := outcome.code - 128) in set(signal.Signals):
-        often = f"{signal.Signals(number).name} {MAX_CRASHES} times in {CRASH_WINDOW_S:.0f} s"
+    if often := killed_often(outcome.code):
         note(
-            f"{outcome.first} was killed by {often}, so everything was stopped. It could not say why: see what kills it "
+            f"{outcome.first} {often}, so everything was stopped. It could not say why: see what kills it "
             f"(`dmesg | grep -i oom` for a lack of memory); its log is {log}"
         )
         return

@@ -31,6 +31,7 @@ from swarm_cli.observe.dying import told
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.start_again import advice
 from swarm_cli.observe.status import show
+from swarm_cli.run_end import RunEnd
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.unit.supervised import end, noting, pids, supervised, until
 from tests.unit.test_cli_standing import NOW, status, view
@@ -121,5 +122,7 @@ def test_the_local_page_s_alerts_count_the_deaths_of_the_last_half_hour(tmp_path
 def test_a_run_that_a_killed_process_ends_says_so_and_promises_no_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
     explain_end(Outcome(137, "beta-trainer"), load_config(DEMO_CONFIG, {"node": {"run": "own"}}), Layout())
     said = capsys.readouterr().err
+    assert RunEnd("failed", NOW, 137, "beta-trainer").cause == "beta-trainer was killed by SIGKILL 8 times in 120 s"
+    assert RunEnd("failed", NOW, 1, "beta-trainer").cause == "beta-trainer ended with code 1"
     assert "beta-trainer was killed by SIGKILL 8 times in 120 s, so everything was stopped" in said, said
     assert "last lines" not in said and "beta/trainer.log" in said
