@@ -60,5 +60,9 @@ VLLM = {
     "vllm:inter_token_latency_seconds": _VLLM,
 }
 
-FOREIGN = {**PROMETHEUS, **PROCESS, **NATS, **VLLM}
+DASHBOARD = {
+    "swarm_process_recent_deaths": "swarm dashboard, with the NATS server's figures: swarm_cli/dashboard/death_figures.py",
+}
+
+FOREIGN = {**PROMETHEUS, **PROCESS, **NATS, **VLLM, **DASHBOARD}
 """Histograms are listed by name, without `_bucket`, `_sum` and `_count`."""

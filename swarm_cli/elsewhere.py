@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shared.text import visible
-from swarm_cli.running import LOCK, holder, read_note
+from swarm_cli.running import LOCK, holder, read_note, running_runs
 
 _PROCESSES = Path("/proc")
 _SAID = 5
@@ -28,6 +28,15 @@ def runs_of_this_user() -> list[Path]:
     """
     locks = {lock for process in _own_processes() for lock in _open_locks(process)}
     return sorted(lock.parent for lock in locks if holder(lock.parent) is not None)
+
+
+def run_on_server(var_dir: Path, node_url: str) -> Path | None:
+    """Folder of the run of this machine whose own server is at `node_url`; None if no run that is
+    running has one there, or several say so.
+    """
+    running = {folder.absolute() for folder in (*running_runs(var_dir), *runs_of_this_user())}
+    there = [folder for folder in running if (note := read_note(folder)) and note.node_url == node_url]
+    return there[0] if len(there) == 1 and (there[0] / "nats.log").is_file() else None
 
 
 def running_elsewhere() -> list[str]:

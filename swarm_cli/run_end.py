@@ -4,6 +4,7 @@ folder when all their processes have ended, and what other commands say about it
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 
 from shared.plain_files import read_plain
 from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.supervise import CRASH_WINDOW_S, MAX_CRASHES
 from shared.transport.base import NotConnected
 from swarm_cli.errors import CommandError
 from swarm_cli.own_run import NOTE
@@ -66,7 +68,7 @@ class RunEnd(msgspec.Struct, frozen=True):
                 "the time is that of its last log line"
             )
         why = "cannot go on" if self.code == EXIT_CONFIG else f"ended with code {self.code}"
-        return f"{self.process or 'a process'} {why}"
+        return f"{self.process or 'a process'} {killed_often(self.code) or why}"
 
     def sentence(self, run: str, now: float | None = None) -> str:
         """Such as `run first ended in order at 2026-11-25 04:12:33, 5 minutes ago: ...`; without
@@ -92,6 +94,15 @@ def afterwards(folder: Path, command: str = "") -> str:
     """
     look = f"`{command} --run {folder.name}` shows it as it was when it ended; " if command else ""
     return f"{look}{goes_on(folder)} starts it again"
+
+
+def killed_often(code: int | None) -> str:
+    """That a process was given up because it was killed again and again, if its exit code says so;
+    else empty.
+    """
+    if code is None or code - 128 not in set(signal.Signals):
+        return ""
+    return f"was killed by {signal.Signals(code - 128).name} {MAX_CRASHES} times in {CRASH_WINDOW_S:.0f} s"
 
 
 def write_end(folder: Path, code: int, process: str | None) -> None:

@@ -13,14 +13,13 @@ from urllib.parse import urlsplit
 
 from shared.text import visible
 from shared.transport.base import NotConnected
-from swarm_cli.elsewhere import runs_of_this_user
+from swarm_cli.cannot_store import STARTS_S, cannot_store
+from swarm_cli.elsewhere import run_on_server
 from swarm_cli.restart_command import restart_options, starts_again
-from swarm_cli.running import read_note, running_runs, running_since
+from swarm_cli.running import running_since
 from swarm_cli.shipped import shown
 
 GREETING_S = 2.0
-STARTS_S = 20.0
-"""The server of a run that was started more recently may not be up yet."""
 _LOG = "nats.log"
 
 
@@ -42,15 +41,15 @@ def naming_silent_server(var_dir: Path, node_url: str) -> Iterator[None]:
 
 
 def silent_server(var_dir: Path, node_url: str) -> str:
-    """Which run's server at `node_url` does not answer, how it is started again, and where its log
-    is; empty if it answers, or is not that of exactly one run running on this machine. Waits
-    `GREETING_S` for it, so call it where another attempt has failed.
+    """Which run's server at `node_url` does not answer or cannot store, how it is started again,
+    and where its log is; empty if it is well, or is not that of exactly one run running on this
+    machine. Waits `GREETING_S` for it, so call it where another attempt has failed.
     """
-    running = {folder.absolute() for folder in (*running_runs(var_dir), *runs_of_this_user())}
-    there = [folder for folder in running if (note := read_note(folder)) and note.node_url == node_url]
-    if len(there) != 1 or not (there[0] / _LOG).is_file() or _greets(node_url):
+    folder = run_on_server(var_dir, node_url)
+    if folder is None:
         return ""
-    (folder,) = there
+    if _greets(node_url):
+        return cannot_store(var_dir, node_url)
     run, log = visible(folder.name, 80), visible(str(shown(folder / _LOG)), 400)
     age_s = time.time() - (running_since(folder) or 0.0)
     if age_s < STARTS_S:

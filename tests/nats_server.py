@@ -33,7 +33,7 @@ def free_port() -> int:
 
 class NatsServer:
     """One server process. `config` is added to the file; `jetstream` replaces the settings inside
-    its JetStream block.
+    its JetStream block. `arguments`: more for its command line.
     """
 
     def __init__(self, folder: Path, *, config: str = "", jetstream: str = "sync_interval: 1m", port: int | None = None) -> None:
@@ -42,6 +42,7 @@ class NatsServer:
         self.log_file = folder / "nats.log"
         self._config_file = folder / "nats.conf"
         self.environment: dict[str, str] = {}
+        self.arguments: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self.configure(config, jetstream)
@@ -66,6 +67,7 @@ class NatsServer:
         command = [find_binary(), "-c", str(self._config_file), "-p", str(self.port)]
         if "store_dir" not in self._config_file.read_text():  # with two of them the server does not start
             command += ["-sd", str(self.folder / "store")]
+        command += self.arguments
         environment = os.environ | self.environment
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=self.folder)

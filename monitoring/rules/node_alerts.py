@@ -168,9 +168,9 @@ RULES: tuple[Alert, ...] = (
         hold="5m",
         severity=Severity.WARNING,
         summary="The trainer of {{ $labels.node }} cannot write: {{ $labels.kind }}",
-        description='{{ $value | printf "%.0f" }} writes ({{ $labels.kind }}) of the trainer of {{ $labels.node }} failed in '
-        "15 minutes. It keeps training and retries. Until writes succeed, generators may sample from an old policy and a "
-        "restart may lose many steps.",
+        description='{{ $value | printf "%.0f" }} writes ({{ $labels.kind }}) of the trainer of {{ $labels.node }} failed lately. '
+        "It retries each. Until writes succeed, generators may sample from an old policy and a restart may lose many steps.",
         dashboard=NODE_DASHBOARD,
+        soon=True,
     ),
 )

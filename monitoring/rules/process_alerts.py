@@ -17,6 +17,8 @@ _STARTED_IN_RUN = (
 """When each process was started, with its run: on one machine the next run has the same ports and
 node names, and its start is no restart. A process that names no run is counted without one.
 """
+_DIED_UNSEEN = "or on (node, role)\nswarm_process_recent_deaths > 3"
+"""On one machine the local page counts also those that died before they were scraped."""
 _NEEDED_BY = {"generator": _KNOWN, "verifier": _KNOWN, "sampler": _TRAINS, "trainer": _TRAINS}
 
 
@@ -60,7 +62,7 @@ RULES: tuple[Alert, ...] = (
     ),
     Alert(
         name="SwarmCrashLooping",
-        expr=f"changes((\n{_STARTED_IN_RUN}\n)[30m:15s]) > 3",
+        expr=f"changes((\n{_STARTED_IN_RUN}\n)[30m:15s]) > 3\n{_DIED_UNSEEN}",
         hold="",
         severity=Severity.WARNING,
         summary="{{ $labels.role }} {{ $labels.instance }} of {{ $labels.node }} has restarted {{ $value }} times in 30 minutes",

@@ -10,18 +10,24 @@ because restarting will not cure their cause.
 once, and if the NATS server goes first every service waits for an answer. `swarm up` stops the
 server last and sends SIGINT, which is passed on without delay.
 
+It notes each crash in the file that `SUPERVISE_DEATHS` names (`shared.runtime.deaths`), so that
+commands and page can say that the child is being started again.
+
 A kill leaves no orphans: the supervisor ends with its parent, and the child with the supervisor.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
+from pathlib import Path
 from types import FrameType
 
+from shared.runtime.deaths import FILE_VARIABLE, note_death
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.parent_death import end_with_parent, ending_with_parent
 
@@ -89,6 +95,8 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
         if stop_signal is not None:
             return 0 if code in (0, -signal.SIGTERM) else code
         delay_s = policy.after_exit(code, time.monotonic())
+        if code not in (0, EXIT_CONFIG) and (file := os.environ.get(FILE_VARIABLE)):
+            note_death(Path(file), code, delay_s)
         described = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         if delay_s is None:
             if code not in (0, EXIT_CONFIG):

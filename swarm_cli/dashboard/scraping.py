@@ -13,11 +13,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from swarm_cli.console import count
-from swarm_cli.dashboard.nats_figures import figures, monitor_of
+from swarm_cli.dashboard.death_figures import death_figures
+from swarm_cli.dashboard.nats_figures import figures
 from swarm_cli.dashboard.prometheus import Prometheus
 from swarm_cli.dashboard.server import NATS_FIGURES, PageServer
 from swarm_cli.dashboard.targets import expected, left_out, process_exists, run_is_over, target_groups, write_targets
+from swarm_cli.nats_monitor import monitor_of
 from swarm_cli.observe.view import NodeView
+from swarm_cli.running import run_at
 
 _HOSTS_TOLD = 4
 
@@ -76,9 +79,12 @@ class Scraping:
         return f"the NATS server at {self._node_url} does not answer, but its nodes' processes are running: see the alerts"
 
     def nats_figures(self) -> str:
-        """The NATS server's figures in Prometheus' format; empty if it has no monitoring port."""
-        monitor = self._monitor()
-        return figures(monitor) if monitor else ""
+        """The NATS server's figures in Prometheus' format, and how often the processes of its run
+        died; empty if it has no monitoring port.
+        """
+        monitor, run = self._monitor(), run_at(self._var_dir, self._node_url)
+        folder, nodes = self._var_dir / "runs" / run, [view.node for view in self._views]
+        return (figures(monitor) if monitor else "") + (death_figures(folder, nodes, time.time()) if run else "")
 
     def forget_all(self) -> None:
         """Empty the lists that an earlier dashboard may have left."""

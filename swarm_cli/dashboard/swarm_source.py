@@ -33,6 +33,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snapshot
+from swarm_cli.observe.start_again import server_trouble
 from swarm_cli.rollouts.batches import BatchReader
 from swarm_cli.rollouts.judged_by import judge_of
 from swarm_cli.rollouts.records import TrainedRecords, record_folder
@@ -80,6 +81,7 @@ class SwarmSource:
         self._heard_at: float | None = None
         self._seen: SwarmSnapshot | None = None
         self._over = False
+        self._server = ""
 
     async def look(self) -> SwarmSnapshot | None:
         """Look at the swarm. None if no server answers; the state is then `waiting`, `lost` or
@@ -109,6 +111,7 @@ class SwarmSource:
         self._swarm, self._heard_at, self._seen = snapshot.swarm, snapshot.at, snapshot
         self._over = target.ended is not None
         await asyncio.to_thread(self._records.read, snapshot, target)
+        self._server = await asyncio.to_thread(server_trouble, snapshot.here, snapshot.at, self._config.node.var_dir, target)
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look reports it if the server is gone
             async with asyncio.timeout(BATCHES_S):
@@ -142,8 +145,8 @@ class SwarmSource:
             self._last_steps() if self._over else None,
             self._records.names,
         )
-        name_logs(state, self._config.node.var_dir, self._following.target)
-        told: dict[str, Any] = {"server": visible(self._following.target.node_url, 120), "problem": "", "ended": None}
+        name_logs(state, snapshot.here, self._config.node.var_dir, self._following.target)
+        told = _told_of_server(self._following.target.node_url, self._server)
         if self._following.target.ended is not None:
             told |= {"state": "ended", "ended": self._ended(copied=True)}
         self._state = state | told
@@ -228,7 +231,9 @@ class SwarmSource:
         except NotConnected as error:
             return 404, {"problem": visible(gone(self._following) or str(error), 400)}
         except CommandError as error:
-            return 404, {"problem": visible(f"{error}{await asyncio.to_thread(self._traced, node, step, place)}", 600)}
+            # What the log no longer holds is followed by what its trainer recorded.
+            traced = await asyncio.to_thread(lambda: how_to_trace(self._trained(node), step, place, self._following.target.run))
+            return 404, {"problem": visible(f"{error}{traced}", 600)}
         except TransportError as error:
             return 404, {"problem": visible(str(error), 400)}
         if place is None:
@@ -246,14 +251,16 @@ class SwarmSource:
         judge = judge_of(config, self._given, run, self._records.names)
         return group_object(node, batch, place, Path(config.model.path), self._trained(node), judge, ended=self._over)
 
-    def _traced(self, node: str, step: int, place: int | None) -> str:
-        """How a group that the log no longer holds is followed by what its trainer recorded."""
-        return how_to_trace(self._trained(node), step, place, self._following.target.run)
-
     def _trained(self, node: str) -> TrainedRecords:
         config, run = for_node(self._config, node), self._following.target.run
         here = run and (config.node.var_dir / "runs" / run / node).is_dir()
         return self._steps.setdefault(node, TrainedRecords(record_folder(config, run if here else "")))
+
+
+def _told_of_server(node_url: str, trouble: str) -> dict[str, Any]:
+    """What the state says of the server. trouble: as `server_trouble` returns."""
+    told = {"server": visible(node_url, 120), "problem": visible(trouble, 1500), "ended": None}
+    return told | ({"state": "unstored"} if trouble else {})
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shared.config import NodeConfig
 from swarm_cli.local.output import Output
+from swarm_cli.local.process import RUN_VARIABLE
 from swarm_cli.local.supervisor import Beside, Outcome, run_supervised
 from swarm_cli.own_modules import own_modules
 from swarm_cli.run_end import STOPPED_BY_SIGNAL
@@ -36,14 +37,14 @@ def run_lines(
     ends_by_steps: the run has a number of steps, and ends when it is complete or can no longer be
         completed.
     grace_s: seconds that a process may take to end.
-    log_file: receives the output too.
+    log_file: receives the output too; each process's deaths are noted in its folder.
     beside: a context that is open during the run.
     """
     output = Output(log_file=log_file)
     try:
         return run_supervised(
             lines,
-            _with_own_python_first(environment),
+            _with_own_python_first(environment) | ({RUN_VARIABLE: str(log_file.parent.absolute())} if log_file else {}),
             ends_by_steps=ends_by_steps,
             output=output,
             grace_s=grace_s,

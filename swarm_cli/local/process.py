@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from shared.runtime.deaths import FILE_VARIABLE, deaths_file, forget_deaths, note_death
 from shared.runtime.parent_death import ending_with_parent
 
+RUN_VARIABLE = "SUPERVISE_RUN"
+"""In the environment, the run's folder: the process's deaths are noted there."""
 _CHUNK = 2**16
 _LONGEST_LINE = 2**20
 WAITED_FOR: set[int] = set()
@@ -30,10 +33,12 @@ class Process:
         self.command = command
         self._said = said
         self._rest = b""
+        run = environment.get(RUN_VARIABLE)
+        self._deaths = deaths_file(Path(run), name) if run else None
         self._popen = subprocess.Popen(
             command,
             shell=True,
-            env=dict(environment),
+            env=dict(environment) | ({FILE_VARIABLE: str(self._deaths)} if self._deaths else {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -75,6 +80,18 @@ class Process:
         """Its exit code, negative for a signal; None if it is still running after `timeout_s`."""
         done, _ = await asyncio.wait({self._ended}, timeout=timeout_s)
         return self._ended.result() if done else None
+
+    def note_death(self, code: int, delay_s: float) -> None:
+        """Note that it was killed and starts again after `delay_s`. Its crashes beneath
+        `shared.runtime.supervise` are noted there.
+        """
+        if self._deaths and code < 0:
+            note_death(self._deaths, code, delay_s)
+
+    def forget_deaths(self) -> None:
+        """Forget its deaths, because somebody restarts it."""
+        if self._deaths:
+            forget_deaths(self._deaths)
 
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send it a signal, and wake its group: a stopped process (SIGSTOP, Ctrl-Z) would never

@@ -13,6 +13,7 @@ from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_note import make_command, note_of, swarm_of_run, up_command, write_note
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.verdict import run_verdicts
+from swarm_cli.run_end import killed_often
 
 
 class Ran:
@@ -78,5 +79,11 @@ def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
         return
     node, _, role = outcome.first.rpartition("-")
     log = folder / (Path(node) / f"{role}.log" if node else Path(f"{outcome.first}.log"))
+    if often := killed_often(outcome.code):
+        note(
+            f"{outcome.first} {often}, so everything was stopped. It could not say why: see what kills it "
+            f"(`dmesg | grep -i oom` for a lack of memory); its log is {log}"
+        )
+        return
     why = "cannot go on" if outcome.code == EXIT_CONFIG else f"ended with code {outcome.code}"
-    note(f"{outcome.first} {why}, so everything was stopped. Its last lines are above; more in {log}")
+    note(f"{outcome.first} {why}, so everything was stopped. Its last lines are in {log}")

@@ -100,6 +100,7 @@ class Supervisor:
             async with self._changing:
                 return f"{name}: {self._state(name)}"
         async with self._changing:
+            self._running[name].forget_deaths()
             return await self._restart(name, self._lines[name], grace_s)
 
     async def _restart(self, name: str, command: str, grace_s: float | None = None) -> str:
@@ -168,6 +169,7 @@ class Supervisor:
                 return
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             self._say(f"{name} {how}: it starts again in {follows.delay_s:g} s")
+            self._running[name].note_death(code, follows.delay_s)
             await self._launch_later(name, follows.delay_s)
             if self._over.done():
                 return

@@ -22,7 +22,7 @@ from swarm_cli.looking.target import Target
 from swarm_cli.observe.evaluations import METRICS_FILE, newest_step, read_evaluations
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
-from swarm_cli.observe.start_again import folder_here, remedies, unanswered
+from swarm_cli.observe.start_again import advice, folder_here, server_trouble
 from swarm_cli.observe.verdict import run_verdicts
 from swarm_cli.observe.view import NodeView, gather
 from swarm_cli.running import goes_on, running_since
@@ -99,7 +99,7 @@ class ProgressView:
             for row in rows:
                 for line in row.lines(heard_at - self._began, time.time()):
                     _say(line)
-            for line in self._remedies(views):
+            for line in await asyncio.to_thread(self._remedies, views):
                 _say(line)
             tables += 1
             if self._steps and steps_done(views, self._steps):
@@ -120,12 +120,11 @@ class ProgressView:
             return None
 
     def _remedies(self, views: Sequence[NodeView]) -> list[str]:
-        names = unanswered(views, time.time())
-        if not names:
-            return []
         run = self._run_dir.name if running_since(self._run_dir) is not None else ""
         here = Target(self._config.nats.node_url, None, run)
-        return [f"{'':>9}{line}" for line in remedies(names, folder_here(self._config.node.var_dir, here))]
+        if server := server_trouble(views, time.time(), self._config.node.var_dir, here):
+            return [server]
+        return [f"{'':>9}{line}" for line in advice(views, time.time(), folder_here(self._config.node.var_dir, here))]
 
     def _rows(self, views: Sequence[NodeView], now: float) -> list[Row]:
         rows = []

@@ -130,6 +130,11 @@ class SwarmSnapshot:
     of the node's operator alone. It says nothing of the services.
     """
 
+    @property
+    def here(self) -> list[NodeView]:
+        """The views of the nodes on this server."""
+        return [node.view for node in self.nodes if not node.elsewhere]
+
 
 async def take_snapshot(
     config: NodeConfig,

@@ -46,7 +46,7 @@ from swarm_cli.observe.snapshot import (
     with_reports,
 )
 from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, mostly_refused, none_taken, trouble
-from swarm_cli.observe.start_again import folder_here, remedies, unanswered
+from swarm_cli.observe.start_again import advice, folder_here, server_trouble
 from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd, afterwards, newest_ended
 from swarm_cli.silent_server import silent_server
@@ -79,12 +79,13 @@ def status(
                 raise
             raise _gone(*ended, as_json=as_json) from None
     end = _end_of(node_config, target, snapshot)
+    server = "" if end is not None else server_trouble(snapshot.here, snapshot.at, node_config.node.var_dir, target)
     if as_json:
-        typer.echo(visible_json(as_object(snapshot) | {"ended": _end_object(end)}, indent=2))
+        typer.echo(visible_json(as_object(snapshot) | {"server_problem": server, "ended": _end_object(end)}, indent=2))
     else:
         if end is not None:
             note(end[1].sentence(end[0], time.time()))
-        show(snapshot, terminal(), folder_here(node_config.node.var_dir, target))
+        show(snapshot, terminal(), folder_here(node_config.node.var_dir, target), server)
     if end is not None:
         raise typer.Exit(end[1].exit_code)
     if not any(view.statuses or (nodes and view.elsewhere) for view in snapshot.nodes):
@@ -195,9 +196,9 @@ def _fill_object(fill: StreamFill) -> dict[str, Any]:
     }
 
 
-def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None) -> None:
-    """Print the tables, without those in which there would be nothing. run: as
-    `folder_here` returns.
+def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, server: str = "") -> None:
+    """Print the tables, without those in which there would be nothing. run: as `folder_here`
+    returns. server: as `server_trouble` returns; it is told instead of each process's silence.
     """
     nodes = Table("node", "step", "version", "held-out", *ROLES, title="nodes", title_justify="left")
     for node in snapshot.nodes:
@@ -211,12 +212,15 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None) -> 
         if elsewhere := node.held_on(snapshot.at):
             console.print(visible(f"{node.node}: another machine holds this name: {', '.join(elsewhere)}"), markup=False)
         gone = absent(node.view, snapshot.at) if node.view.step > 0 and not node.elsewhere else []
-        for words in (*gone, *trouble(node.view, snapshot.at)):
+        for words in () if server else (*gone, *trouble(node.view, snapshot.at)):
             console.print(f"{visible(node.node)}: {words}", markup=False)
         if none := "" if finished(node.view) else none_taken(node.view, snapshot.at):
             console.print(_none_taken(node.view, none, snapshot.at), markup=False, soft_wrap=True)
-    for line in remedies(unanswered((node.view for node in snapshot.nodes if not node.elsewhere), snapshot.at), run):
-        console.print(line, markup=False)
+    if server:
+        console.print(server, markup=False, highlight=False, soft_wrap=True)
+    else:
+        for line in advice(snapshot.here, snapshot.at, run):
+            console.print(line, markup=False)
     columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
     streams = Table(*columns, title="streams", title_justify="left")
     for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:

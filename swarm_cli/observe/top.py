@@ -27,9 +27,10 @@ from swarm_cli.looking.target import LookRunOption, check_listening, ended_here,
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, ended_snapshot, take_snapshot
-from swarm_cli.observe.start_again import folder_here, remedies, unanswered
+from swarm_cli.observe.start_again import advice, folder_here, server_trouble
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
+from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import afterwards
 from swarm_cli.silent_server import silent_server
 
@@ -77,14 +78,15 @@ class Top:
         self._reports = EvaluationLog(roster=roster_of(self._config), swarm=configured_swarm(self._config))
         self._history = TopHistory()
         self._heard_at: float | None = None
-        self._unanswered: list[str] = []
+        self._views: Sequence[NodeView] = ()
+        self._server = ""
 
     async def once(self, console: Console) -> None:
         """Print one look."""
         check_listening(self._config.node.var_dir, self._following.target)
         model = await self.look()
         ended = self._following.end if self._following.target.ended else None
-        notice = f" {ended[1].sentence(ended[0], time.time())}" if ended else ""
+        notice = f" {ended[1].sentence(ended[0], time.time())}" if ended else self._server and f" {self._server}"
         calm = ended is not None and ended[1].in_order
         words = {"headline": self._headline, "notice": notice, "closing": self._closing}
         console.print(screen(model, width=console.width, height=None, calm=calm, **words))
@@ -105,7 +107,8 @@ class Top:
                     notice = f" {target.ended.sentence(target.run, time.time())}"
                 try:
                     model = await _unless(quit_pressed, self.look()) or model
-                    notice = notice or ("" if model.nodes else f" {NOBODY} yet: {START} (--node-url)")
+                    found = f" {self._server}" if self._server else ""
+                    notice = notice or found or ("" if model.nodes else f" {NOBODY} yet: {START} (--node-url)")
                 except NoSuchNode as error:
                     if error.there and self._heard_at is None:
                         raise
@@ -128,7 +131,7 @@ class Top:
             AccessDenied: it does not admit this user.
         """
         target = self._following.target
-        self._unanswered = []
+        self._views, self._server = (), ""
         try:
             async with asyncio.timeout(LOOK_S):
                 snapshot = await take_snapshot(
@@ -139,7 +142,8 @@ class Top:
         if target.ended is not None:
             snapshot = ended_snapshot(snapshot)
         self._heard_at = time.time()
-        self._unanswered = unanswered((node.view for node in snapshot.nodes if not node.elsewhere), snapshot.at)
+        self._views = snapshot.here
+        self._server = await asyncio.to_thread(server_trouble, snapshot.here, snapshot.at, self._config.node.var_dir, target)
         reports = self._reports.reports(snapshot.swarm)
         return self._history.model(snapshot, reports, self._in_files(snapshot), self._reports.unsigned(snapshot.swarm))
 
@@ -155,9 +159,10 @@ class Top:
     @property
     def _closing(self) -> str:
         """What to do about processes that do not answer, if they are this machine's."""
-        if not self._unanswered:
+        if not self._views or self._server:
             return ""
-        return "".join(remedies(self._unanswered, folder_here(self._config.node.var_dir, self._following.target), 1))
+        said = advice(self._views, time.time(), folder_here(self._config.node.var_dir, self._following.target), 1)
+        return f"{said[0]}; {len(said) - 1} more: swarm status" if len(said) > 1 else "".join(said)
 
     def _away(self, error: Exception) -> str:
         """Why no server answers, as far as it is known here."""

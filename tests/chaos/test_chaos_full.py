@@ -5,7 +5,6 @@ and recovery when it clears.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,18 +19,11 @@ from shared.transport.base import StreamFull, StreamSpec, TooLarge, Transport, T
 from shared.transport.connect import connect
 from tests.chaos.figures import Row, note
 from tests.chaos.publishing import SUBJECT, load_stream, lost_and_duplicated, stored_ids
+from tests.full_disk import can_mount
 from tests.nats_server import NatsServer, find_binary
 
 DISK_BYTES = 24 * 2**20
 BALLAST_BYTES = 8 * 2**20
-
-
-def can_mount() -> bool:
-    """Whether a small file system of its own can be made for a process."""
-    command = ["unshare", "--mount", "--map-root-user", "mount", "-t", "tmpfs", "none", "/mnt"]
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run(command, capture_output=True, timeout=180, check=False).returncode == 0
 
 
 class SmallDisk(NatsServer):

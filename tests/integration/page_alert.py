@@ -1,15 +1,16 @@
-"""The page of a swarm in which one alert fires at once: alpha's trainer is far from the policy that
-sampled.
+"""The page of a swarm with a Prometheus: one in which an alert fires at once, as alpha's trainer is
+far from the policy that sampled, and one in which none does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from shared.roles import ROLES, Role
 from shared.runtime.health import HealthServer, Heartbeat
 from tests.integration.page_looker import written
 from tests.integration.page_swarm import Dashboard, PageSwarm
@@ -24,11 +25,24 @@ def page_with_alert(server: NatsServer, folder: Path) -> Iterator[Dashboard]:
     registry = CollectorRegistry()
     Gauge("swarm_policy_version", "Version.", registry=registry).set(7)
     Gauge("swarm_trainer_kl_behaviour_nats", "Far from the policy that sampled.", registry=registry).set(2.0)
-    trainer = HealthServer("127.0.0.1", 0, registry, Heartbeat(), lambda: None)
+    with _page(server, folder, {"trainer": registry}, age_s=0.0) as shown:
+        yield shown
+
+
+@contextmanager
+def page_with_processes(server: NatsServer, folder: Path) -> Iterator[Dashboard]:
+    """The same of a node whose four processes answer, for an hour, and raise no alert."""
+    with _page(server, folder, {role: CollectorRegistry() for role in ROLES}, age_s=-3600.0) as shown:
+        yield shown
+
+
+@contextmanager
+def _page(server: NatsServer, folder: Path, registries: Mapping[Role, CollectorRegistry], age_s: float) -> Iterator[Dashboard]:
+    processes = {role: HealthServer("127.0.0.1", 0, each, Heartbeat(), lambda: None) for role, each in registries.items()}
 
     async def write() -> None:
         swarm = await PageSwarm.open(server.url)
-        await swarm.node("alpha", trainer_port=trainer.port)
+        await swarm.node("alpha", ports={role: process.port for role, process in processes.items()}, age_s=age_s)
         await swarm.transport.close()
 
     written(write())
@@ -38,4 +52,5 @@ def page_with_alert(server: NatsServer, folder: Path) -> Iterator[Dashboard]:
         yield shown
     finally:
         shown.close()
-        trainer.close()
+        for process in processes.values():
+            process.close()

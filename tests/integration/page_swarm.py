@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
-from shared.roles import ROLES
+from shared.roles import ROLES, Role
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from tests.integration.local_swarm import free_port_range
@@ -45,6 +45,7 @@ from tests.integration.local_swarm import free_port_range
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180.0
 SWARM = "first"
+NO_PORTS: Mapping[Role, int] = {}
 SET = "ab" * 32
 TOKENIZER = ROOT / "models" / "base" / "tokenizer.json"
 
@@ -78,11 +79,12 @@ class PageSwarm:
         step: int = 7,
         age_s: float = 0.0,
         finished: bool = False,
-        trainer_port: int | None = None,
+        ports: Mapping[Role, int] = NO_PORTS,
         tasks: Sequence[str] = ("gcd", "basic_arithmetic"),
     ) -> None:
         """Its directory entry, and where it is on this server its streams and processes.
-        trainer_port: where this machine's Prometheus finds the trainer's metrics.
+        ports: where this machine's Prometheus finds the processes' metrics. age_s: since its last
+        word; below 0, it stays alive for longer than processes do.
         """
         now = time.time()
         record = NodeRecord(
@@ -101,14 +103,14 @@ class PageSwarm:
         bucket = subjects.node_bucket(name)
         for role in ROLES:
             figures = {"step": float(step)} if role == "trainer" else {}
-            if role == "trainer" and trainer_port is not None:
-                figures["http_port"] = trainer_port
+            if role in ports:
+                figures["http_port"] = ports[role]
             status = ServiceStatus(
                 node=name,
                 role=role,
                 replica="0",
                 pid=1,
-                host="h" if trainer_port is None and self.records is None else socket.gethostname(),
+                host="h" if not ports and self.records is None else socket.gethostname(),
                 state=state,
                 started_at=now - 100,
                 updated_at=now - age_s,

@@ -4,7 +4,9 @@ that is late or gone, and how many processes answer.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.running import RunNote
-from tests.integration.page_alert import ALERT, page_with_alert
+from tests.integration.page_alert import ALERT, page_with_alert, page_with_processes
 from tests.integration.page_looker import AXE, LOOKS, WAIT_MS, Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm
 from tests.nats_server import NatsServer
@@ -29,6 +31,10 @@ LATE = {
         {"node": "gamma", "kind": "running", "trouble": "", "words": "training", "away": []},
     ],
 }
+AS_IF = """async (state) => {
+  const told = await get("swarm.json");
+  place([banner({ ...told, state }), await alertsSection(true, true), nodesSection({ ...told, state })], false);
+}"""
 SHOWN = "told => document.querySelector('main').replaceChildren(banner(told))"
 
 
@@ -67,6 +73,32 @@ def test_an_alerts_card_leads_to_its_runbook_its_node_and_its_panels(browser: An
             playwright.expect(curve).to_have_text("Trainer steps over 15 s", timeout=WAIT_MS)
             looker.check()
             looker.close()
+
+
+@pytest.mark.skipif(not PROMETHEUS, reason="no prometheus on the PATH (Debian's package prometheus)")
+def test_while_the_server_is_lost_or_stores_nothing_the_page_says_nothing_reassuring(
+    browser: Any, server: NatsServer, tmp_path: Path
+) -> None:
+    with page_with_processes(server, tmp_path) as shown:
+        looker = Looker(browser)
+        page = looker.open(shown.url)
+        alerts, alpha = page.locator("#alerts > p"), page.locator("#nodes tbody tr", has_text="alpha")
+        playwright.expect(alerts).to_have_text("No alert fires. All 4 processes answer.", timeout=WAIT_MS)
+        playwright.expect(alpha).to_contain_text("● running", timeout=WAIT_MS)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            shown.until_state("lost")
+            page.get_by_role("heading", name="The server does not answer").wait_for(timeout=WAIT_MS)
+            for state in ("unstored", ""):
+                assert "processes answer" not in (told := alerts.inner_text()) and "No alert fires." not in told, told
+                assert alerts.get_attribute("class") == "warn"
+                assert "● running" not in (told := alpha.inner_text()) and "seen last: running" in told, told
+                looker.check()
+                page.evaluate("clearTimeout(timer), void round++")  # no look replaces what follows
+                page.evaluate(AS_IF, state or "lost")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        looker.close()
 
 
 def test_a_silent_process_of_a_run_on_this_machine_has_its_restart_and_its_log_named_and_a_late_one_is_no_alarm(

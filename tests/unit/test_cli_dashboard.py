@@ -27,13 +27,14 @@ from monitoring.rules import alerts
 from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
 from swarm_cli.dashboard.command import PATIENCE, SHOWN
-from swarm_cli.dashboard.nats_figures import _numbers, figures, monitor_of
+from swarm_cli.dashboard.nats_figures import _numbers, figures
 from swarm_cli.dashboard.prometheus import INSTALL, SCRAPE_S, Prometheus, installed_prometheus
 from swarm_cli.dashboard.scraping import Scraping
 from swarm_cli.dashboard.server import FILES, PAGE, PageServer, page_panels
 from swarm_cli.dashboard.targets import expected, left_out, process_exists, run_is_over, target_groups, write_targets
 from swarm_cli.errors import CommandError
 from swarm_cli.local.ports import check_ports
+from swarm_cli.nats_monitor import monitor_of
 from swarm_cli.observe.view import NodeView
 from tests.nats_server import find_binary
 
@@ -226,6 +227,8 @@ def test_patience_shortens_what_is_to_be_told_soon_and_nothing_else() -> None:
     assert "[2m]" in whole["SwarmFlood", "warning"]["expr"] and "[60000ms]" in half["SwarmFlood", "warning"]["expr"]
     changed = {name for (name, _), rule in half.items() if rule not in whole.values()}
     assert changed == {alert.name for alert in alerts() if alert.soon}
+    writes = half["SwarmWritesFailing", "warning"]
+    assert _told_s(writes, PATIENCE) <= 170, "a full disk is looked into long before five minutes have passed"
     for name in ("SwarmTrainerStalled", "NatsDown", "SwarmFlood"):
         told_s = [_told_s(scaled, scale) for key, scaled in half.items() if key[0] == name for scale in (PATIENCE,)]
         assert told_s and max(told_s) <= 120, "in the local page"

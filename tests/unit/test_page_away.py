@@ -63,7 +63,7 @@ def test_the_log_of_a_process_is_named_where_the_run_is_on_this_machine(tmp_path
 
     def named(target: Target) -> tuple[str, str, bool]:
         state = told(verifier_s=40.0)
-        name_logs(state, Path("var"), target)
+        name_logs(state, [], Path("var"), target)
         away = state["nodes"][0]["away"][0]  # type: ignore[index]
         return away["log"], away["again"], bool(state["cluster"])
 

@@ -9,6 +9,7 @@ let timer = 0, shown = "", round = 0;
 const STATES = {
   waiting: ["…", "Waiting for a swarm", "No server answers there yet. Start a swarm with `swarm up` (`make run`) in another terminal; this page then shows it."],
   lost: ["!", "The server does not answer", "The page shows what was seen last, and keeps trying."],
+  unstored: ["!", "Every process waits for the server", ""],
   empty: ["○", "No node yet", "The server answers, but no node has written to it. `swarm up` starts nodes."],
   starting: ["◔", "Starting", "The processes are loading their models and evaluating the base policy before the first step. That takes about a minute."],
   running: ["●", "Running", ""],
@@ -20,9 +21,10 @@ const STATES = {
 /** A swarm that runs with something wrong: by a node's `trouble`. */
 const TROUBLES = {
   unanswered: ["△", "Running, but a process does not answer", "It may only be late, as on a busy machine. It counts as gone when nothing is heard of it for 30 s."],
+  dying: ["△", "Running, but a process dies again and again", "It is started again each time, after a longer pause; one that dies 8 times in 2 minutes is given up. Its log and `up.log` in the run's folder say why."],
   still: ["△", "Running, but a node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
-const GOOD = { running: "good", finished: "good", lost: "bad", failed: "bad", starting: "warn", waiting: "warn" };
+const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", failed: "bad", starting: "warn", waiting: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };
 
 /** Text in which the parts between backquotes are shown as code. */
@@ -43,9 +45,10 @@ function banner(told) {
   return el("div", { class: `banner ${ended ? (ended.in_order ? "good" : "bad") : trouble ? "warn" : GOOD[told.state] || ""}` },
     el("h1", {}, el("span", { "aria-hidden": "true", class: "sign", text: sign }), ` ${title}`),
     words ? el("p", {}, ...worded(words)) : null,
+    told.state === "unstored" ? el("p", {}, el("bdi", {}, ...worded(told.problem))) : null,
     told.state === "failed" || trouble ? el("p", {}, ...wrong(told.nodes.filter(unwell))) : null,
     ...(told.state === "failed" ? remedies(told, told.nodes.filter(unwell).flatMap(({ away }) => away)) : []),
-    el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
+    el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem && told.state !== "unstored" ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
 }
 
@@ -149,7 +152,7 @@ function nodesSection(told) {
   const head = ["node", "does", "step", "version", "model", "tasks", "directory entry"];
   const lines = nodes.map((node) => stacked(head,
     el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
-    el("td", { class: `words ${node.kind === "silent" ? "bad" : node.trouble ? "warn" : ""}` }, node.trouble ? "△ " : KINDS[node.kind], node.trouble ? name(node.words) : node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words.replace(`${node.kind}: `, ""))) : null),
+    el("td", { class: `words ${node.kind === "silent" ? "bad" : node.trouble || isUnsure(told) ? "warn" : ""}` }, isUnsure(told) && node.kind !== "silent" ? "? seen last: " : "", node.trouble ? "△ " : isUnsure(told) && node.kind !== "silent" ? node.kind : KINDS[node.kind], node.trouble ? name(node.words) : node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words.replace(`${node.kind}: `, ""))) : null),
     el("td", { text: node.kind === "elsewhere" ? "–" : count(node.step) }), el("td", { text: count(node.version) }),
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
@@ -170,6 +173,9 @@ function textsSection(told) {
 /** Whether what is shown was seen last and stays as it is. */
 const isOver = ({ state }) => state === "ended" || state === "lost";
 
+/** Whether the server is lost or stores nothing: how the nodes are is not known, so nothing may look as if all were well. */
+const isUnsure = ({ state }) => state === "lost" || state === "unstored";
+
 const leftOut = (number, one, more) => (number ? el("p", { class: "hint", text: `${many(number, one, more)} not shown.` }) : null);
 
 function select(id, options, value, change) {
@@ -178,8 +184,8 @@ function select(id, options, value, change) {
   return node;
 }
 
-/** The alerts from Prometheus. Without an answer from it, the page must not look as if all were well. */
-async function alertsSection(failed) {
+/** The alerts from Prometheus. Without an answer from it, or while the server is lost (unsure), the page must not look as if all were well. */
+async function alertsSection(failed, unsure) {
   let words, watched = true, cards = [];
   try {
     // One answer in five scrapes is enough: on a busy machine some are late.
@@ -187,8 +193,9 @@ async function alertsSection(failed) {
     const firing = alerts.data.alerts.filter(({ state, labels }) => state === "firing" && labels.severity !== "none");
     const scraped = up.data.result.length, [answer, missing] = answers(up.data.result, expected);
     cards = firing.slice(0, 30).map(({ labels, annotations }) => el("li", { class: `card alert ${labels.severity === "critical" ? "bad" : "warn"}` }, el("b", {}, labels.severity === "critical" ? "! " : "△ ", name(labels.alertname)), " ", el("span", { text: labels.severity || "" }), labels.node ? el("span", {}, " of ", name(labels.node)) : null, el("p", { text: annotations.summary || "" }), el("p", { class: "facts" }, ...alertLinks(labels, annotations))));
-    watched = (firing.length || scraped) && !missing;
-    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}. ${answer}` : scraped ? `No alert fires${failed || missing ? " yet: each waits until its condition has lasted for a while" : ""}. ${answer}` : "No process is scraped yet, so no alert can fire.";
+    watched = (firing.length || scraped) && !missing && !unsure;
+    const told = missing || !unsure ? ` ${answer}` : "";
+    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.${told}` : scraped ? `No alert fires${failed || missing ? " yet: each waits until its condition has lasted for a while" : ""}.${told}` : "No process is scraped yet, so no alert can fire.";
   } catch (problem) {
     words = `Alerts are not watched here: ${problem.message}. Everything else on this page comes from the nodes themselves.`;
   }
@@ -247,7 +254,7 @@ const stepForm = (node) => {
 
 async function showSwarm() {
   const told = await get("swarm.json");
-  const alerts = told.state === "ended" ? null : await alertsSection(told.state === "failed");
+  const alerts = told.state === "ended" ? null : await alertsSection(told.state === "failed" || isUnsure(told), isUnsure(told));
   byId("heard").textContent = told.state === "waiting" ? "" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
   document.title = `${STATES[told.state][1]} · swarm`;
   const quiet = told.state === "waiting" || told.state === "empty" || (told.state === "ended" && !told.ended.seen);

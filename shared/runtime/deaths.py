@@ -1,0 +1,74 @@
+"""A small file about each process of a run that is started again: when it died, and when it starts
+next. Its supervisor writes it, commands and page read it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.plain_files import read_plain
+
+FILE_VARIABLE = "SUPERVISE_DEATHS"
+"""Names the file for `shared.runtime.supervise`. Not a setting: it differs between the processes of
+a node.
+"""
+KEPT = 16
+_MOST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """Unix times of the newest deaths, oldest first. code: exit code of the newest, negative for a
+    signal. next_at: when it starts again; None: it was given up.
+    """
+
+    times: tuple[float, ...]
+    code: int
+    next_at: float | None
+
+
+def deaths_file(folder: Path, process: str) -> Path:
+    """The file of a process such as `alpha-trainer` or `nats` in its run's folder."""
+    node, _, role = process.rpartition("-")
+    return folder / node / f"{role}.deaths.json"
+
+
+def note_death(file: Path, code: int, delay_s: float | None) -> None:
+    """Note that the process died now and starts again after `delay_s` (None: never). On a full disk
+    nothing is noted: that must not keep it from starting.
+    """
+    now, before = time.time(), read_deaths(file)
+    times = [*(before.times if before else ()), now][-KEPT:]
+    said = {"times": times, "code": code, "next_at": None if delay_s is None else now + delay_s}
+    draft = file.with_suffix(".new")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(said) + "\n")
+        os.replace(draft, file)
+
+
+def forget_deaths(file: Path) -> None:
+    """Delete the file, because somebody restarted the process."""
+    with suppress(OSError):
+        file.unlink(missing_ok=True)
+
+
+def read_deaths(file: Path) -> Deaths | None:
+    """The deaths of a process; None if there were none or the file is none that `note_death`
+    writes.
+    """
+    try:
+        said = json.loads(read_plain(file, _MOST_BYTES))
+        times, code, next_at = [float(each) for each in said["times"]][-KEPT:], int(said["code"]), said["next_at"]
+        next_at = None if next_at is None else float(next_at)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    if not times or not all(map(math.isfinite, [*times, next_at or 0.0])):
+        return None
+    return Deaths(tuple(times), code, next_at)

@@ -1,0 +1,75 @@
+"""What is said of a NATS server that answers but stores nothing: its disk is full, or was. It does
+not store again before it is restarted, so all processes fall silent at once, and to start those
+again helps nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from shared.text import visible
+from swarm_cli.elsewhere import run_on_server
+from swarm_cli.nats_monitor import health, monitor_of
+from swarm_cli.restart_command import restart_options, starts_again
+from swarm_cli.running import running_since
+from swarm_cli.shipped import shown
+
+STARTS_S = 20.0
+"""The server of a run that was started more recently may not be up yet."""
+FEW_BYTES, FEW = 64 * 2**20, 0.1
+"""A disk with less than both left, bytes and part of it, is nearly full."""
+_LOG = "nats.log"
+
+
+def cannot_store(var_dir: Path, node_url: str) -> str:
+    """Why the server at `node_url` stores nothing, in its words, and what mends that; empty if it
+    stores, or is not that of exactly one run running on this machine. Waits two seconds at most.
+    """
+    folder = run_on_server(var_dir, node_url)
+    if folder is None or time.time() - (running_since(folder) or 0.0) < STARTS_S:
+        return ""
+    monitor = monitor_of(node_url, folder.parent.parent)
+    try:
+        status, why = health(monitor) if monitor else ("ok", "")
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if status == "ok":
+        return ""
+    said = visible(why or status, 400)
+    return f"the NATS server of run {visible(folder.name, 80)} answers but cannot store ({said}): {_mended(folder)}"
+
+
+def silent_together(var_dir: Path, node_url: str) -> str:
+    """What is said where every process fell silent at once and the server tells no cause: it is
+    what they share. Empty if it is not that of exactly one run running on this machine.
+    """
+    folder = run_on_server(var_dir, node_url)
+    if folder is None:
+        return ""
+    told = "every process fell silent at once, so the cause is most likely the NATS server"
+    return f"{told} of run {visible(folder.name, 80)}, to which they write: {_mended(folder)}"
+
+
+def _mended(folder: Path) -> str:
+    """How the server of the run in `folder` stores again: space, if there is little, and a
+    restart.
+    """
+    again = starts_again("nats", restart_options(folder))
+    log = visible(str(shown(folder / _LOG)), 400)
+    return f"{_space(folder)}{again}, and it stores nothing until then; its log is {log}"
+
+
+def _space(folder: Path) -> str:
+    """How much space the folder's file system has, and that it is to be given some if that is
+    little.
+    """
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return ""
+    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    where, told = visible(str(shown(folder)), 400), f"has {free / 2**20:,.0f} of {size / 2**20:,.0f} MiB free"
+    nearly_full = free < FEW_BYTES and free < FEW * size
+    return f"the disk of {where} {told}: free space on it, then " if nearly_full else f"its disk {told}; "
