@@ -17,6 +17,7 @@ import logging.handlers
 import sys
 import traceback
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TextIO, TypeAlias
@@ -78,7 +79,7 @@ def configure_logging(
     handlers: list[logging.Handler] = [screen]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        log_file = logging.handlers.RotatingFileHandler(file, maxBytes=_MAX_LOG_BYTES, backupCount=1, delay=True)
+        log_file = _LogFile(file, maxBytes=_MAX_LOG_BYTES, backupCount=1, delay=True)
         log_file.setFormatter(json_formatter)
         log_file.setLevel(min(logging.INFO, logging.getLevelName(level.upper())))
         handlers.append(log_file)
@@ -88,6 +89,30 @@ def configure_logging(
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "nats"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("asyncio").addFilter(_is_worth_a_line)
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """Says on standard error, once until it can write again, that lines are lost, for example on a
+    full disk. A plain handler prints a traceback for each of them.
+    """
+
+    _failed = _told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._failed = False
+        super().emit(record)
+        self._told = self._failed and self._told
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the base class calls it so)
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._failed = True
+        if not self._told:
+            self._told = True
+            with suppress(OSError):
+                print(f"lines for {self.baseFilename} are lost: {error.strerror or error}", file=sys.stderr, flush=True)
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:

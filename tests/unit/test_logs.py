@@ -38,3 +38,23 @@ def test_a_crash_is_told_with_its_lines_and_without_what_was_in_variables(tmp_pa
     for told in (stream.getvalue(), file.read_text()):
         assert "a key of 58 characters" in told and "fails_with" in told
         assert seed not in told
+
+
+def test_lines_that_a_full_disk_loses_are_told_once_and_again_after_it_had_space(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`/dev/full` is a disk without space."""
+    file = tmp_path / "trainer.log"
+    file.symlink_to("/dev/full")
+    configure_logging(level="info", log_format="json", file=file, stream=io.StringIO())
+    log = structlog.get_logger("trainer")
+    for _ in range(3):
+        log.info("step")
+    assert capsys.readouterr().err == f"lines for {file} are lost: No space left on device\n"
+    [handler] = [each for each in logging.getLogger().handlers if isinstance(each, logging.FileHandler)]
+    full, handler.stream = handler.stream, io.StringIO()
+    log.info("step")
+    assert capsys.readouterr().err == ""
+    handler.stream = full
+    log.info("step")
+    assert capsys.readouterr().err.count("are lost") == 1
