@@ -11,6 +11,7 @@ from shared.contracts.codec import unpack_ids, unpack_logprobs
 from shared.contracts.messages import Batch, Completion
 from shared.contracts.wire import MessageError
 from shared.text import visible, visible_lines
+from swarm_cli.dashboard.recent_groups import both_ends
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.batches import BatchedGroup
 from swarm_cli.rollouts.choice import Choice
@@ -43,7 +44,7 @@ def step_object(node: str, batch: Batch, names: FileNames = UNNAMED, *, never: b
                 "place": place,
                 "sender": group.node,
                 "dataset": names.shown(group.task.ref.dataset),
-                "question": cut(group.task.question, 240),
+                "question": cut(both_ends(group.task.question), 240),
                 "rewards": item.scored.rewards[:16],
                 "completions": len(group.completions),
                 "policy_version": group.policy_version,

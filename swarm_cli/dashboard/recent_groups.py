@@ -14,7 +14,10 @@ GROUPS_A_NODE = 100
 """How many of the newest groups in a node's batches are kept for the list of texts."""
 STEPS_A_NODE = 300
 NODES_KEPT = 256
-QUESTION_CHARACTERS = 240
+QUESTION_BEGINS, QUESTION_ENDS = 44, 66
+"""Of a long question a card shows as many characters of its beginning and its end: three lines on a
+wide screen. Tasks of one dataset begin alike and differ at the end.
+"""
 ANSWER_CHARACTERS = 120
 REWARDS_SHOWN = 16
 
@@ -117,10 +120,18 @@ def _summary(taker: str, batch: Batch, place: int, item: BatchItem) -> RecentGro
         place=place,
         sender=group.node,
         dataset=group.task.ref.dataset,
-        question=group.task.question[:QUESTION_CHARACTERS],
+        question=both_ends(group.task.question),
         best=group.completions[best].text[:ANSWER_CHARACTERS],
         rewards=tuple(rewards[:REWARDS_SHOWN]),
         completions=len(group.completions),
         policy_version=group.policy_version,
         at=batch.created_at,
     )
+
+
+def both_ends(question: str) -> str:
+    """A question for a card: the whole of a short one, beginning and end of a long one."""
+    if len(question) <= QUESTION_BEGINS + QUESTION_ENDS:
+        return question
+    tail = question[-2 * QUESTION_ENDS :].rstrip()[-QUESTION_ENDS:]
+    return f"{question[:QUESTION_BEGINS].rstrip()} … {tail.lstrip()}"

@@ -34,7 +34,7 @@ from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard import swarm_source
 from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
-from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, RecentGroups
+from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, RecentGroups, both_ends
 from swarm_cli.dashboard.recorded_scores import ByNode, RecordedScores
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
@@ -344,3 +344,16 @@ async def test_the_verifier_signs_scores_and_its_directory_entry(tmp_path: Path)
     score = hear(messages[0].inline, EvalReport, time.time() + 1e6, "run-7")
     assert (score.said, score.standing, score.public_key) == (said, Standing.SIGNED, key.public_key)
     assert hear(entry.value, NodeRecord, time.time(), "run-7").standing is Standing.SIGNED
+
+
+def test_a_card_shows_the_end_of_a_long_question_where_tasks_of_one_dataset_differ() -> None:
+    asked = (
+        "Rotate a square matrix.\n\n"
+        + "Your output should be a matrix in the same format. " * 4
+        + "\n\nRotate the matrix below:\n6 2\n0 7\n"
+    )
+    told = both_ends(asked)
+    assert told.startswith("Rotate a square matrix.") and " … " in told and told.endswith("Rotate the matrix below:\n6 2\n0 7")
+    assert len(told) <= 120
+    assert both_ends("What is 2 + 3?") == "What is 2 + 3?"
+    assert both_ends("x" * 10_000 + " " * 10_000).startswith("x")
