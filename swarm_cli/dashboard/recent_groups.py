@@ -4,6 +4,7 @@ bounded however long the page runs and whatever the groups hold.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -130,8 +131,11 @@ def _summary(taker: str, batch: Batch, place: int, item: BatchItem) -> RecentGro
 
 
 def both_ends(question: str) -> str:
-    """A question for a card: the whole of a short one, beginning and end of a long one."""
+    """A question for a card: the whole of a short one, beginning and end of a long one, in whole
+    words where they have spaces.
+    """
     if len(question) <= QUESTION_BEGINS + QUESTION_ENDS:
         return question
-    tail = question[-2 * QUESTION_ENDS :].rstrip()[-QUESTION_ENDS:]
-    return f"{question[:QUESTION_BEGINS].rstrip()} … {tail.lstrip()}"
+    head, tail = question[:QUESTION_BEGINS], question[-2 * QUESTION_ENDS :].rstrip()[-QUESTION_ENDS:]
+    head, tail = re.sub(r"(?<=\s)\S*$", "", head), re.sub(r"^\S*\s", "", tail)
+    return f"{head.rstrip()} … {tail}"
