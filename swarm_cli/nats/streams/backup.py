@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
+import msgspec
 import typer
 
 from shared.contracts.subjects import node_bucket
@@ -23,6 +24,7 @@ from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
 from shared.transport.nats import listing
 from shared.transport.nats.connection import Connection
+from shared.transport.nats.jetstream_api import call
 from shared.transport.nats.snapshots import TransferLost, take_snapshot
 from shared.unwinding import unwinding_on_signals
 from shared.version import VERSION
@@ -34,6 +36,7 @@ from swarm_cli.nats.streams.manifest import (
     FORMAT,
     ConsumerEntry,
     Manifest,
+    State,
     StreamEntry,
     backup_order,
     file_of,
@@ -44,6 +47,8 @@ from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connec
 ATTEMPTS = 3
 """Attempts per stream: a server restart or a change of leader breaks a transfer off."""
 AGAIN_S = 1.0
+QUIET_ATTEMPTS, QUIET_BYTES = 10, 64 * 2**20
+"""A stream of up to so many bytes is backed up again if messages were removed from it meanwhile."""
 LISTING_S = 30.0
 
 StreamsOption = Annotated[
@@ -156,21 +161,32 @@ async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
     for attempt in range(1, ATTEMPTS + 1):
         await connection.until_connected(Deadline(LISTING_S))
         try:
-            consumers = (await listing.consumers(connection, [name], Deadline(LISTING_S)))[name]
-            with file_of(folder, name).open("wb") as file:
-                written = _Summed(file)
-                taken = await take_snapshot(connection, name, written.write)
-                file.flush()
-                os.fsync(file.fileno())
-            return StreamEntry(
-                name, written.sha256.hexdigest(), written.size_bytes, taken.config, taken.state, _durable(consumers.entries)
-            )
+            for _ in range(QUIET_ATTEMPTS):
+                entry = await _taken(connection, folder, name)
+                if not entry.removed or entry.size_bytes > QUIET_BYTES:
+                    break
+            return entry
         except (TransferLost, NotConnected) as error:
             if attempt == ATTEMPTS:
                 raise CommandError(f"{error}: no backup was made: run it again once `swarm nats report` has no findings") from None
             note(f"{error}: trying again")
             await asyncio.sleep(AGAIN_S)  # time to elect a leader
     raise AssertionError("the last attempt returns or raises")
+
+
+async def _taken(connection: Connection, folder: Path, name: str) -> StreamEntry:
+    """The stream as it is now, in its file."""
+    consumers = (await listing.consumers(connection, [name], Deadline(LISTING_S)))[name]
+    with file_of(folder, name).open("wb") as file:
+        written = _Summed(file)
+        taken = await take_snapshot(connection, name, written.write)
+        file.flush()
+        os.fsync(file.fileno())
+    after = await call(connection, f"STREAM.INFO.{name}", None, Deadline(LISTING_S), f"stream {name}")
+    was, now = (msgspec.convert(state, State) for state in (taken.state, after["state"]))
+    removed = max(0, (now.last_seq - now.messages) - (was.last_seq - was.messages))
+    digest, durable = written.sha256.hexdigest(), _durable(consumers.entries)
+    return StreamEntry(name, digest, written.size_bytes, taken.config, taken.state, durable, removed)
 
 
 def _durable(consumers: Sequence[dict[str, Any]]) -> list[ConsumerEntry]:

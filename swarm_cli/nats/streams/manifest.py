@@ -61,6 +61,10 @@ class StreamEntry(msgspec.Struct, frozen=True):
     server_state: dict[str, Any]
     """The state in the server's format; it is passed back to the server on restore."""
     consumers: list[ConsumerEntry] = []
+    removed: int = 0
+    """How many messages were removed while the stream was backed up, by newer values of their keys,
+    by limits or because they were acknowledged. The state counts those of them that the file lacks.
+    """
 
     @property
     def state(self) -> State:

@@ -185,7 +185,11 @@ async def _one(connection: Connection, wanted: _Wanted, entry: StreamEntry) -> l
     config["metadata"] = {name: text for name, text in (config.get("metadata") or {}).items() if not name.startswith("_nats.")}
     file = StreamFile(wanted.folder, entry)
     made = await put_back(connection, config, entry.server_state, file.parts(), sure=file.confirm, timeout_s=wanted.timeout_s)
-    notes = _compare(entry, msgspec.convert(made["state"], State))
+    try:
+        notes = _compare(entry, msgspec.convert(made["state"], State))
+    except CommandError:
+        await _remove(connection, [entry.name])
+        raise
     await _consumers_are_there(connection, entry)
     if await _copies_behind(connection, entry.name):
         notes.append(f"{entry.name}: other servers are still receiving their copies; `swarm nats report` shows when they are done")
@@ -194,7 +198,7 @@ async def _one(connection: Connection, wanted: _Wanted, entry: StreamEntry) -> l
 
 def _compare(entry: StreamEntry, found: State) -> list[str]:
     """Raises CommandError unless the stream holds what was backed up, or less because messages have
-    passed its maximum age.
+    passed its maximum age or were removed while it was backed up.
     """
     was = entry.state
     counts = found.messages, found.bytes, found.last_seq
@@ -207,7 +211,13 @@ def _compare(entry: StreamEntry, found: State) -> list[str]:
         return [
             f"{entry.name}: {was.messages - found.messages:,} of {was.messages:,} messages had passed the maximum age and are gone"
         ]
-    raise CommandError(f"the restored stream holds {found}, but {was} was backed up")
+    lost = was.messages - found.messages
+    if found.last_seq == was.last_seq and found.bytes <= was.bytes and 0 < lost <= entry.removed:
+        return [
+            f"{entry.name}: {lost:,} of {was.messages:,} messages were removed while the backup was made, by newer values of their "
+            "keys, by limits or because they were acknowledged, and are gone"
+        ]
+    raise CommandError(f"the restored stream holds {found}, but {was} was backed up; it was removed again")
 
 
 async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> None:
@@ -249,7 +259,7 @@ async def _copies_behind(connection: Connection, stream: str) -> bool:
 
 def _how_to_go_on(wanted: _Wanted, failed: str, done: Collection[str], error: Exception) -> str:
     """What happened, and the command that restores the rest. The server itself undoes an
-    interrupted transfer.
+    interrupted transfer, and a stream that is not what was backed up is removed again.
     """
     left = " ".join(f"--stream {shlex.quote(entry.name)}" for entry in wanted.entries if entry.name not in done)
     return (
