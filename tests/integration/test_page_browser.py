@@ -66,7 +66,8 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
             await usual(swarm)
         else:
             for node in ("alpha", "beta"):
-                await swarm.node(node, finished=what == "finished", age_s=100.0 if what == "failed" else 0.0)
+                state, age_s = "stopped" if what == "stopped" else "working", 100.0 if what == "failed" else 0.0
+                await swarm.node(node, state=state, finished=what == "finished", age_s=age_s)
         await swarm.transport.close()
 
     try:
@@ -79,6 +80,7 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
             ("starting", "evaluating the base policy before the first step"),
             ("running", "Leaderboard"),
             ("failed", "fell silent"),
+            ("stopped", "The nodes here were stopped before their last step"),
             ("finished", "Every node here has taken its steps"),
         ):
             written(write(state))
