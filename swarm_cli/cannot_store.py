@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from shared.text import visible
-from swarm_cli.elsewhere import run_on_server
+from swarm_cli.elsewhere import SERVER_LOG, run_on_server
 from swarm_cli.nats_monitor import health, monitor_of
 from swarm_cli.restart_command import restart_options, starts_again
 from swarm_cli.running import running_since
@@ -20,7 +20,6 @@ STARTS_S = 20.0
 """The server of a run that was started more recently may not be up yet."""
 FEW_BYTES, FEW = 64 * 2**20, 0.1
 """A disk with less than both left, bytes and part of it, is nearly full."""
-_LOG = "nats.log"
 
 
 def cannot_store(var_dir: Path, node_url: str) -> str:
@@ -57,7 +56,7 @@ def _mended(folder: Path) -> str:
     restart.
     """
     again = starts_again("nats", restart_options(folder))
-    log = visible(str(shown(folder / _LOG)), 400)
+    log = visible(str(shown(folder / SERVER_LOG)), 400)
     return f"{_space(folder)}{again}, and it stores nothing until then; its log is {log}"
 
 

@@ -20,6 +20,8 @@ _PROCESSES = Path("/proc")
 _SAID = 5
 VAR_DIR_VARIABLE = "SWARM_NODE__VAR_DIR"
 DEFAULT_VAR_DIR = Path("var")
+SERVER_LOG = "nats.log"
+"""In the folder of a run whose server `swarm up` started."""
 
 
 def runs_of_this_user() -> list[Path]:
@@ -36,7 +38,7 @@ def run_on_server(var_dir: Path, node_url: str) -> Path | None:
     """
     running = {folder.absolute() for folder in (*running_runs(var_dir), *runs_of_this_user())}
     there = [folder for folder in running if (note := read_note(folder)) and note.node_url == node_url]
-    return there[0] if len(there) == 1 and (there[0] / "nats.log").is_file() else None
+    return there[0] if len(there) == 1 and (there[0] / SERVER_LOG).is_file() else None
 
 
 def running_elsewhere() -> list[str]:

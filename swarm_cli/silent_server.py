@@ -14,13 +14,12 @@ from urllib.parse import urlsplit
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.cannot_store import STARTS_S, cannot_store
-from swarm_cli.elsewhere import run_on_server
+from swarm_cli.elsewhere import SERVER_LOG, run_on_server
 from swarm_cli.restart_command import restart_options, starts_again
 from swarm_cli.running import running_since
 from swarm_cli.shipped import shown
 
 GREETING_S = 2.0
-_LOG = "nats.log"
 
 
 class ServerSilent(NotConnected):
@@ -50,7 +49,7 @@ def silent_server(var_dir: Path, node_url: str) -> str:
         return ""
     if _greets(node_url):
         return cannot_store(var_dir, node_url)
-    run, log = visible(folder.name, 80), visible(str(shown(folder / _LOG)), 400)
+    run, log = visible(folder.name, 80), visible(str(shown(folder / SERVER_LOG)), 400)
     age_s = time.time() - (running_since(folder) or 0.0)
     if age_s < STARTS_S:
         return f"run {run} was started {age_s:.0f} s ago and its NATS server does not answer yet: try again; its log is {log}"

@@ -13,7 +13,7 @@ from shared.contracts.wire import is_node_name
 from shared.roles import ROLES
 from shared.text import visible
 from swarm_cli.looking.target import Target
-from swarm_cli.observe.dying import GIVEN_UP, dying
+from swarm_cli.observe.dying import dying
 from swarm_cli.observe.start_again import folder_here
 from swarm_cli.observe.view import NodeView
 from swarm_cli.restart_command import restart_options, starts_again
@@ -37,14 +37,16 @@ def name_logs(state: dict[str, Any], views: Sequence[NodeView], var_dir: Path, t
         own = {role: found[f"{node['node']}-{role}"] for role in ROLES if f"{node['node']}-{role}" in found}
         if own and node["kind"] in DYING_SHOWN:
             node["trouble"] = node["trouble"] or ("dying" if node["kind"] == "running" else "")
-            node["words"] = visible(", ".join([node["words"], *(f"{role} {words}" for role, words in own.items())]), 200)
+            node["words"] = visible(", ".join([node["words"], *(f"{role} {each.words}" for role, each in own.items())]), 200)
     away = [(node["node"], each) for node in state["nodes"] for each in node["away"] if is_node_name(node["node"])]
     if run is not None and away:
         options = restart_options(run)
         for node, each in away:
             file = run / node / f"{each['process'].rpartition('-')[2]}.log"
             each["log"] = str(shown(file)) if file.is_file() else ""
-            words = found.get(each["process"], "")
-            again = bool(words) and not words.endswith(GIVEN_UP)
-            each["again"] = f"{each['process']}: {words}" if again else starts_again(each["process"], options)
+            died = found.get(each["process"])
+            if died is None or died.given_up:
+                each["again"] = starts_again(each["process"], options)
+            else:
+                each["again"] = f"{each['process']}: {died.words}"
     state["cluster"] = IN_CLUSTER in os.environ

@@ -56,7 +56,7 @@ async def test_a_refusal_is_told_in_one_line_of_bounded_length(nats_server: Make
 async def test_the_status_of_a_direct_get_is_told_in_one_line(nats_server: MakeServer) -> None:
     """nats-py's parser takes no line break into a header, but all else."""
     url = nats_server(config=NOT_THE_SERVER).url
-    async with answering(url, b"", {"Status": "499\x1b[2J", "Description": "no\x85swarm: alpha is banned\u2028" + "x" * 10_000}):
+    async with answering(url, {"Status": "499\x1b[2J", "Description": "no\x85swarm: alpha is banned\u2028" + "x" * 10_000}):
         told = await refusal(url, lambda hub: hub.read("S", 1, 10))
     assert "499\\x1b[2J no\\x85swarm: alpha is banned\\u2028xxx" in told and told.isprintable()
     assert len(told) < SAID_CHARACTERS + 200

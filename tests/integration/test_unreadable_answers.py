@@ -5,7 +5,7 @@ request fails as one that got no answer does, and a node goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -46,14 +46,20 @@ REQUESTS: dict[str, Callable[[Transport], Awaitable[object]]] = {
 }
 
 
+DIRECT_GETS = "$JS.API.DIRECT.GET.>"
+
+
 @asynccontextmanager
-async def answering(url: str, answer: bytes, headers: dict[str, str] | None = None, subject: str = ">") -> AsyncIterator[None]:
-    """Somebody who answers every request on `subject` with `answer`."""
+async def answering(url: str, *answers: bytes | dict[str, str], subject: str = ">") -> AsyncIterator[None]:
+    """Somebody who answers every request on `subject` with `answers`: bodies, or the headers of
+    messages.
+    """
     stranger = await nats.connect(url)
 
-    async def reply(message: nats.aio.msg.Msg) -> None:
-        if message.reply:
-            await stranger.publish(message.reply, answer, headers=headers)
+    async def reply(asked: nats.aio.msg.Msg) -> None:
+        for each in answers if asked.reply else ():
+            body, headers = (each, None) if isinstance(each, bytes) else (b"x", each)
+            await stranger.publish(asked.reply, body, headers=headers)
 
     await stranger.subscribe(subject, cb=reply)
     await stranger.flush()
@@ -90,7 +96,7 @@ async def test_an_answer_that_is_none_is_a_request_that_failed(nats_server: Make
 async def test_headers_that_are_no_numbers_are_a_request_that_failed(nats_server: MakeServer, headers: dict[str, str]) -> None:
     url = nats_server(config=NOT_THE_SERVER).url
     hub = await connect(url, name="test")
-    async with answering(url, b"", headers):
+    async with answering(url, headers):
         with pytest.raises(TransportError, match="cannot be read"):
             await hub.read("S", 1, 10)
     await hub.close()
@@ -112,30 +118,13 @@ IMPOSSIBLE = {
 }
 
 
-@asynccontextmanager
-async def answering_direct_gets(url: str, answers: Sequence[dict[str, str]]) -> AsyncIterator[None]:
-    """Somebody who answers each direct get with messages of these headers."""
-    stranger = await nats.connect(url)
-
-    async def reply(asked: nats.aio.msg.Msg) -> None:
-        for headers in answers:
-            await stranger.publish(asked.reply, b"x", headers=headers)
-
-    await stranger.subscribe("$JS.API.DIRECT.GET.>", cb=reply)
-    await stranger.flush()
-    try:
-        yield
-    finally:
-        await stranger.close()
-
-
 @pytest.mark.parametrize("answers", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 async def test_a_place_that_no_stream_has_is_a_request_that_failed(
     nats_server: MakeServer, answers: tuple[dict[str, str], ...]
 ) -> None:
     url = nats_server(config=NOT_THE_SERVER).url
     hub = await connect(url, name="test")
-    async with answering_direct_gets(url, answers):
+    async with answering(url, *answers, subject=DIRECT_GETS):
         with pytest.raises(TransportError, match="cannot be read|earlier message"):
             await hub.ends("S", 5, 10)
     await hub.close()
@@ -151,7 +140,7 @@ async def test_a_node_scores_on_whatever_places_its_swarm_tells(
     """
     hub, own = nats_server(config=NOT_THE_SERVER).url, nats_server().url
     config = configured("alpha", own, tmp_path, swarm_url=hub, workers=1)
-    async with answering_direct_gets(hub, answers), verifier(config) as alpha:
+    async with answering(hub, *answers, subject=DIRECT_GETS), verifier(config) as alpha:
         await alpha.node.kv.put(subjects.node_bucket("alpha"), subjects.INTAKE_KEY, encode(IntakeCursor(position=1_000)))
         await generate(alpha.node, group("alpha", 0))
         await until(lambda: alpha.status.get("scored_local") == 1)

@@ -152,7 +152,7 @@ function nodesSection(told) {
   const head = ["node", "does", "step", "version", "model", "tasks", "directory entry"];
   const lines = nodes.map((node) => stacked(head,
     el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
-    el("td", { class: `words ${node.kind === "silent" ? "bad" : node.trouble || isUnsure(told) ? "warn" : ""}` }, isUnsure(told) && node.kind !== "silent" ? "? seen last: " : "", node.trouble ? "△ " : isUnsure(told) && node.kind !== "silent" ? node.kind : KINDS[node.kind], node.trouble ? name(node.words) : node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words.replace(`${node.kind}: `, ""))) : null),
+    does(node, isUnsure(told)),
     el("td", { text: node.kind === "elsewhere" ? "–" : count(node.step) }), el("td", { text: count(node.version) }),
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
@@ -168,6 +168,14 @@ function textsSection(told) {
   const wanted = groups.filter(({ dataset }) => !chosen.texts || dataset === chosen.texts).slice(0, 12);
   const hold = el("button", { type: "button", id: "hold", "aria-pressed": String(chosen.held), text: "Hold the list", onclick: () => { chosen.held = !chosen.held; byId("hold").setAttribute("aria-pressed", String(chosen.held)); } });
   return section("texts", "Texts", el("p", { class: "tools" }, el("label", { for: "texts-of", text: "Dataset " }), select("texts-of", [["", "all"], ...datasets.map((each) => [each, each])], chosen.texts, (value) => (chosen.texts = value)), " ", hold), el("ul", { class: "cards" }, ...wanted.map((group) => groupLine(group, told, isOver(told)))));
+}
+
+/** What a node does; while the server is lost or stores nothing (unsure), what it did when it was seen last. */
+function does(node, unsure) {
+  const last = unsure && node.kind !== "silent", look = node.kind === "silent" ? "bad" : node.trouble || unsure ? "warn" : "";
+  const kind = node.trouble ? "△ " : last ? node.kind : KINDS[node.kind];
+  const words = node.trouble ? name(node.words) : node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words.replace(`${node.kind}: `, ""))) : null;
+  return el("td", { class: `words ${look}` }, last ? "? seen last: " : "", kind, words);
 }
 
 /** Whether what is shown was seen last and stays as it is. */
