@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -82,7 +83,8 @@ class Output:
         self._writer.join(max(0.0, deadline - time.monotonic()))
         if self._log:
             for handler in self._log.handlers:
-                handler.close()
+                with suppress(OSError):  # a full disk, to which the last lines cannot be written
+                    handler.close()
 
     def _coloured(self, name: str, text: str) -> str:
         if self._colours is None:

@@ -217,3 +217,15 @@ def test_when_it_is_killed_services_and_their_supervisors_end_by_themselves(tmp_
         until(lambda: not any(is_running(pids(tmp_path, name)[0]) for name in names), "all have ended")
     finally:
         end(up, *(pid for name in names for pid in pids(tmp_path, name)))
+
+
+def test_a_run_whose_log_is_on_a_full_disk_ends_as_any_other(tmp_path: Path) -> None:
+    """Its last lines cannot be written, and closing the file raises; its end is to be told."""
+    log = tmp_path / "up.log"
+    log.symlink_to("/dev/full")
+    up = supervised({"alpha-trainer": "echo its last words; exit 3"}, stdout=subprocess.PIPE, log_file=str(log))
+    try:
+        said, _ = up.communicate(timeout=DEADLINE_S)
+    finally:
+        end(up)
+    assert up.returncode == 3 and b"its last words" in said and b"Traceback" not in said, said
