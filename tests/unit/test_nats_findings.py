@@ -12,7 +12,7 @@ from swarm_cli.nats.streams.backup import chosen
 from swarm_cli.nats.streams.findings import Stream, read_stream, stream_findings
 from swarm_cli.nats.streams.manifest import StreamEntry, backup_order
 from swarm_cli.nats.streams.monitor import Server, ask
-from swarm_cli.nats.streams.report import COLUMNS, Report, lines
+from swarm_cli.nats.streams.report import COLUMNS, Report, lines, until_settled
 from swarm_cli.nats.streams.restore import _check_room, _Wanted
 
 NOW = datetime(2026, 11, 25, 3, 0, tzinfo=UTC)
@@ -81,6 +81,32 @@ def test_each_thing_that_is_wrong_is_a_sentence_and_a_full_window_is_none(
     read = read_stream(stream, [of_consumer], "nats-0", NOW.timestamp())
     found = list(stream_findings(read, stalled_s=300))
     assert len(found) == len(told) and all(part in sentence for part, sentence in zip(told, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ill", "looks", "told"),
+    [
+        ({"replicas": [{"name": "nats-1", "current": False, "lag": 1}]}, 2, 3, ""),
+        ({"replicas": [{"name": "nats-1", "current": False, "lag": 1}]}, 1000, 1000, "nats-1 is behind by 1 operation"),
+        ({"leader": ""}, 1, 2, ""),
+        ({"leader": ""}, 1000, 1000, "has no leader"),
+        ({"replicas": [{"name": "nats-1", "current": False, "offline": True}]}, 2, 1, "nats-1 is offline"),  # no use in waiting
+    ],
+)
+async def test_what_mends_itself_in_a_moment_is_no_finding_and_what_stays_is(
+    cluster: dict[str, Any], ill: int, looks: int, told: str
+) -> None:
+    seen = 0
+
+    async def look() -> Report:
+        nonlocal seen
+        seen += 1
+        listed = entry(config={"num_replicas": 2}, **(cluster if seen <= ill else {}))
+        stream = read_stream(listed, [], "nats-0", NOW.timestamp())
+        return Report(NOW.timestamp(), "nats-0", "2.15.1", {"limits": {}}, (), (stream,), 0, 300.0)
+
+    found = (await until_settled(look, patience_s=1.5)).findings()
+    assert seen <= looks and len(found) == bool(told) and all(told in each for each in found)
 
 
 def test_a_server_alone_leads_what_it_has() -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from swarm_cli.console import count
+
 NEARLY_FULL = 0.9
 """For streams that refuse messages when full. A stream that drops its oldest messages is usually
 full.
@@ -33,7 +35,9 @@ class Consumer:
 @dataclass(frozen=True, slots=True)
 class Stream:
     """A stream's figures. Limits are None if there are none; `leader` is empty if there is no
-    leader. `behind`: a description of each copy that is offline or behind.
+    leader. `behind`: a description of each copy that is offline or behind. `unsettled`: it may mend
+    itself in seconds, because it has no leader or because a copy is behind whose server is there,
+    as after each restart of a server.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Stream:
     leader: str = ""
     others: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
+    unsettled: bool = False
     consumers: tuple[Consumer, ...] = ()
 
     @property
@@ -64,6 +69,7 @@ def read_stream(entry: dict[str, Any], consumers: Sequence[dict[str, Any]], serv
     """
     config, state, cluster = entry["config"], entry["state"], entry.get("cluster")
     copies = (cluster or {}).get("replicas") or []
+    leader = server if cluster is None else str(cluster.get("leader") or "")
     return Stream(
         name=str(config["name"]),
         messages=int(state["messages"]),
@@ -72,9 +78,10 @@ def read_stream(entry: dict[str, Any], consumers: Sequence[dict[str, Any]], serv
         bytes_most=_limit(config.get("max_bytes")),
         refuses=config.get("discard") == "new",
         replicas=int(config.get("num_replicas", 1)),
-        leader=server if cluster is None else str(cluster.get("leader") or ""),
+        leader=leader,
         others=tuple(str(each.get("name")) for each in copies),
         behind=tuple(filter(None, map(_behind, copies))),
+        unsettled=not leader or any(not each.get("current") and not each.get("offline") for each in copies),
         consumers=tuple(_consumer(each, now) for each in consumers),
     )
 
@@ -130,7 +137,9 @@ def _behind(copy: dict[str, Any]) -> str:
     name, lag = copy.get("name"), int(copy.get("lag") or 0)
     if copy.get("offline"):
         return f"{name} is offline"
-    return "" if copy.get("current") else f"{name} is behind{f' by {lag:,} operations' if lag else ''}"
+    if copy.get("current"):
+        return ""
+    return f"{name} is behind by {count(lag, 'operation')}" if lag else f"{name} is behind"
 
 
 def _limit(value: Any) -> int | None:

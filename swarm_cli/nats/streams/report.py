@@ -4,9 +4,10 @@ with them.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -32,6 +33,12 @@ SHOWN = 60
 SERVER_CHARACTERS = 24
 """Of a server's name: a server without a configured name is called by its key of 56 characters."""
 LISTING_S = 30.0
+SETTLING_S = 10.0
+"""A stream without a leader, or with a copy that is behind, is looked at for this long: after the
+start of a server both are so for a moment and nothing is wrong. Servers elect a leader in 4 to 9 s
+(nats-server, `minElectionTimeout` and `maxElectionTimeout`).
+"""
+LOOK_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +80,17 @@ def report(
 ) -> None:
     """Show the servers, streams and consumers of a plane, and what is wrong with them.
 
-    Exits with 1 and a sentence for each problem: no leader, a copy offline or behind, a queue or a
-    store nearly full, a stalled consumer, an unhealthy server. It changes nothing.
+    Exits with 1 and a sentence for each problem: a copy that is offline, no leader or a copy behind
+    for 10 seconds, a queue or a store nearly full, a stalled consumer, an unhealthy server. It
+    changes nothing.
     """
     node_config = for_node(load_chosen(config), node)
     servers = tuple(map(ask, monitor or []))
-    found = with_connection(
-        node_config, plane, key, node_url, swarm_url, lambda connection: _look(connection, servers, node, stalled_s)
-    )
+
+    def look(connection: Connection) -> Awaitable[Report]:
+        return until_settled(lambda: _look(connection, servers, node, stalled_s))
+
+    found = with_connection(node_config, plane, key, node_url, swarm_url, look)
     findings = found.findings()
     if as_json:
         typer.echo(visible_json({**dataclasses.asdict(found), "findings": findings}, indent=2))
@@ -91,6 +101,16 @@ def report(
         shown = findings[:SHOWN]
         more = [f"and {len(findings) - SHOWN} more (--json has all)"] if findings[SHOWN:] else []
         raise CommandError("\n".join([count(len(findings), "finding") + ":", *(f"  {each}" for each in (*shown, *more))]))
+
+
+async def until_settled(look: Callable[[], Awaitable[Report]], patience_s: float = SETTLING_S) -> Report:
+    """What `look` sees once every stream is settled, or after `patience_s`."""
+    deadline = Deadline(patience_s)
+    while True:
+        found = await look()
+        if deadline.passed or not any(each.unsettled for each in found.streams):
+            return found
+        await asyncio.sleep(LOOK_AGAIN_S)
 
 
 async def _look(connection: Connection, servers: tuple[Server, ...], node: str, stalled_s: float) -> Report:
@@ -105,7 +125,7 @@ async def _look(connection: Connection, servers: tuple[Server, ...], node: str, 
         now = time.time()
         name, version = connection.client.server
         streams = [read_stream(each, _of(consumers, each), name, now) for each in entries]
-        leaderless = [Stream(each) for each in listed.missing if not node or belongs_to(each, node)]
+        leaderless = [Stream(each, unsettled=True) for each in listed.missing if not node or belongs_to(each, node)]
         left_out = listed.left_out + sum(each.left_out for each in consumers.values())
     except (KeyError, TypeError, ValueError) as error:
         raise TransportError(
