@@ -5,17 +5,21 @@ that it reports.
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.cluster.machines import now
 from tests.k8s.kubelet import Ended, Running
-from tests.k8s.pods import Pod
+from tests.k8s.pods import Pod, apart
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
+HOLDER_S = 60.0
 Object = dict[str, Any]
 
 
@@ -91,6 +95,28 @@ class _Container:
         return self.ended_at is not None and self.last is not None and self.last["exitCode"] == 0
 
 
+class _ProcessIds:
+    """A namespace of process ids for containers that share one (`shareProcessNamespace`), with a
+    first process that only waits, as a container runtime has it. What a container leaves behind
+    when it ends lives on until the pod ends.
+    """
+
+    def __init__(self) -> None:
+        # Ended with whoever started it, as containers are.
+        with_us = ["setpriv", "--pdeathsig", "KILL"]
+        self._holder = subprocess.Popen([*with_us, "unshare", "--pid", "--fork", "--kill-child", "sleep", "infinity"])
+        self.file = f"/proc/{self._holder.pid}/ns/pid_for_children"
+        deadline = time.monotonic() + HOLDER_S
+        while not os.path.exists(self.file):  # until the first process is there
+            assert time.monotonic() < deadline, f"no process namespace after {HOLDER_S:.0f} s"
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        """And every process in it."""
+        self._holder.kill()
+        self._holder.wait(HOLDER_S)
+
+
 class Life:
     """One pod. `begin` starts the only container of the Pod that it is given."""
 
@@ -103,23 +129,38 @@ class Life:
         self.reported: Object | None = None
         self._begin = begin
         self._began = now()
-        alone = {key: value for key, value in pod.spec.items() if key not in ("initContainers", "containers")}
-        self._containers = [
-            _Container(replace(pod, spec={**alone, "containers": [container]}), init)
-            for init, listed in ((True, pod.spec.get("initContainers", [])), (False, pod.spec["containers"]))
-            for container in listed
-        ]
-        assert sum(not each.init for each in self._containers) == 1, f"{pod.name}: more than one container is not run here"
+        self._ids = _ProcessIds() if pod.spec.get("shareProcessNamespace") else None
+        parts = [replace(each, process_ids=self._ids.file) if self._ids else each for each in apart(pod)]
+        first = len(pod.spec.get("initContainers", []))
+        self._inits = [_Container(each, init=True) for each in parts[:first]]
+        self._mains = [_Container(each, init=False) for each in parts[first:]]
         self.look()
 
     @property
     def container(self) -> Running:
-        """The newest one."""
-        return next(each.running for each in reversed(self._containers) if each.running is not None)
+        """The pod's first container, or before it runs the newest init container."""
+        return next(each.running for each in (self._mains[0], *reversed(self._inits)) if each.running is not None)
+
+    def named(self, container: str) -> Running:
+        """The container of that name, which runs or has run."""
+        return next(each.running for each in self._all() if each.running and each.pod.container["name"] == container)
+
+    def running(self) -> list[Running]:
+        """Each container that was started, as it was started last."""
+        return [each.running for each in self._all() if each.running is not None]
+
+    def _all(self) -> list[_Container]:
+        return [*self._inits, *self._mains]
 
     def look(self) -> None:
-        """Bring it on: the next container, a restart, or the end of one whose probe failed."""
-        current = next((each for each in self._containers if not (each.init and each.done)), self._containers[-1])
+        """Bring it on: the next init container or all others, a restart, or the end of one whose
+        probe failed.
+        """
+        waits_for = next((each for each in self._inits if not each.done), None)
+        for each in self._mains if waits_for is None else [waits_for]:
+            self._bring_on(each)
+
+    def _bring_on(self, current: _Container) -> None:
         running = current.running
         if running is None:
             self._start(current)
@@ -147,25 +188,39 @@ class Life:
             container.running.watch()
 
     def end(self, grace_s: float) -> Ended:
-        """End the container that runs; one that ran no more ends as it did."""
-        return self.container.stop(grace_s)
+        """End the containers that run, all at the same time; one that ran no more ends as it did.
+        How `container` ended.
+        """
+        chosen, running = self.container, self.running()
+        with ThreadPoolExecutor(len(running)) as beside:
+            ends = list(beside.map(lambda each: each.stop(grace_s), running))
+        if self._ids is not None:
+            self._ids.end()
+        return ends[running.index(chosen)]
+
+    def kill(self) -> None:
+        """End everything at once."""
+        for each in self.running():
+            each.kill()
+        if self._ids is not None:
+            self._ids.end()
 
     def status(self, address: str) -> Object:
         """As kubelet writes it."""
-        main, inits = self._containers[-1], self._containers[:-1]
+        ready = all(each.ready for each in self._mains)
         before = {each["type"]: each for each in (self.reported or {}).get("conditions", [])}
         conditions = []
-        holds = {"Initialized": all(each.done for each in inits), "Ready": main.ready, "ContainersReady": main.ready}
+        holds = {"Initialized": all(each.done for each in self._inits), "Ready": ready, "ContainersReady": ready}
         for kind, value in {**holds, "PodScheduled": True}.items():
             same = kind in before and before[kind]["status"] == str(value)
             since = before[kind]["lastTransitionTime"] if same else now()
             conditions.append({"type": kind, "status": str(value), "lastTransitionTime": since})
         return {
-            "phase": "Pending" if main.running is None else "Running",
+            "phase": "Pending" if any(each.running is None for each in self._mains) else "Running",
             "podIP": address,
             "podIPs": [{"ip": address}],
             "startTime": self._began,
             "conditions": conditions,
-            "initContainerStatuses": [each.reported() for each in inits],
-            "containerStatuses": [main.reported()],
+            "initContainerStatuses": [each.reported() for each in self._inits],
+            "containerStatuses": [each.reported() for each in self._mains],
         }

@@ -28,7 +28,7 @@ from tests.k8s.images import by_image, read_stages
 from tests.k8s.kubelet import LEAST_GRACE_S, Ended, Kubelet, Running
 from tests.k8s.manifests import REPOSITORY
 from tests.k8s.pod_network import PodNetwork
-from tests.k8s.pods import Pod, hosts
+from tests.k8s.pods import Pod, Volumes, hosts
 
 SERVER = "nats"
 """The only pods that others connect to: their addresses are known before they start."""
@@ -79,16 +79,21 @@ class Processes:
         self._volumes = ClaimedVolumes(folder / "volumes")
         self._addresses: dict[str, str] = {}
         self._lives: dict[str, Life] = {}
+        self._secrets: dict[str, str] = {}
+        """Version of each Secret as the pods have it."""
         self.left: list[Left] = []
         """In the order in which they ended."""
 
-    def container(self, name: str) -> Running:
-        """The newest container of the pod of that name."""
-        return next(each.container for each in self._lives.values() if each.pod.name == name)
+    def container(self, pod: str, name: str = "") -> Running:
+        """A container of the pod of that name; without its name the pod's first, or the init
+        container that runs before it.
+        """
+        life = next(each for each in self._lives.values() if each.pod.name == pod)
+        return life.named(name) if name else life.container
 
     def all(self) -> list[Running]:
-        """The newest container of each pod."""
-        return [each.container for each in list(self._lives.values())]
+        """Every container."""
+        return [container for each in list(self._lives.values()) for container in each.running()]
 
     def claimed(self, claim: str) -> Path:
         """What is on a claim's volume."""
@@ -116,10 +121,23 @@ class Processes:
             if uid not in uids:
                 self._let_go(uid, life, LEAST_GRACE_S, life.pod.name)
         self._volumes.keep(self._api.listed("PersistentVolumeClaim", self._namespace))
+        self._renew_secrets()
+
+    def _renew_secrets(self) -> None:
+        """Where one has changed."""
+        listed = self._api.listed("Secret", self._namespace)
+        versions = {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in listed}
+        if versions == self._secrets:
+            return
+        volumes = Volumes(self._folder / "volumes", tuple({**each, "kind": "Secret"} for each in listed))
+        for life in self._lives.values():
+            if life.leaving is None:
+                volumes.renew_secrets(life.pod)
+        self._secrets = versions
 
     def close(self) -> None:
         for each in self._lives.values():
-            each.container.kill()
+            each.kill()
         self._network.close()
 
     def _start(self, given: Object) -> Life | None:
@@ -149,7 +167,7 @@ class Processes:
         """A container, with ConfigMaps as they are now."""
         objects = tuple(
             {**each, "kind": kind}
-            for kind in ("ConfigMap", "PersistentVolumeClaim")
+            for kind in ("ConfigMap", "Secret", "PersistentVolumeClaim")
             for each in self._api.listed(kind, self._namespace)
         )
         services = tuple({**each, "kind": "Service"} for each in self._api.listed("Service", self._namespace))

@@ -1,4 +1,4 @@
-"""The single-box overlay in a copy that a test may change, applied to machines that run its pods as
+"""An overlay in a copy that a test may change, applied to machines that run its pods as
 processes.
 """
 
@@ -27,11 +27,11 @@ READY_S, STEP_S = 600.0, 300.0
 class Swarm:
     """What is applied, and what becomes of it."""
 
-    def __init__(self, cluster: Cluster, processes: Processes, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, processes: Processes, folder: Path, overlay: str) -> None:
         self.cluster = cluster
         self.processes = processes
         shutil.copytree(K8S, folder / "k8s")
-        self.overlay = folder / "k8s" / "overlays" / "single-box"
+        self.overlay = folder / "k8s" / "overlays" / overlay
 
     def apply(self) -> list[Object]:
         objects = [each for each in yaml.safe_load_all(build(self.overlay)) if each]
@@ -66,7 +66,7 @@ class Swarm:
 
 
 @contextmanager
-def run_swarm(cluster: Cluster, folder: Path) -> Iterator[Swarm]:
+def run_swarm(cluster: Cluster, folder: Path, overlay: str = "single-box") -> Iterator[Swarm]:
     """A swarm on machines that the caller adds; afterwards the cluster is empty again."""
     reason = why_not()
     if reason is not None:
@@ -75,7 +75,7 @@ def run_swarm(cluster: Cluster, folder: Path) -> Iterator[Swarm]:
     processes = Processes(cluster.api, NAMESPACE, folder / "pods", f"sc{os.getpid()}")
     machines.run, machines.gone = processes.run, processes.gone
     try:
-        yield Swarm(cluster, processes, folder)
+        yield Swarm(cluster, processes, folder, overlay)
         cluster.clear()
     finally:
         machines.run, machines.gone = machines.by_word, lambda uids: None

@@ -4,7 +4,8 @@ network namespace.
 What a container runtime does with namespaces and mounts is done here by hand: a root file system of
 its own that cannot be written, the volumes, process ids, host name and IPC of its own, the user, no
 capabilities, no new privileges. Not done: seccomp, cgroups. The outer process waits for the inner
-one, which is number 1 in its own namespace, and ends with its code.
+one, which is number 1 in its own namespace unless the pod's containers share one, and ends with its
+code.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text())
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if libc.unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID):
+    own = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC
+    if spec["process_ids"]:
+        with open(spec["process_ids"]) as namespace:
+            if libc.setns(namespace.fileno(), CLONE_NEWPID):
+                raise OSError(ctypes.get_errno(), "setns")
+    else:
+        own |= CLONE_NEWPID
+    if libc.unshare(own):
         raise OSError(ctypes.get_errno(), "unshare")
     inner = os.fork()
     if inner == 0:

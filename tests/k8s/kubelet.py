@@ -212,7 +212,7 @@ class Kubelet:
         for kind in PROBES:
             _check_probe(pod, pod.container.get(kind, {"httpGet": {}}))
         image = self._images[image_name(pod.container["image"])]
-        folder = self._folder / pod.name
+        folder = self._folder / f"{pod.name}-{pod.container['name']}"
         while folder.exists():  # a container that ended, and is started again
             folder = folder.with_name(folder.name + "-again")
         (folder / "root").mkdir(parents=True)
@@ -238,6 +238,7 @@ class Kubelet:
             "tmpfs": [*([] if "/dev/shm" in mounted else [["/dev/shm", "64M"]]), *memory],
             "root": str(folder / "root"),
             "pid_file": str(folder / "pid"),
+            "process_ids": pod.process_ids,
             "hostname": pod.name,
             "read_only_root": user["readOnlyRootFilesystem"],
             "workdir": pod.container.get("workingDir", image.workdir),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ class Pod:
     spec: Object
     claims: dict[str, str]
     """Volume name to claim name, for claims that come from a StatefulSet's templates."""
+    shared: frozenset[str] = frozenset()
+    """Names of volumes that several of the pod's containers mount."""
+    process_ids: str = ""
+    """File of the process namespace that the pod's containers share; empty: each has its own."""
 
     @property
     def container(self) -> Object:
@@ -47,10 +52,11 @@ class Pod:
         return list(hook.get("exec", {}).get("command", []))
 
     def port(self, named: str | int) -> int:
-        """A container's port by its name."""
+        """A port of one of its containers by its name."""
         if isinstance(named, int):
             return named
-        return int(next(port["containerPort"] for port in self.container["ports"] if port["name"] == named))
+        ports = (port for container in self.spec["containers"] for port in container.get("ports", []))
+        return int(next(port["containerPort"] for port in ports if port["name"] == named))
 
 
 def pods_of(objects: tuple[Object, ...]) -> list[Pod]:
@@ -78,7 +84,9 @@ def apart(pod: Pod) -> list[Pod]:
     volumes.
     """
     each = [*pod.spec.get("initContainers", []), *pod.spec["containers"]]
-    return [replace(pod, spec={**pod.spec, "initContainers": [], "containers": [one]}) for one in each]
+    mounted = Counter(mount["name"] for one in each for mount in one.get("volumeMounts", []))
+    shared = frozenset(name for name, count in mounted.items() if count > 1)
+    return [replace(pod, spec={**pod.spec, "initContainers": [], "containers": [one]}, shared=shared) for one in each]
 
 
 def command_of(container: Object, image: Stage) -> list[str]:
@@ -123,7 +131,7 @@ def _keys(objects: tuple[Object, ...], source: Object) -> dict[str, str]:
 
 class Volumes:
     """The volumes of all pods as folders below one; claims are shared by the pods that name
-    them.
+    them. What several containers of a pod share in memory is a folder without a limit.
     """
 
     def __init__(self, folder: Path, objects: tuple[Object, ...]) -> None:
@@ -139,7 +147,7 @@ class Volumes:
         for mount in sorted(pod.container.get("volumeMounts", []), key=lambda mount: len(mount["mountPath"])):
             name, read_only = mount["name"], mount.get("readOnly", False)
             volume = volumes.get(name, {"persistentVolumeClaim": {"claimName": pod.claims.get(name)}})
-            if volume.get("emptyDir", {}).get("medium") == "Memory":
+            if volume.get("emptyDir", {}).get("medium") == "Memory" and name not in pod.shared:
                 memory.append([mount["mountPath"], volume["emptyDir"]["sizeLimit"].replace("i", "")])
                 continue
             source = self._source(pod, name, volume)
@@ -147,6 +155,14 @@ class Volumes:
             read_only = read_only or volume.get("persistentVolumeClaim", {}).get("readOnly", False)
             binds.append([str(source / mount.get("subPath", "")), mount["mountPath"], read_only])
         return binds, memory
+
+    def renew_secrets(self, pod: Pod) -> None:
+        """Write the Secrets that the pod mounts as they are now, which a kubelet does within about
+        a minute.
+        """
+        for volume in pod.spec.get("volumes", []):
+            if "secret" in volume:
+                self._source(pod, volume["name"], volume)
 
     def _source(self, pod: Pod, name: str, volume: Object) -> Path:
         if "configMap" in volume:
@@ -172,9 +188,11 @@ class Volumes:
         entries: dict[str, str] = find(self._objects, "Secret", secret["secretName"])["data"]
         paths = {item["key"]: item["path"] for item in secret.get("items", [])} or {key: key for key in entries}
         for key, path in paths.items():
-            (folder / path).write_bytes(base64.b64decode(entries[key]))
-            os.chown(folder / path, 0, pod.spec["securityContext"]["fsGroup"])
-            (folder / path).chmod(0o440)
+            new = folder / f"..{path}"
+            new.write_bytes(base64.b64decode(entries[key]))
+            os.chown(new, 0, pod.spec["securityContext"]["fsGroup"])
+            new.chmod(0o440)
+            new.replace(folder / path)
         return folder
 
     def _for_group(self, folder: Path, pod: Pod) -> Path:

@@ -65,6 +65,12 @@ def _python(root: Root, build: Stage, scratch: Path) -> None:
     if not sys.base_prefix.startswith("/usr"):
         root["binds"].append([sys.base_prefix, sys.base_prefix, True])
     root["overlays"].append({"lower": sys.prefix, "target": ENVIRONMENT})
+    if "swarm_cli" in {source for source, _ in build.copies}:
+        # pip writes into a script where its interpreter is.
+        script = scratch / "swarm"
+        script.write_text(f"#!{ENVIRONMENT}/bin/python\nfrom swarm_cli import main\n\nmain()\n")
+        script.chmod(0o755)
+        root["binds"].append([str(script), f"{ENVIRONMENT}/bin/swarm", True])
     nothing = scratch / "nothing"
     nothing.mkdir(exist_ok=True)
     for source, target in build.copies:

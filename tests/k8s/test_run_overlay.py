@@ -42,7 +42,7 @@ def why_not() -> str | None:
     """Why pods cannot be run here, None when they can."""
     if not sys.platform.startswith("linux") or os.getuid() != 0:
         return "running the manifests needs namespaces and mounts: Linux, as root"
-    missing = [tool for tool in ("ip", "mount", "nsenter") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "mount", "nsenter", "setpriv", "unshare") if shutil.which(tool) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (Debian's packages iproute2, util-linux)"
     layers = "lowerdir=/etc,upperdir=/mnt/u,workdir=/mnt/w"

@@ -172,6 +172,42 @@ def test_a_container_whose_liveness_probe_fails_is_ended_within_its_grace_and_st
     assert status["restartCount"] == 1 and status["lastState"]["terminated"]["reason"] == "Error"
 
 
+@pytest.mark.slow
+def test_containers_of_a_pod_see_each_others_processes_and_memory_and_one_that_ends_is_started_again_alone(start: Start) -> None:
+    """One asks the other, by the process id in their common volume, for a signal's answer, and then
+    ends."""
+    memory = [{"name": "run", "mountPath": "/run/both"}, {"name": "tmp", "mountPath": "/tmp"}]
+    asked = """
+import os, signal, time
+signal.signal(signal.SIGHUP, lambda *_: print('asked', flush=True))
+open('/run/both/new', 'w').write(str(os.getpid()))
+os.replace('/run/both/new', '/run/both/pid')
+while True: time.sleep(0.1)
+"""
+    asks = """
+import os, signal, time
+while not os.path.exists('/run/both/pid'): time.sleep(0.1)
+os.kill(int(open('/run/both/pid').read()), signal.SIGHUP)
+exit(3)
+"""
+    both = pod(container(asked, volumeMounts=memory), container(asks, volumeMounts=memory, name="asks"), grace_s=3)
+    both.spec["shareProcessNamespace"] = True
+    both.spec["volumes"].append({"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
+    life = Life(both, "m", frozenset(), start)
+
+    def restarts() -> list[int]:
+        life.look()
+        return [each["restartCount"] for each in life.status("10.0.0.1")["containerStatuses"]]
+
+    until(lambda: restarts()[1] >= 1 and life.container.words().count("asked") >= 2, "it was asked by two lives of the other")
+    until(lambda: restarts() and life.named("asks").process.poll() is not None, "the other ended")
+    status = life.status("10.0.0.1")
+    assert restarts()[0] == 0 and life.container.process.poll() is None
+    assert {"type": "Ready", "status": "False"}.items() <= status["conditions"][1].items()
+    ended = life.end(3.0)
+    assert ended.code == 128 + 15 and all(each.process.poll() is not None for each in life.running())
+
+
 def test_the_first_restart_comes_at_once_and_the_pause_doubles_until_a_long_life_ends_it() -> None:
     back_off, pauses, at = BackOff(), [], 0.0
     for _ in range(8):
