@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.contracts.messages import Batch, BatchItem, Completion
+from shared.contracts.messages import Batch, BatchItem, Completion, Preference
 from shared.text import visible, visible_lines
-from swarm_cli.console import indented
+from swarm_cli.console import count, indented
 from swarm_cli.file_names import with_digits
 from swarm_cli.rollouts.batches import BatchedGroup
 from swarm_cli.rollouts.choice import Choice
@@ -208,9 +208,15 @@ def why(batch: Batch, item: BatchItem) -> str:
     if item.weight is not None:
         drawn += f" with {item.weight:.2f} of the mean weight"
     drawn += f" from {batch.pool_external} in the pool"
-    if batch.preference is not None:
-        drawn += ", a candidate: the trainer keeps some by its policy"
-    return drawn
+    return drawn + _preferred(batch.preference)
+
+
+def _preferred(preference: Preference | None) -> str:
+    if preference is None:
+        return ""
+    kept = count(preference.keep, "group")
+    which = "likeliest" if preference.by == "near" else "least likely"
+    return f"; a candidate: of these the trainer takes the {kept} that its policy finds {which}"
 
 
 def _lag(item: BatchItem) -> str:

@@ -145,6 +145,9 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         assert page.url.endswith("#/step/alpha/1")
         page.get_by_role("link", name="Find the greatest common divisor").first.press("Enter")
         page.get_by_role("heading", name="Group 0 of step 1").wait_for()
+        page.go_back()
+        page.locator("li.card").first.click(position={"x": 3, "y": 3})  # a card is a link as a whole
+        page.get_by_role("heading", name="Group 0 of step 1").wait_for()
         # Question, completions and what each earned; the tokens' text is the completion's.
         assert page.locator("article pre").all_inner_texts() == ["6", "12", "8", "6 is it, surely"]
         assert page.locator("article h3 + p").first.inner_text().startswith("✓ reward 1.00 · 1 token")

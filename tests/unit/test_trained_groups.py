@@ -16,6 +16,7 @@ from services.trainer.learner import Learner
 from services.trainer.records import METRICS_FILE, MetricsLog
 from shared.contracts.messages import Preference
 from swarm_cli.dashboard.trained_groups import CELLS_A_NODE, NodeTally, TrainedFollower
+from swarm_cli.rollouts.shown import why
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 
 
@@ -45,6 +46,9 @@ def test_candidates_that_the_trainer_leaves_out_and_groups_without_effect_are_no
         msgspec.structs.replace(scored_group(tokenizer, rng), rewards=[], failure="it hung"),
     ]
     batch = msgspec.structs.replace(batch_of(1, groups), preference=Preference(keep=1, by="near", node_cap=9))
+    assert why(batch, batch.items[2]).endswith(
+        "a candidate: of these the trainer takes the 1 group that its policy finds likeliest"
+    )
     log = MetricsLog(tmp_path / "first" / "alpha", 0)
     log.append(trainer.step(batch))
     again = batch_of(2, [groups[0], scored_group(tokenizer, rng)])

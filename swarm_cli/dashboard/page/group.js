@@ -48,7 +48,7 @@ async function showGroup(node, step, place) {
     ["Dataset", el("span", {}, told.file ? name(told.file) : null, told.file ? ", " : null, name(told.dataset), ` seed ${told.seed} index ${told.index}`)],
     ["Sampled by", el("span", {}, name(told.model), ` policy version ${told.policy_version}`)],
     ["Staleness", told.staleness === null ? `${ago(told.age_s)} old` : many(told.staleness, "version")],
-    ["Chosen by", reason(told)],
+    ["Chosen", told.why],
     ["Judged by", el("span", {}, name(told.judged_by))],
     ["Trained on", told.training ? told.used : told.never ? "no step trained on it: the run ended before its step" : told.waits ? `not yet: its batch waits for its step (for groups that were: swarm rollouts ${node} --trained)` : "not on record on this machine"],
   ];
@@ -69,13 +69,6 @@ async function showGroup(node, step, place) {
     el("div", { class: "side" }, ...told.completions.map(completionCard)),
     told.completions_left_out ? el("p", { class: "hint", text: `${many(told.completions_left_out, "more completion")} not shown: swarm rollouts ${node} --step ${step}` }) : null,
   ];
-}
-
-function reason(told) {
-  if (told.replayed) return "replay";
-  if (told.origin !== "foreign") return "the next group of this node";
-  const weight = told.draw_weight === null ? "" : ` with ${told.draw_weight.toFixed(2)} of the mean weight`;
-  return `${told.strategy}${weight}${told.candidate ? ", a candidate: the trainer keeps some by its policy" : ""}`;
 }
 
 function completionCard(completion) {
