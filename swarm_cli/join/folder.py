@@ -60,7 +60,7 @@ class JoinFolder:
         """Bind the folder to the token's hub, or check that it is. Raises CommandError if it
         belongs to another hub: then nothing in it may be used with this token.
         """
-        bind(self.hub_file, invitation, made=self.signing_key_file.exists() or self.hub_key_file.exists())
+        bind(self.hub_file, self.authority_file, invitation, made=self.signing_key_file.exists() or self.hub_key_file.exists())
 
     def confirm(self) -> None:
         """Record that the folder's hub answered. Raises CommandError."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,8 @@ from shared.policy_store.files import draft_in
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.token import Invitation
 from swarm_cli.replace_file import replace_file
+
+_END = re.compile(rb"(?<=-----END CERTIFICATE-----\n)")
 
 
 class HubIdentity(Message, frozen=True, kw_only=True):
@@ -40,10 +43,13 @@ def hub_identity(invitation: Invitation) -> HubIdentity:
     return HubIdentity(url=invitation.url, authority=authority, reached=False)
 
 
-def bind(file: Path, invitation: Invitation, *, made: bool) -> None:
+def bind(file: Path, authority: Path, invitation: Invitation, *, made: bool) -> None:
     """Record the token's hub in `file`, or check that it is the hub recorded there. A hub that
-    never answered, as one at a mistyped address, knows no key, and is replaced by the token's.
-    `made`: whether the folder holds keys already; without a record they belong to an unknown hub.
+    never answered, as one at a mistyped address, knows no key, and is replaced by the token's. So
+    is a known hub's authority, in the file `authority`, if the token only takes certificates away:
+    an operator who replaces it distributes the old and the new one first, and later the new one
+    alone. `made`: whether the folder holds keys already; without a record they belong to an unknown
+    hub.
 
     Raises:
         CommandError: the folder belongs to another hub, or the file cannot be used.
@@ -63,12 +69,25 @@ def bind(file: Path, invitation: Invitation, *, made: bool) -> None:
         if not known.reached and known != wanted:
             replace_file(file, msgspec.json.encode(wanted).decode())
             known = wanted
+        elif known.url == wanted.url and known.authority != wanted.authority and _trusts_less(authority, known, invitation):
+            known = replace(wanted, reached=known.reached)
+            replace_file(file, msgspec.json.encode(known).decode())
     except OSError as error:
         raise CommandError(f"{file} cannot be used ({error.strerror}): set node.var_dir to a writable folder") from None
     except MessageError as error:
         raise CommandError(f"{file} does not name a hub ({error}): {remedy}") from None
     if (known.url, known.authority) != (wanted.url, wanted.authority):
         raise CommandError(f"{file.parent} belongs to {_told(known)}, and the token is for {_told(wanted)}: {remedy}")
+
+
+def _trusts_less(file: Path, known: HubIdentity, invitation: Invitation) -> bool:
+    """Whether each certificate of the token is one of those that the folder trusts already."""
+    trusted = file.read_bytes() if file.exists() else b""
+    return (
+        bool(invitation.authority)
+        and hashlib.sha256(trusted).hexdigest() == known.authority
+        and set(_END.split(invitation.authority)) <= set(_END.split(trusted))
+    )
 
 
 def confirm(file: Path) -> None:

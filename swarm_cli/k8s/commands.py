@@ -30,7 +30,7 @@ from swarm_cli.k8s.key_state import (
     put_existing,
     roster_text,
 )
-from swarm_cli.k8s.outside import remembered_domain, remembered_guests, split_nodes
+from swarm_cli.k8s.outside import remember_nodes, remembered_domain, remembered_guests, remembered_nodes, split_nodes
 from swarm_cli.k8s.secret_objects import (
     ACCOUNTS_FILE,
     ANNOTATION_BYTES,
@@ -58,12 +58,13 @@ KEYS = Path("keys")
 @k8s_app.command()
 def secrets(
     nodes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--nodes",
-            help="All nodes of the overlay, separated by commas; NAME=U... for one outside the cluster (kept in guests.txt).",
+            help="All nodes of the overlay, separated by commas; NAME=U... for one outside the cluster. The folder "
+            "of keys keeps both.  [default: those kept]",
         ),
-    ],
+    ] = None,
     out: Annotated[str, typer.Option(help="File to write, readable only by its owner, or - to print.")] = STANDARD,
     keys: Annotated[
         Path | None,
@@ -102,16 +103,17 @@ def secrets(
     with --existing only added nodes get new keys, unless --new says that the cluster has nothing
     yet. Apply the output with `kubectl apply --server-side --filename -`.
     """
-    chosen, given = split_nodes(nodes)
-    if OPERATOR in {*chosen, *given}:
+    named, given = split_nodes(nodes) if nodes is not None else ([], {})
+    if OPERATOR in {*named, *given}:
         raise CommandError(f"no node may be called {OPERATOR!r}, the name of the user with all rights: rename the node")
     if cert_manager and renew_certificate:
         raise CommandError("--renew-certificate: with --cert-manager, cert-manager renews the certificate: give one of the two")
     names = server_names(checked_namespace(namespace), [checked_server_name(name) for name in server_name or []])
     checked_domain(domain)
-    wanted = expected(chosen, cert_manager=cert_manager)
-    found, installed = _found(existing, wanted, namespace) if existing else ({}, False)
     with _folder(keys or (None if existing else KEYS)) as folder:
+        chosen = named or remembered_nodes(folder)
+        wanted = expected(chosen, cert_manager=cert_manager)
+        found, installed = _found(existing, wanted, namespace) if existing else ({}, False)
         if observer_is_lost(folder, found.get(ACCOUNTS_FILE, "")):
             raise CommandError("the cluster's servers admit spectators by a key that is missing here: name its folder with --keys")
         if installed or (existing and not new):
@@ -119,6 +121,7 @@ def secrets(
         guests = remembered_guests(folder, chosen, given)
         accounts: dict[str, str | None] = {**dict.fromkeys(chosen), **guests}
         put_existing(folder, found)
+        remember_nodes(folder, chosen)
         if made_keys := complete_keys(folder, chosen):
             note(f"new keys: {', '.join(made_keys)}")
         made = {

@@ -20,6 +20,8 @@ from swarm_cli.nats.key_folder import NODE_KEYS, key_file, make_missing_keys
 from swarm_cli.replace_file import replace_file
 
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
+SET_ASIDE = "old"
+"""Folder within the key folder for files that were replaced (docs/operations.md)."""
 _DROP = "--renew-certificate drops every name that is not asked for"
 
 
@@ -132,7 +134,7 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
     if authority_key.exists():
         if certificate.exists():
             of_key = "with the same key" if key.exists() else "with a new key"
-            yield f"{certificate} {reason}: renewed {of_key}; reload the servers to use it"
+            yield f"{certificate} {reason}: renewed {of_key}; servers use it from their next reload on"
         if others and renew:
             yield f"{certificate} no longer has the names {', '.join(others)}"
         elif others:
@@ -171,8 +173,10 @@ def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str
 
 
 def left_out(folder: Path, nodes: Collection[str], accounts: str) -> list[str]:
-    """Nodes that have keys in the folder or an account in `accounts` but are not in `nodes`."""
-    in_folder = {path.parent.name for path in folder.glob(f"*/{SIGNING}.nk")}
+    """Nodes that have keys in the folder or an account in `accounts` but are not in `nodes`. What
+    was moved into `SET_ASIDE` is no node's.
+    """
+    in_folder = {path.parent.name for path in folder.glob(f"*/{SIGNING}.nk")} - {SET_ASIDE}
     return sorted((in_folder | accounts_nodes(accounts)) - set(nodes))
 
 

@@ -1,6 +1,6 @@
-"""Nodes outside the cluster, for `swarm k8s secrets`: the public keys of nodes that only share, and
-the domain for sites. Both are kept in the key folder, because a later run without them would shut
-these nodes out.
+"""What `swarm k8s secrets` keeps in the key folder, because a later run without it would shut nodes
+out: the cluster's nodes, the public keys of nodes outside it that only share, and the domain for
+sites.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import listed_nodes, named_node
 from swarm_cli.replace_file import replace_file
 
-GUESTS_FILE, DOMAIN_FILE = "guests.txt", "domain.txt"
+NODES_FILE, GUESTS_FILE, DOMAIN_FILE = "nodes.txt", "guests.txt", "domain.txt"
 
 
 def split_nodes(entries: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -31,6 +31,32 @@ def split_nodes(entries: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     if both := sorted(set(here) & guests.keys()):
         raise CommandError(f"--nodes names {both[0]} with a public key and without: give it once")
     return here, guests
+
+
+def remembered_nodes(folder: Path) -> list[str]:
+    """The cluster's nodes, from the folder's file.
+
+    Raises:
+        CommandError: nobody has said which nodes there are, or a line of the file is not a name.
+    """
+    file = folder / NODES_FILE
+    if not file.exists():
+        raise CommandError(
+            f"which nodes? Name all of the overlay with --nodes alpha,beta: {file}, which keeps them for later runs, does not exist"
+        )
+    try:
+        here, guests = split_nodes(file.read_text().split())
+    except CommandError as error:
+        raise CommandError(f"{file}: {error}") from None
+    if guests or not here:
+        raise CommandError(f"{file}: write the name of a node of the cluster on each line")
+    return here
+
+
+def remember_nodes(folder: Path, nodes: Sequence[str]) -> None:
+    """Write them into the folder's file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / NODES_FILE, "".join(f"{name}\n" for name in nodes))
 
 
 def remembered_guests(folder: Path, here: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:

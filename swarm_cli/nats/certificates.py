@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 
 from shared.config import NodeConfig
 from shared.os_words import in_words
@@ -24,16 +25,19 @@ from swarm_cli.errors import CommandError
 DEFAULT_PORT = 4222
 ANSWER_S = 5.0
 _INFO_BYTES = 65_536
+DIGITS = 16
+"""Of a digest: enough to see whether two servers present the same certificate."""
 _DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A certificate, where it was found and when it expires."""
+    """A certificate, where it was found and when it expires. `digest`: SHA-256 of its DER form."""
 
     where: str
     subject: str
     ends: datetime
+    digest: str
 
     def days_left(self, now: datetime) -> float:
         """Negative once it has expired."""
@@ -55,8 +59,8 @@ def certificates(
     """Print how many days each certificate has left, the fewest first.
 
     For a server this is the certificate that it presents now; a renewed file takes effect when the
-    server is reloaded. Nothing is verified, so that expired certificates can be read too. No key is
-    shown.
+    server is reloaded. The digest tells whether two are the same. Nothing is verified, so that
+    expired certificates can be read too. No key is shown.
     """
     wanted = [part for each in what or _configured(load_chosen(config)) for part in each.split(",")]
     if what and not all(part.strip() for part in wanted):
@@ -151,10 +155,12 @@ def _configured(config: NodeConfig) -> list[str]:
 
 
 def _found(certificate: x509.Certificate, where: str) -> Found:
-    return Found(where, certificate.subject.rfc4514_string(), certificate.not_valid_after_utc)
+    digest = certificate.fingerprint(hashes.SHA256()).hex()
+    return Found(where, certificate.subject.rfc4514_string(), certificate.not_valid_after_utc, digest)
 
 
 def _line(found: Found, now: datetime) -> str:
     left = found.days_left(now)
     days = f"{int(left)} days left" if left >= 0 else f"expired {int(-left)} days ago"
-    return f"{days}, until {found.ends:%Y-%m-%d %H:%M} UTC: {visible(found.where)} ({visible(found.subject)})"
+    until = f"{found.ends:%Y-%m-%d %H:%M} UTC"
+    return f"{days}, until {until}: {visible(found.where)} ({visible(found.subject)}, SHA-256 {found.digest[:DIGITS]})"

@@ -233,7 +233,7 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, ser
     for line in _unprotected(snapshot.nodes):
         console.print(line, markup=False)
     if snapshot.swarm_denied:
-        console.print("the swarm's streams are not shown: its server lets this command not in (nats.swarm_key_file)", markup=False)
+        console.print("the swarm's streams are not shown: its server refuses this command (nats.swarm_key_file)", markup=False)
     elif snapshot.swarm_reachable is False:
         console.print("the swarm plane cannot be reached; nodes train alone until it is back")
         console.print(visible(snapshot.swarm_problem), markup=False, highlight=False, soft_wrap=True)

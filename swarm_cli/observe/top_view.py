@@ -278,7 +278,7 @@ def _swarm_line(model: TopModel) -> Text:
     if model.swarm_reachable is None:
         return Text(" no swarm plane: these nodes train alone", style="dim")
     if model.swarm_denied:
-        return Text(" the swarm's streams are not shown: its server lets this command not in (nats.swarm_key_file)", style="dim")
+        return Text(" the swarm's streams are not shown: its server refuses this command (nats.swarm_key_file)", style="dim")
     if not model.swarm_reachable:
         return Text(" the swarm plane cannot be reached; nodes train alone until it is back", style="bold yellow")
     return Text(" shared streams  ", style="dim").append(_fills(model.swarm_fills)).append(_omissions(model))

@@ -50,7 +50,7 @@ async def test_a_node_is_shown_to_whoever_has_no_key_for_the_swarm(planes: tuple
     show(snapshot, Console(file=written, width=300))
     on_screen = _swarm_line(TopHistory().model(snapshot, [], {})).plain
     for said in (written.getvalue(), on_screen):
-        assert "lets this command not in (nats.swarm_key_file)" in said and "train alone" not in said
+        assert "refuses this command (nats.swarm_key_file)" in said and "train alone" not in said
 
 
 def test_a_connection_whose_tls_is_over_is_ended_all_the_same() -> None:

@@ -28,6 +28,7 @@ from swarm_cli.k8s.check.rendered_yaml import MAX_CHARS, documents, not_text
 TIMEOUT_S = 30.0
 """For one request. The first may have to fetch a token."""
 STANDARD = "-"
+SAID_CHARACTERS = 300
 _DNS_LABELS = ("k8s-app in (kube-dns,coredns,node-local-dns)", "dns.operator.openshift.io/daemonset-dns")
 _WHOLE_CLUSTER = ("nodes", "runtimeclasses", "storageclasses", "priorityclasses", "apiservices")
 _NAMESPACED = ("secrets", "configmaps", "persistentvolumeclaims", "resourcequotas", "serviceaccounts")
@@ -93,9 +94,7 @@ def read_cluster(namespace: str, context: str) -> Cluster:
     version = _kubectl("version", "--output", "json", *where)
     minor = re.search(r'"serverVersion".*?"minor":\s*"(\d+)', version.stdout, re.DOTALL)
     if version.returncode != 0 or minor is None:
-        raise CommandError(
-            f"the cluster {context} does not answer: {_first_line(version)}: check `kubectl --context {context} version`"
-        )
+        raise CommandError(f"the cluster {context} does not answer: {_said(version)}: check `kubectl --context {context} version`")
     questions: dict[str, Sequence[str]] = {kind: ("get", kind) for kind in _WHOLE_CLUSTER}
     questions |= {kind: ("get", kind, "--namespace", namespace) for kind in _NAMESPACED}
     questions |= {f"dns {label}": ("get", "pods", "--all-namespaces", "--selector", label) for label in _DNS_LABELS}
@@ -116,7 +115,7 @@ def read_cluster(namespace: str, context: str) -> Cluster:
         found = frozenset(line.partition("/")[2] for line in names.stdout.splitlines())
         listed["customresourcedefinitions"] = [{"metadata": {"name": name}} for name in found]
     else:
-        unread["customresourcedefinitions"] = _first_line(names)
+        unread["customresourcedefinitions"] = _said(names)
     if "localqueues.kueue.x-k8s.io" in found and not isinstance(
         queues := _listed("get", "localqueues", "--namespace", namespace, *where), str
     ):
@@ -157,7 +156,7 @@ def _kustomize(folder: Path) -> str:
     if code == -signal.SIGKILL:
         raise CommandError(f"`{' '.join(command)} {folder}` took longer than {TIMEOUT_S * 2:.0f} s: run it by hand")
     if code != 0:
-        raise CommandError(f"{folder} cannot be rendered: {_first_line(done)}: correct its kustomization.yaml")
+        raise CommandError(f"{folder} cannot be rendered: {_end(_last_line(done))}: correct its kustomization.yaml")
     return text
 
 
@@ -165,7 +164,7 @@ def _listed(*arguments: str) -> list[Mapping[str, Any]] | str:
     """The items of a list, or why there are none."""
     done = _kubectl(*arguments, "--output", "json")
     if done.returncode != 0:
-        return _first_line(done)
+        return _said(done)
     try:
         items: list[Mapping[str, Any]] = json.loads(done.stdout)["items"]
     except (ValueError, KeyError, TypeError):
@@ -181,6 +180,15 @@ def _kubectl(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 124, "", f"no answer within {TIMEOUT_S:.0f} s")
 
 
-def _first_line(done: subprocess.CompletedProcess[str]) -> str:
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return _last_line(done)[:SAID_CHARACTERS]
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else f"it ended with {done.returncode}"
+    return lines[-1] if lines else f"it ended with {done.returncode}"
+
+
+def _end(line: str) -> str:
+    """kustomize names every folder on its way first, and the reason last."""
+    return line if len(line) <= SAID_CHARACTERS else "… " + line[-SAID_CHARACTERS:]

@@ -146,7 +146,7 @@ def lines(found: Report) -> Iterator[str]:
     most = int(limits.get("max_storage", -1))
     yield _cut(f"{at}, asked {visible(found.server, SERVER_CHARACTERS)} (nats-server {visible(found.version, 20)})")
     yield _cut(
-        f"account: {_size(int(used.get('storage', 0)))} stored of {_size(most) if most >= 0 else 'what the servers have'}; "
+        f"account: {_size(int(used.get('storage', 0)))} stored{f' of {_size(most)}' if most >= 0 else ', without a limit'}; "
         f"{used.get('streams', 0)} streams, {used.get('consumers', 0)} consumers"
     )
     for server in found.servers:
