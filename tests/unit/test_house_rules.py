@@ -92,6 +92,7 @@ def too_wide(text: str) -> list[int]:
     return [number for number, line in enumerate(text.splitlines(), 1) if len(told.sub("", line)) > MOST_WIDTH]
 
 
+@pytest.mark.slow
 def test_the_rules_see_what_breaks_them(sources: list[Source]) -> None:
     body = "".join(f"    a{number} = {number}\n" for number in range(EXPLAINED_LINES - 1))
     for text, found in (

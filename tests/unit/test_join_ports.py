@@ -47,6 +47,7 @@ def test_on_the_hubs_machine_nobody_is_told_to_stop_the_hub(
     assert "stop those processes" not in message
 
 
+@pytest.mark.slow
 def test_a_check_tells_a_taken_port_in_the_words_in_which_the_join_refuses_it(
     taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,7 @@ def near_answers(name: str, entry: dict[str, Any], other: dict[str, Any], rng: r
         pytest.param("string_insertion", 3000, marks=pytest.mark.slow),
         ("n_queens", 50),
         pytest.param("n_queens", 1000, marks=[pytest.mark.slow, pytest.mark.long]),
-        ("countdown", 60),
+        pytest.param("countdown", 60, marks=pytest.mark.slow),
         pytest.param("countdown", 400, marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("simple_integration", 40, marks=pytest.mark.slow),
         pytest.param("simple_integration", 400, marks=[pytest.mark.slow, pytest.mark.long]),
