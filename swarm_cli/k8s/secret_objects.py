@@ -27,7 +27,8 @@ ANNOTATION_BYTES = 256 * 1024
 in one.
 """
 
-_LABELS = {"app.kubernetes.io/name": "swarm", "app.kubernetes.io/part-of": "swarm"}
+_LABELS = {"app.kubernetes.io/name": "swarm"}
+"""Without `part-of`, by which docs/operations.md removes old ConfigMaps: these stay."""
 _TLS_FILES = {"tls.crt": "tls.crt", "tls.key": "tls.key", "ca.crt": "ca.crt"}
 
 

@@ -8,6 +8,7 @@ one that stays on its machine, and so have the servers.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -71,6 +72,11 @@ def records(swarm: Swarm, node: str) -> str:
     return file.read_text()
 
 
+def assert_each_step_once(swarm: Swarm, node: str) -> None:
+    numbers = [json.loads(line)["step"] for line in records(swarm, node).splitlines()]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
 def drain(cluster: Cluster, machine: str, *more: str) -> tuple[int, str, int]:
     """`kubectl drain` as docs/operations.md has it: its code, its words, and the fewest servers
     that were ready meanwhile.
@@ -110,6 +116,7 @@ def test_a_drained_machines_pods_end_in_order_and_what_can_move_trains_elsewhere
     steps = before["alpha"].count("\n")
     swarm.until(lambda: records(swarm, "alpha").count("\n") >= steps + 2, "alpha trains elsewhere", READY_S)
     assert records(swarm, "alpha").startswith(before["alpha"]) and steps >= 1
+    assert_each_step_once(swarm, "alpha")
     assert machine_of(swarm.pod("alpha", "trainer")) not in ("", DRAINED)
 
 
@@ -142,3 +149,4 @@ def test_a_machine_that_is_back_gets_what_waited_for_it_and_its_trainer_goes_on(
     steps = before.count("\n")
     swarm.until(lambda: records(swarm, "beta").count("\n") >= steps + 2, "beta trains again", STEP_S)
     assert records(swarm, "beta").startswith(before) and steps >= 1
+    assert_each_step_once(swarm, "beta")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm_cli.k8s.secret_objects import as_objects, expected
 from tests.k8s.manifests import (
     K8S,
     VARIANTS,
@@ -99,9 +100,13 @@ def test_no_edit_that_people_make_is_refused_by_the_next_apply(variant: str, edi
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_config_map_has_the_label_by_which_old_ones_are_removed(variant: str) -> None:
-    """docs/operations.md, "Old ConfigMaps"; those that people make have none, and stay."""
+    """docs/operations.md, "Old ConfigMaps"; those that `swarm k8s secrets` makes do not, and
+    stay."""
     for each in with_kind(render(variant), "ConfigMap"):
         assert label(each, "app.kubernetes.io/part-of") == "swarm", name_of(each)
+    made = as_objects(expected(["alpha"]), {file: "x" for one in expected(["alpha"]) for file in one.files.values()}, "swarm")
+    assert len(with_kind(made, "ConfigMap")) == 2
+    assert not [each for each in made if "app.kubernetes.io/part-of" in each["metadata"]["labels"]]
     page = (K8S.parent / "docs/operations.md").read_text()
     assert "--prune -l app.kubernetes.io/part-of=swarm --prune-allowlist=core/v1/ConfigMap" in page
 
