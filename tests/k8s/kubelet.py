@@ -65,6 +65,15 @@ class Running:
         """Of the container's first process, as this machine counts."""
         return int(self.pid_file.read_text())
 
+    def _has_begun(self) -> bool:
+        """Whether its first process is in its root already, which it enters before it takes its
+        user.
+        """
+        try:
+            return Path(f"/proc/{self.pid}").stat().st_uid != 0
+        except (OSError, ValueError):  # it is not there yet, or has not told its number
+            return False
+
     def words(self) -> str:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-3000:]
@@ -132,7 +141,10 @@ class Running:
         return self.network.inside(self.pod.name, fetch)
 
     def execute(self, command: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """Run a command in the container, as its user."""
+        """Run a command in the container, as its user, once it has begun."""
+        deadline = time.monotonic() + STARTING_S
+        while not self._has_begun() and self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
         enter = ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd=/"]
         user = self.pod.spec["securityContext"]
         as_user = [f"--setuid={user['runAsUser']}", f"--setgid={user['runAsGroup']}"]

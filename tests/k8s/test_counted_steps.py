@@ -34,6 +34,9 @@ def steps(heading: str) -> list[list[str]]:
 def test_there_are_no_more_steps_than_promised_and_none_hides_another(heading: str, most: int) -> None:
     found = steps(heading)
     assert 1 <= len(found) <= most
+    readme = (REPOSITORY / "README.md").read_text()
+    words = {3: "three steps to a trainer on a laptop's cluster", 7: "seven on GPUs"}
+    assert " ".join(words[len(found)].split()) in " ".join(readme.split()), "README counts them"
     for number, commands in enumerate(found, 1):
         assert 1 <= len(commands) <= 2, f"{heading}, step {number}: {commands}"
         for command in commands:

@@ -109,6 +109,11 @@ def test_a_container_that_has_only_just_been_started_can_be_stopped(start: Start
 
 
 @pytest.mark.slow
+def test_a_command_in_a_container_that_has_only_just_been_started_waits_for_it(start: Start) -> None:
+    assert start(pod(container("import time; time.sleep(600)"))).execute(["python", "-c", "print(7)"], 120).stdout == "7\n"
+
+
+@pytest.mark.slow
 def test_readiness_waits_once_at_first_and_for_as_many_answers_as_it_says(start: Start) -> None:
     delay_s = 2
     probe = {"httpGet": {"path": "/", "port": 9400}, "initialDelaySeconds": delay_s, "periodSeconds": 0.1, "successThreshold": 3}
