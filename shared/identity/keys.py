@@ -84,9 +84,12 @@ def load(path: Path) -> SigningKey:
             f"key file {path} cannot be read ({in_words(error)}): correct the path, or let this user read it"
         ) from error
     try:
-        return SigningKey(seed)
+        key = SigningKey(seed)
     except Exception as error:
         raise KeyFileError(f"key file {path} holds no nkey seed ({type(error).__name__}): restore it or move it away") from None
+    if not is_seed(seed.decode(errors="replace")):
+        raise KeyFileError(f"key file {path} is damaged, as its checksum shows: restore it or move it away")
+    return key
 
 
 def create(path: Path, seed: bytes | None = None) -> SigningKey:

@@ -50,8 +50,12 @@ class NoStream(NotConnected):
 
 class AccessDenied(TransportError):
     """The server refuses this process's key, its identity cannot be verified, or a key file cannot
-    be used. Waiting does not help.
+    be used. Waiting does not help. `key_refused`: a server that was verified refused the key.
     """
+
+    def __init__(self, message: str, *, key_refused: bool = False) -> None:
+        super().__init__(message)
+        self.key_refused = key_refused
 
 
 class Conflict(TransportError):

@@ -137,7 +137,7 @@ def ports(wanted: Iterable[int], refused: str) -> Finding:
 
 def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, signing_key: str) -> Finding:
     """Whether the hub answers and lets this node in."""
-    if look.refused and hub_key and invitation.credential is None:
+    if look.refused and look.reached and hub_key and invitation.credential is None:
         return Finding(
             "connection",
             False,

@@ -30,8 +30,9 @@ RENEWED_LATE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class HubLook:
-    """What was found. `refused`: why the server does not let this key in; `unreachable`: why it
-    does not answer. Both are sentences, or empty if all is well.
+    """What was found. `refused`: why the server does not let this key in, or why it cannot be
+    trusted, and then it was not reached; `unreachable`: why it does not answer. Both are sentences,
+    or empty if all is well.
     """
 
     refused: str = ""
@@ -59,7 +60,7 @@ async def look_at_hub(config: NodeConfig) -> HubLook:
     try:
         hub = await connect_swarm_plane(config, "join", timeout_s=LOOK_S)
     except AccessDenied as error:
-        return HubLook(refused=str(error))
+        return HubLook(refused=str(error), reached=error.key_refused)
     except NotConnected as error:
         return HubLook(unreachable=error.cause, reached=False)
     from swarm_cli.join.room_asked import room_for_streams

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from cryptography import x509
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -22,8 +22,6 @@ from shared.policy_store.files import draft_in
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.token import Invitation
 from swarm_cli.replace_file import replace_file
-
-_END = re.compile(rb"(?<=-----END CERTIFICATE-----\n)")
 
 
 class HubIdentity(Message, frozen=True, kw_only=True):
@@ -81,13 +79,17 @@ def bind(file: Path, authority: Path, invitation: Invitation, *, made: bool) -> 
 
 
 def _trusts_less(file: Path, known: HubIdentity, invitation: Invitation) -> bool:
-    """Whether each certificate of the token is one of those that the folder trusts already."""
+    """Whether each certificate of the token is one of those that the folder trusts already, the
+    newest among them: an older token, made before the newest was added, would take that away.
+    """
     trusted = file.read_bytes() if file.exists() else b""
-    return (
-        bool(invitation.authority)
-        and hashlib.sha256(trusted).hexdigest() == known.authority
-        and set(_END.split(invitation.authority)) <= set(_END.split(trusted))
-    )
+    if not invitation.authority or hashlib.sha256(trusted).hexdigest() != known.authority:
+        return False
+    try:
+        before, later = (x509.load_pem_x509_certificates(text) for text in (trusted, invitation.authority))
+    except ValueError:
+        return False
+    return set(later) <= set(before) and max(before, key=lambda each: each.not_valid_before_utc) in later
 
 
 def confirm(file: Path) -> None:

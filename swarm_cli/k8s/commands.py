@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shared.identity.permissions import OPERATOR
+from shared.identity.permissions import OBSERVER, OPERATOR
 from shared.identity.roster import RosterError
 from shared.os_words import in_words
 from swarm_cli.console import note
@@ -20,6 +22,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.command import check
 from swarm_cli.k8s.existing import found_files, is_installed, known_nodes, listed, lost
 from swarm_cli.k8s.key_state import (
+    SET_ASIDE,
     accounts_text,
     complete_certificates,
     complete_keys,
@@ -30,7 +33,7 @@ from swarm_cli.k8s.key_state import (
     put_existing,
     roster_text,
 )
-from swarm_cli.k8s.outside import remember_nodes, remembered_domain, remembered_guests, remembered_nodes, split_nodes
+from swarm_cli.k8s.outside import remember, remembered_domain, remembered_guests, remembered_nodes, split_nodes
 from swarm_cli.k8s.secret_objects import (
     ACCOUNTS_FILE,
     ANNOTATION_BYTES,
@@ -53,6 +56,12 @@ STANDARD = "-"
 NODE_CONNECTIONS = 18
 """For 8 verifiers, the most that an autoscaler in k8s/components starts."""
 KEYS = Path("keys")
+RESERVED = {
+    OPERATOR: "the name of the user with all rights",
+    OBSERVER: "the name of the user that only looks",
+    "swarm": "the name of the swarm's own Secrets",
+    SET_ASIDE: "the folder for keys that were replaced",
+}
 
 
 @k8s_app.command()
@@ -104,8 +113,8 @@ def secrets(
     yet. Apply the output with `kubectl apply --server-side --filename -`.
     """
     named, given = split_nodes(nodes) if nodes is not None else ([], {})
-    if OPERATOR in {*named, *given}:
-        raise CommandError(f"no node may be called {OPERATOR!r}, the name of the user with all rights: rename the node")
+    if taken := sorted(RESERVED.keys() & {*named, *given}):
+        raise CommandError(f"no node may be called {taken[0]!r}, {RESERVED[taken[0]]}: rename the node")
     if cert_manager and renew_certificate:
         raise CommandError("--renew-certificate: with --cert-manager, cert-manager renews the certificate: give one of the two")
     names = server_names(checked_namespace(namespace), [checked_server_name(name) for name in server_name or []])
@@ -121,11 +130,11 @@ def secrets(
         guests = remembered_guests(folder, chosen, given)
         accounts: dict[str, str | None] = {**dict.fromkeys(chosen), **guests}
         put_existing(folder, found)
-        remember_nodes(folder, chosen)
         if made_keys := complete_keys(folder, chosen):
             note(f"new keys: {', '.join(made_keys)}")
+        kept_domain = remembered_domain(folder, domain)
         made = {
-            ACCOUNTS_FILE: accounts_text(folder, accounts, node_connections, remembered_domain(folder, domain)),
+            ACCOUNTS_FILE: accounts_text(folder, accounts, node_connections, kept_domain),
             ROSTER_FILE: roster_text(folder, chosen, found.get(ROSTER_FILE, "")),
         }
         if not cert_manager:
@@ -135,6 +144,7 @@ def secrets(
                 note("the new authority's key is not saved, so it cannot sign another certificate: to save it, give --keys")
         if others := left_out(folder, accounts, found.get(ACCOUNTS_FILE, "")):
             note(f"not among --nodes, so the servers will refuse them after the next reload: {', '.join(others)}")
+        remember(folder, chosen, guests, kept_domain)
         objects = as_objects(wanted, contents(folder, [file for each in wanted for file in each.files.values()], made), namespace)
     _deliver(objects, out)
 
@@ -181,10 +191,26 @@ def _refuse_lost(wanted: Sequence[Expected], found: Mapping[str, str], folder: P
 @contextmanager
 def _folder(keys: Path | None) -> Iterator[Path]:
     if keys is not None:
-        yield keys
+        with _one_at_a_time(keys):
+            yield keys
         return
     with tempfile.TemporaryDirectory(prefix="swarm-keys-") as folder:
         yield Path(folder)
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Two runs in one folder would each make keys of their own."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CommandError(f"--keys {folder} cannot be used ({in_words(error)}): give a folder of this user") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _deliver(objects: Sequence[Mapping[str, Any]], out: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from swarm_cli.replace_file import replace_file
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 SET_ASIDE = "old"
 """Folder within the key folder for files that were replaced (docs/operations.md)."""
+_BLOCKS = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _DROP = "--renew-certificate drops every name that is not asked for"
 
 
@@ -30,7 +32,8 @@ def put_existing(folder: Path, found: Mapping[str, str]) -> None:
     replaced.
 
     Raises:
-        CommandError: the keys differ, or the cluster's is not a key.
+        CommandError: the keys differ, the cluster's is not a key, or the two authorities have no
+            certificate in common.
     """
     for file, text in found.items():
         path = folder / file
@@ -44,6 +47,11 @@ def put_existing(folder: Path, found: Mapping[str, str]) -> None:
                 raise CommandError(f"{path} and the cluster's Secret are different keys: move the file away, or delete that Secret")
         elif file in (_CERTIFICATE, _KEY, _AUTHORITY) and not path.exists():
             _write(path, text)
+        elif file == _AUTHORITY and not set(_BLOCKS.findall(text)) & set(_BLOCKS.findall(path.read_text())):
+            raise CommandError(
+                f"{path} is another authority than the cluster's, so no client would trust the servers: give the cluster's folder, "
+                'or change the authority in rounds (docs/operations.md, "Rotate a certificate")'
+            )
 
 
 def complete_keys(folder: Path, nodes: Sequence[str]) -> list[str]:
@@ -121,6 +129,8 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         raise CommandError(
             f"{authority_key} exists but {authority} is missing: put it back, or move the key away for a new authority"
         )
+    if (ends := certificates.read(authority.read_text()).not_after) - now < certificates.RENEWED_WITHIN:
+        yield f'{authority} expires on {ends:%Y-%m-%d}: replace it in rounds (docs/operations.md, "Rotate a certificate")'
     reason = _why_anew(certificate, key, authority, names, now)
     if renew and certificate.exists():
         reason = reason or "is renewed as --renew-certificate asks"
@@ -187,7 +197,7 @@ def accounts_nodes(accounts: str) -> set[str]:
 
 def observer_is_lost(folder: Path, accounts: str) -> bool:
     """Whether the cluster's servers admit spectators by a key that is missing from the folder."""
-    return f"# {OBSERVER}" in accounts and not key_file(folder, OPERATOR, OBSERVER).exists()
+    return f"{{ # {OBSERVER}\n" in accounts and not key_file(folder, OPERATOR, OBSERVER).exists()
 
 
 def contents(folder: Path, files: Sequence[str], made: Mapping[str, str]) -> dict[str, str]:

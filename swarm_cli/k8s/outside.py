@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shared.os_words import in_words
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.account_list import listed_nodes, named_node
+from swarm_cli.nats.account_list import checked_domain, listed_nodes, named_node
 from swarm_cli.replace_file import replace_file
 
 NODES_FILE, GUESTS_FILE, DOMAIN_FILE = "nodes.txt", "guests.txt", "domain.txt"
@@ -26,6 +27,8 @@ def split_nodes(entries: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     for name, public_key in (named_node(part) for part in listed_nodes(entries)):
         if public_key is None:
             here.append(name)
+        elif guests.get(name, public_key) != public_key:
+            raise CommandError(f"--nodes gives two public keys to {name}: give one")
         else:
             guests[name] = public_key
     if both := sorted(set(here) & guests.keys()):
@@ -45,7 +48,7 @@ def remembered_nodes(folder: Path) -> list[str]:
             f"which nodes? Name all of the overlay with --nodes alpha,beta: {file}, which keeps them for later runs, does not exist"
         )
     try:
-        here, guests = split_nodes(file.read_text().split())
+        here, guests = split_nodes(_text(file).split())
     except CommandError as error:
         raise CommandError(f"{file}: {error}") from None
     if guests or not here:
@@ -53,40 +56,56 @@ def remembered_nodes(folder: Path) -> list[str]:
     return here
 
 
-def remember_nodes(folder: Path, nodes: Sequence[str]) -> None:
-    """Write them into the folder's file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / NODES_FILE, "".join(f"{name}\n" for name in nodes))
+def remember(folder: Path, nodes: Sequence[str], guests: Mapping[str, str], domain: str) -> None:
+    """Write them into the folder's files, once nothing can be refused any more."""
+    kept = {
+        NODES_FILE: "".join(f"{name}\n" for name in nodes),
+        GUESTS_FILE: "".join(f"{name} {public_key}\n" for name, public_key in sorted(guests.items())),
+        DOMAIN_FILE: f"{domain}\n" if domain else "",
+    }
+    for name, text in kept.items():
+        if text or (folder / name).exists():
+            replace_file(folder / name, text)
 
 
 def remembered_guests(folder: Path, here: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """The outside nodes in the folder's file, together with those `given`, which are added to it.
+    """The outside nodes in the folder's file, together with those `given`.
 
     Raises:
-        CommandError: a line of the file cannot be used, or names one of `here`.
+        CommandError: a line of the file cannot be used, names one of `here`, or has another key
+            than is given.
     """
     file = folder / GUESTS_FILE
-    lines = file.read_text().splitlines() if file.exists() else []
+    lines = _text(file).splitlines()
     try:
         keyless, guests = split_nodes([line.strip().replace(" ", "=", 1) for line in lines if line.strip()])
     except CommandError as error:
         raise CommandError(f"{file}: {error}") from None
     if keyless:
         raise CommandError(f"{file}: {keyless[0]} has no public key: write `{keyless[0]} U...`, or remove the line")
+    if other := sorted(name for name in guests.keys() & given.keys() if guests[name] != given[name]):
+        raise CommandError(
+            f"{file} has another key for {other[0]}, which would be shut out: to replace it, remove its line; for another node "
+            "give another name"
+        )
     guests = {**guests, **given}
     if both := sorted(set(here) & guests.keys()):
         remedy = "leave it out of --nodes, or remove its line to make its keys here"
         raise CommandError(f"{file} lists {both[0]} as a node outside the cluster: {remedy}")
-    if given:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(file, "".join(f"{name} {public_key}\n" for name, public_key in sorted(guests.items())))
     return guests
 
 
 def remembered_domain(folder: Path, given: str) -> str:
-    """The domain: `given`, which is saved in the folder's file, or else the one in the file."""
+    """The domain: `given`, or else the one in the folder's file. Raises CommandError if it is
+    none.
+    """
     file = folder / DOMAIN_FILE
-    if given:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(file, given + "\n")
-    return given or (file.read_text().strip() if file.exists() else "")
+    return given or checked_domain(_text(file).strip(), f"{file}:")
+
+
+def _text(file: Path) -> str:
+    """Empty if there is no file. Raises CommandError if it cannot be read."""
+    try:
+        return file.read_text() if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file} cannot be read ({in_words(error)}): correct it, or remove it and give what it holds") from None

@@ -67,12 +67,12 @@ def listed_nodes(entries: Sequence[str]) -> list[str]:
     return [part for entry in entries for part in entry.split(",")]
 
 
-def checked_domain(name: str) -> str:
+def checked_domain(name: str, where: str = "--domain") -> str:
     """Return `name`. Raises CommandError if it is not a JetStream domain that nats.swarm_domain can
-    name.
+    name. where: what gave it, for the message.
     """
     if not re.fullmatch(r"[A-Za-z0-9_-]*", name):
-        raise CommandError(f"--domain {name[:80]!r} is no JetStream domain: use letters, digits, hyphens and underscores")
+        raise CommandError(f"{where} {name[:80]!r} is no JetStream domain: use letters, digits, hyphens and underscores")
     return name
 
 
@@ -81,8 +81,11 @@ def named_node(entry: str) -> tuple[str, str | None]:
     name, given, public_key = entry.partition("=")
     if given and not public_key:
         raise CommandError(f"{entry!r} has no public key: write NAME=U..., or NAME alone for a node with keys in the folder")
-    if public_key and not re.fullmatch(r"U[A-Z2-7]{55}", public_key):
-        raise CommandError(f"{public_key!r} is not a user's public key, which has 56 characters and begins with U")
+    if public_key and not keys.is_public_key(public_key):
+        raise CommandError(
+            f"{public_key[:80]!r} is not a user's public key, which has 56 characters, begins with U and ends with a checksum: "
+            "copy it again"
+        )
     return checked_node(name), public_key or None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives import hashes
 
 from shared.config import NodeConfig
 from shared.os_words import in_words
+from shared.plain_files import read_named
 from shared.text import visible
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.errors import CommandError
@@ -25,6 +27,7 @@ from swarm_cli.errors import CommandError
 DEFAULT_PORT = 4222
 ANSWER_S = 5.0
 _INFO_BYTES = 65_536
+_FILE_BYTES = 2**20
 DIGITS = 16
 """Of a digest: enough to see whether two servers present the same certificate."""
 _DAY_S = 86_400
@@ -96,8 +99,11 @@ def shown_by(url: str) -> Found:
     Raises:
         CommandError: no NATS server with TLS answers.
     """
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+    except ValueError as error:
+        raise CommandError(f"{visible(url, 200)}: {error}: give tls://HOST:PORT") from None
     # Verify nothing, not even the name: the question is when the certificate expires, and expired
     # ones matter most.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -120,15 +126,18 @@ def _expect_tls(connection: socket.socket, url: str) -> None:
     """Read the first line of a NATS server, which is not encrypted, and refuse a server without
     TLS. Reads byte by byte, because the bytes after it belong to the TLS handshake.
     """
-    line = b""
+    line, until = b"", time.monotonic() + ANSWER_S
     while not line.endswith(b"\n") and len(line) < _INFO_BYTES:
+        connection.settimeout(max(0.01, until - time.monotonic()))
         byte = connection.recv(1)
         if not byte:
             break
         line += byte
     try:
         said = json.loads(line.removeprefix(b"INFO "))
-    except ValueError:
+        if not isinstance(said, dict):
+            raise ValueError
+    except (ValueError, RecursionError):
         raise CommandError(f"{url}: no NATS server answers there: check the host and the port") from None
     if not (said.get("tls_required") or said.get("tls_available")):
         raise CommandError(f"{url}: this server has no TLS and therefore no certificate: leave it out")
@@ -138,7 +147,7 @@ def _look(name: str) -> Sequence[Found]:
     if "://" in name:
         return [shown_by(name)]
     try:
-        return read_pem(Path(name).read_bytes(), name)
+        return read_pem(read_named(Path(name), _FILE_BYTES), name)
     except OSError as error:
         remedy = "`swarm k8s secrets` writes certificates into its folder `keys`, such as keys/ca.crt"
         missing = isinstance(error, FileNotFoundError)

@@ -5,6 +5,7 @@ commands of `swarm nats` are only registered here.
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -146,6 +147,7 @@ def print_config(
     server started from an empty file admits everybody.
     """
     chosen = listed_nodes(nodes)
+    _check_interval(sync_interval)
     checked_domain(domain)
     watch_key = key_if_there(folder / OPERATOR / f"{WATCH}.nk")
     storage = _storage(plane, node_storage_gib, domain)
@@ -330,3 +332,9 @@ def _with_key(config: NodeConfig, field: str, key: Path | None) -> NodeConfig:
     if key is None:
         return config
     return config.model_copy(update={"nats": config.nats.model_copy(update={field: str(key)})})
+
+
+def _check_interval(text: str) -> None:
+    """Raises CommandError if nats-server would not take it."""
+    if not re.fullmatch(r"always|[1-9][0-9]{0,5}(ms|s|m|h)", text):
+        raise CommandError(f"--sync-interval {text[:80]!r} is no interval: give always, or a number with its unit such as 10s")

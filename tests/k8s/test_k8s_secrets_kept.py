@@ -4,15 +4,26 @@ out of a list.
 
 from __future__ import annotations
 
+import base64
+import json
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from shared.identity.keys import SigningKey, new_seed
+from shared.identity.keys import SigningKey, load, new_seed
 from swarm_cli.app import app
+from swarm_cli.errors import CommandError
+from swarm_cli.k8s import certificates
+from swarm_cli.k8s.key_state import observer_is_lost
 
+ROOT = Path(__file__).parents[2]
 REFUSED = "the servers will refuse them"
 
 
@@ -69,6 +80,87 @@ def test_without_nodes_nothing_is_written_and_the_remedy_is_told(tmp_path: Path,
     before = sorted(tmp_path.iterdir())
     done = run(tmp_path)
     assert done.exit_code == 1 and told in str(done.exception) and sorted(tmp_path.iterdir()) == before
+
+
+OUTSIDE = SigningKey(new_seed()).public_key
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "told"),
+    [
+        ({}, ("--nodes", f"laptop={OUTSIDE[:-1]}{'A' if OUTSIDE[-1] != 'A' else 'Q'}"), "ends with a checksum: copy it again"),
+        ({}, ("--nodes", "laptop={alpha}"), "have the same public key"),
+        ({"guests.txt": "laptop {outside}"}, ("--nodes", "laptop={other}"), "has another key for laptop, which would be shut out"),
+        ({}, ("--nodes", "laptop={outside},laptop={other}"), "gives two public keys to laptop"),
+        ({"guests.txt": "laptop UAAA"}, (), "guests.txt: 'UAAA' is not a user's public key"),
+        ({"domain.txt": "hub # mine"}, (), "domain.txt: 'hub # mine' is no JetStream domain"),
+        ({"domain.txt": "hub\nsite"}, (), "is no JetStream domain"),
+        ({"roster.txt": "no roster"}, ("--nodes", "laptop={outside}"), "roster.txt"),
+        ({}, ("--nodes", "alpha,old"), "no node may be called 'old', the folder for keys that were replaced"),
+        ({}, ("--nodes", "alpha,swarm"), "no node may be called 'swarm'"),
+        ({}, ("--nodes", "observer={outside}"), "no node may be called 'observer'"),
+    ],
+)
+def test_what_would_shut_nodes_out_or_stop_the_servers_is_refused_and_changes_no_list(
+    tmp_path: Path, files: dict[str, str], arguments: tuple[str, ...], told: str
+) -> None:
+    run(tmp_path, "--nodes", "alpha")
+    keys = {"alpha": load(tmp_path / "alpha" / "swarm.nk").public_key, "outside": OUTSIDE}
+    keys["other"] = SigningKey(new_seed()).public_key
+    for name, text in files.items():
+        (tmp_path / name).write_text(text.format(**keys) + "\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.txt")}
+    done = run(tmp_path, *(each.format(**keys) for each in arguments))
+    assert done.exit_code == 1 and told in str(done.exception), done.exception
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.txt")} == before
+    for name in files:
+        (tmp_path / name).unlink()
+    assert run(tmp_path).exit_code == 0, "the next run is as before"
+
+
+@pytest.mark.parametrize("name", ["nodes.txt", "guests.txt", "domain.txt"])
+def test_a_list_that_is_no_text_is_a_sentence(tmp_path: Path, name: str) -> None:
+    run(tmp_path, "--nodes", "alpha")
+    (tmp_path / name).write_bytes(b"\xff\xfe\n")
+    done = run(tmp_path)
+    assert isinstance(done.exception, CommandError) and f"{name} cannot be read" in str(done.exception)
+
+
+def test_a_node_whose_name_begins_like_the_spectators_is_none(tmp_path: Path) -> None:
+    """`--existing` asks for the spectators' key if the servers admit any."""
+    text = run(tmp_path, "--nodes", f"alpha,observer-lab={OUTSIDE}").stdout
+    objects = [each for each in yaml.safe_load_all(text) if each]
+    (accounts,) = [each["data"]["accounts.conf"] for each in objects if each["metadata"]["name"] == "nats-accounts"]
+    assert not observer_is_lost(tmp_path, base64.b64decode(accounts).decode())
+
+
+def test_another_authority_than_the_clusters_is_refused_and_one_that_contains_it_is_not(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    run(here, "--nodes", "alpha")
+    cluster = json.dumps({"kind": "List", "items": list(yaml.safe_load_all(run(here).stdout))})
+    shutil.copytree(here, there)
+    for name in ("ca.crt", "ca.key", "tls.crt", "tls.key"):
+        (there / name).unlink()
+    assert run(there).exit_code == 0  # makes others
+    command = ["k8s", "secrets", "--keys", str(there), "--existing", "-"]
+    done = CliRunner().invoke(app, command, input=cluster)
+    assert "is another authority than the cluster's" in str(done.exception)
+    (there / "ca.crt").write_text((there / "ca.crt").read_text() + (here / "ca.crt").read_text())
+    assert CliRunner().invoke(app, command, input=cluster).exit_code == 0
+
+
+def test_runs_at_the_same_time_make_one_set_of_keys(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swarm_cli", "k8s", "secrets", "--nodes", "alpha", "--keys", str(tmp_path / "keys")]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) for _ in range(4)]
+    printed = {each.communicate(timeout=180)[0] for each in started}
+    assert len(printed) == 1 and not any(each.returncode for each in started)
+
+
+def test_an_authority_that_ends_soon_is_told(tmp_path: Path) -> None:
+    run(tmp_path, "--nodes", "alpha")
+    made = datetime.now(UTC) - certificates.AUTHORITY_LASTS + timedelta(days=3)
+    (tmp_path / "ca.crt").write_text(certificates.authority((tmp_path / "ca.key").read_text(), "swarm-nats-ca", made))
+    assert "ca.crt expires on " in run(tmp_path).stderr
 
 
 def test_a_run_that_is_refused_changes_no_list(tmp_path: Path) -> None:

@@ -343,36 +343,6 @@ def test_a_hub_that_never_answered_is_replaced_by_the_next_tokens_and_one_that_a
         prepare(mistyped)
 
 
-@pytest.mark.parametrize(
-    ("trusted", "later", "admitted"),
-    [("AB", "B", True), ("AB", "BA", True), ("A", "AB", False), ("AB", "C", False), ("A", "", False)],
-)
-def test_a_later_token_may_take_certificates_of_the_authority_away_and_add_none(
-    tmp_path: Path, folder: JoinFolder, monkeypatch: pytest.MonkeyPatch, trusted: str, later: str, admitted: bool
-) -> None:
-    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
-    first, second = (
-        invitation(
-            url="tls://hub:4222", authority=b"".join(SECURED["authority"].replace(b"AA", b"A" + each.encode()) for each in of)
-        )
-        for of in (trusted, later)
-    )
-    key = prepare(first).hub_key
-    folder.confirm()
-    folder.keep_authority(first.authority)
-    if not admitted:
-        with pytest.raises(CommandError, match="belongs to tls://hub:4222"):
-            prepare(second)
-        assert prepare(first).hub_key == key
-        return
-    assert prepare(second).hub_key == key
-    folder.keep_authority(second.authority)
-    assert prepare(second).hub_key == key and json.loads(folder.hub_file.read_text())["reached"]
-    if len(later) < len(trusted):
-        with pytest.raises(CommandError, match="belongs to tls://hub:4222"):
-            prepare(first)
-
-
 def test_the_record_of_a_hub_is_json_that_a_person_may_write_and_one_of_an_earlier_version_is_read(
     tmp_path: Path, folder: JoinFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,3 +139,9 @@ def test_a_newcomers_line_with_a_members_key_is_refused_because_no_server_would_
         assert not out.exists()
     code, told = run(keys, "config", "--plane", "swarm", "--nodes", "alpha,x=")
     assert code and "'x=' has no public key" in told
+
+
+@pytest.mark.parametrize("interval", ["10", "10 s", "never", "", "0s", "10s\n  max_file_store: 1", "9999999h"])
+def test_an_interval_that_no_server_takes_is_refused(interval: str) -> None:
+    done = CliRunner().invoke(app, ["nats", "config", "--plane", "swarm", "--nodes", "alpha", "--sync-interval", interval])
+    assert "is no interval" in str(done.exception)

@@ -9,7 +9,7 @@ import pytest
 
 from services.verifier.service import VerifierService
 from shared.config import NodeConfig, load_config
-from shared.identity.keys import KeyFileError, create, load
+from shared.identity.keys import KeyFileError, create, load, new_seed
 from shared.runtime import FatalError
 
 
@@ -49,3 +49,13 @@ def test_a_key_file_of_another_owner_may_be_readable_for_the_group_as_a_mounted_
     owner = path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert load(path).public_key == made.public_key
+
+
+def test_a_key_with_a_changed_character_is_damaged_and_not_another_key(tmp_path: Path) -> None:
+    file = tmp_path / "signing.nk"
+    seed = bytearray(new_seed())
+    seed[20] = ord("B") if seed[20] == ord("A") else ord("A")
+    file.touch(mode=0o600)
+    file.write_bytes(seed)
+    with pytest.raises(KeyFileError, match="is damaged, as its checksum shows"):
+        load(file)

@@ -73,7 +73,7 @@ class Complaints:
         if denied is not None and opening:
             self._denials[server] = denied
             if len(self._denials) >= len(options.servers):
-                raise AccessDenied(self.denials)
+                raise AccessDenied(self.denials, key_refused=credentials.is_key_refusal(error))
         if credentials.is_key_refusal(error) and not self._refused:
             self._refused = True
             log.error(
