@@ -115,6 +115,8 @@ def secrets(
     named, given = split_nodes(nodes) if nodes is not None else ([], {})
     if taken := sorted(RESERVED.keys() & {*named, *given}):
         raise CommandError(f"no node may be called {taken[0]!r}, {RESERVED[taken[0]]}: rename the node")
+    if unlabelled := [name for name in named if name.endswith("-")]:
+        raise CommandError(f"--nodes {unlabelled[0]!r}: no label of Kubernetes ends in a hyphen: rename the node")
     if cert_manager and renew_certificate:
         raise CommandError("--renew-certificate: with --cert-manager, cert-manager renews the certificate: give one of the two")
     names = server_names(checked_namespace(namespace), [checked_server_name(name) for name in server_name or []])

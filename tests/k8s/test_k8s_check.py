@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -69,6 +70,12 @@ def without_secrets(listed: Listed) -> None:
 
 def without_roster(listed: Listed) -> None:
     listed["configmaps"] = [each for each in listed["configmaps"] if each["metadata"]["name"] != "swarm-roster"]
+
+
+def mistyped_key(listed: Listed) -> None:
+    (accounts,) = [each for each in listed["secrets"] if each["metadata"]["name"] == "nats-accounts"]
+    text = base64.b64decode(accounts["data"]["accounts.conf"]).decode()
+    edit_secret(listed, "nats-accounts", "accounts.conf", re.sub(r"nkey: U\w+", "nkey: U" + "A" * 55, text, count=1))
 
 
 def cut_accounts(listed: Listed) -> None:
@@ -187,6 +194,7 @@ def few_services(listed: Listed) -> None:
         (without_entry, True, ["Secret alpha-verifier has no entry swarm.nk, which alpha-verifier mounts"]),
         (unreadable_key, True, ["Secret gamma-trainer: node.nk is not a key", "put keys/ back"]),
         (cut_accounts, True, ["accounts.conf is incomplete, and no server starts"]),
+        (mistyped_key, True, ["accounts.conf lists UAAAA", "which is no public key, and no server starts with it or reloads it"]),
         (expired, True, ["the certificate expired on", "no client can connect", "reload the servers"]),
         (soon_expired, False, ["the certificate expires on"]),
         (another_key, True, ["tls.key is not the key of tls.crt"]),

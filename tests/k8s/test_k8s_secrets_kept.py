@@ -98,6 +98,7 @@ OUTSIDE = SigningKey(new_seed()).public_key
         ({"roster.txt": "no roster"}, ("--nodes", "laptop={outside}"), "roster.txt"),
         ({}, ("--nodes", "alpha,old"), "no node may be called 'old', the folder for keys that were replaced"),
         ({}, ("--nodes", "alpha,swarm"), "no node may be called 'swarm'"),
+        ({}, ("--nodes", "alpha,a-"), "no label of Kubernetes ends in a hyphen"),
         ({}, ("--nodes", "observer={outside}"), "no node may be called 'observer'"),
     ],
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from shared.identity.keys import is_seed
+from shared.identity.keys import is_public_key, is_seed
 from swarm_cli.k8s import certificates
 from swarm_cli.k8s.check import server_certificate
 from swarm_cli.k8s.check.cluster import Cluster, Object
@@ -24,6 +24,7 @@ _WITHOUT = {
     "pull": "pods stay in ErrImagePull or ImagePullBackOff",
 }
 _READS = {"volume": "mounts", "variable": "reads"}
+_NKEY = re.compile(r"^\s*nkey: (\S+)$", re.MULTILINE)
 _SERVER = re.compile(r"(nats|tls)://[^\s/@,]+:\d+")
 
 
@@ -87,6 +88,9 @@ def _contents(overlay: Overlay, cluster: Cluster, reference: Reference, found: O
             yield Finding(True, what, added)
         elif key == ACCOUNTS_FILE and MAX_CONNECTIONS_VARIABLE not in text:
             yield Finding(True, f"{name}: {key} is incomplete, and no server starts with it", how_made(overlay, reference))
+        elif key == ACCOUNTS_FILE and (wrong := [each for each in _NKEY.findall(text) if not is_public_key(each)]):
+            what = f"{name}: {key} lists {listed(wrong, 2)}, which {agree(wrong, 'is no public key', 'are no public keys')}"
+            yield Finding(True, f"{what}, and no server starts with it or reloads it", how_made(overlay, reference))
     if "ca.crt" in texts and reference.name != SERVER_TLS and (why := _no_authority(texts["ca.crt"])):
         what = f"{name}: ca.crt {why}, and {listed(workloads, 2)} cannot trust any server by it"
         yield Finding(True, what, how_added(overlay, reference, "ca.crt"))
