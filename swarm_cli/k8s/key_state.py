@@ -129,6 +129,9 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         raise CommandError(
             f"{authority_key} exists but {authority} is missing: put it back, or move the key away for a new authority"
         )
+    for file in (authority_key, key):
+        if file.exists() and file.stat().st_mode & 0o077:
+            yield f"{file} is readable by other users: run `chmod 600 {file}`"
     if (ends := certificates.read(authority.read_text()).not_after) - now < certificates.RENEWED_WITHIN:
         yield f'{authority} expires on {ends:%Y-%m-%d}: replace it in rounds (docs/operations.md, "Rotate a certificate")'
     reason = _why_anew(certificate, key, authority, names, now)

@@ -157,6 +157,12 @@ def test_runs_at_the_same_time_make_one_set_of_keys(tmp_path: Path) -> None:
     assert len(printed) == 1 and not any(each.returncode for each in started)
 
 
+def test_a_key_that_others_can_read_is_told(tmp_path: Path) -> None:
+    run(tmp_path, "--nodes", "alpha")
+    (tmp_path / "tls.key").chmod(0o644)
+    assert run(tmp_path).stderr == f"{tmp_path}/tls.key is readable by other users: run `chmod 600 {tmp_path}/tls.key`\n"
+
+
 def test_an_authority_that_ends_soon_is_told(tmp_path: Path) -> None:
     run(tmp_path, "--nodes", "alpha")
     made = datetime.now(UTC) - certificates.AUTHORITY_LASTS + timedelta(days=3)
