@@ -158,7 +158,7 @@ def test_a_stopped_trainer_is_told_within_two_minutes(shown: Shown) -> None:
         told_s = shown.told_s(stalled, "the stopped trainer")
         screen = shown.swarm.call("top", "alpha", "--once", "--node-url", f"nats://127.0.0.1:{shown.swarm.nats_port}").stdout
         print(f"a stopped trainer: told after {told_s:.0f} s\n{screen}")
-        assert "trainer silent for" in screen and "– steps/s" in screen and "compute" not in screen
+        assert "trainer not answering for" in screen and "– steps/s" in screen and "compute" not in screen
         assert len(shown.page.get("expected.json")) == len(shown.page.query('up{job="swarm"}')) == 8
     shown.over(stalled, "it goes on")
 
