@@ -74,7 +74,7 @@ test-containers: $(VENV)/.installed-test  ## Build the images and run the single
 	@scripts/container-packages
 	SWARM_TEST_CONTAINERS=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/containers
 
-test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's cluster, or to a control plane built from Debian's packages, with fake machines (13 minutes)
+test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's cluster, or to a control plane built from Debian's packages, with fake machines (17 minutes)
 	SWARM_TEST_CLUSTER=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/cluster
 
 check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (a minute and a half on 2 cores; without mypy's cache half a minute more)

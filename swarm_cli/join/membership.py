@@ -44,10 +44,10 @@ def hub_identity(invitation: Invitation) -> HubIdentity:
 def bind(file: Path, authority: Path, invitation: Invitation, *, made: bool) -> None:
     """Record the token's hub in `file`, or check that it is the hub recorded there. A hub that
     never answered, as one at a mistyped address, knows no key, and is replaced by the token's. So
-    is a known hub's authority, in the file `authority`, if the token only takes certificates away:
-    an operator who replaces it distributes the old and the new one first, and later the new one
-    alone. `made`: whether the folder holds keys already; without a record they belong to an unknown
-    hub.
+    is a known hub's authority, in the file `authority`, if the token only takes older certificates
+    away: an operator who replaces it distributes the old and the new one first, and later the new
+    one alone. `made`: whether the folder holds keys already; without a record they belong to an
+    unknown hub.
 
     Raises:
         CommandError: the folder belongs to another hub, or the file cannot be used.

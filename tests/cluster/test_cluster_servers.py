@@ -19,7 +19,7 @@ import pytest
 from cryptography import x509
 
 from swarm_cli.nats.server_certificates import not_after
-from tests.cluster.cluster import NAMESPACE, Cluster, component_of, is_ready, pods_expected
+from tests.cluster.cluster import NAMESPACE, Cluster, component_of, pods_expected
 from tests.cluster.swarm import READY_S, Swarm, run_swarm
 from tests.cluster.test_cluster_changes import add_delta, four_gpus_each
 from tests.cluster.test_cluster_secrets import swarm as swarm_k8s
@@ -47,6 +47,10 @@ class Servers:
         made = swarm_k8s(self.swarm.cluster, "secrets", "--nodes", nodes, "--keys", str(self.keys))
         assert made.returncode == 0, made.stderr
         self.swarm.cluster.kubectl("apply", "--server-side", "--filename=-", given=made.stdout)
+
+    def apply(self) -> None:
+        """The overlay as it is now, until every pod of it is ready."""
+        self.swarm.cluster.until_all_ready(pods_expected(self.swarm.apply()), READY_S)
 
     def execute(self, node: str, command: str) -> CompletedProcess[str]:
         """A command in the pod for people of a node, or of the swarm."""
@@ -97,13 +101,7 @@ def servers(whole_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_apply_makes_three_servers_one_cluster_and_the_pods_for_people_report_that_all_is_well(servers: Servers) -> None:
     servers.apply_secrets(NODES)
-    objects = servers.swarm.apply()
-
-    def all_ready() -> bool:
-        pods = servers.swarm.cluster.pods()
-        return len(pods) == pods_expected(objects) and all(is_ready(pod) for pod in pods)
-
-    servers.swarm.until(all_ready, "all pods are ready", READY_S)
+    servers.apply()
     for node, more in (("alpha", ""), ("gamma", ""), ("swarm", "--plane swarm")):
         shown = servers.until_succeeds(node, f"swarm nats report {more}")
         assert "3/3" in shown and "2/3" not in shown, shown
@@ -129,13 +127,7 @@ def test_a_fourth_node_is_let_in_by_servers_that_go_on_running(servers: Servers)
     before = servers.pods()
     add_delta(servers.swarm.overlay)
     servers.apply_secrets(f"{NODES},delta")
-    objects = servers.swarm.apply()
-
-    def ready() -> bool:
-        pods = servers.swarm.cluster.pods()
-        return len(pods) == pods_expected(objects) and all(is_ready(pod) for pod in pods)
-
-    servers.swarm.until(ready, "delta's pods are ready", READY_S)
+    servers.apply()
     assert "NODE_DELTA_ROLLOUTS" in servers.until_succeeds("delta", "swarm nats report")
     assert servers.pods() == before
     servers.until_succeeds("alpha", "swarm nats report")
