@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -51,13 +52,17 @@ HIDDEN = {"progress"}
 process.
 """
 
+_VERSION = "--version"
 _LOOKING_COMMANDS = {"ban", "dlq", "rollouts", "status", "top", "trace", "unban"}
 _READING_COMMANDS = {"rollouts", "status", "top", "trace"}
 _DERIVING_COMMANDS = {"config", "eval", "experiment", "join", "k8s", "task"}
 
 
+@cache
 def build(only: str = "") -> typer.Typer:
-    """The program with the command or group `only`; with all of them if that name is unknown."""
+    """The program with the command or group `only`; with all of them if that name is unknown, and
+    with none if `only` asks for the version.
+    """
     import typer
 
     built = typer.Typer(
@@ -71,17 +76,21 @@ def build(only: str = "") -> typer.Typer:
 
     @built.callback()
     def options(
-        version: bool = typer.Option(False, "--version", is_eager=True, callback=_say_version, help="Print the version."),
+        version: bool = typer.Option(False, _VERSION, is_eager=True, callback=_say_version, help="Print the version."),
     ) -> None:
         pass
 
     for name, where in COMMANDS.items():
-        if only in (name, "") or only not in COMMANDS | GROUPS:
+        if _wanted(name, only):
             built.command(name=name, hidden=name in HIDDEN)(_found(where))
     for name, where in GROUPS.items():
-        if only in (name, "") or only not in COMMANDS | GROUPS:
+        if _wanted(name, only):
             built.add_typer(_found(where))
     return built
+
+
+def _wanted(name: str, only: str) -> bool:
+    return name == only or only not in COMMANDS | GROUPS | {_VERSION: ""}
 
 
 def __getattr__(name: str) -> typer.Typer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import typer.testing
 
 from tests.deadlines import ASYNC_TEST_TIMEOUT_S, MISSING, allow_for_long_deadlines, run_coroutine_test
 from tests.nats_server import NatsServer
@@ -24,6 +26,10 @@ from tests.scorer_processes import scorers_of_this_process
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+# Making the program from its functions takes a tenth of a second, and a thousand tests call it.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -103,6 +109,12 @@ def no_scorer_outlives_its_test() -> Iterator[None]:
     yield
     left = scorers_of_this_process() - before
     assert not left, f"scorer processes were left: {sorted(left)}"
+
+
+@pytest.fixture
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plots in an experiment's report: half a second that tests of its words need not spend."""
+    monkeypatch.setattr("lab.plots.draw_plots", lambda name, runs, out: [])
 
 
 @pytest.fixture(scope="session")

@@ -21,19 +21,7 @@ from pathlib import Path
 from typing import Any
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(
-    [
-        "services.generator.service",
-        "services.generator.engines.transformers_engine",
-        "services.trainer.service",
-        "services.trainer.torchrun.lead",
-        "services.trainer.torchrun.follow",
-        "torch.utils.tensorboard",
-        "torch._dynamo",
-        "reasoning_gym.factory",
-        "shared.transport.nats.transport",
-    ]
-)
+forks.set_forkserver_preload(["tests.preloaded"])
 CLONE_NEWNET = 0x40000000
 SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 """Environment variables that have no effect once a process is forked."""

@@ -31,11 +31,14 @@ def wheel_of(source: Path, out: Path) -> Path:
 
 
 def pip(command: str, *arguments: str, python: Path | None = None) -> None:
-    """Run pip in `python`'s environment, by default this one, without any index."""
+    """Run pip in `python`'s environment, by default this one, without any index. It does not see
+    packages on PYTHONPATH, of which it would take this one for installed.
+    """
     quiet = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index")
     where = ("--python", str(python)) if python else ()
     line = [sys.executable, "-m", "pip", *where, command, *quiet, *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 

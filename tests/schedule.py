@@ -78,9 +78,9 @@ TOGETHER = dict.fromkeys(
         "tests/k8s/test_semantics_pods.py",
     ),
     _RENDERING,
-)
-"""Files that are one piece with another: in one process they render each variant of the manifests
-once, and not once in each worker.
+) | {"tests/unit/test_trainer_foreign_weights.py": "tests/unit/test_trainer_against_trl.py"}
+"""Files that are one piece with another: in one process they render each variant of the manifests,
+or import TRL, once, and not once in each worker.
 """
 _PLACES = {name: place for place, name in enumerate(DEAREST)}
 

@@ -4,12 +4,12 @@ one sequence at a time.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.func import functional_call
 from transformers import Qwen2ForCausalLM
 
 from services.generator.engines import SamplingParams
@@ -19,8 +19,9 @@ def next_token_logits(model: Qwen2ForCausalLM, prompt: Sequence[int], completion
     """Float64 logits `[len(completion), vocabulary]`: row i is what token i of the completion was
     drawn from.
     """
+    exact = {name: each.detach().double() for name, each in (*model.named_parameters(), *model.named_buffers())}
     with torch.no_grad():
-        logits = copy.deepcopy(model).double()(torch.tensor([[*prompt, *completion]])).logits[0]
+        logits = functional_call(model, exact, (torch.tensor([[*prompt, *completion]]),)).logits[0]
     return logits[len(prompt) - 1 : -1].numpy()
 
 

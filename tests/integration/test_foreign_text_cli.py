@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import time
 import unicodedata
 from pathlib import Path
@@ -29,6 +28,7 @@ from shared.dead_letters import CAUSE_HEADER
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.connect import connect
 from shared.transport.reference import BLOB_HEADER
+from tests import forked
 from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
@@ -125,10 +125,8 @@ async def _raw(url: str) -> None:
 def swarm(server: NatsServer, *arguments: str, url: str = "--node-url") -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     environment = {**clean, "COLUMNS": "120", "SWARM_NATS__NODE_URL": server.url, "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "swarm_cli", *arguments, *([url, server.url] if url else [])]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", timeout=DEADLINE_S
-    )
+    asked = (*arguments, *([url, server.url] if url else []))
+    return forked.run("swarm_cli", asked, environment=environment, cwd=ROOT, timeout=DEADLINE_S)
 
 
 def acting(text: str) -> list[str]:
@@ -136,6 +134,7 @@ def acting(text: str) -> list[str]:
 
 
 def test_every_command_that_shows_others_words_shows_them_as_text(server: NatsServer, tmp_path: Path) -> None:
+    swarm(server, "--version", url="")  # what starts with the first one may take long, and a state is shown while it is new
     asyncio.run(hostile_swarm(server.url))
     roster = tmp_path / "roster.txt"
     roster.write_text(f"eve {SigningKey(new_seed()).public_key} the one {ESCAPES}\n")

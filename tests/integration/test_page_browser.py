@@ -88,8 +88,10 @@ def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_schem
             every_look(browser, shown.url, state, words)
             if state == "failed":
                 looker = Looker(browser)
-                told = looker.open(shown.url).locator(".banner p").nth(1).inner_text()
-                assert told.startswith("alpha: no word from generator, ") and "; beta: no word from " in told, told
+                told = looker.open(shown.url).locator(".banner p").nth(1)
+                # The page may have seen alpha's state before beta's.
+                playwright.expect(told).to_contain_text("; beta: no word from ", timeout=WAIT_MS)
+                assert told.inner_text().startswith("alpha: no word from generator, "), told.inner_text()
                 looker.close()
         for name, address, words in (
             ("group", "#/group/alpha/1/0", "4 completions"),

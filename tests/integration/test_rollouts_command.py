@@ -21,6 +21,7 @@ from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_batches, node_batches_stream
 from shared.transport.connect import connect
+from tests import forked
 from tests.nats_server import NatsServer
 from tests.unit.sampler_groups import scored_group
 
@@ -91,9 +92,8 @@ def command(server: NatsServer, *arguments: str) -> list[str]:
 
 def swarm(server: NatsServer, *arguments: str, columns: int = 200, var_dir: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": str(columns), "SWARM_NODE__VAR_DIR": str(var_dir or "nowhere")}
-    return subprocess.run(
-        command(server, *arguments), capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT, env=environment, check=False
-    )
+    asked = ("rollouts", "alpha", "--node-url", server.url, *arguments)
+    return forked.run("swarm_cli", asked, environment=environment, cwd=ROOT, timeout=DEADLINE_S)
 
 
 def objects(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

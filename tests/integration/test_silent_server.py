@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +25,7 @@ from swarm_cli.run_end import write_end
 from swarm_cli.running import LOCK, RunNote
 from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.silent_server import silent_server
+from tests import forked
 from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
@@ -68,8 +67,7 @@ def hanging(tmp_path: Path, nats_server: Callable[..., NatsServer], monkeypatch:
 def told_by(folder: Path, *words: str) -> str:
     """What the command says on standard error in this folder."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
-    command = [sys.executable, "-m", "swarm_cli", *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    done = forked.run("swarm_cli", words, environment=environment, cwd=folder, timeout=240)
     assert done.returncode == 1, done
     return done.stderr
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from shared.identity.keys import SigningKey, new_seed
+from tests import forked
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
 
@@ -29,9 +28,9 @@ async def _two_nodes(url: str) -> None:
 
 
 def _status(server: NatsServer, *arguments: str) -> str:
-    command = [sys.executable, "-m", "swarm_cli", "status", "--node-url", server.url, *arguments]
     environment = {**os.environ, "COLUMNS": "200"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT, env=environment, check=False)
+    asked = ("status", "--node-url", server.url, *arguments)
+    done = forked.run("swarm_cli", asked, environment=environment, cwd=ROOT, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -30,6 +30,7 @@ from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.run_end import write_end
 from swarm_cli.running import RunNote
+from tests import forked
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
 
@@ -108,8 +109,8 @@ def test_a_node_elsewhere_is_shown_as_unknown_and_a_name_that_no_node_has_is_an_
     asyncio.run(far())
 
     def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
-        asked = [sys.executable, "-m", "swarm_cli", word, "--node-url", server.url, *arguments]
-        return subprocess.run(asked, cwd=ROOT, env=environment(160), capture_output=True, text=True, timeout=DEADLINE_S)
+        asked = (word, "--node-url", server.url, *arguments)
+        return forked.run("swarm_cli", asked, environment=environment(160), cwd=ROOT, timeout=DEADLINE_S)
 
     more = ["--once"] if word == "top" else []
     found = ask("gamma", *more)
@@ -144,8 +145,8 @@ def test_without_a_server_one_look_says_so_and_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["top", "status"])
 def test_on_a_server_where_no_node_ever_was_none_is_shown(word: str, nats_server: Callable[..., NatsServer]) -> None:
-    asked = [sys.executable, "-m", "swarm_cli", word, "--node-url", (url := nats_server().url), "--swarm-url", url]
-    answer = subprocess.run(asked, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S)
+    asked = (word, "--node-url", (url := nats_server().url), "--swarm-url", url)
+    answer = forked.run("swarm_cli", asked, environment=environment(), cwd=ROOT, timeout=DEADLINE_S)
     assert answer.returncode == 1 and "alpha" not in answer.stdout, answer.stdout
     assert "no node has written to this server: if a swarm is starting there, wait for its services" in answer.stderr
     assert "otherwise start one (`swarm up`), or name its server" in answer.stderr

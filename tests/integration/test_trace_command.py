@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -26,6 +25,7 @@ from shared.json_lines import BoundedLines
 from shared.run_records import TRAINED_FILE, TRAINED_MAX_BYTES, refused_file
 from shared.transport.base import Transport
 from shared.transport.connect import connect
+from tests import forked
 from tests.integration.test_rollouts_command import batch
 from tests.nats_server import NatsServer
 from tests.unit.sampler_groups import scored_group
@@ -79,9 +79,9 @@ def trained_on(var_dir: Path, node: str, step: int, group_id: str, at: float) ->
 
 
 def trace(server: NatsServer, var_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "swarm_cli", "trace", "--node-url", server.url, *arguments]
     environment = {**os.environ, "SWARM_NODE__VAR_DIR": str(var_dir), "TZ": "UTC"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, cwd=ROOT, env=environment, check=False)
+    asked = ("trace", "--node-url", server.url, *arguments)
+    return forked.run("swarm_cli", asked, environment=environment, cwd=ROOT, timeout=DEADLINE_S)
 
 
 async def test_a_group_is_followed_from_its_maker_to_who_trains_on_it_and_who_refuses_it(tmp_path: Path) -> None:

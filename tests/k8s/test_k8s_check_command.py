@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swarm_cli.app import app
+from tests import forked
 from tests.k8s.cluster_shapes import Listed, no_plugin
 from tests.k8s.manifests import REPOSITORY, kustomize
 
@@ -56,15 +57,7 @@ def run(folder: Path, listed: Listed | dict[str, Any], *arguments: str) -> subpr
     fake.write_text(FAKE.format(python=sys.executable, told=str(folder / "told.json"), real=command[0], rest=list(command[1:])))
     fake.chmod(0o755)
     environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(
-        [sys.executable, "-m", "swarm_cli", "k8s", "check", *arguments],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return forked.run("swarm_cli", ("k8s", "check", *arguments), environment=environment, cwd=REPOSITORY, timeout=120)
 
 
 @pytest.mark.slow

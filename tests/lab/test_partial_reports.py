@@ -17,6 +17,8 @@ from lab.runs import run_folder, write_manifest
 from lab.spec import SpecError, parse_spec
 from swarm_cli.experiment.commands import report as report_command
 
+pytestmark = pytest.mark.usefixtures("without_plots")
+
 
 def write_run(file: Path, passed: str, seconds: float = 1.0) -> None:
     """One node, two questions of chain_sum and three of gcd, none passed at first and `passed` at

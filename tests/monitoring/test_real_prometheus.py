@@ -17,7 +17,7 @@ from monitoring.panels import Panel, substituted
 from monitoring.render import rule_file
 from tests.e2e.processes import wait_until
 from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here
-from tests.monitoring.watched_swarm import START_S, WatchedSwarm, firing, flooding, watched_swarm
+from tests.monitoring.watched_swarm import START_S, WatchedSwarm, firing, flooding, unhurried, watched_swarm
 
 pytestmark = pytest.mark.skipif(not prometheus_is_here(), reason="no prometheus: scripts/test-packages installs Debian's")
 
@@ -141,11 +141,14 @@ TOLD_S = 120.0
 
 @pytest.fixture(scope="module")
 def impatient(watched: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
-    """Another Prometheus over the same processes, which is told of faults within seconds."""
+    """Another Prometheus over the same processes, which is told of faults within seconds. From now
+    on they need not do much else.
+    """
     folder = tmp_path_factory.mktemp("impatient")
     (folder / "rules.yml").write_text(rule_file(scale=PATIENCE))
     prometheus = PrometheusServer(folder, folder / "rules.yml", watched.jobs).start()
-    yield prometheus
+    with unhurried(*watched.nodes):
+        yield prometheus
     prometheus.kill()
 
 

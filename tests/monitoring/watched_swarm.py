@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ FLOOD = 4000
 """Messages that are signed and of tasks of their own: each takes one of the sender's turns."""
 _AT_ONCE = 50
 _END_S = 120.0
+_WORKS_S, _RESTS_S = 0.1, 0.7
 _CONFIG = """
 [generator]
 engine = "transformers"
@@ -100,6 +102,33 @@ def watched_swarm(var: Path) -> Iterator[WatchedSwarm]:
             node.kill_all()
         exporter.close()
         server.kill()
+
+
+@contextmanager
+def unhurried(*nodes: NodeProcesses) -> Iterator[None]:
+    """Let the generators work for an eighth of the time: whoever waits for a Prometheus needs a
+    swarm that works, and not one that takes all of the machine.
+    """
+    over = threading.Event()
+
+    def rest() -> None:
+        while not over.wait(_WORKS_S):
+            _signal(nodes, signal.SIGSTOP)
+            over.wait(_RESTS_S)
+            _signal(nodes, signal.SIGCONT)
+
+    resting = threading.Thread(target=rest, daemon=True)
+    resting.start()
+    try:
+        yield
+    finally:
+        over.set()
+        resting.join(_END_S)
+
+
+def _signal(nodes: tuple[NodeProcesses, ...], number: signal.Signals) -> None:
+    for node in nodes:
+        node.processes["generator"].send_signal(number)
 
 
 def _http_port(node: NodeProcesses, role: str) -> int | None:

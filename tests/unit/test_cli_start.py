@@ -37,13 +37,13 @@ for command in sys.argv[2:]:
 @pytest.fixture(scope="module")
 def imported() -> dict[str, set[str]]:
     """What is in memory when a command begins, each in a process that has built no other one."""
-    asked = [sys.executable, "-c", IMPORTED, ",".join(sorted(HEAVY)), *COMMANDS, *GROUPS]
+    asked = [sys.executable, "-c", IMPORTED, ",".join(sorted(HEAVY)), *COMMANDS, *GROUPS, "--version"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=600).stdout.splitlines()
     return {command: set(names) for command, *names in map(str.split, told)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [*COMMANDS, *GROUPS])
+@pytest.mark.parametrize("command", [*COMMANDS, *GROUPS, "--version"])
 def test_a_command_starts_without_what_it_may_need_later(command: str, imported: dict[str, set[str]]) -> None:
     assert imported[command] <= NEEDED_AT_ONCE.get(command, set())
 

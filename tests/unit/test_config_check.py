@@ -5,10 +5,10 @@ whether key files are what they are named for, and whether servers answer.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from swarm_cli.key_files import key_file_problems
 from swarm_cli.reachable import unreachable
 from swarm_cli.ruinous import ruinous_settings, ruinous_with_model, sent_key
 from swarm_cli.shipped import DEMO_CONFIG
+from tests import forked
 
 
 def configured(**sections: dict[str, Any]) -> NodeConfig:
@@ -148,11 +149,14 @@ def test_config_check_goes_on_with_datasets_and_model_after_a_misspelt_key(tmp_p
     (tmp_path / "node.toml").write_text(
         '[trainer]\nlearing_rate = 1e-5\n[model]\npath = "./not-there"\n[[tasks]]\ndataset = "gdc"\n'
     )
-    command = [sys.executable, "-m", "swarm_cli", "config", "check", "--config", str(tmp_path / "node.toml")]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    checked = config_check(tmp_path / "node.toml")
     assert checked.returncode == 78
     for words in ("trainer.learing_rate", "gdc", "not-there"):
         assert words in checked.stderr, checked.stderr
+
+
+def config_check(file: Path) -> subprocess.CompletedProcess[str]:
+    return forked.run("swarm_cli", ["config", "check", "--config", str(file)], environment=os.environ, cwd=Path.cwd(), timeout=180)
 
 
 def faults_in(tmp_path: Path, text: str) -> list[str]:
@@ -208,8 +212,7 @@ def test_config_check_numbers_task_sources_as_the_file_does_and_tells_of_all_at_
         '[[tasks]]\nweight = 1.0\n[[tasks]]\ndataset = "gdc"\nverifier = "math2"\n[[tasks]]\nsource = "file"\npath = "no.jsonl"\n'
         '[[tasks]]\ndataset = "gcd"\nweight = -1\n[[tasks]]\ndataset = "gcd"\nconfig = { min_valu = 1, max_valu = 2 }\n'
     )
-    command = [sys.executable, "-m", "swarm_cli", "config", "check", "--config", str(tmp_path / "node.toml")]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+    said = config_check(tmp_path / "node.toml").stderr
     for words in (
         *(
             "[[tasks]] 1: dataset is missing",

@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -32,8 +33,13 @@ class Source:
     classes: list[ast.ClassDef]
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def read(name: str, text: str) -> Source:
-    nodes = list(ast.walk(ast.parse(text)))
+    nodes = list(ast.walk(parsed(text)))
     functions = [node for node in nodes if isinstance(node, Function)]
     return Source(name, text, functions, [node for node in nodes if isinstance(node, ast.ClassDef)])
 
@@ -74,14 +80,14 @@ def unexplained(source: Source) -> list[str]:
 
 
 def is_unsaid(text: str) -> bool:
-    return bool(text.strip()) and ast.get_docstring(ast.parse(text)) is None
+    return bool(text.strip()) and ast.get_docstring(parsed(text)) is None
 
 
 def undocumented(name: str, text: str) -> list[str]:
     """Public functions and classes without a docstring."""
     return [
         f"{name}: {node.name}"
-        for node in ast.parse(text).body
+        for node in parsed(text).body
         if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_") and ast.get_docstring(node) is None
     ]
 

@@ -23,6 +23,8 @@ from lab.statistics import bootstrap_ratio, holm, sign_flip_p
 from shared.config import TaskSpec
 from shared.tasks import held_out_tasks
 
+pytestmark = pytest.mark.usefixtures("without_plots")
+
 
 def test_the_p_of_signs_counts_the_flips_that_are_as_extreme() -> None:
     differences = [0.3, 0.1, 0.2, -0.05]

@@ -29,6 +29,8 @@ from lab.statistics import (
     value_at,
 )
 
+pytestmark = pytest.mark.usefixtures("without_plots")
+
 
 def test_the_interval_is_students() -> None:
     # Mean 2, standard deviation 1, three values: 4.303 / sqrt(3) on either side.

@@ -82,9 +82,9 @@ def test_a_model_that_takes_too_long_to_read_is_a_sentence_and_its_process_ends(
     folder = model_folder(tmp_path / "model", "")
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(endless)
-    monkeypatch.setattr("swarm_cli.model.facts.DEADLINE_S", 15.0)
+    monkeypatch.setattr("swarm_cli.model.facts.DEADLINE_S", 8.0)
     (problem,) = read_facts(ModelSection(path=str(folder)))().problems
-    assert "took longer than 15 s" in problem and str(folder) in problem
+    assert "took longer than 8 s" in problem and str(folder) in problem
 
 
 def test_a_model_that_takes_too_much_memory_to_read_is_a_sentence(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from swarm_cli.local.asked import named
 from swarm_cli.local.control import SOCKET, answering, ask, holding_run, running_run
 from swarm_cli.local.rules import EndRun, RunRules, StartAgain, StayAway
 from swarm_cli.running import LOCK, holder
+from tests import forked
 from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
 
 RUN = """
@@ -49,8 +50,8 @@ def started(folder: Path, lines: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def swarm(var_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "swarm_cli", *arguments, "--var-dir", str(var_dir)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
+    asked = (*arguments, "--var-dir", str(var_dir))
+    return forked.run("swarm_cli", asked, environment=os.environ, cwd=ROOT, timeout=DEADLINE_S)
 
 
 @pytest.mark.slow
