@@ -45,11 +45,11 @@ tasks = 12
 every_versions = 1000
 [verifier]
 intake_poll_s = 0.1
-foreign_partial_credit = true  # a policy that is seldom right gives too few groups with a right answer for sixteen steps
+foreign_partial_credit = true  # a policy that is seldom right gives too few groups with a right answer
 [sampler]
 local = 2
 external = 2
-adapt = "off"  # sixteen steps are over before a halved J is raised again
+adapt = "off"  # ten steps are over before a halved J is raised again
 shortage = "fill_local"
 shortage_wait_s = 20
 [trainer]
@@ -58,7 +58,7 @@ checkpoint_every = 2
 threads = 1
 max_steps = {steps}
 """
-STEPS = 16
+STEPS = 10
 CONDITIONAL = {
     "swarm_trainer_external_logprob_nats",
     "swarm_trainer_delta_lost_ratio",

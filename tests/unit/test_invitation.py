@@ -294,6 +294,7 @@ def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_b
         assert read_token(run()[0]).swarm_id == "chosen"
 
 
+@pytest.mark.slow
 def test_invite_prints_a_token_for_a_server_that_is_not_there_yet_and_says_so() -> None:
     """The hub may be started after its tokens are made, so the exit code is 0 (`run`)."""
     with socket.socket() as here, socket.socket() as closed:
@@ -316,7 +317,7 @@ def test_invite_prints_a_token_for_a_server_that_is_not_there_yet_and_says_so() 
     ("arguments", "told"),
     [
         (("--url", "http://hub"), "nats://HOST:PORT"),
-        (("--url", "nats://hub:1", "--node", "gamma"), "tls:// address"),
+        pytest.param(("--url", "nats://hub:1", "--node", "gamma"), "tls:// address", marks=pytest.mark.slow),
         (("--url", "tls://hub:1", "--node", "operator"), "is not a node"),
         (("--url", "tls://hub:1", "--node", "a", "--observer"), "give one of the two"),
         (("--url", "tls://hub:1", "--ca", "/dev/null"), "give the"),

@@ -184,6 +184,7 @@ def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert sent[0] < 2**26, f"{sent[0]} bytes were taken"
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_answers_a_byte_at_a_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.sdk")
     monkeypatch.setattr(otel, "STUCK_S", 0.3)
@@ -206,6 +207,7 @@ def test_an_endpoint_that_answers_a_byte_at_a_time_is_told(monkeypatch: pytest.M
     assert told == [f"{url}/v1/traces has been answering for more than 0.3 s"]
 
 
+@pytest.mark.slow
 def test_what_is_secret_in_an_address_is_in_no_log_and_not_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.sdk")
     with pytest.raises(ConfigError, match="put keys into OTEL_EXPORTER_OTLP_HEADERS") as said:
