@@ -214,9 +214,9 @@ async def test_a_flood_of_one_sender_leaves_the_others_what_they_had(nats_server
         await settle(1)
         await senders.phase(2, senders.forge(2, flood_per_s))
         await settle(2, senders.sent["forger", 2])
-        lasted_s = time.monotonic() - began
         await publishing.close()
         found = await taken()
+        lasted_s = time.monotonic() - began  # more is taken in while what was is read
         refused = {reason: alpha.status.get(f"refused_{reason}") for reason in ("flood", "signature")}
     print("taken in by (node, phase):", dict(found), "sent:", dict(senders.sent), "refused:", refused)
     for honest in ("beta", "gamma"):

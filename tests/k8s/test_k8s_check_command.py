@@ -74,6 +74,15 @@ def test_the_command_renders_asks_the_cluster_and_ends_with_1_if_anything_stops(
     assert "k8s/overlays/cluster on trial: 2 of 4 findings would stop it" in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("nonsense", [5, [5], [{}]], ids=repr)
+def test_what_is_no_list_of_objects_is_told_and_the_rest_is_checked(nonsense: object, cluster: Listed, tmp_path: Path) -> None:
+    told = cluster | {"serverVersion": {"minor": "33", "major": "1"}, "storageclasses": nonsense}
+    done = run(tmp_path, told, "k8s/overlays/cluster")
+    assert "storageclasses could not be read" in done.stdout and "kubectl did not print a list of objects" in done.stdout
+    assert "no image is named yet" in done.stdout and "Traceback" not in done.stderr, done.stderr
+
+
 def test_without_a_cluster_what_is_missing_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overlay = tmp_path / "rendered.yaml"
     overlay.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, namespace: swarm}\n")

@@ -168,14 +168,24 @@ def _listed(*arguments: str) -> list[Mapping[str, Any]] | str:
     try:
         items: list[Mapping[str, Any]] = json.loads(done.stdout)["items"]
     except (ValueError, KeyError, TypeError):
-        return "kubectl did not print a list"
+        items = [{}]
+    if not isinstance(items, list) or not all(isinstance(each, dict) and "metadata" in each for each in items):
+        return "kubectl did not print a list of objects"
     return items
 
 
 def _kubectl(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["kubectl", *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"no answer within {TIMEOUT_S:.0f} s")
 
