@@ -242,7 +242,7 @@ class Intake:
                 return None
             verdict = await self._examiner.examine(message.subject, payload, time.time(), message.seq, message.stored_at)
         if isinstance(verdict, Candidate):
-            if self._border.sender(verdict.sender, time.time()).known or self._charge(verdict, message.size_bytes):
+            if _charged(self._border, self._waiting, sender, verdict, message.size_bytes):
                 return verdict
             verdict = Refused(self._beyond_budget(verdict.sender, message), verdict.sender, FLOODED)
         self._refused.refuse(verdict, message)
@@ -252,10 +252,14 @@ class Intake:
             self._news.set()
         return None
 
-    def _charge(self, candidate: Candidate, size_bytes: int) -> bool:
-        """Charges the signing key, so that several unowned names do not multiply its share."""
-        signer = self._border.signer(candidate.public_key, time.time())
-        return self._waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)
+
+def _charged(border: Border, waiting: FairQueue[StoredMessage], share: str, candidate: Candidate, size_bytes: int) -> bool:
+    """Charges the signing key, so that unowned names do not multiply its share: several of them, or
+    one under which messages still wait when it has become the key's. `share`: the one that the
+    message waited for. False if the key's share is used up.
+    """
+    signer = border.signer(candidate.public_key, time.time())
+    return signer.share == share or waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)
 
 
 def _scoring_job(candidate: Candidate, size_bytes: int, *, established: bool) -> ScoringJob:
