@@ -90,7 +90,7 @@ def build(only: str = "") -> typer.Typer:
 
 
 def _wanted(name: str, only: str) -> bool:
-    return name == only or only not in COMMANDS | GROUPS | {_VERSION: ""}
+    return name == only or only not in (*COMMANDS, *GROUPS, _VERSION)
 
 
 def __getattr__(name: str) -> typer.Typer:

@@ -225,7 +225,7 @@ async def test_a_flood_of_one_sender_leaves_the_others_what_they_had(nats_server
         assert calm > 0.9
         for phase in (1, 2):
             assert found[honest, phase] / senders.sent[honest, phase] >= 0.9 * calm
-    # One share, although what waited under a name that nobody owned went on waiting under its key.
+    # What waited under its name before its key was known counts against the same share.
     assert 0 < found["mallory", 1] <= 0.5 * BUDGET_PER_S * (lasted_s + BURST_S) + 1, "limited itself"
     assert refused["signature"] > 0.9 * senders.sent["forger", 2], "looked at one by one, and all refused"
 

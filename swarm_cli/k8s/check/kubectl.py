@@ -166,12 +166,12 @@ def _listed(*arguments: str) -> list[Mapping[str, Any]] | str:
     if done.returncode != 0:
         return _said(done)
     try:
-        items: list[Mapping[str, Any]] = json.loads(done.stdout)["items"]
+        items = json.loads(done.stdout)["items"]
     except (ValueError, KeyError, TypeError):
-        items = [{}]
-    if not isinstance(items, list) or not all(isinstance(each, dict) and "metadata" in each for each in items):
-        return "kubectl did not print a list of objects"
-    return items
+        items = None
+    if isinstance(items, list) and all(isinstance(each, dict) and "metadata" in each for each in items):
+        return items
+    return "kubectl did not print a list of objects"
 
 
 def _kubectl(*arguments: str) -> subprocess.CompletedProcess[str]:
