@@ -13,7 +13,8 @@ message: the oldest of its sender with most room.
 The sender is the one that the subject names, before any check. The cost of a forgery is refunded
 (`refund`), so that forging costs its victim nothing. Names that belong to a key wait in that key's
 queue. A name that belongs to no key yet has its own queue, and its messages are charged to the key
-that signed them once that is known (`charge`), so that more names do not give a larger share.
+that signed them once that is known (`charge`), so that more names do not give a larger share. Once
+the name belongs to a key, what waits under it goes on waiting in the key's queue (`move`).
 """
 
 from __future__ import annotations
@@ -121,11 +122,7 @@ class FairQueue(Generic[T]):
         would fetch. `earned`: the sender's current share in (0, 1]; below 1 it is a newcomer.
         """
         line = self._line(sender, now_s, earned)
-        place = self._classes[line.established]
-        if not place.waiting:
-            place.turn = max(place.turn, self._classes[not line.established].turn)
-        if not line.waiting:
-            line.turn = max(line.turn, place.line_turn + 1.0 / line.earned)
+        self._take_turn(line)
         line.waiting.append((message, size_bytes))
         self._count(line, 1, size_bytes)
         dropped: list[tuple[str, T]] = []
@@ -169,13 +166,27 @@ class FairQueue(Generic[T]):
         self._count(line, -1, -size_bytes)
         return name, message
 
-    def charge(self, key: str, now_s: float, earned: float = 1.0, size_bytes: int = 0) -> bool:
+    def move(self, name: str, key: str, now_s: float, earned: float = 1.0) -> None:
+        """Move what waits under a name to the queue of the key that has the name now, before what
+        arrived there since. What the name was charged is forgotten: charge it to the key.
+        """
+        left = self._senders.pop(name, None)
+        if left is None or not left.waiting:
+            return
+        messages, size_bytes = len(left.waiting), left.size_bytes
+        self._count(left, -messages, -size_bytes)
+        line = self._line(key, now_s, earned)
+        self._take_turn(line)
+        line.waiting.extendleft(reversed(left.waiting))
+        self._count(line, messages, size_bytes)
+
+    def charge(self, key: str, now_s: float, earned: float = 1.0, size_bytes: int = 0, *, on_credit: bool = False) -> bool:
         """Charge this key's queue with the tokens of a message that came under a name that no key
-        owns. False if it has none left.
+        owned. False if it has none left, unless it may pay later (`on_credit`).
         """
         bucket = self._line(key, now_s, earned).bucket
         self._senders.move_to_end(key)
-        if bucket.available(now_s) < 1:
+        if bucket.available(now_s) < 1 and not on_credit:
             return False
         bucket.take(turns_of(size_bytes))
         return True
@@ -221,6 +232,14 @@ class FairQueue(Generic[T]):
         elif line.earned != earned:
             self._promote(line, earned)
         return line
+
+    def _take_turn(self, line: _Sender[T]) -> None:
+        """Give a queue its place in turn if it was empty, and so its class if that was."""
+        place = self._classes[line.established]
+        if not place.waiting:
+            place.turn = max(place.turn, self._classes[not line.established].turn)
+        if not line.waiting:
+            line.turn = max(line.turn, place.line_turn + 1.0 / line.earned)
 
     def _promote(self, line: _Sender[T], earned: float) -> None:
         """Move a sender's waiting messages, and its turn, to its current class."""

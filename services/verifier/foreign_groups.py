@@ -254,12 +254,20 @@ class Intake:
 
 
 def _charged(border: Border, waiting: FairQueue[StoredMessage], share: str, candidate: Candidate, size_bytes: int) -> bool:
-    """Charges the signing key, so that unowned names do not multiply its share: several of them, or
-    one under which messages still wait when it has become the key's. `share`: the one that the
-    message waited for. False if the key's share is used up.
+    """Charges a message that waited under a name of nobody's to the key that signed it, so that
+    several names do not multiply the key's share. False if that is used up.
+
+    If the key has the name by now, the rest of what waits under it moves to the key's queue, and
+    the few messages that were already on their way are paid for later. `share`: the one that the
+    message waited for.
     """
-    signer = border.signer(candidate.public_key, time.time())
-    return signer.share == share or waiting.charge(signer.share, time.monotonic(), signer.earned, size_bytes)
+    if share != candidate.sender:
+        return True
+    now_s, signer = time.monotonic(), border.signer(candidate.public_key, time.time())
+    owned = border.sender(share, time.time()).share == signer.share
+    if owned:
+        waiting.move(share, signer.share, now_s, signer.earned)
+    return waiting.charge(signer.share, now_s, signer.earned, size_bytes, on_credit=owned)
 
 
 def _scoring_job(candidate: Candidate, size_bytes: int, *, established: bool) -> ScoringJob:

@@ -33,5 +33,6 @@ async def test_what_waits_under_a_name_of_nobodys_and_then_under_its_key_has_one
         await until(lambda: alpha.status.get("accepted") >= 30)
         taken = alpha.status.get("accepted")
         lasted_s = time.monotonic() - began
+        assert not alpha.status.get("refused_flood"), "what waited lost nothing when the key became known"
     await publishing.close()
     assert taken <= 0.5 * BUDGET_PER_S * (lasted_s + BURST_S) + 1

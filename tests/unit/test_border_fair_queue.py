@@ -124,3 +124,30 @@ def test_a_large_message_takes_turns_and_tokens_by_its_size_and_a_refund_gives_a
         queue.offer("large", 1, 9 * BYTES_PER_TURN, 0.0)
         assert queue.next(0.0) is not None
         queue.refund("large", blameless=True, size_bytes=9 * BYTES_PER_TURN)
+
+
+def test_what_waits_under_a_name_goes_on_waiting_under_the_key_that_has_the_name_now_and_loses_nothing() -> None:
+    queue: FairQueue[int] = FairQueue(20.0, 0.5, 2.0, 0.0)
+    dropped = [queue.offer("beta", 9, 1000, 0.0, 0.1)]
+    for number in range(3):
+        dropped.append(queue.offer("name", number, 1000, 0.0, 0.1))
+    dropped.append(queue.offer("key", 3, 1000, 0.0))
+    queue.move("name", "key", 0.0)
+    queue.move("name", "key", 0.0)
+    queue.move("nobody", "other", 0.0)
+    assert len(queue) == 5
+    taken = [queue.next(0.0) for _ in range(5)]
+    assert [found for found in taken if found and found[0] == "key"] == [("key", number) for number in range(4)], "in their order"
+    assert ("beta", 9) in taken
+    assert not any(dropped)
+    assert not len(queue)
+
+
+def test_a_key_without_tokens_pays_later_only_for_what_it_may_take_on_credit() -> None:
+    queue: FairQueue[int] = FairQueue(20.0, 0.5, 2.0, 0.0)
+    assert queue.charge("key", 0.0, size_bytes=20 * BYTES_PER_TURN)
+    assert not queue.charge("key", 0.0)
+    assert queue.charge("key", 0.0, on_credit=True)
+    queue.offer("key", 0, 0, 0.0)
+    assert queue.next(0.2) is None, "two turns are owed, which take 0.2 s, and the next takes one"
+    assert queue.next(0.35) == ("key", 0)
