@@ -128,10 +128,8 @@ def test_a_large_message_takes_turns_and_tokens_by_its_size_and_a_refund_gives_a
 
 def test_what_waits_under_a_name_goes_on_waiting_under_the_key_that_has_the_name_now_and_loses_nothing() -> None:
     queue: FairQueue[int] = FairQueue(20.0, 0.5, 2.0, 0.0)
-    dropped = [queue.offer("beta", 9, 1000, 0.0, 0.1)]
-    for number in range(3):
-        dropped.append(queue.offer("name", number, 1000, 0.0, 0.1))
-    dropped.append(queue.offer("key", 3, 1000, 0.0))
+    dropped = [queue.offer("name", number, 1000, 0.0, 0.1) for number in range(3)]
+    dropped += [queue.offer("beta", 9, 1000, 0.0, 0.1), queue.offer("key", 3, 1000, 0.0)]
     queue.move("name", "key", 0.0)
     queue.move("name", "key", 0.0)
     queue.move("nobody", "other", 0.0)
