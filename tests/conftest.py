@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 import typer.testing
 
+from tests import forked
 from tests.deadlines import ASYNC_TEST_TIMEOUT_S, MISSING, allow_for_long_deadlines, run_coroutine_test
 from tests.nats_server import NatsServer
 from tests.schedule import dearest_first, piece
@@ -27,6 +28,9 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+
+WHOLE_SUITE = 4
+"""With as many workers as this, one server forks for all of them, and is started before them."""
 
 # Making the program from its functions takes a tenth of a second, and a thousand tests call it.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
@@ -47,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, usual)
+    if not hasattr(config, "workerinput") and (config.getoption("numprocesses", None) or 0) >= WHOLE_SUITE:
+        forked.serve_workers()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import runpy
 import signal
@@ -25,6 +26,9 @@ forks.set_forkserver_preload(["tests.preloaded"])
 CLONE_NEWNET = 0x40000000
 SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 """Environment variables that have no effect once a process is forked."""
+ADDRESS = "TESTS_FORKSERVER"
+"""Environment variable with the address of a server that all workers of a suite share."""
+_server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
 
 
 class Forked:
@@ -107,21 +111,39 @@ def run(
         return subprocess.CompletedProcess([module, *arguments], code, out.read_text(), err.read_text())
 
 
+def serve_workers() -> None:
+    """Start the server now, for the workers that this process is about to start."""
+    _ensure_running()
+    os.environ[ADDRESS] = _server._forkserver_address
+
+
 def start(target: Any, *arguments: Any) -> ForkServerProcess:
-    """Run `target(*arguments)` in a process forked from the server, which the first call starts."""
+    """Run `target(*arguments)` in a process forked from the server, which the first call starts
+    unless the workers share one.
+    """
+    shared = os.environ.get(ADDRESS)
+    if shared is None:
+        _ensure_running()
+    elif _server._forkserver_address is None:
+        # It ends with the process that started it, for which this one's end of its pipe is unused.
+        _server._forkserver_address, _server._forkserver_alive_fd = shared, os.open(os.devnull, os.O_RDONLY)
+        _server.ensure_running = multiprocessing.resource_tracker.ensure_running
+    child = forks.Process(target=target, args=arguments, daemon=True)
+    child.start()
+    return child
+
+
+def _ensure_running() -> None:
     before = {name: os.environ.get(name) for name in SERVER}
     os.environ.update(SERVER)
     try:
-        multiprocessing.forkserver.ensure_running()
+        _server.ensure_running()
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-    child = forks.Process(target=target, args=arguments, daemon=True)
-    child.start()
-    return child
 
 
 def _run_module(

@@ -16,6 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NoReturn
 
+from shared import registry
 from tests import forked
 
 CLIENT = Path(__file__).with_name("forked_client.py")
@@ -36,6 +37,12 @@ class Commands:
     def program(self, file: Path, module: str) -> None:
         """Write a program that runs `module`."""
         file.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {CLIENT} {self._socket} {module} "$@"\n')
+        file.chmod(0o755)
+
+    def python(self, file: Path, package: str) -> None:
+        """Write a `python` that has a package's modules run, and is the real one for all others."""
+        forked_ones = f'{sys.executable} -I -S {CLIENT} {self._socket} "$2"'
+        file.write_text(f'#!/bin/sh\ncase "$1 $2" in "-m {package}."*) exec {forked_ones};; esac\nexec {sys.executable} "$@"\n')
         file.chmod(0o755)
 
     def close(self) -> None:
@@ -90,6 +97,7 @@ def _run(streams: list[int], module: str, arguments: list[str], environment: dic
         os.environ.clear()
         os.environ.update({**environment, **forked.SERVER})
         os.chdir(folder)
+        _look_in(environment.get("PYTHONPATH", ""))
         sys.argv = [module, *arguments]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
@@ -103,3 +111,13 @@ def _run(streams: list[int], module: str, arguments: list[str], environment: dic
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 1)
+
+
+def _look_in(python_path: str) -> None:
+    """Find packages where a Python that starts with this PYTHONPATH would."""
+    added = [folder for folder in python_path.split(os.pathsep) if folder and folder not in sys.path]
+    if added:
+        sys.path[1:1] = added
+        for each in vars(registry).values():
+            if isinstance(each, registry.Registry):
+                each.look_again()

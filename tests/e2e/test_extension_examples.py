@@ -21,7 +21,7 @@ import pytest
 from shared import registry
 from shared.registry import Registry
 from swarm_cli.observe.evaluations import read_steps
-from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
+from tests.integration.local_swarm import START_TIMEOUT_S, Swarm, python_that_forks
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import Dashboard
 from tests.otlp_collector import Collector, Received, collecting
@@ -74,8 +74,14 @@ def collector() -> Iterator[Collector]:
 def swarm(installed: Path, collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Swarm:
     """Two nodes that have taken two steps and ended."""
     folder = tmp_path_factory.mktemp("swarm")
+    with python_that_forks(folder) as python:
+        return ended_swarm(folder, python, installed, collector)
+
+
+def ended_swarm(folder: Path, python: Path, installed: Path, collector: Collector) -> Swarm:
     swarm = Swarm(
         folder,
+        python,
         OTEL_EXPORTER_OTLP_ENDPOINT=collector.url,
         PYTHONPATH=os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH", "")])),
         SWARM_NODE__SEED="1",

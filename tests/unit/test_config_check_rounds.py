@@ -15,6 +15,7 @@ from swarm_cli import reachable
 from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
 from swarm_cli.reachable import unreachable
+from tests.integration.local_swarm import free_port_range
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +124,8 @@ def test_a_file_is_not_read_for_other_columns_than_those_that_were_meant() -> No
 
 def test_with_connect_only_servers_that_the_user_named_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachable, "CONNECT_S", 0.5)
-    found = told('[nats]\nnode_url = "nats//x"\n[trainer]\nlearing_rate = 1\n' + TASK, connect=True)
+    ports = f"[http]\nbase_port = {free_port_range()}\n"
+    found = told(ports + '[nats]\nnode_url = "nats//x"\n[trainer]\nlearing_rate = 1\n' + TASK, connect=True)
     assert len(found) == 2, found
 
 

@@ -34,8 +34,6 @@ from services.trainer.objectives.aggregation import Normaliser, token_weights
 from services.trainer.objectives.token_loss import token_loss
 from tests.objectives import configured
 
-trl_import_utils = pytest.importorskip("trl.import_utils", reason="the comparison with TRL needs trl installed")
-
 SEQUENCES, LONGEST, MAX_COMPLETION = 10, 13, 20
 CAP = 2.0
 
@@ -43,8 +41,9 @@ CAP = 2.0
 @pytest.fixture(scope="module")
 def compute_loss():
     """TRL's method. TRL would import all of vLLM for its generation side; told that it is absent,
-    it does not.
+    it does not. It is imported here and not by each process that collects the tests.
     """
+    trl_import_utils = pytest.importorskip("trl.import_utils", reason="the comparison with TRL needs trl installed")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setattr(trl_import_utils, "is_vllm_available", lambda *_args, **_options: False)
