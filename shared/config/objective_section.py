@@ -35,19 +35,27 @@ class ObjectiveSection(Section):
     dual_clip: float = Field(
         0.0, ge=0, description="Limit of the ratio for negative advantages (dual-clip PPO), above 1 + clip_high; 0: off."
     )
-    cispo_min: float = Field(0.0, ge=0, description="Lower bound of the importance ratio for objective cispo.")
-    cispo_max: float = Field(5.0, gt=0, description="Upper bound of the importance ratio for objective cispo.")
+    cispo_min: float = Field(0.0, ge=0, description="Lower bound of the importance ratio for objective cispo; 0: none, as in TRL.")
+    cispo_max: float = Field(
+        5.0, gt=0, description="Upper bound of the importance ratio for objective cispo; 5 as in ScaleRL and recommended by TRL."
+    )
     m2_threshold: float = Field(
-        0.04, gt=0, description="For objective m2po: largest mean of (log behaviour - log policy)^2 over the kept tokens."
+        0.04,
+        gt=0,
+        description="For objective m2po: largest mean of (log behaviour - log policy)^2 over the kept tokens; 0.04 as in its "
+        "authors' code.",
     )
     vespo_positive: tuple[float, float] = Field(
-        (2.0, 3.0), description="For objective vespo: k and lambda for positive advantages."
+        (2.0, 3.0), description="For objective vespo: k and lambda for positive advantages, as in the paper and TRL."
     )
     vespo_negative: tuple[float, float] = Field(
-        (3.0, 2.0), description="The same for negative advantages; both defaults are the paper's and TRL's."
+        (3.0, 2.0), description="The same for negative advantages, also as in the paper and TRL."
     )
     oapl_scale: float = Field(
-        1e-3, gt=0, description="For objective oapl: factor of the log ratio when it is compared with the advantage."
+        1e-3,
+        gt=0,
+        description="For objective oapl: factor of the log ratio when it is compared with the advantage. It is small because the "
+        "ratio is of a whole answer, tens or hundreds of nats.",
     )
     kl_coefficient: float = Field(
         0.0, ge=0, description="Weight of the KL divergence to the base policy (k3 estimator); 0 as in the paper."

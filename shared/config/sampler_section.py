@@ -20,9 +20,15 @@ _MOST_GROUPS = 65_536
 class SamplerSection(Section):
     """How the sampler builds batches."""
 
-    local: int = Field(2, ge=0, le=65_536, description="I: local groups per batch.")
+    local: int = Field(
+        2, ge=0, le=65_536, description="I: local groups per batch. With the default J, I + J is 8 groups, as in the paper."
+    )
     external: int = Field(
-        6, ge=0, le=65_536, description="J: foreign groups per batch, or their maximum if `adapt` moves J; 0: ordinary RL."
+        6,
+        ge=0,
+        le=65_536,
+        description="J: foreign groups per batch, or their maximum if `adapt` moves J; 0: ordinary RL. It is high because `adapt` "
+        "lowers it where local groups teach enough.",
     )
     strategy: str = Field(
         "likelihood_near",
@@ -61,13 +67,15 @@ class SamplerSection(Section):
         5.0,
         ge=0,
         le=3600,
-        description="Seconds to wait for foreign groups before `shortage` decides; the trainer may be idle until then.",
+        description="Seconds to wait for foreign groups before `shortage` decides. The trainer may be idle until then, so the "
+        "wait is short.",
     )
     max_staleness: int = Field(
         1,
         ge=0,
         le=1024,
-        description="Largest number of policy versions between sampling a group and using it; also paces the generator.",
+        description="Largest number of policy versions between sampling a group and using it; also paces the generator. 1 lets it "
+        "work while the trainer does; more makes groups staler and waits less.",
     )
     max_external_age_s: float = Field(
         600.0,

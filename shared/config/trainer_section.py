@@ -25,7 +25,7 @@ class LoraSection(Section):
         le=MOST_RANK,
         description="Rank of the adapters. 0: full fine-tuning, the default, because it does not limit how the weights change.",
     )
-    alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank.")
+    alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank: by 1 at the common rank of 16.")
     dropout: float = Field(
         0.0,
         ge=0,
@@ -136,7 +136,7 @@ class TrainerSection(ObjectiveSection):
         "batch's local answers. Unset: only min_foreign_logprob applies.",
     )
     min_foreign_logprob: float = Field(
-        -8.0, le=0, description="The same check with a fixed limit: smallest mean logprob per token, in nats."
+        -8.0, le=0, description="The same with a fixed limit: smallest mean logprob per token, in nats; -8 bars only absurd text."
     )
     sequence_mask: tuple[float, float] | None = Field(
         None, description="Drop sequences whose geometric-mean importance ratio is outside these bounds, e.g. [0.5, 2.0]."
@@ -199,7 +199,7 @@ class TrainerSection(ObjectiveSection):
     schedule_steps: int = Field(0, ge=0, description="Step at which the schedules linear and cosine end; 0: max_steps.")
     updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates per batch; clipping has an effect only above 1.")
     token_budget: int = Field(
-        16_384, ge=64, description="Padded tokens in one forward pass; affects memory use but not the result."
+        16_384, ge=64, description="Padded tokens in one forward pass; affects only memory. 16,384 suit 0.5B parameters and 48 GB."
     )
     shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
     gradient_checkpointing: bool = Field(
@@ -222,7 +222,7 @@ class TrainerSection(ObjectiveSection):
     keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
     collective_timeout_s: float = Field(
-        600.0, ge=1, description="With torchrun: seconds that a process waits for the others before all of them exit."
+        600.0, ge=1, description="With torchrun: seconds that a process waits for the others before all exit; 600 as in torch."
     )
     lora: LoraSection = Field(default_factory=LoraSection)
     publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

@@ -47,7 +47,8 @@ class VerifierSection(Section):
         5.0,
         gt=0,
         le=600,
-        description="Wall-clock limit in seconds for scoring one local answer; if it is exceeded, the scorer process is killed.",
+        description="Wall-clock limit in seconds for scoring one local answer; if it is exceeded, the scorer process is killed. "
+        "Ordinary answers take milliseconds.",
     )
     worker_memory_mb: int = Field(
         2048,
@@ -55,10 +56,17 @@ class VerifierSection(Section):
         description="Address space of a scorer process in MiB; limited so that an answer cannot use up the machine's memory.",
     )
     max_deliver: int = Field(
-        VERIFIER_MAX_DELIVER, ge=1, le=100, description="Attempts to score a group before it becomes a dead letter."
+        VERIFIER_MAX_DELIVER,
+        ge=1,
+        le=100,
+        description="Attempts to score a group before it becomes a dead letter. More than one, because a verifier that is stopped "
+        "in the middle of a group uses one up.",
     )
     ack_wait_s: float = Field(
-        VERIFIER_ACK_WAIT_S, ge=5, description="Seconds after which an unfinished group is redelivered to another replica."
+        VERIFIER_ACK_WAIT_S,
+        ge=5,
+        description="Seconds after which an unfinished group is redelivered to another replica. 60 is longer than eight answers "
+        "take that all reach answer_timeout_s.",
     )
     intake_groups_per_s: float = Field(
         20.0,
@@ -66,7 +74,13 @@ class VerifierSection(Section):
         le=1_000_000,
         description="Foreign groups examined per second. The limit keeps a node's cost independent of the swarm's size.",
     )
-    intake_poll_s: float = Field(0.5, gt=0, le=60, description="Seconds between reads of the swarm's stream.")
+    intake_poll_s: float = Field(
+        0.5,
+        gt=0,
+        le=60,
+        description="Seconds between reads of the swarm's stream; waiting adds little to "
+        "the age of foreign groups, and each read is a request.",
+    )
     accept: Literal["auto", "same", "dataset", "any"] = Field(
         "auto",
         description="Which foreign tasks are accepted. same: dataset and config of one of this node's [[tasks]]. dataset: one of "
@@ -80,7 +94,10 @@ class VerifierSection(Section):
         "twice.",
     )
     max_clock_skew_s: float = Field(
-        60.0, ge=0, description="How many seconds in the future a foreign group's creation time may be."
+        60.0,
+        ge=0,
+        description="How many seconds in the future a foreign group's creation time may be. 60 admits a clock that has run for "
+        "weeks without being set.",
     )
     max_foreign_bytes: int = Field(
         8 * 2**20,
@@ -130,7 +147,12 @@ class VerifierSection(Section):
         description="With trust open, a name whose key has sent no new group for this many seconds becomes free; the default is 30 "
         "days.",
     )
-    max_sender_share: float = Field(0.5, gt=0, le=1, description="Largest part of intake_groups_per_s that one sender can use.")
+    max_sender_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Largest part of intake_groups_per_s that one sender can use; below 1, so that none can use all of it.",
+    )
     newcomer_groups: int = Field(
         32,
         ge=0,

@@ -1,0 +1,121 @@
+"""How the generator samples. Every field's description states its meaning, its unit and the reason
+for its default.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from shared.config.section import Section
+from shared.registry import ENGINES
+
+
+class GeneratorSection(Section):
+    """Sampling of rollout groups."""
+
+    engine: str = Field(
+        "auto",
+        description="vllm, transformers, openai, or a `swarm.engines` entry point. auto: vllm on a GPU if it is installed, else "
+        "transformers.",
+    )
+    engine_options: dict[str, float | int | bool | str] = Field(
+        default_factory=dict,
+        description="Settings of an engine from an installed package, by name; see that engine's documentation.",
+    )
+    openai_url: str = Field(
+        "", description="Base URL of an OpenAI-compatible server, for engine openai; model.path then only provides the tokenizer."
+    )
+    openai_key_file: str = Field(
+        "",
+        description="File with the API key for that server, sent as a bearer token; empty: use openai_key_variable.",
+    )
+    openai_key_variable: str = Field(
+        "",
+        pattern=r"^[A-Za-z_0-9]*$",
+        description="Environment variable with that key, such as OPENAI_API_KEY. No variable is read by default, so that no server "
+        "gets a key that was meant for another. The key itself is not a setting and never appears in a log.",
+    )
+    openai_model: str = Field(
+        "", description="The model's name on that server; empty: model.name, or the only model that the server lists."
+    )
+    completions: int = Field(
+        8,
+        ge=2,
+        le=1024,
+        description="L: completions per group; 8 as in the paper. At least 2, because advantages compare completions.",
+    )
+    groups_per_call: int = Field(
+        8,
+        ge=1,
+        le=4096,
+        description="Tasks sampled together in one engine call; more is faster, but the groups are staler when used.",
+    )
+    calls: int = Field(0, ge=0, le=256, description="Concurrent engine calls; 0: 8 for vllm (continuous batching), else 1.")
+    temperature: float = Field(
+        1.0, gt=0, le=10, description="Sampling temperature; the trainer computes logprobs at the same temperature."
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Nucleus sampling: the probability mass to sample from. Below 1, tokens outside the nucleus get no gradient "
+        "for not being sampled.",
+    )
+    top_k: int = Field(
+        0,
+        ge=0,
+        description="Sample only from this many likeliest tokens; 0: off, because the trainer computes logprobs over the whole "
+        "vocabulary.",
+    )
+    max_new_tokens: int = Field(
+        256,
+        ge=1,
+        le=1_048_576,
+        description="Longest completion in tokens, including the end token. 256 is enough for a few lines of reasoning; models "
+        "that think for longer need more.",
+    )
+    lease_s: float = Field(
+        120.0,
+        gt=0,
+        description="Seconds of silence after which a generator replica loses its task draws to another one. Replicas renew their "
+        "claim three times in this period, so that a short pause loses nothing.",
+    )
+    groups_per_minute: float = Field(
+        0.0,
+        ge=0,
+        description="Largest number of groups that one generator makes per minute, to leave room for others on its machine, or "
+        "on the server of engine openai, which no trainer paces; 0: as fast as the trainer takes them and the server answers.",
+    )
+    call_timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Deadline of one engine call in seconds; a process whose engine exceeds it is restarted. Half an hour, so that "
+        "only an engine that hangs exceeds it, and not a slow one.",
+    )
+    start_timeout_s: int = Field(
+        1800,
+        ge=10,
+        description="Longest start of vLLM in seconds, including reading the model and compiling kernels. Half an hour is enough "
+        "for a large model on a slow volume. A startup probe must allow more (docs/operations.md).",
+    )
+    policy_load_timeout_s: float = Field(
+        120.0,
+        gt=0,
+        description="Deadline for loading a new policy in seconds; if it is exceeded, the generator keeps the old policy. In two "
+        "minutes even a slow volume or network has transferred some gigabytes.",
+    )
+    gpu_memory_fraction: float = Field(
+        0.5, gt=0, le=1, description="vLLM's share of the GPU's memory; 0.5 leaves the other half to a trainer on the same GPU."
+    )
+    kv_cache_mb: int = Field(
+        0, ge=0, description="vLLM's memory for keys and values in MiB; 0: 1024 on a CPU, else what gpu_memory_fraction leaves."
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Number of GPUs that vLLM splits one copy of the model over; above 1 if one GPU cannot hold it."
+    )
+    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
+
+    @field_validator("engine")
+    @classmethod
+    def _engine_is_known(cls, value: str) -> str:
+        return ENGINES.check(value, ("auto",))
