@@ -61,7 +61,7 @@ def page(rows: Mapping[str, Mapping[str, Any]]) -> str:
         "# Reliability: figures of the last full run",
         "",
         "These are the counts of the last full run: what was broken, how often, and what was lost.",
-        f"Written by `{COMMAND}` (`tests/chaos/figures.py`), do not edit. Measured from {first} to {last} UTC on {machine()}.",
+        f"Written by `{COMMAND}` (`tests/chaos/figures.py`). Measured from {first} to {last} UTC on {machine()}.",
         f"Measured at commit: {', '.join(commits)}.",
         "A row stands for the newest full run of its fault; [reliability.md](reliability.md) says what each proves.",
         "",
