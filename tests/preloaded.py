@@ -12,6 +12,8 @@ with without_collection():
         "services.generator.service",
         "services.generator.engines.transformers_engine",
         "services.trainer.service",
+        "services.verifier.service",
+        "services.sampler.service",
         "services.trainer.torchrun.lead",
         "services.trainer.torchrun.follow",
         "torch.utils.tensorboard",

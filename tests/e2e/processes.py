@@ -1,5 +1,5 @@
-"""Real service processes for end-to-end tests, killed as machines die. Generators and trainers are
-forked from a process that has torch imported (see `tests.forked`).
+"""Real service processes for end-to-end tests, killed as machines die. They are forked from a
+process that has imported what they need (see `tests.forked`).
 """
 
 from __future__ import annotations
@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -18,7 +16,6 @@ from typing import Any, TypeVar
 from tests.forked import Forked
 
 ROLES = ("generator", "verifier", "sampler", "trainer")
-FORKED_ROLES = ("generator", "trainer")
 REPO = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
 
@@ -46,7 +43,7 @@ class NodeProcesses:
             "SWARM_VERIFIER__WORKERS": "1",
             **environment,
         }
-        self.processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
+        self.processes: dict[str, Forked] = {}
 
     def start(self, *roles: str) -> NodeProcesses:
         """Start the named roles, all four by default."""
@@ -54,14 +51,9 @@ class NodeProcesses:
             self.processes[role] = self._start(role, self._logs / f"{self.node}-{role}.log")
         return self
 
-    def _start(self, role: str, log: Path) -> subprocess.Popen[bytes] | Forked:
+    def _start(self, role: str, log: Path) -> Forked:
         module, arguments = f"services.{role}", ["--config", str(self._config)]
-        if role in FORKED_ROLES:
-            return Forked(module, arguments, environment=self._environment, cwd=REPO, log=log, network=self._network)
-        within = ["ip", "netns", "exec", self._network] if self._network else []
-        command = [*within, sys.executable, "-m", module, *arguments]
-        with log.open("ab") as output:
-            return subprocess.Popen(command, cwd=REPO, env=self._environment, stdout=output, stderr=subprocess.STDOUT)
+        return Forked(module, arguments, environment=self._environment, cwd=REPO, log=log, network=self._network)
 
     def kill(self, role: str) -> None:
         """`kill -9`, as a machine dies."""

@@ -33,7 +33,7 @@ class Swarm:
         environment variables.
         """
         self.folder = folder
-        self._python = python
+        self.python = python
         self.nats_port = free_port()
         self.base_port = free_port_range()
         self.environment = {
@@ -79,7 +79,7 @@ class Swarm:
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*swarm_with(self._python), *arguments],
+            [*swarm_with(self.python), *arguments],
             cwd=ROOT,
             env=self.environment,
             stdin=subprocess.DEVNULL,

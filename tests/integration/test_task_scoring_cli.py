@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shared.contracts.messages import TaskRef
 from shared.tasks.derive import derive_task
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 POLYNOMIAL = ("polynomial_multiplication", "--seed", "5", "--index", "1")
@@ -53,17 +54,17 @@ def test_list_names_every_dataset_also_for_programs() -> None:
 
 def test_what_does_not_exist_or_fit_is_a_sentence_and_another_exit_code() -> None:
     for arguments, said in (
-        (("score", "gcdd", "--answer", "1"), b"did you mean gcd"),
-        (("score", "GCD", "--answer", "1"), b"there is no such task"),
-        (("show", "questions.csv"), b"no such file or folder"),
-        (("show", "pyproject.toml"), b"give a .jsonl or .parquet file"),
-        (("show", "."), b"the folder holds no .arrow, .parquet, .jsonl file"),
-        (("score", "gcd", "--answer", "1", "--settings", "{max"), b"--settings is not JSON"),
-        (("score", "gcd", "--answer", "1", "--settings", '{"max_valu": 3}'), b"did you mean max_value"),
-        (("score", "composite", "--answer", "1"), b"composite cannot be used"),
-        (("show", "gcd", "--index", "900000"), b"outside the dataset's 500 items"),
+        (("score", "gcdd", "--answer", "1"), "did you mean gcd"),
+        (("score", "GCD", "--answer", "1"), "there is no such task"),
+        (("show", "questions.csv"), "no such file or folder"),
+        (("show", "pyproject.toml"), "give a .jsonl or .parquet file"),
+        (("show", "."), "the folder holds no .arrow, .parquet, .jsonl file"),
+        (("score", "gcd", "--answer", "1", "--settings", "{max"), "--settings is not JSON"),
+        (("score", "gcd", "--answer", "1", "--settings", '{"max_valu": 3}'), "did you mean max_value"),
+        (("score", "composite", "--answer", "1"), "composite cannot be used"),
+        (("show", "gcd", "--index", "900000"), "outside the dataset's 500 items"),
     ):
-        refused = swarm(*arguments)
+        refused = forked.run("swarm_cli", ["task", *arguments], environment=os.environ, cwd=ROOT, timeout=180)
         assert refused.returncode not in (0, None), arguments
         assert said in refused.stderr, refused.stderr
-        assert b"Traceback" not in refused.stderr
+        assert "Traceback" not in refused.stderr

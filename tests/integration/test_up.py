@@ -21,7 +21,7 @@ from shared.roles import ROLES
 from shared.runtime.status import STATUS_INTERVAL_S
 from swarm_cli.observe.evaluations import read_evaluations, read_steps
 from tests import forked
-from tests.integration.local_swarm import ROOT, START_TIMEOUT_S, Swarm
+from tests.integration.local_swarm import ROOT, START_TIMEOUT_S, Swarm, python_that_forks
 
 STEPS = 3
 
@@ -139,34 +139,39 @@ def goes_on(node: dict[str, Any]) -> bool:
 
 
 def test_a_run_goes_on_by_its_name_is_seen_by_status_takes_a_second_node_and_stops_on_ctrl_c(
-    swarm: Swarm, finished: subprocess.CompletedProcess[str]
+    swarm: Swarm, finished: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
-    process = swarm.up()
-    deadline = time.monotonic() + START_TIMEOUT_S
-    try:
-        while time.monotonic() < deadline:
-            seen = swarm.status("alpha")
-            # A trainer goes on with what the last run left, perhaps before a slower service says
-            # that it is there.
-            if seen and goes_on(seen["nodes"]["alpha"]):
-                break
-            time.sleep(STATUS_INTERVAL_S)
-        else:
-            pytest.fail(f"the node did not go on within the deadline: {json.dumps(seen)[:6000]}")
-        with swarm.resting("alpha"):
-            again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
-            added = swarm.call("add", "first")
-            unasked = swarm.call("status", "--json")
+    # The first run has started its services as users do.
+    with python_that_forks(tmp_path) as swarm.python:
+        process = swarm.up()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        try:
             while time.monotonic() < deadline:
-                second = swarm.status("beta")
-                if second and all(any(replica["alive"] for replica in second["nodes"]["beta"]["services"][role]) for role in ROLES):
+                seen = swarm.status("alpha")
+                # A trainer goes on with what the last run left, perhaps before a slower service
+                # says that it is there.
+                if seen and goes_on(seen["nodes"]["alpha"]):
                     break
                 time.sleep(STATUS_INTERVAL_S)
             else:
-                pytest.fail(f"the second node did not come:\n{added.stderr}\n{json.dumps(second)[:3000]}")
-    finally:
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=180)
+                pytest.fail(f"the node did not go on within the deadline: {json.dumps(seen)[:6000]}")
+            with swarm.resting("alpha"):
+                again = swarm.call("up", "--nats-port", str(swarm.nats_port), "--base-port", str(swarm.base_port))
+                added = swarm.call("add", "first")
+                unasked = swarm.call("status", "--json")
+                while time.monotonic() < deadline:
+                    second = swarm.status("beta")
+                    if second and all(
+                        any(replica["alive"] for replica in second["nodes"]["beta"]["services"][role]) for role in ROLES
+                    ):
+                        break
+                    time.sleep(STATUS_INTERVAL_S)
+                else:
+                    pytest.fail(f"the second node did not come:\n{added.stderr}\n{json.dumps(second)[:3000]}")
+        finally:
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=180)
+    swarm.python = None
     assert process.returncode == 130
     assert "continues where it stopped" in err
     alpha = seen["nodes"]["alpha"]

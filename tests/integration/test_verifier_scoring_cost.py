@@ -126,7 +126,7 @@ async def test_many_keys_of_dear_groups_do_not_keep_a_cheap_sender_from_the_scor
         assert alpha.swarm is not None
         for index in range(8):
             for place, key in enumerate(dear):
-                await share(alpha.swarm, key, f"mal{place}", group(f"mal{place}", index, ["burn 0.5"]))
+                await share(alpha.swarm, key, f"mal{place}", group(f"mal{place}", index, ["burn 0.3"]))
         await until(lambda: alpha.status.get("accepted") >= 2, PATIENCE_S)
         before = alpha.status.get("accepted")
         for index in range(6):
