@@ -28,7 +28,7 @@ SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 """Environment variables that have no effect once a process is forked."""
 ADDRESS = "TESTS_FORKSERVER"
 """Environment variable with the address of a server that all workers of a suite share."""
-_server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+_server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
 
 
 class Forked:
