@@ -28,7 +28,7 @@ SERVER = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 """Environment variables that have no effect once a process is forked."""
 ADDRESS = "TESTS_FORKSERVER"
 """Environment variable with the address of a server that all workers of a suite share."""
-_server: Any = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+_server: Any = multiprocessing.forkserver._forkserver
 
 
 class Forked:
@@ -153,7 +153,7 @@ def _run_module(
     # A daemon process may not have children, but a service may. The flag is needed only so that the
     # test's process ends this one.
     this: BaseProcess = multiprocessing.current_process()
-    this._config["daemon"] = False  # type: ignore[attr-defined]
+    this._config["daemon"] = False
     for stream, file in ((1, log), (2, errors)):
         output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, stream)
