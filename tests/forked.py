@@ -153,7 +153,7 @@ def _run_module(
     # A daemon process may not have children, but a service may. The flag is needed only so that the
     # test's process ends this one.
     this: BaseProcess = multiprocessing.current_process()
-    this._config["daemon"] = False
+    this._config["daemon"] = False  # type: ignore[attr-defined]
     for stream, file in ((1, log), (2, errors)):
         output = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, stream)
