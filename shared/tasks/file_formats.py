@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.os_words import in_words
 from shared.tasks.file_values import Unusable
+from shared.text import visible
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileRows
@@ -31,9 +32,11 @@ MAX_LINE_BYTES = 16 * 2**20
 every character escaped, take 6 MiB; a line may have other columns. Parsed, it may take twenty times
 as much memory.
 """
-_SPLIT = re.compile(r"(?:^|-)(train|test|validation|valid|val|dev|eval)(?:$|-)")
-"""Names of splits in file names, used to avoid training on a test split by mistake."""
-
+_COUNTERS = re.compile(r"(?<![^\W_])[0-9a-f]{16,}(?![^\W_])|\d+(?:[\W_]*of[\W_]*\d+)?")
+"""What tells the parts of one dataset apart in their names, in lower case: numbers (also
+`00000-of-00002`), and the hashes that older versions of `datasets` put behind them.
+"""
+_NAMES_TOLD = 5
 
 _UNREADABLE = (ValueError, OverflowError, KeyError)
 """What pyarrow raises for a value that no Python object can represent: text that is not UTF-8, a
@@ -114,7 +117,8 @@ def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
 
 def _in_folder(folder: Path) -> list[Path]:
     """Splits are never mixed, because training on the test split is a mistake that no metric would
-    reveal. A folder written by `save_to_disk` lists its own files; in any other folder all files
+    reveal. A folder written by `save_to_disk` lists its own files. In any other folder the files
+    must have one name apart from numbers, because a split can be called anything (`holdout`); those
     with the first suffix found are taken.
     """
     splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
@@ -126,16 +130,24 @@ def _in_folder(folder: Path) -> list[Path]:
     saved = _saved_files(folder)
     if saved:
         return saved
-    for suffix in SUFFIXES:
-        files = sorted(path for path in folder.glob(f"*{suffix}") if path.is_file())
-        found = sorted({word for path in files for word in _SPLIT.findall(path.stem)})
-        if len(found) > 1:
-            raise FileSourceError(
-                f"{folder}: it holds files of several splits ({', '.join(found)}): keep only one, or name a single file"
-            )
-        if files:
-            return files
-    raise FileSourceError(f"{folder}: the folder holds no {', '.join(SUFFIXES)} file: give the folder that save_to_disk wrote")
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    if not files:
+        raise FileSourceError(f"{folder}: the folder holds no {', '.join(SUFFIXES)} file: give the folder that save_to_disk wrote")
+    names = {_without_counters(path.stem): path.name for path in reversed(files)}
+    if len(names) > 1:
+        told = ", ".join(visible(name, 100) for name in sorted(names.values())[:_NAMES_TOLD])
+        more = f" and {len(names) - _NAMES_TOLD:,} more" if len(names) > _NAMES_TOLD else ""
+        raise FileSourceError(
+            f"{folder}: it holds files of different names ({told}{more}), which may be different splits: name one file, or put "
+            "the files of one split into a folder of their own; files that belong together have one name apart from numbers "
+            "(train-0.jsonl, train-1.jsonl)"
+        )
+    return next(found for suffix in SUFFIXES if (found := [path for path in files if path.suffix == suffix]))
+
+
+def _without_counters(stem: str) -> str:
+    """The words that the parts of one dataset have in common in their names, in lower case."""
+    return " ".join(re.sub(r"[\W_]+", " ", _COUNTERS.sub(" ", stem.casefold())).split())
 
 
 def _saved_files(folder: Path) -> list[Path]:

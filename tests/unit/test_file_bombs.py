@@ -98,10 +98,10 @@ def folder_of_a_long_file_and_a_bomb(folder: Path) -> Path:
     """The first file is mapped, and takes as many addresses as it is long."""
     folder.mkdir()
     table = pyarrow.table({"question": ["q"], "answer": ["1"]})
-    with pyarrow.OSFile(str(folder / "a.arrow"), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as writer:
+    with pyarrow.OSFile(str(folder / "part-0.arrow"), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as writer:
         writer.write_table(table)
-    os.truncate(folder / "a.arrow", 1_500 << 20)
-    arrow_of_compressed_texts(folder / "b.arrow")
+    os.truncate(folder / "part-0.arrow", 1_500 << 20)
+    arrow_of_compressed_texts(folder / "part-1.arrow")
     return folder
 
 

@@ -102,21 +102,21 @@ def test_parquet_and_folders_tell_all_rows_and_files(tmp_path: Path) -> None:
 
     long = "a" * (2 << 20)
     table = pyarrow.table({"question": ["q", None, long, " ", "r"], "answer": ["1", "2", "3", "4", None]})
-    parquet.write_table(table, tmp_path / "a.parquet")
-    told = refused(tmp_path / "a.parquet")
+    parquet.write_table(table, tmp_path / "part-0.parquet")
+    told = refused(tmp_path / "part-0.parquet")
     assert [line.split(" (")[0].split(" and ")[0] for line in told] == [
         "row 2: column 'question': has no value",
         "row 3: column 'question': longer than 1,048,576 bytes,",
         "row 4: column 'question': is empty: give it a text or remove the row",
         "row 5: column 'answer': has no value",
     ]
-    parquet.write_table(table.rename_columns(["question", "answr"]).slice(0, 1), tmp_path / "b.parquet")
-    (tmp_path / "c.parquet").write_text("no table")
+    parquet.write_table(table.rename_columns(["question", "answr"]).slice(0, 1), tmp_path / "part-1.parquet")
+    (tmp_path / "part-2.parquet").write_text("no table")
     told = refused(tmp_path)
     assert len(told) == 6
     absent = "there is no column 'answer'; its columns are answr, question (did you mean answr?)"
-    assert told[4].startswith(f"{tmp_path}/b.parquet: {absent}")
-    assert told[5].startswith(f"{tmp_path}/c.parquet: cannot be read as parquet")
+    assert told[4].startswith(f"{tmp_path}/part-1.parquet: {absent}")
+    assert told[5].startswith(f"{tmp_path}/part-2.parquet: cannot be read as parquet")
     halves = [pyarrow.py_buffer(bytes([0, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0])), pyarrow.py_buffer(b"\xff\xfeok")]
     bad = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, *halves])
     (tmp_path / "folder").mkdir()

@@ -211,7 +211,7 @@ def test_a_path_that_names_no_rows_is_refused_in_a_sentence(tmp_path: Path) -> N
         "table.csv": "an unknown kind of file",
         "empty": "holds no .arrow, .parquet, .jsonl file",
         "splits": "several splits (test)",
-        "mixed": "several splits (test, train)",
+        "mixed": "different names (test-00000-of-00001.jsonl, train-00000-of-00001.jsonl)",
         "bad.parquet": "cannot be read as parquet",
         "latin.jsonl": "line 1: not UTF-8",
         "other.parquet": "no column 'answer'; its columns are question, reply",
