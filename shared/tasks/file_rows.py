@@ -20,6 +20,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from shared.tasks.same_question import question_key
+
 NAME_PREFIX = "file_"
 _NAME_DIGITS = 40
 _DOMAIN = b"swarm task rows 1\x00"
@@ -70,6 +72,7 @@ class FileRows:
         self._map = mmap.mmap(descriptor, self.size_bytes, access=mmap.ACCESS_READ)
         self._ends = memoryview(self._map)[self.size_bytes - 2 * _ENTRY_BYTES * count :].cast("Q")
         self._hashes = hashes
+        self._distinct: int | None = None
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -98,11 +101,21 @@ class FileRows:
         yield from map(int, np.argsort(mixed, kind="stable"))
 
     def distinct_questions(self) -> int:
-        """Number of different questions."""
-        return int(np.unique(np.asarray(self._question_hashes(), dtype=np.uint64)).size)
+        """Number of questions that are different for evaluation (`question_key`): one that is held
+        out takes all that differ from it only in case and spacing out of training.
+        """
+        if self._distinct is None:
+            questions = (self.question_bytes(index).decode() for index in range(self._count))
+            keys = array("Q", (_hash(question_key(question).encode()) for question in questions))
+            self._distinct = int(np.unique(np.asarray(keys, dtype=np.uint64)).size)
+        return self._distinct
 
     def contradictions(self) -> Iterator[tuple[int, int]]:
-        """Pairs of rows, the earlier first, with the same question and different answers."""
+        """Pairs of rows, the earlier first, with the same question and different answers.
+
+        Here questions are the same only if they are equal character by character: case and spacing
+        may be what is asked about (`Is "a" a capital letter?`, `Is "A" a capital letter?`).
+        """
         hashes = np.asarray(self._question_hashes(), dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")
         same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])

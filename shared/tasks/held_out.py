@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 from shared.tasks.file_rows import held
+from shared.tasks.same_question import question_key
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -37,11 +38,11 @@ class HeldOut:
     def __init__(self, tasks: Iterable[Task]) -> None:
         """Take the questions of `tasks`."""
         self.tasks = list(tasks)
-        self._questions = frozenset(_key(task.question) for task in self.tasks)
+        self._questions = frozenset(question_key(task.question) for task in self.tasks)
 
     def contains(self, question: str) -> bool:
         """Whether this question is in the set, ignoring spacing and case."""
-        return _key(question) in self._questions
+        return question_key(question) in self._questions
 
 
 def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[Task]:
@@ -71,7 +72,7 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
                 if not error.only_this_item or (misses == PATIENCE and not taken):
                     raise
                 continue
-            key = _key(task.question)
+            key = question_key(task.question)
             if key in known:
                 misses += 1
                 continue
@@ -137,7 +138,3 @@ def _places(spec: TaskSpec, size: int, draw: int) -> Iterator[tuple[int, int]]:
         return
     # reasoning-gym seeds item i with seed + i: blocks of `size` seeds do not overlap.
     yield from (divmod(position, size) for position in count_up())
-
-
-def _key(question: str) -> str:
-    return " ".join(question.split()).casefold()

@@ -34,7 +34,7 @@ from shared.tasks import (
 )
 from shared.tasks.file_source import load_rows, with_rows
 from shared.tasks.file_values import ValueProblem, as_text
-from shared.tasks.specs import checked_config
+from shared.tasks.specs import checked_config, file_questions
 from tests.unit.test_border import NOW_S, SUBJECT, border, group, signed, taken_in
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
@@ -361,6 +361,20 @@ def test_a_file_too_small_for_evaluation_says_so(tmp_path: Path) -> None:
     for held_out in (1, 200):
         with pytest.raises(TaskConfigError, match=remedy):
             check_specs([many(tmp_path / "one.jsonl", 1)], held_out)
+
+
+def test_questions_that_differ_only_in_case_and_spacing_count_once_but_may_have_different_answers(tmp_path: Path) -> None:
+    written = ["What is  3?", "what is 3?", "WHAT IS 3?", "What is 3? "]
+    rows = [{"question": question, "answer": number} for number, question in enumerate(written)]
+    spec = with_rows([spec_of(jsonl(tmp_path / "rows.jsonl", rows))])[0]
+    assert len(held_out_tasks([spec], 2)) == 1
+    with pytest.raises(TaskConfigError, match="it has one question, and it would be held out"):
+        check_specs([spec], 2)
+    others = [{"question": "And 4?", "answer": 4}, {"question": "Is 5 a number?", "answer": "yes"}]
+    spec = with_rows([spec_of(jsonl(tmp_path / "more.jsonl", rows + others))])[0]
+    held_out = HeldOut(held_out_tasks([spec], 1))
+    assert [each.questions for each in file_questions([spec], 1)] == [3] and check_specs([spec], 1) == [spec]
+    assert next(TaskSource([spec], node="a", seed=1).candidates(0, held_out))
 
 
 def test_answers_that_the_verifier_cannot_judge_are_found_at_the_start(tmp_path: Path) -> None:
