@@ -277,15 +277,27 @@ _too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a messa
 
 
 def _plain_values(arrow: ModuleType, column: Any) -> list[Any]:
-    if arrow.types.is_float32(column.type) or arrow.types.is_float16(column.type):
-        # The digits that were meant: 0.1, which as a double would be 0.10000000149011612.
-        return [None if value is None else float(str(value)) for value in _numpy_values(column)]
     if arrow.types.is_dictionary(column.type):
         places = column.indices.to_pylist()
-        texts = {place: column.dictionary[place].as_py() for place in set(places) if place is not None}
-        return [None if place is None else texts[place] for place in places]
-    values: list[Any] = column.to_pylist()
-    return values
+        known = {place: column.dictionary[place].as_py() for place in set(places) if place is not None}
+        values = [None if place is None else known[place] for place in places]
+    else:
+        values = column.to_pylist()
+    kind = _kind(arrow, column)
+    if not arrow.types.is_float32(kind) and not arrow.types.is_float16(kind):
+        return values
+    import numpy as np
+
+    narrow = np.float32 if arrow.types.is_float32(kind) else np.float16
+    return [None if value is None else _as_meant(narrow(value)) for value in values]
+
+
+def _as_meant(number: Any) -> float | int:
+    """A number of 32 or 16 bits. A fraction in the fewest digits that mean it: 0.1, which would be
+    0.10000000149011612 as a double. Whole numbers in full: in the fewest digits, 123456792 would be
+    123456790.
+    """
+    return int(number) if float(number).is_integer() else float(str(number))
 
 
 def _one_value(arrow: ModuleType, value: Any) -> Any:
@@ -314,11 +326,6 @@ def _too_long(arrow: ModuleType, column: Any) -> frozenset[int]:
     if (compute.max(lengths).as_py() or 0) <= MAX_VALUE_BYTES:
         return frozenset()
     return frozenset(place for place, length in enumerate(lengths.to_pylist()) if (length or 0) > MAX_VALUE_BYTES)
-
-
-def _numpy_values(column: Any) -> list[Any]:
-    numbers, valid = column.to_numpy(zero_copy_only=False), column.is_valid().to_pylist()
-    return [number if known else None for number, known in zip(numbers, valid, strict=True)]
 
 
 def require_pyarrow() -> ModuleType:

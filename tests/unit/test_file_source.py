@@ -159,13 +159,6 @@ def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, r
     assert sorted(held.shuffled(0)) == list(range(len(rows)))
 
 
-def test_32_bit_numbers_are_the_digits_that_were_meant(tmp_path: Path) -> None:
-    table = pyarrow.table({"question": ["a", "b"], "answer": pyarrow.array([0.1, 3.0], pyarrow.float32())})
-    parquet.write_table(table, tmp_path / "x.parquet")
-    rows = load_rows(spec_of(tmp_path / "x.parquet"))
-    assert [rows.row(0)[1], rows.row(1)[1]] == ["0.1", "3"]
-
-
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
