@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -20,6 +22,7 @@ from shared.runtime.parent_death import ending_with_parent
 from shared.tasks.file_formats import Row, require_pyarrow
 from shared.tasks.file_texts import MAX_TEXT_CHARS, TextRow, text_rows
 from shared.tasks.sandbox.limits import MappedMemory, limit, limit_data
+from shared.text import visible
 
 MEMORY_BYTES = 768 * 2**20
 """What reading may take beyond the modules. A Parquet file with 280 texts of the longest kind in
@@ -29,6 +32,9 @@ _FRAME = struct.Struct("<cIIII")
 """Kind; number of the file and of the row in it; sizes of two contents."""
 _TEXTS, _WRONG, _TOO_LARGE, _END = b"t", b"w", b"m", b"."
 _MAX_FRAME_BYTES = 4 * MAX_TEXT_CHARS
+_GONE_S = 10.0
+"""What a process that has closed its output may take to end."""
+_MAX_ERROR_BYTES = 4096
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from shared.tasks.file_apart import main; main()"
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Else allocators and threads reserve gigabytes of address space, which is what is limited."""
@@ -43,25 +49,42 @@ def text_rows_apart(files: Sequence[Path], question: str, answer: str) -> Iterat
     """
     require_pyarrow()
     asked = {"files": [str(file) for file in files], "columns": [question, answer]}
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", _START, json.dumps(sys.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | _ENVIRONMENT,
-        preexec_fn=ending_with_parent(),
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", _START, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=os.environ | _ENVIRONMENT,
+            preexec_fn=ending_with_parent(),
+        ) as process,
+    ):
         assert process.stdin is not None and process.stdout is not None
         try:
             with process.stdin:
                 process.stdin.write(json.dumps(asked).encode())
             yield from _received(process.stdout, files, [question, answer])
         except (EOFError, BrokenPipeError):
-            process.kill()
-            ended = f"the process that read it ended with code {process.wait()}, perhaps for lack of memory: write it as .jsonl"
-            yield TextRow(Row({}, _all_of(files), 0, ended), {}, ())
+            yield TextRow(
+                Row({}, _all_of(files), 0, f"the process that read it {_end(process, errors)}: write it as .jsonl"), {}, ()
+            )
         finally:
             process.kill()
+
+
+def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+    """How a process ended that has said no more, and the last line that it wrote to `errors`."""
+    try:
+        code = process.wait(_GONE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return "does not answer as it should"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}, perhaps for lack of memory"
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - _MAX_ERROR_BYTES))
+    last = errors.read().decode(errors="replace").splitlines()[-1:] or ["without a word"]
+    return f"ended with code {code} ({visible(last[0], 200)})"
 
 
 def _received(frames: IO[bytes], files: Sequence[Path], columns: Sequence[str]) -> Iterator[TextRow]:

@@ -204,6 +204,9 @@ def _tabular(file: Path, columns: Sequence[str]) -> Iterator[Row]:
     try:
         for batch in _batches(arrow, file, columns):
             names = [name for name in columns if name in batch.schema.names]
+            if twice := [name for name in names if batch.schema.names.count(name) > 1]:
+                yield Row({}, file, 0, f"it has several columns {twice[0]!r}: rename or remove all but one")
+                return
             lists = [_values(arrow, batch.column(batch.schema.names.index(name))) for name in names]
             others = {} if len(names) == len(columns) else dict.fromkeys(batch.schema.names)
             for place in range(batch.num_rows):
@@ -239,7 +242,8 @@ def _parquet_batches(arrow: ModuleType, file: Path, columns: Sequence[str]) -> I
         schema = table.schema_arrow
     # If the table lacks the column, the error message lists the ones that exist.
     wanted = list(dict.fromkeys(columns)) if set(columns) <= set(schema.names) else schema.names
-    texts = [name for name in wanted if arrow.types.is_string(schema.field(name).type)]
+    # By field, because two columns may have one name.
+    texts = list({field.name for field in schema if field.name in wanted and arrow.types.is_string(field.type)})
     done = 0
     with parquet.ParquetFile(str(file), read_dictionary=texts) as table:
         for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False):

@@ -1,4 +1,6 @@
-"""Values of Parquet and Arrow files are the texts that they are in JSON lines."""
+"""Values of Parquet and Arrow files are the texts that they are in JSON lines, and what hinders
+reading them is told.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from typing import Any
 import pytest
 
 from shared.config import TaskSpec
+from shared.tasks import file_apart
 from shared.tasks.file_rows import FileRows
-from shared.tasks.file_source import load_rows
+from shared.tasks.file_source import FileSourceError, load_rows
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
 from pyarrow import parquet  # noqa: E402
@@ -65,3 +68,41 @@ def test_numbers_of_every_width_are_the_digits_that_were_meant(
     lines = (f'{{"question": "q{place}", "answer": {digits}}}\n' for place, digits in enumerate(TEXTS[kind]))
     (tmp_path / "rows.jsonl").write_text("".join(lines))
     assert rows_of(tmp_path / "rows.jsonl").name == rows.name
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_arrow])
+def test_a_column_that_is_there_twice_is_refused_by_name_unless_it_is_not_read(
+    tmp_path: Path, write: Callable[[Path, Any], Path]
+) -> None:
+    columns = [["q"], ["1"], ["2"]]
+    file = write(tmp_path, pyarrow.table(columns, names=["question", "answer", "answer"]))
+    with pytest.raises(FileSourceError) as caught:
+        rows_of(file)
+    assert str(caught.value) == f"{file}: it has several columns 'answer': rename or remove all but one"
+    file = write(tmp_path, pyarrow.table(columns, names=["question", "id", "id"]))
+    with pytest.raises(FileSourceError, match="no column 'answer'; its columns are id, question"):
+        rows_of(file)
+    file = write(tmp_path, pyarrow.table([*columns, ["3"]], names=["question", "answer", "id", "id"]))
+    assert rows_of(file).row(0) == ("q", "1")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise KeyError('answer')", "ended with code 1 (KeyError: 'answer'): write it"),
+        ("import os; os._exit(3)", "ended with code 3 (without a word): write it"),
+        ("import os; os.kill(os.getpid(), 15)", "was killed by SIGTERM, perhaps for lack of memory: write it"),
+        (
+            "import sys, time; sys.stdin.read(); print('x' * 99, flush=True); time.sleep(60)",
+            "does not answer as it should: write it",
+        ),
+    ],
+)
+def test_how_the_process_that_reads_a_file_ended_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    monkeypatch.setattr(file_apart, "_START", code)
+    monkeypatch.setattr(file_apart, "_GONE_S", 1.0)
+    with pytest.raises(FileSourceError) as caught:
+        rows_of(as_parquet(tmp_path, pyarrow.table({"question": ["q"], "answer": ["1"]})))
+    assert f"rows.parquet: the process that read it {said} as .jsonl" in str(caught.value)
