@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_OPEN = "<answer>"
+OPENING_TAG = "<answer>"
 CLOSING_TAG = "</answer>"
 """A completion without this tag is an answer as a whole."""
 
@@ -18,7 +18,7 @@ def extract_answer(text: str) -> str:
     if end < 0:
         return text.strip()
     previous_end = text.rfind(CLOSING_TAG, 0, end)
-    start = text.find(_OPEN, previous_end + 1 if previous_end >= 0 else 0, end)
+    start = text.find(OPENING_TAG, previous_end + 1 if previous_end >= 0 else 0, end)
     if start < 0:
         return text.strip()
-    return text[start + len(_OPEN) : end].strip()
+    return text[start + len(OPENING_TAG) : end].strip()

@@ -66,9 +66,8 @@ def text_rows_apart(files: Sequence[Path], question: str, answer: str) -> Iterat
                 process.stdin.write(json.dumps(asked).encode())
             yield from _received(process.stdout, files, [question, answer])
         except (EOFError, BrokenPipeError):
-            yield TextRow(
-                Row({}, _all_of(files), 0, f"the process that read it {_end(process, errors)}: write it as .jsonl"), {}, ()
-            )
+            ended = f"the process that read it {_end(process, errors)}: write it as .jsonl"
+            yield TextRow(Row({}, _all_of(files), 0, ended), {}, ())
         finally:
             process.kill()
 
@@ -131,7 +130,7 @@ def main() -> None:
     limit_data((memory.data_bytes() or 0) + MEMORY_BYTES)
     limit((memory.size_bytes() or 0) + longest + MEMORY_BYTES, processes=True)
     try:
-        for read in text_rows(files, asked["columns"]):
+        for read in text_rows(files, *asked["columns"]):
             place = numbers[read.row.file], read.row.number
             if read.texts:
                 _write(out, _TEXTS, *place, *(text.encode() for text in read.texts))

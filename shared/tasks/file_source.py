@@ -147,7 +147,7 @@ def _find_contradictions(rows: FileRows, mistakes: Mistakes) -> None:
 
 def _text_rows(spec: TaskSpec, files: Sequence[Path]) -> Generator[TextRow]:
     if all(file.suffix == ".jsonl" for file in files):
-        yield from text_rows(files, [spec.question, spec.answer])
+        yield from text_rows(files, spec.question, spec.answer)
     else:
         yield from text_rows_apart(files, spec.question, spec.answer)
 

@@ -31,6 +31,7 @@ from shared.tasks import (
     file_rows,
     file_source,
     held_out_tasks,
+    score_answer,
 )
 from shared.tasks.file_source import load_rows, with_rows
 from shared.tasks.file_values import ValueProblem, as_text
@@ -175,6 +176,15 @@ def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, r
         ([{"question": " \n", "answer": "4"}], ["line 1", "column 'question': is empty"]),
         ([{"question": "q", "answer": ""}], ["line 1", "column 'answer': is empty"]),
         ([{"question": "q" * 262_145, "answer": "4"}], ["line 1", "262,145 characters", "at most 262,144"]),
+        (
+            [ROWS[0], {"question": "q", "answer": "4" * 65_537}],
+            ["line 2: column 'answer': has 65,537", "more than 65,536 earns 0"],
+        ),
+        (
+            [ROWS[0], {"question": "q", "answer": "<answer>4</answer>"}],
+            ["line 2: column 'answer': contains <answer>", "remove the tags"],
+        ),
+        ([{"question": "q", "answer": "4</answer>"}], ["line 1: column 'answer': contains </answer>"]),
         (['{"question": "\\ud800", "answer": 1}\n'], ["line 1", "half a character"]),
         ([*ROWS, {**ROWS[0], "answer": 5}], ["line 4: the same question as in line 1, 'What is 2 + 2?'", "'5' and not '4'"]),
     ],
@@ -249,6 +259,12 @@ def test_more_than_a_node_can_hold_is_refused(tmp_path: Path, monkeypatch: pytes
             patch.setattr(file_source, limit, 2)
             with pytest.raises(file_formats.FileSourceError, match="a node holds no more"):
                 load_rows(spec_of(file))
+
+
+def test_the_longest_answer_that_earns_and_tags_in_a_question_are_taken(tmp_path: Path) -> None:
+    long = {"question": "Put 4 into <answer></answer>.", "answer": "4" * 65_536}
+    spec = with_rows([spec_of(jsonl(tmp_path / "rows.jsonl", [long]))])[0]
+    assert score_answer(derive_task(TaskRef(dataset=spec.dataset, seed=0, index=0)), "4" * 65_536, "exact") == 1.0
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 
 from shared.config import TaskSpec
 from shared.tasks import file_apart
+from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_rows import FileRows
-from shared.tasks.file_source import FileSourceError, load_rows
+from shared.tasks.file_source import load_rows
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
 from pyarrow import parquet  # noqa: E402
@@ -89,13 +90,10 @@ def test_a_column_that_is_there_twice_is_refused_by_name_unless_it_is_not_read(
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("raise KeyError('answer')", "ended with code 1 (KeyError: 'answer'): write it"),
-        ("import os; os._exit(3)", "ended with code 3 (without a word): write it"),
-        ("import os; os.kill(os.getpid(), 15)", "was killed by SIGTERM, perhaps for lack of memory: write it"),
-        (
-            "import sys, time; sys.stdin.read(); print('x' * 99, flush=True); time.sleep(60)",
-            "does not answer as it should: write it",
-        ),
+        ("raise KeyError('answer')", "ended with code 1 (KeyError: 'answer')"),
+        ("import os; os._exit(3)", "ended with code 3 (without a word)"),
+        ("import os; os.kill(os.getpid(), 15)", "was killed by SIGTERM, perhaps for lack of memory"),
+        ("import sys, time; sys.stdin.read(); print('x' * 99, flush=True); time.sleep(60)", "does not answer as it should"),
     ],
 )
 def test_how_the_process_that_reads_a_file_ended_is_told(
@@ -105,4 +103,4 @@ def test_how_the_process_that_reads_a_file_ended_is_told(
     monkeypatch.setattr(file_apart, "_GONE_S", 1.0)
     with pytest.raises(FileSourceError) as caught:
         rows_of(as_parquet(tmp_path, pyarrow.table({"question": ["q"], "answer": ["1"]})))
-    assert f"rows.parquet: the process that read it {said} as .jsonl" in str(caught.value)
+    assert f"rows.parquet: the process that read it {said}: write it as .jsonl" in str(caught.value)
