@@ -12,6 +12,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from importlib.machinery import all_suffixes
 from pathlib import Path
 
 _SYSTEM = (
@@ -82,4 +83,7 @@ def _editable() -> Iterator[Path]:
         # Others are not asked: a module that imports on demand would fetch what is not installed.
         mapping = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
         if isinstance(mapping, dict):
-            yield from (Path(path) for path in mapping.values())
+            for path in map(Path, mapping.values()):
+                # A package's folder; of a single module, its file without the suffix.
+                yield path
+                yield from (path.with_suffix(suffix) for suffix in all_suffixes())

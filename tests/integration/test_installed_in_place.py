@@ -1,0 +1,47 @@
+"""A user's own verifier and task source, installed with `pip install -e` as their pages say, in the
+confined processes that score.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of its own that has this one's packages too, and both examples in place."""
+    folder = tmp_path_factory.mktemp("in-place")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=120)
+    (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    (beside,) = {path for path in sys.path if path.endswith("site-packages")}
+    (packages / "shared.pth").write_text(f"{beside}\n{ROOT}\n")
+    sources = [shutil.copytree(ROOT / "docs" / "examples" / name, folder / name) for name in ("verifier", "task_source")]
+    pip = [sys.executable, "-m", "pip", "--python", folder / "venv", "install", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, *(each for source in sources for each in ("-e", source))], check=True, timeout=300)
+    return folder / "venv" / "bin" / "python"
+
+
+def swarm(python: Path, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [python, "-m", "swarm_cli", "task", *arguments]
+    done = subprocess.run(command, cwd=python.parent, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_verifier_that_is_one_module_scores(python: Path) -> None:
+    assert "right answers paid 3/3" in swarm(python, "audit", "gcd", "--verifier", "brief")
+
+
+def test_a_task_source_that_is_one_module_makes_tasks(python: Path) -> None:
+    assert "cents" in swarm(python, "show", "change_due")
