@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
 
 from shared.config import ConfigError, NodeConfig
 from shared.config.basic import BASIC
@@ -26,7 +25,7 @@ from swarm_cli.model.facts import read_facts
 from swarm_cli.reachable import unreachable
 from swarm_cli.ruinous import ruinous_settings, ruinous_with_model, sent_key
 from swarm_cli.tasks_apart import SMALLER, begin_deriving
-from swarm_cli.toml_view import config_toml
+from swarm_cli.toml_view import config_toml, left_out
 from swarm_cli.without_effect import settings_without_effect
 
 config_app = typer.Typer(name="config", help="Show or check a node's configuration.", no_args_is_help=True)
@@ -48,24 +47,9 @@ def show(
     else:
         chosen = load_chosen(config)
         rest = (
-            ""
-            if everything
-            else f"\n# and {settings_count() - len(BASIC)} settings that most users leave unchanged: --all prints them"
+            "" if everything else f"\n# and {left_out(chosen, BASIC)} settings that most users leave unchanged: --all prints them"
         )
         typer.echo(f"# {sources(config)}{rest}\n{config_toml(chosen, None if everything else BASIC)}", nl=False)
-
-
-def settings_count() -> int:
-    """The number of settings, not counting those of a `[[tasks]]` entry."""
-    return sum(1 for _ in _keys(NodeConfig))
-
-
-def _keys(section: type[BaseModel]) -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _keys(field.annotation)
-        elif name != "tasks":
-            yield name
 
 
 @config_app.command()

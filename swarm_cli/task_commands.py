@@ -124,7 +124,7 @@ def audit(
     """Search for wrong answers that a verifier gives full marks: constants, echoes, right answers
     with text added or one thing changed.
 
-    Exits with code 1 if it finds any.
+    Exits with code 1 if it finds any, or if no right answer to a dataset's tasks is paid.
     """
     from shared.tasks.audit.run import audit as run_audit
     from shared.tasks.derive import dataset_names
@@ -146,7 +146,7 @@ def audit(
 
 
 def _report(finding: Finding, as_json: bool) -> bool:
-    # Prints one dataset's result; True if a wrong answer got full marks.
+    # Prints one dataset's result; True if a wrong answer got full marks, or no right one did.
     constant, mean = finding.best_constant()
     paid = [
         {"index": ref.index, "kind": candidate.kind, "name": candidate.name, "answer": candidate.text}
@@ -156,7 +156,7 @@ def _report(finding: Finding, as_json: bool) -> bool:
         counts = {"tasks": finding.tasks, "right_paid": finding.right_paid, "wrong": finding.wrong, "wrong_paid": paid}
         best = {"best_constant": constant, "best_constant_mean": round(mean, 4)}
         typer.echo(json.dumps({"dataset": finding.dataset, **counts, **best, "timeouts": finding.timeouts}))
-        return bool(paid)
+        return bool(paid) or not finding.right_paid
     right, wrong = f"{finding.right_paid}/{finding.tasks}", f"{len(paid)}/{finding.wrong}"
     lost = f", timeouts {finding.timeouts}" if finding.timeouts else ""
     typer.echo(
@@ -164,7 +164,9 @@ def _report(finding: Finding, as_json: bool) -> bool:
     )
     for one in paid:
         typer.echo(f"  task {one['index']}, {one['kind']}, {one['name']}: {str(one['answer'])[:200]!r}")
-    return bool(paid)
+    if not finding.right_paid:
+        typer.echo("  no right answer is paid: `swarm task score` with one shows what the verifier does with it", err=True)
+    return bool(paid) or not finding.right_paid
 
 
 def _run(jobs: list[ScoringJob], source: TaskSpec) -> list[JobResult]:

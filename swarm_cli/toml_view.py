@@ -24,6 +24,18 @@ def config_toml(config: BaseModel, only: Container[str] | None = None) -> str:
     return "\n".join(_sections(config, (), only)).lstrip() + "\n"
 
 
+def left_out(section: BaseModel, only: Container[str], path: tuple[str, ...] = ()) -> int:
+    """The number of settings that `config_toml` does not show."""
+    count = 0
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            count += left_out(value, only, (*path, name))
+        elif path and ".".join((*path, name)) not in only and not _default(field, value):
+            count += 1
+    return count
+
+
 def _sections(section: BaseModel, path: tuple[str, ...], only: Container[str] | None) -> Iterator[str]:
     """A section's own keys come before its tables, because TOML assigns every key after a `[table]`
     line to that table. A section without lines has no heading.

@@ -4,7 +4,7 @@
 honcho ends everything when one process ends, so each service runs under this supervisor. A child
 that crashes or is killed is started again after a back-off. A child that finished (0) or cannot
 continue (78) ends the supervisor with the same code. So do too many crashes in a short time,
-because restarting will not cure their cause.
+because restarting will not cure their cause. A program that is not there ends it with 78.
 
 `--linger 3` before the `--` stops the child three seconds after SIGTERM. honcho stops everything at
 once, and if the NATS server goes first every service waits for an answer. `swarm up` stops the
@@ -88,7 +88,12 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, pass_on)
     while stop_signal is None:
-        child = subprocess.Popen(command, process_group=0 if linger_s else None, preexec_fn=ending_with_parent())
+        try:
+            child = subprocess.Popen(command, process_group=0 if linger_s else None, preexec_fn=ending_with_parent())
+        except OSError as error:
+            remedy = "install it, or add its folder to the PATH"
+            print(f"{command[0]} cannot be started ({error.strerror}): {remedy}", file=sys.stderr, flush=True)
+            return EXIT_CONFIG
         if stop_signal is not None:  # it came while the child was being started
             child.terminate()
         code = child.wait()

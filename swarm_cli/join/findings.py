@@ -65,7 +65,7 @@ def model(config: NodeConfig, problems: Sequence[str]) -> Finding:
     if problems:
         return Finding("model", False, problems[0])
     if toy_to_be_built(config):
-        return Finding("model", True, f"{TOY_POLICY} does not exist yet: the toy policy is built first, in about two minutes")
+        return Finding("model", True, f"{TOY_POLICY} does not exist yet: the toy policy is built first, in two to five minutes")
     return Finding("model", True, config.model.path)
 
 

@@ -54,7 +54,9 @@ def ensure_toy_policy(config: NodeConfig) -> None:
     if toy := toy_problem(config):
         raise CommandError(toy, exit_code=EXIT_CONFIG)
     if toy_to_be_built(config):
-        note(f"{TOY_POLICY} does not exist yet: building the toy policy first, once (about two minutes on one free core)")
+        note(
+            f"{TOY_POLICY} does not exist yet: building the toy policy first, once (two minutes on a free core, five on a busy one)"
+        )
         build_toy_policy(TOY_POLICY, config.tasks, seed=None, steps=None)
     problem = model_problem(config.model.path, config.model.revision)
     if problem:

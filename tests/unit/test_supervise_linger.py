@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.runtime.supervise import supervise
+
 ROOT = Path(__file__).parents[2]
 CHILD = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
 
@@ -45,6 +47,12 @@ def test_a_lingering_child_outlives_the_signal_to_the_group_and_then_ends(tmp_pa
     assert supervisor.wait(timeout=180) == 0
     assert 1.4 < time.monotonic() - signalled < 8
     assert not is_running(child)
+
+
+def test_a_program_that_is_not_there_is_named_with_the_remedy_and_not_tried_again(capfd: pytest.CaptureFixture[str]) -> None:
+    assert supervise(["nats-server-that-nobody-has", "--port", "1"]) == 78
+    said = capfd.readouterr().err
+    assert said.startswith("nats-server-that-nobody-has cannot be started (No such file") and "PATH" in said
 
 
 @pytest.mark.slow
