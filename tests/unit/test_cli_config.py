@@ -69,9 +69,8 @@ def test_config_show_leaves_out_what_most_people_leave_alone_and_all_shows_it(tm
     assert "max_clock_skew_s" not in short.stdout and "[log]" not in short.stdout
     assert "max_clock_skew_s = 60.0" in full.stdout and "[log]" in full.stdout
     hidden = int(re.search(r"# and (\d+) settings that most users leave unchanged", short.stdout)[1])  # type: ignore[index]
-    shown, everything = (
-        len(re.findall(r"^(?:# )?\w+ (?:=|is not set)", text, re.MULTILINE)) for text in (short.stdout, full.stdout)
-    )
+    setting = re.compile(r"^(?:# )?\w+ (?:=|is not set)", re.MULTILINE)
+    shown, everything = (len(setting.findall(each.stdout)) for each in (short, full))
     assert hidden == everything - shown > 100
     printed = tmp_path / "printed.toml"
     printed.write_text(short.stdout)
