@@ -72,7 +72,9 @@ def toy_to_be_built(config: NodeConfig) -> bool:
 
 def toy_problem(config: NodeConfig) -> str | None:
     """Why the toy policy that is to be built cannot be."""
-    return _from_files(config.tasks) if toy_to_be_built(config) else None
+    if not toy_to_be_built(config) or not (problem := _from_files(config.tasks)):
+        return None
+    return f"{problem}, or to the {TOY_POLICY} of a checkout (here it would have to be built)"
 
 
 def _from_files(tasks: Sequence[TaskSpec]) -> str | None:
