@@ -198,12 +198,11 @@ def main() -> None:
     """Write `ready`; for each line with sources write one with their problems."""
     with without_collection():
         from shared.config import TaskSpec
-        from shared.tasks.derive import dataset_names, forget_derived, preload_installed
+        from shared.tasks.derive import dataset_names, forget_derived
         from shared.tasks.sandbox.limits import MappedMemory, limit_data
         from shared.tasks.specs import file_questions, source_problems
 
         dataset_names()
-        preload_installed()
     # A dataset that prints must not write into the answer.
     answer = os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_WRONLY)

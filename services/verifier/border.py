@@ -44,6 +44,10 @@ JUDGED_BODIES = 100_000
 """Number of refused bodies remembered with their signer, so that one sent again by somebody else is
 neither scored nor blamed twice.
 """
+_REASONS = {each.value: each for each in Refusal} | {"task_verifier": Refusal.TASK_NOT_ALLOWED}
+"""What the sandbox says, as a reason. That this node's verifier cannot judge a task is no fault of
+its sender.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +179,7 @@ class Border:
             return self._refuse(Refusal.SCORING_COST, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s)
         if accepted:
             return self._accept(candidate, now_s)
-        try:
-            reason = Refusal(result.reason or Refusal.TASK_UNDERIVABLE)
-        except ValueError:
-            reason = Refusal.TASK_UNDERIVABLE
+        reason = _REASONS.get(result.reason or "", Refusal.TASK_UNDERIVABLE)
         detail = result.detail if result.reason is not None else "not every answer has a reward"
         # On a busy machine an honest group may miss the deadline although it has used little CPU
         # time.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import decimal
 import os
 import random
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -108,11 +109,11 @@ def dataset_names() -> list[str]:
     return sorted({*datasets(), *TASK_SOURCES.installed} - REFUSED_DATASETS.keys())
 
 
-def preload_installed() -> None:
-    """Import the installed task sources early. A failure is not reported here; it is raised when
-    the source is needed.
+def preload_sources(names: Iterable[str]) -> None:
+    """Import task sources of installed packages early. A failure is not reported here; it is raised
+    when the source is needed.
     """
-    for name in TASK_SOURCES.names():
+    for name in names:
         with suppress(ValueError):
             TASK_SOURCES.load(name)
 
@@ -145,7 +146,7 @@ def _derived(ref: TaskRef) -> Item:
             answer=None if entry["answer"] is None else _text(entry["answer"]),
             metadata=canonical_json(entry.get("metadata", {})),
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(
             "task_underivable",
             f"{ref.dataset}: item {ref.index} of seed {ref.seed} under {ref.config[:200]} cannot be generated: {_brief(error)}; "
@@ -223,8 +224,10 @@ def _dataset(name: str, config: str, seed: int) -> Any:
 
 def _installed(name: str, config: str, seed: int) -> Any:
     try:
-        return TASK_SOURCES.load(name)(parse_config(config, name), seed)
-    except Exception as error:
+        dataset = TASK_SOURCES.load(name)(parse_config(config, name), seed)
+        len(dataset)
+        return dataset
+    except (Exception, SystemExit) as error:
         raise TaskError("task_config", f"{name}: config {config[:200]} under seed {seed} is refused: {_brief(error)}") from error
 
 
@@ -251,5 +254,5 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else canonical_json(value)
 
 
-def _brief(error: Exception) -> str:
+def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:200]}"

@@ -11,8 +11,8 @@ from typing import Any
 
 from shared.contracts.messages import Task
 from shared.tasks.answers import CLOSING_TAG, extract_answer
-from shared.tasks.derive import Item, derive_item
-from shared.tasks.verifiers import DEFAULT_VERIFIER, load_verifier
+from shared.tasks.derive import Item, TaskError, derive_item
+from shared.tasks.verifiers import DEFAULT_VERIFIER, AnswerScorer, load_verifier
 
 MAX_ANSWER_CHARS = 65_536
 """Longest answer (after extraction) that is scored; longer ones earn 0."""
@@ -36,6 +36,45 @@ def score_answer(task: Task, text: str, verifier: str = DEFAULT_VERIFIER) -> flo
     return reward
 
 
+def scorer_of(verifier: str, item: Item) -> AnswerScorer:
+    """The scorer that a verifier makes for a task.
+
+    Raises:
+        TaskError: there is no such verifier, or it cannot judge this task: it says so, raises
+            anything else, or makes nothing that can be called.
+    """
+    make = load_verifier(verifier)
+    try:
+        score = make(item)
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise TaskError("task_verifier", f"verifier {verifier} cannot judge this task: {reason}") from error
+    if not callable(score):
+        made = type(score).__name__
+        raise TaskError("task_verifier", f"verifier {verifier} made {made} and no function that scores answers: `return` it")
+    return score
+
+
+def trial_problem(verifier: str, item: Item) -> TaskError | None:
+    """What a verifier does with the task's own answer that no scorer should; None if nothing, or if
+    the task has no answer to try.
+    """
+    score = scorer_of(verifier, item)
+    if item.task.answer is None:
+        return None
+    try:
+        found = score(item.task.answer)
+    except (Exception, SystemExit) as error:
+        does = f"raises {type(error).__name__} ({str(error)[:200]})"
+    else:
+        if isinstance(found, Real):
+            return None
+        does = f"returns {type(found).__name__}"
+    return TaskError("task_verifier", f"verifier {verifier} {does} for the right answer, where a number from 0 to 1 is expected")
+
+
 def score_texts(
     item: Item,
     verifier: str,
@@ -53,7 +92,7 @@ def score_texts(
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.
     """
-    score = load_verifier(verifier)(item)
+    score = scorer_of(verifier, item)
     word: Word = [0] if progress is None else progress
     rewards = [] if rewards is None else rewards
     step = first_step

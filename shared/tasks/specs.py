@@ -16,7 +16,8 @@ from shared.tasks.file_questions import FileQuestions
 from shared.tasks.file_rows import held, hold
 from shared.tasks.file_source import load_rows, with_row_name
 from shared.tasks.held_out import check_share, shares
-from shared.tasks.verifiers import DEFAULT_VERIFIER, Verifier, load_verifier
+from shared.tasks.scoring import scorer_of, trial_problem
+from shared.tasks.verifiers import DEFAULT_VERIFIER, load_verifier
 
 if TYPE_CHECKING:
     from shared.config import NodeConfig, TaskSpec
@@ -116,34 +117,39 @@ def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
     """What is wrong with one source. A verifier that is not there does not hide a wrong dataset,
     nor the reverse. `unread`: a file's rows with mistakes, which may become questions.
     """
-    verify: Verifier | None = None
+    verifies = False
     if spec.source == "file" or spec.verifier != DEFAULT_VERIFIER:
-        try:
-            verify = load_verifier(spec.verifier)
-        except TaskError as error:
-            yield error
+        problems = list(_verifier_problems(spec))
+        verifies = not problems
+        yield from problems
     try:
         size = dataset_size(spec.dataset, spec.canonical_config)
         if spec.source == "file":
-            if verify:
-                yield from _row_problems(spec, size, verify)
+            if verifies:
+                yield from _row_problems(spec, size)
             check_share(spec, share, unread)
             return
         item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
-        if verify:
-            verify(item)
+        if verifies and (problem := trial_problem(spec.verifier, item)):
+            yield problem
     except TaskError as error:
         yield error
 
 
-def _row_problems(spec: TaskSpec, size: int, verifier: Verifier) -> Iterator[TaskError]:
-    """The rows, of those that are tried, whose answers the verifier cannot judge."""
+def _row_problems(spec: TaskSpec, size: int) -> Iterator[TaskError]:
+    """The rows, of those that are tried, whose answers the verifier cannot judge; or what it does
+    with the answer of the first one.
+    """
     rows = held(spec.dataset)
     lines, reason = [], ""
     for number in range(min(size, FILE_ROWS_CHECKED)):
         index = number * size // min(size, FILE_ROWS_CHECKED)
         try:
-            verifier(derive_item(TaskRef(dataset=spec.dataset, seed=1, index=index)))
+            item = derive_item(TaskRef(dataset=spec.dataset, seed=1, index=index))
+            if not number and (problem := trial_problem(spec.verifier, item)):
+                yield problem
+                return
+            scorer_of(spec.verifier, item)
         except TaskError as error:
             known = rows.places if rows else None
             lines.append(f"{place_in(*known.of(index)) if known else f'{spec.path}: row {index + 1}'}: {error}")

@@ -257,6 +257,9 @@ def test_what_the_sandbox_says_becomes_a_typed_reason_and_a_hang_a_quarantine(tm
         refused = gate.conclude(candidate, result(said), NOW_S)
         assert refused is not None
         assert refused.reason.value == reason
+    own = gate.conclude(candidate, result("task_verifier"), NOW_S)
+    assert own is not None
+    assert (own.reason, own.blamed) == (Refusal.TASK_NOT_ALLOWED, None)
     incomplete = gate.conclude(candidate, JobResult([1.0], None, None, "", 0, 0.1), NOW_S)
     assert incomplete is not None
     assert incomplete.reason is Refusal.TASK_UNDERIVABLE

@@ -80,11 +80,13 @@ class Child:
         memory_bytes: int,
         answer_timeout_s: float,
         verifiers: Sequence[str] = (),
+        sources: Sequence[str] = (),
         rows: Sequence[FileRows] = (),
         module: str = WORKER,
         first_frame: Any = None,
     ) -> Child:
-        """Start a worker and wait until it can take work. It imports `verifiers` at once.
+        """Start a worker and wait until it can take work. It imports `verifiers` and
+        the task `sources` of installed packages at once.
 
         `rows`: of files; it inherits them as open files, so that it needs no right to open any.
         `module`: the code to run, with `answer_timeout_s` as its third argument. `first_frame`:
@@ -97,7 +99,8 @@ class Child:
         with tempfile.TemporaryFile() as file:
             file.truncate(PROGRESS_BYTES)
             progress = Progress(file.fileno())
-            arguments = [str(file.fileno()), str(memory_bytes), str(answer_timeout_s), inheritance(rows), *verifiers]
+            told = [str(file.fileno()), str(memory_bytes), str(answer_timeout_s), inheritance(rows)]
+            arguments = [*told, *verifiers, "--", *sources]
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-s",

@@ -1,7 +1,7 @@
 """The parent of the processes that score foreign groups; started by `child` only.
 
-`python -m shared.tasks.sandbox.forker PROGRESS_FD MEMORY_BYTES GROUP_TIMEOUT_S ROWS [VERIFIER...]`,
-with ROWS in the format of `inheritance`.
+`python -m shared.tasks.sandbox.forker PROGRESS_FD MEMORY_BYTES GROUP_TIMEOUT_S ROWS [VERIFIER...]
+-- [SOURCE...]`, with ROWS in the format of `inheritance`.
 
 It has imported everything and reads no foreign text. For each group it forks a process (`forked`),
 waits for it until the group's deadline at most, and collects the outcome: rewards in shared memory,
@@ -39,7 +39,7 @@ from shared.tasks.sandbox.forked import DERIVE_CPU_S, MEMORY_BYTES, Bounds, scor
 from shared.tasks.sandbox.limits import MappedMemory
 from shared.tasks.sandbox.protocol import DERIVING, READY, STEP_BITS, Progress, pack_frame
 from shared.tasks.sandbox.replies import BrokenReply, Verdict, decode_verdict, most_bytes
-from shared.tasks.sandbox.worker import import_everything, read_frame, take_standard_streams
+from shared.tasks.sandbox.worker import import_everything, read_frame, take_standard_streams, told_imports
 from shared.tasks.scoring import score_texts
 
 CHUNK_BYTES = 2**16
@@ -94,7 +94,7 @@ def main() -> None:
     mapped = MappedMemory()
     missing = confine(memory_bytes, forking=True)
     requests, results = take_standard_streams()
-    import_everything(sys.argv[5:])
+    import_everything(*told_imports(sys.argv[5:]))
     _warm(read_frame(requests) or [])
     missing |= forbid_system_calls(forking=True)
     gc.collect()

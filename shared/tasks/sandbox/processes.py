@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shared.registry import TASK_SOURCES
 from shared.tasks.file_rows import held_of
 from shared.tasks.sandbox.child import FORKER, WORKER, Child, WorkerLost
 from shared.tasks.verifiers import VerifierChoice
@@ -39,6 +40,7 @@ class Processes:
         self._foreign_group_s = foreign_group_s
         self._memory_bytes = memory_bytes
         self._sources = [[spec.dataset, spec.canonical_config, spec.verifier] for spec in tasks]
+        self._installed = sorted({spec.dataset for spec in tasks} & TASK_SOURCES.installed.keys())
         self._rows = held_of(spec.dataset for spec in tasks)
         self._verifiers = verifiers
         self._children: set[Child] = set()
@@ -79,6 +81,7 @@ class Processes:
                     memory_bytes=self._memory_bytes,
                     answer_timeout_s=timeout_s,
                     verifiers=self._verifiers.names,
+                    sources=self._installed,
                     rows=self._rows,
                     module=module,
                     first_frame=first_frame,

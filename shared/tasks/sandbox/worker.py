@@ -1,7 +1,7 @@
 """A worker process, started only by `child`.
 
-`python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S ROWS [VERIFIER...]`,
-with ROWS in the format of `inheritance`.
+`python -m shared.tasks.sandbox.worker PROGRESS_FD MEMORY_BYTES ANSWER_CPU_S ROWS [VERIFIER...] --
+[SOURCE...]`, with ROWS in the format of `inheritance`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from shared.contracts.messages import TaskRef
 from shared.importing import without_collection
-from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_installed
+from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_sources
 from shared.tasks.file_rows import hold_inherited
 from shared.tasks.sandbox.clean import clean_numbers, clean_random
 from shared.tasks.sandbox.confine import confine, forbid_system_calls
@@ -46,22 +46,28 @@ def main() -> None:
     missing = confine(int(sys.argv[2]) + hold_inherited(sys.argv[4]))
     allowance = CpuAllowance(float(sys.argv[3]))
     requests, results = take_standard_streams()
-    import_everything(sys.argv[5:])
+    import_everything(*told_imports(sys.argv[5:]))
     missing |= forbid_system_calls()
     results.write(pack_frame([READY, missing]))
     results.flush()
     _serve(requests, results, progress, allowance)
 
 
-def import_everything(verifiers: Sequence[str]) -> None:
-    """Import reasoning-gym and the verifiers now, so that no job has to wait for it, and after the
-    limits are set, so that the imports count against them.
+def told_imports(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The verifiers and sources that a worker's arguments name: `VERIFIER... -- SOURCE...`."""
+    end = arguments.index("--")
+    return arguments[:end], arguments[end + 1 :]
+
+
+def import_everything(verifiers: Sequence[str], sources: Sequence[str]) -> None:
+    """Import reasoning-gym, the verifiers and this node's own installed task sources now, so that
+    no job has to wait for it, and after the limits are set, so that the imports count against them.
     """
     # A library would try to write a font cache, would not be allowed to, and would print a warning.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with without_collection():
         dataset_names()
-        preload_installed()
+        preload_sources(sources)
         preload(verifiers)
     _silence_errors()
     # Jobs leave few cycles behind; searching for these would cost more than scoring a cheap answer.

@@ -1,0 +1,78 @@
+"""Mistakes in a user's own verifier are told by name and cost nobody a process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.config.task_spec import TaskSpec
+from shared.contracts.messages import TaskRef
+from shared.registry import VERIFIERS
+from shared.tasks.file_source import with_row_name
+from shared.tasks.sandbox import ScorerPool, ScoringJob
+from shared.tasks.specs import source_problems
+from shared.tasks.verifiers import load_verifier
+from tests.integration.installed_verifier import install
+
+GCD = TaskSpec(dataset="gcd", verifier="mine")
+MISTAKES = {
+    "def mine(item):\n    return float('blue')": "verifier mine cannot judge this task: ValueError: could not convert",
+    "def mine(item):\n    raise SystemExit('bye')": "verifier mine cannot judge this task: SystemExit: bye",
+    "def mine(item):\n    lambda answer: 1.0": "verifier mine made NoneType and no function that scores answers: `return` it",
+    "def mine(item):\n    return lambda answer: 'yes'": "verifier mine returns str for the right answer, where a number",
+    "def mine(item):\n    return lambda answer: None": "verifier mine returns NoneType for the right answer",
+    "def mine(item):\n    return lambda answer: 1 / 0": "verifier mine raises ZeroDivisionError (division by zero) for the right",
+    "mine = 'a word'": "verifier mine cannot judge this task: TypeError: 'str' object is not callable",
+}
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """A package with the code that the test is called with as its verifier `mine`."""
+    folder = tmp_path / "installed"
+    folder.mkdir()
+    install(folder, monkeypatch, "mine", request.param)
+    load_verifier.cache_clear()
+    yield
+    load_verifier.cache_clear()
+    VERIFIERS.look_again()
+
+
+@pytest.mark.parametrize(("written", "said"), MISTAKES.items(), indirect=["written"])
+def test_config_check_says_what_a_verifier_does_wrong(written: None, said: str) -> None:
+    (problem,) = source_problems([GCD])
+    assert said in problem
+
+
+@pytest.mark.parametrize("written", ["def mine(item):\n    return lambda answer: float(answer == item.task.answer)"], indirect=True)
+def test_one_that_is_right_has_no_problem(written: None) -> None:
+    assert source_problems([GCD]) == []
+
+
+NUMBERS_ALONE = "def mine(item):\n    wanted = float(item.task.answer)\n    return lambda answer: float(float(answer) == wanted)"
+
+
+@pytest.mark.parametrize("written", [NUMBERS_ALONE], indirect=True)
+def test_the_row_that_it_cannot_judge_is_named(written: None, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"q{n}", "answer": n if n != 2 else "blue"}) + "\n" for n in range(4)))
+    (problem,) = source_problems([TaskSpec(source="file", path=str(rows), verifier="mine")])
+    assert "line 3" in problem and "cannot judge this task: ValueError" in problem, problem
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", [NUMBERS_ALONE], indirect=True)
+async def test_a_task_that_it_cannot_judge_costs_no_process_and_its_sender_no_blame(written: None, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "a", "answer": 3}\n{"question": "b", "answer": "blue"}\n')
+    spec = with_row_name(TaskSpec(source="file", path=str(rows), verifier="mine"))
+    refs = [TaskRef(dataset=spec.dataset, seed=1, index=index) for index in (1, 0)]
+    async with ScorerPool(workers=1, answer_timeout_s=5.0, memory_mb=2048, tasks=[spec], foreign_workers=1) as pool:
+        for sender in (None, "somebody"):
+            refused, scored = await pool.run([ScoringJob(ref=ref, texts=["3"], sender=sender) for ref in refs])
+            assert refused.reason == "task_verifier" and "ValueError" in refused.detail, refused
+            assert scored.reason is None and list(scored.rewards) == [1.0]
+        assert pool.replaced == 0
