@@ -19,12 +19,14 @@ Each registry with its entry-point group, the setting that names an entry, and t
 
 Names are checked without importing anything, so that a process that must not load torch can read
 the configuration. For the same reason built-in entries are given as `module:attribute` text. An
-entry point never replaces a built-in entry. `docs/extend/` has a page for each registry.
+entry point never replaces a built-in entry (`Registry.ignored` says so), and a name that two
+packages use is refused. `docs/extend/` has a page for each registry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -32,14 +34,22 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from shared.suggestion import did_you_mean
+from shared.text import without_secrets
+
+PACKAGE_FAILURES = (Exception, SystemExit)
+"""What code of an installed package may raise: anything, and it may call `sys.exit`."""
 
 
 class UnknownNameError(ValueError):
     """No entry has that name; the message lists or suggests the ones that exist."""
 
 
+class AmbiguousNameError(ValueError):
+    """Several packages have an entry of that name; the message names them."""
+
+
 class BrokenEntryError(ValueError):
-    """The entry of that name cannot be imported; the message says why."""
+    """The entry of that name cannot be imported or used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +57,16 @@ class Registry:
     """The entries of one kind.
 
     kind: the word used in messages, as in `no objective is called 'dapp'`. group: the entry-point
-    group. built_in: name to `module:attribute`.
+    group. setting: the one that names an entry. built_in: name to `module:attribute`. taken:
+    `module:attribute` of a function that returns further names, which are not installed packages'
+    either; empty if there are none.
     """
 
     kind: str
     group: str
+    setting: str
     built_in: Mapping[str, str]
+    taken: str = ""
 
     def names(self) -> list[str]:
         """All names: built-in ones in their order, then installed ones, sorted."""
@@ -62,27 +76,63 @@ class Registry:
         """Import and return the entry called `name`.
 
         Raises:
-            UnknownNameError: there is none.
+            UnknownNameError, AmbiguousNameError: as `check`.
             BrokenEntryError: it cannot be imported.
         """
-        if name not in self.built_in and name not in self.installed:
-            raise UnknownNameError(self.unknown(name))
+        self.check(name)
         try:
             if name in self.built_in:
-                module, _, attribute = self.built_in[name].partition(":")
-                return getattr(import_module(module), attribute)
-            return self.installed[name].load()
-        except Exception as error:  # noqa: BLE001  # another package's module may fail in any way
-            reason = f"{type(error).__name__}: {str(error)[:300]}"
-            raise BrokenEntryError(f"{self.kind} {name} cannot be loaded: {reason}") from error
+                return _imported(self.built_in[name])
+            return self.installed[name][0].load()
+        except PACKAGE_FAILURES as error:
+            raise BrokenEntryError(
+                f"{self.described(name)} cannot be loaded: {failure(error)}: correct that, or change {self.setting}"
+            ) from error
+
+    def load_function(self, name: str) -> Callable[..., Any]:
+        """`load` of an entry that must be callable. Raises `BrokenEntryError` also if it is not."""
+        found: Callable[..., Any] = self.load(name)
+        if not callable(found):
+            raise BrokenEntryError(f"{self.described(name)} is a {type(found).__name__}: its entry point must name a function")
+        return found
 
     def check(self, name: str, besides: Sequence[str] = ()) -> str:
-        """Return `name`, or raise `UnknownNameError`. Imports nothing. `besides`: words that the
-        setting also accepts.
+        """Return `name`. Imports nothing. `besides`: words that the setting also accepts.
+
+        Raises:
+            UnknownNameError: nothing is called that.
+            AmbiguousNameError: the entries of several packages are.
         """
-        if name not in self.built_in and name not in self.installed and name not in besides:
+        if name in self.built_in or name in besides:
+            return name
+        if name not in self.installed:
             raise UnknownNameError(self.unknown(name, besides))
+        if len(self.installed[name]) > 1:
+            raise AmbiguousNameError(
+                f"{self.kind} {name} is an entry point of several packages, {self.packages(name)}: uninstall all but one of "
+                f"them or rename their entry points (group {self.group})"
+            )
         return name
+
+    def ignored(self, name: str) -> str:
+        """A sentence if a package has an entry point of this name that is not used, because the
+        name is a built-in entry's; else empty. Imports only the module of `taken`, if at all.
+        """
+        if name not in self.installed or not (name in self.built_in or (self.taken and name in _imported(self.taken)())):
+            return ""
+        return (
+            f"{self.setting} = {name} is the built-in {self.kind}, and the one of the package {self.packages(name)} is ignored: "
+            "give its entry point another name to use it"
+        )
+
+    def described(self, name: str) -> str:
+        """How messages name an entry: by its kind, its name and the package that it comes from."""
+        installed = name in self.installed and name not in self.built_in
+        return f"{self.kind} {name}" + (f" of the package {self.packages(name)}" if installed else "")
+
+    def packages(self, name: str) -> str:
+        """The packages that have an entry point of this name."""
+        return " and ".join(sorted(each.dist.name if each.dist else "(unknown)" for each in self.installed[name]))
 
     def unknown(self, name: str, besides: Sequence[str] = ()) -> str:
         """The message for an unknown name."""
@@ -95,9 +145,47 @@ class Registry:
         self.__dict__.pop("installed", None)
 
     @cached_property
-    def installed(self) -> Mapping[str, EntryPoint]:
-        """Entry points of installed packages, by name; read once per process."""
-        return {found.name: found for found in entry_points(group=self.group)}
+    def installed(self) -> Mapping[str, Sequence[EntryPoint]]:
+        """Entry points of installed packages, by name, one for each package that uses it; read once
+        per process.
+        """
+        found: dict[str, list[EntryPoint]] = {}
+        for each in entry_points(group=self.group):
+            found.setdefault(each.name, []).append(each)
+        return found
+
+
+def _imported(text: str) -> Any:
+    module, _, attribute = text.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def failure(error: BaseException) -> str:
+    """How messages tell one of `PACKAGE_FAILURES`: in one short line, without secrets."""
+    return f"{type(error).__name__}: {without_secrets(str(error))[:300]}"
+
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+
+
+def policy_store_name(uri: str) -> str:
+    """The name in `POLICY_STORES` that a URI chooses, which is its scheme.
+
+    Only names that `urllib.parse.urlsplit` returns unchanged are accepted, because a store uses it
+    to read the rest of its URI.
+
+    Raises:
+        ValueError: the URI has no scheme, or one that no URI can have.
+    """
+    scheme, separator, _ = uri.partition("://")
+    if not separator:
+        raise ValueError(f"{uri!r} has no scheme: write file:///folder or nats://")
+    if not _SCHEME.fullmatch(scheme):
+        raise ValueError(
+            f"{scheme!r} cannot be the scheme of a URI, which has only small letters, digits, '+', '-' and '.' and starts with "
+            f"a letter: rename the entry point (group {POLICY_STORES.group})"
+        )
+    return scheme
 
 
 def _objective(name: str) -> str:
@@ -111,6 +199,7 @@ def _strategy(name: str) -> str:
 OBJECTIVES = Registry(
     "objective",
     "swarm.objectives",
+    "trainer.objective",
     {
         name: _objective(name)
         for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "m2po", "gepo", "vespo", "oapl")
@@ -119,6 +208,7 @@ OBJECTIVES = Registry(
 STRATEGIES = Registry(
     "strategy",
     "swarm.strategies",
+    "sampler.strategy",
     {
         name: _strategy(name)
         for name in ("uniform", "learnability", "spread", "freshness", "balanced", "rescue", "likelihood_near", "likelihood_far")
@@ -127,6 +217,7 @@ STRATEGIES = Registry(
 ENGINES = Registry(
     "engine",
     "swarm.engines",
+    "generator.engine",
     {
         "vllm": "services.generator.engines.vllm_engine:open_engine",
         "transformers": "services.generator.engines.transformers_engine:open_engine",
@@ -136,6 +227,7 @@ ENGINES = Registry(
 VERIFIERS = Registry(
     "verifier",
     "swarm.verifiers",
+    "verifier in [[tasks]]",
     {
         "reasoning_gym": "shared.tasks.verify_reasoning_gym:verifier",
         "exact": "shared.tasks.verify_exact:verifier",
@@ -143,16 +235,18 @@ VERIFIERS = Registry(
         "math": "shared.tasks.verify_math:verifier",
     },
 )
-TASK_SOURCES = Registry("task source", "swarm.task_sources", {})
+TASK_SOURCES = Registry("task source", "swarm.task_sources", "dataset in [[tasks]]", {}, taken="shared.tasks.datasets:datasets")
 """In addition to reasoning-gym's datasets, whose names are not available to task sources."""
 POLICY_STORES = Registry(
     "policy store",
     "swarm.policy_stores",
+    "policy_store.uri",
     {"file": "shared.policy_store.volume:open_store", "nats": "shared.policy_store.jetstream:open_store"},
 )
 TRACKERS = Registry(
     "tracker",
     "swarm.trackers",
+    "tracking.trackers",
     {
         "tensorboard": "services.trainer.tracking.tensorboard_writer:open_tracker",
         "wandb": "services.trainer.tracking.wandb_writer:open_tracker",

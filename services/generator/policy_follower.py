@@ -19,7 +19,7 @@ from shared.contracts.control import PolicyPointer, PolicyRefusal
 from shared.contracts.subjects import POLICY_KEY, POLICY_REFUSED_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.policy_store import PolicyDamagedError, PolicyStoreError, open_policy_store
-from shared.runtime import ServiceContext
+from shared.runtime import FatalError, ServiceContext
 from shared.transport.base import TransportError
 
 _RETRY_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -30,11 +30,15 @@ class PolicyFollower:
     """Follows one node's policy pointer for one engine."""
 
     def __init__(self, context: ServiceContext, engine: Engine, figures: Figures) -> None:
+        """Raises FatalError if the policy store cannot be opened."""
         self._context = context
         self._figures = figures
         self._engine = engine
         config = context.config
-        self._store = open_policy_store(config.policy_store_uri, context.node, config.node.id)
+        try:
+            self._store = open_policy_store(config.policy_store_uri, context.node, config.node.id)
+        except PolicyStoreError as error:
+            raise FatalError(str(error)) from None
         self._folder = config.node.run_dir / f"generator-{config.node.replica}"
         self._timeout_s = config.generator.policy_load_timeout_s
         self._loaded = asyncio.Event()

@@ -117,8 +117,7 @@ class Assembly:
         """node, seed: `node.id` and `node.seed`, on which the draws of a batch depend.
 
         Raises:
-            UnknownNameError, BrokenEntryError: the strategy cannot be loaded
-                (`shared.registry.Registry.load`).
+            ValueError: the strategy cannot be loaded (`shared.registry.Registry.load`).
         """
         self.settings = settings
         self._node, self._seed = node, seed

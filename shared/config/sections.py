@@ -18,7 +18,7 @@ from shared.config.trainer_section import LoraSection, TrainerSection
 from shared.config.verifier_section import VerifierSection
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 from shared.hub_models import COMMIT, how_to_pin, may_only_be_folder
-from shared.registry import POLICY_STORES
+from shared.registry import POLICY_STORES, policy_store_name
 from shared.text import visible, without_secrets
 
 __all__ = [
@@ -288,11 +288,8 @@ class PolicyStoreSection(Section):
     @field_validator("uri")
     @classmethod
     def _scheme_is_known(cls, value: str) -> str:
-        scheme, separator, _ = value.partition("://")
-        if value and not separator:
-            raise ValueError(f"{value!r} is not a URI: write file:///folder or nats://")
         if value:
-            POLICY_STORES.check(scheme)
+            POLICY_STORES.check(policy_store_name(value))
         return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from shared.contracts.control import PolicyDelta, PolicyFile, PolicyPointer
 from shared.transport.base import Transport
@@ -58,6 +58,7 @@ class StorePlace:
     anchor_every: int = 0
 
 
+@runtime_checkable
 class PolicyStore(Protocol):
     """Weight files by version and content, with one writer (the trainer) and any number of
     readers.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from shared.policy_store.base import PolicyStore, PolicyStoreError, StorePlace
-from shared.registry import POLICY_STORES
+from shared.registry import POLICY_STORES, policy_store_name
 from shared.transport.base import Transport
 
 
@@ -21,14 +20,25 @@ def open_policy_store(uri: str, transport: Transport | None, node: str, **place:
         place: The other fields of `StorePlace`.
 
     Raises:
-        PolicyStoreError: the uri names no store, or the store cannot be imported.
+        PolicyStoreError: the uri names no store, or the store cannot be imported, or what its entry
+            point returns is not a `PolicyStore`.
     """
     remedy = "set policy_store.uri to file:///folder or nats://"
-    scheme = urlsplit(uri).scheme
-    if not scheme:
-        raise PolicyStoreError(f"policy store {uri!r} has no scheme: {remedy}")
+    given = StorePlace(uri=uri, node=node, transport=transport, **place)
     try:
-        store: PolicyStore = POLICY_STORES.load(scheme)(StorePlace(uri=uri, node=node, transport=transport, **place))
+        name = policy_store_name(uri)
+        make = POLICY_STORES.load_function(name)
+        try:
+            store: Any = make(given)
+        except TypeError as error:  # most likely it takes other arguments; it would fail again
+            raise PolicyStoreError(
+                f"{POLICY_STORES.described(name)} cannot be opened: {error}: correct its entry point, or {remedy}"
+            ) from error
     except ValueError as error:
         raise PolicyStoreError(f"policy store {uri!r}: {error}: {remedy}") from error
+    if not isinstance(store, PolicyStore):
+        raise PolicyStoreError(
+            f"{POLICY_STORES.described(name)} made a {type(store).__name__}: its entry point must be a function that returns a "
+            f"PolicyStore, with all its methods: correct that, or {remedy}"
+        )
     return store

@@ -4,13 +4,11 @@ a scorer taken over would.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 
 import pytest
 
-from shared.registry import VERIFIERS
+from tests import installed_packages
 
 OBEYS = """
 import ctypes, os, signal, socket, subprocess, time
@@ -123,16 +121,5 @@ HANG = "hang"
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str) -> None:
-    """Put a package with a `swarm.verifiers` entry point where both processes find it, as an
-    installer would.
-    """
-    (folder / "my_module.py").write_text(code)
-    described = folder / "my_package-1.0.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text(f"[swarm.verifiers]\n{name} = my_module:{name}\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.syspath_prepend(str(folder))
-    sys.modules.pop("my_module", None)
-    importlib.invalidate_caches()
-    VERIFIERS.look_again()
+    """Install a package with a `swarm.verifiers` entry point where both processes find it."""
+    installed_packages.install(folder, monkeypatch, "swarm.verifiers", name, code)

@@ -235,7 +235,7 @@ def test_a_run_keeps_its_id_and_a_tracker_that_breaks_is_in_the_log(tmp_path: Pa
         given.append(run)
         raise ConnectionError("no network")
 
-    found = {"mine": EntryPoint(name="mine", value=f"{__name__}:BROKEN", group="swarm.trackers")}
+    found = {"mine": [EntryPoint(name="mine", value=f"{__name__}:BROKEN", group="swarm.trackers")]}
     monkeypatch.setitem(registry.TRACKERS.__dict__, "installed", found)
     monkeypatch.setattr(sys.modules[__name__], "BROKEN", broken, raising=False)
     config = configured(tmp_path, trackers=["mine"], options={"colour": "red"})

@@ -22,7 +22,7 @@ def strategy_named(name: str) -> Strategy:
     """
     found: Any = STRATEGIES.load(name)
     if not isinstance(found, Strategy):
-        raise ValueError(f"strategy {name} is a {type(found).__name__}: its entry point must name a Strategy")
+        raise ValueError(f"{STRATEGIES.described(name)} is a {type(found).__name__}: its entry point must name a Strategy")
     return found
 
 

@@ -44,12 +44,14 @@ class ConfiguredObjective:
         """The objective itself.
 
         Raises:
-            UnknownNameError, BrokenEntryError: see `shared.registry.Registry.load`.
+            ValueError: see `shared.registry.Registry.load`.
             TypeError: what an installed package registered under this name is not an `Objective`.
         """
         found: Any = OBJECTIVES.load(self.name)
         if not isinstance(found, Objective):
-            raise TypeError(f"objective {self.name} is a {type(found).__name__}: its entry point must name an Objective")
+            raise TypeError(
+                f"{OBJECTIVES.described(self.name)} is a {type(found).__name__}: its entry point must name an Objective"
+            )
         return found
 
     @property

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from services.trainer.tracking.base import Tracker
-from shared.text import without_secrets
+from shared.registry import PACKAGE_FAILURES, failure
 
 CAPACITY = 1024
 """Number of steps: a minute of a small model's, hours of a large one's."""
@@ -55,13 +55,11 @@ class Feed:
             self._warn_once("did not finish in time, so that its last steps may be missing")
 
     def _run(self) -> None:
-        """The tracker's thread. It also catches SystemExit, because a package may call
-        `sys.exit`.
-        """
+        """The tracker's thread. Whatever the package does, training goes on."""
         try:
             tracker = self._open()
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # somebody else's package may fail in any way
-            self._warn_once(f"cannot be opened ({_said(error)})")
+        except PACKAGE_FAILURES as error:
+            self._warn_once(f"cannot be opened ({failure(error)})")
             return
         while not (self._ending.is_set() and self._steps.empty()):
             try:
@@ -70,12 +68,12 @@ class Feed:
                 continue
             try:
                 tracker.log(numbers, step)
-            except (Exception, SystemExit) as error:  # noqa: BLE001
-                self._warn_once(f"did not take step {step} ({_said(error)})")
+            except PACKAGE_FAILURES as error:
+                self._warn_once(f"did not take step {step} ({failure(error)})")
         try:
             tracker.close()
-        except (Exception, SystemExit) as error:  # noqa: BLE001
-            self._warn_once(f"did not close ({_said(error)})")
+        except PACKAGE_FAILURES as error:
+            self._warn_once(f"did not close ({failure(error)})")
 
     def _warn_once(self, sentence: str) -> None:
         if not self._warned.is_set():
@@ -101,7 +99,3 @@ class Feeds:
             feed.end()
         for feed in self._feeds:
             feed.wait(until)
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {without_secrets(str(error))[:300]}"
