@@ -231,25 +231,30 @@ async def _enter(stack: AsyncExitStack, entered: AbstractAsyncContextManager[Non
 
 
 def _engine_of(config: NodeConfig, max_length: int) -> Engine:
-    """The configured engine; `max_length` is the model's context in tokens."""
+    """The configured engine; `max_length` is the model's context in tokens. Raises FatalError if it
+    cannot be made.
+    """
     generator = config.generator
-    return create_engine(
-        generator.engine,
-        config.model.path,
-        revision=config.model.revision,
-        dtype=config.model.dtype,
-        device=config.model.device,
-        max_model_len=max_length,
-        threads=generator.threads or None,
-        gpu_memory_utilization=generator.gpu_memory_fraction,
-        start_timeout_s=generator.start_timeout_s,
-        swap_timeout_s=generator.policy_load_timeout_s,
-        adapter_rank=config.trainer.lora.rank if config.trainer.lora.publish == "adapters" else 0,
-        kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
-        tensor_parallel_size=generator.tensor_parallel,
-        base_url=generator.openai_url or None,
-        api_key=server_key(generator),
-        options=generator.engine_options,
-        served_model=generator.openai_model or config.model.name or None,
-        turns=device_turns(config, "generator"),
-    )
+    try:
+        return create_engine(
+            generator.engine,
+            config.model.path,
+            revision=config.model.revision,
+            dtype=config.model.dtype,
+            device=config.model.device,
+            max_model_len=max_length,
+            threads=generator.threads or None,
+            gpu_memory_utilization=generator.gpu_memory_fraction,
+            start_timeout_s=generator.start_timeout_s,
+            swap_timeout_s=generator.policy_load_timeout_s,
+            adapter_rank=config.trainer.lora.rank if config.trainer.lora.publish == "adapters" else 0,
+            kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
+            tensor_parallel_size=generator.tensor_parallel,
+            base_url=generator.openai_url or None,
+            api_key=server_key(generator),
+            options=generator.engine_options,
+            served_model=generator.openai_model or config.model.name or None,
+            turns=device_turns(config, "generator"),
+        )
+    except EngineError as error:
+        raise FatalError(str(error)) from None

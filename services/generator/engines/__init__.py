@@ -48,17 +48,22 @@ def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = Non
         settings: The other fields of `EngineSettings`.
 
     Raises:
-        EngineError: the engine is unknown, cannot be imported, or lacks a setting.
+        EngineError: the engine is unknown, cannot be imported, is no engine, or lacks a setting.
     """
     if kind == "auto":
         kind = "vllm" if has_cuda_vllm() else "transformers"
     try:
-        engine: Any = ENGINES.load(kind)(EngineSettings(model_path=model_path, rests=turns is not None, **settings))
+        make = ENGINES.load_function(kind)
+        given = EngineSettings(model_path=model_path, rests=turns is not None, **settings)
+        try:
+            engine: Any = make(given)
+        except TypeError as error:  # other arguments, or an abstract method without a body: it would fail again
+            raise EngineError(f"{ENGINES.described(kind)} cannot be made: {error}: correct its entry point") from error
     except ValueError as error:
         raise EngineError(str(error)) from error
     if not isinstance(engine, Engine):
         raise EngineError(
-            f"engine {kind} made a {type(engine).__name__}: its entry point must be a function that returns an Engine"
+            f"{ENGINES.described(kind)} made a {type(engine).__name__}: its entry point must be a function that returns an Engine"
         )
     return TurnTakingEngine(engine, turns) if turns is not None and engine.shares_device else engine
 
