@@ -12,6 +12,8 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
+from shared.ignored_entries import chosen_entries
+from shared.registry import ENGINES, POLICY_STORES, STRATEGIES
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.shipped import DEMO_CONFIG, shown
@@ -59,3 +61,21 @@ def objective_problem(config: NodeConfig) -> str:
     except (ValueError, TypeError) as error:
         return str(error)
     return ""
+
+
+def entry_problems(config: NodeConfig) -> list[str]:
+    """Why a service would refuse a strategy, an engine or a policy store that the configuration
+    chooses from an installed package. These are imported, but nothing is opened or started;
+    built-in ones are not imported.
+    """
+    from services.sampler.strategies import strategy_named
+
+    load = {STRATEGIES.kind: strategy_named, ENGINES.kind: ENGINES.load_function, POLICY_STORES.kind: POLICY_STORES.load_function}
+    problems = []
+    for _, registry, name in chosen_entries(config):
+        if registry.kind in load and name not in registry.built_in:
+            try:
+                load[registry.kind](name)
+            except ValueError as error:
+                problems.append(str(error))
+    return problems

@@ -11,11 +11,12 @@ import typer
 
 from shared.config import ConfigError, NodeConfig
 from shared.config.basic import BASIC
+from shared.ignored_entries import ignored_entries
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.otel import tracing_problems
 from shared.setting_names import told
 from swarm_cli.checkable import Checkable
-from swarm_cli.chosen_config import ConfigOption, load_chosen, objective_problem, sources
+from swarm_cli.chosen_config import ConfigOption, entry_problems, load_chosen, objective_problem, sources
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.few_rows import soon_used_up
@@ -79,13 +80,14 @@ def check(
     untaught = toy_problem(node_config) if left.model and left.knows("tasks") else None
     elsewhere = [
         *([untaught] if untaught else []),
+        *entry_problems(node_config),
         *key_file_problems(left.key_files),
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
     ]
     underivable = tasks.problems()
     problems = [*([objective] if objective else []), *([told(underivable)] if underivable else []), *elsewhere]
-    warnings = [*ruinous_settings(node_config), *soon_used_up(node_config, tasks.files)]
+    warnings = [*ignored_entries(node_config), *ruinous_settings(node_config), *soon_used_up(node_config, tasks.files)]
     if model_facts:
         facts = model_facts()
         problems += facts.problems

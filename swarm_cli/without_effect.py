@@ -50,6 +50,8 @@ Reasons = Iterator[tuple[str, tuple[str, ...]]]
 def settings_without_effect(config: NodeConfig) -> list[str]:
     """A sentence for each setting that differs from its default and changes nothing in training.
 
+    If the objective cannot be used, nothing is said of settings that depend on it.
+
     Example: `trainer.m2_threshold = 0.05 has no effect: trainer.objective is dapo, not m2po`.
     """
     reasons: dict[str, str] = {}
@@ -84,9 +86,13 @@ def _trainer_reasons(config: NodeConfig) -> Reasons:
     trainer = config.trainer
     if not config.sampler.external:
         yield "sampler.external is 0", tuple(key for key in _FOREIGN_GROUP_SETTINGS if _is_free(trainer, key))
-    objective = configured_objective(config).objective
-    yield from _objective_reasons(trainer, objective)
-    yield from _clipping_reasons(trainer, objective)
+    try:
+        objective = configured_objective(config).objective
+    except (ValueError, TypeError):  # `swarm_cli.chosen_config.objective_problem` says why
+        pass
+    else:
+        yield from _objective_reasons(trainer, objective)
+        yield from _clipping_reasons(trainer, objective)
     yield from _foreign_text_reasons(trainer)
     if trainer.schedule == "constant":
         yield "trainer.schedule is constant", ("schedule_steps",)

@@ -26,6 +26,7 @@ from shared.cancelling import StillRunningError, cancel_and_wait
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
+from shared.ignored_entries import ignored_entries
 from shared.lease.errors import NameTaken
 from shared.lease.folder import FolderLock
 from shared.lease.holder import Lease
@@ -95,6 +96,8 @@ def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
         sys.exit(EXIT_CONFIG)
     configure_logging(level=config.log.level, log_format=config.log.format, file=config.node.run_dir / f"{role}.log")
     log = structlog.get_logger(role).bind(node=config.node.id, role=role)
+    for sentence in ignored_entries(config, role):
+        log.warning("entry_point_ignored", reason=sentence)
     try:
         asyncio.run(_live(role, config, build, log))
     except FatalError as error:
