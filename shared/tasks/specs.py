@@ -29,6 +29,12 @@ answer that the verifier cannot judge would otherwise fail groups later.
 """
 
 
+_TWO_VERIFIERS = (
+    "an earlier entry has the same tasks and scores them by verifier {}, which would score all of them: choose one for both, or "
+    "remove this entry (verifier {})"
+)
+
+
 def check_specs(specs: Sequence[TaskSpec], held_out: int = 0) -> list[TaskSpec]:
     """Read each file, derive one item of each source, or many of a file, and let its verifier
     accept it. Returns the sources with each file's `dataset` set to the name of its rows.
@@ -89,6 +95,7 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
     """
     named: list[TaskSpec] = []
     found: list[tuple[int, Exception]] = []
+    verifiers: dict[tuple[str, str], str] = {}
     for position, (spec, share) in enumerate(zip(specs, shares(specs, held_out), strict=True)):
         unread = 0
         try:
@@ -103,6 +110,9 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
                 continue
         named.append(spec)
         found += [(position, problem) for problem in _problems(spec, share, unread)]
+        scored_by = verifiers.setdefault((spec.dataset, spec.canonical_config), spec.verifier)
+        if scored_by != spec.verifier:
+            found.append((position, TaskError("task_config", _TWO_VERIFIERS.format(scored_by, spec.verifier))))
     return named, found
 
 

@@ -52,6 +52,16 @@ def test_one_that_is_right_has_no_problem(written: None) -> None:
     assert source_problems([GCD]) == []
 
 
+def test_the_same_tasks_have_one_verifier(tmp_path: Path) -> None:
+    """A group names its dataset and settings, and not the entry that it was drawn from."""
+    (tmp_path / "a.jsonl").write_text('{"question": "a", "answer": 3}\n{"question": "b", "answer": 4}\n')
+    (tmp_path / "b.jsonl").write_text('{"question": "a", "answer": 3}\n{"question": "b", "answer": 4}\n')
+    first, again = (TaskSpec(source="file", path=str(tmp_path / name), verifier="exact") for name in ("a.jsonl", "b.jsonl"))
+    assert source_problems([first, again]) == []
+    (problem,) = source_problems([first, again.model_copy(update={"verifier": "final_number"})])
+    assert problem.startswith("[[tasks]] 2: an earlier entry has the same tasks and scores them by verifier exact"), problem
+
+
 NUMBERS_ALONE = "def mine(item):\n    wanted = float(item.task.answer)\n    return lambda answer: float(float(answer) == wanted)"
 
 
