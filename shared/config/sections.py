@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from shared.config.dtypes import AnyDtype
 from shared.config.generator_section import GeneratorSection
 from shared.config.sampler_section import SamplerSection
 from shared.config.section import Section
@@ -192,7 +193,7 @@ class ModelSection(Section):
         max_length=512,
         description="The model's public name in the swarm, plain text; empty: model.path, of an absolute path the folder's name.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: AnyDtype = Field(
         "auto", description="Dtype of the weights in trainer and generator; auto: bfloat16 on a GPU, else float32."
     )
     device: str = Field(

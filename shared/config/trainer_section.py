@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from shared.config.dtypes import AnyDtype
 from shared.config.objective_section import ObjectiveSection
 from shared.config.section import Section
 
@@ -225,7 +226,7 @@ class TrainerSection(ObjectiveSection):
         600.0, ge=1, description="With torchrun: seconds that a process waits for the others before all exit; 600 as in torch."
     )
     lora: LoraSection = Field(default_factory=LoraSection)
-    publish_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    publish_dtype: AnyDtype = Field(
         "auto",
         description="Dtype of published full weights; auto: model.dtype. bfloat16 rounds away changes smaller than 0.2 to 0.4 % of "
         "a weight, also in merged adapters (lora.publish, swarm_trainer_delta_lost_ratio); float16 rounds away an eighth of that. "

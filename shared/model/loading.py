@@ -6,20 +6,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
+from shared.config.dtypes import Dtype
 from shared.config.sections import ModelSection
 from shared.hub_models import UnpinnedModelError, hub_arguments
 from shared.model.attention import meant_attention
 from shared.model.prompts import turn_end
 from shared.model.reading import LOAD_ERRORS, ModelLoadError, check_source, load_problem
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(Dtype)}
 
 
 def resolve_device(name: str) -> torch.device:

@@ -14,7 +14,7 @@ from typing import Any
 
 from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import StatusFigure
-from shared.roles import ROLES
+from shared.roles import ROLES, SEVERAL
 from shared.runtime.status import STOPPED
 from swarm_cli.loopback import LOOPBACK
 from swarm_cli.observe.view import NodeView
@@ -75,7 +75,7 @@ def expected(views: Sequence[NodeView], groups: Sequence[dict[str, Any]]) -> lis
     for view in views:
         has = {each["role"] for each in found if each["node"] == view.node}
         trains = any(view.roles(role) for role in ("sampler", "trainer"))
-        needed = [role for role in ROLES if role in ("generator", "verifier") or trains]
+        needed = [role for role in ROLES if role in SEVERAL or trains]
         found += [{"node": view.node, "role": role} for role in needed if has and role not in has]
     return sorted(found, key=lambda each: (each["node"], ROLES.index(each["role"])))
 

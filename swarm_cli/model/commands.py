@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shared.config.dtypes import Dtype
 from shared.config.trainer_section import MOST_RANK
 from shared.unwinding import unwinding_on_signals
 from swarm_cli.chosen_config import ConfigOption, load_chosen
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
     from services.trainer.durable.export import Exported
 
 model_app = typer.Typer(name="model", help="Build the toy policy, import a model, or export a trained one.", no_args_is_help=True)
-
-
-class Dtype(StrEnum):
-    """Dtypes for exported weights."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 @model_app.command("init")
@@ -67,7 +59,7 @@ def import_(
     from swarm_cli.model.importing import import_model
 
     with unwinding_on_signals():
-        folder = import_model(source, out, revision=revision, dtype=dtype and dtype.value)
+        folder = import_model(source, out, revision=revision, dtype=dtype)
     typer.echo(str(folder))
 
 
@@ -75,9 +67,7 @@ def import_(
 def memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a config.json, or a hub name (OWNER/NAME).")],
     revision: Annotated[str, typer.Option(help="Commit of a hub name, all 40 digits.")] = "",
-    dtype: Annotated[
-        Dtype, typer.Option(help="model.dtype: dtype of matrix products and of a generator's weights.")
-    ] = Dtype.BFLOAT16,
+    dtype: Annotated[Dtype, typer.Option(help="model.dtype: dtype of matrix products and of a generator's weights.")] = "bfloat16",
     tokens: Annotated[int, typer.Option(min=64, help="trainer.token_budget: padded tokens per pass.")] = 16_384,
     width: Annotated[int, typer.Option(min=2, help="Tokens of a question plus its answer.")] = 1024,
     rank: Annotated[int, typer.Option(min=1, max=MOST_RANK, help="trainer.lora.rank.")] = 16,
@@ -93,10 +83,8 @@ def memory(
 
     from swarm_cli.model.memory import configuration_of, model_memory, told
 
-    found = model_memory(
-        configuration_of(model, revision), getattr(torch, dtype.value), rank=rank, tokens=tokens, width=width, gpus=gpus
-    )
-    typer.echo("\n".join(told(found, dtype.value, tokens, width)))
+    found = model_memory(configuration_of(model, revision), getattr(torch, dtype), rank=rank, tokens=tokens, width=width, gpus=gpus)
+    typer.echo("\n".join(told(found, dtype, tokens, width)))
 
 
 @model_app.command()
@@ -121,7 +109,7 @@ def export(
         raise CommandError("--adapter writes the adapters in float32, as they were trained: omit --dtype")
     folder = node_folder(find_run(run, var_dir), node)
     with unwinding_on_signals():
-        exported = export_node(folder, out, best=best, dtype=dtype and dtype.value, adapter=adapter)
+        exported = export_node(folder, out, best=best, dtype=dtype, adapter=adapter)
     if exported.rounding is not None:
         lost = max(0.0, exported.rounding.lost_ratio)
         remedy = "; --dtype float32 or --adapter keeps it" if lost >= 0.005 else ""

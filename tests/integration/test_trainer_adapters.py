@@ -21,7 +21,7 @@ from shared.policy_store import open_policy_store
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
 from swarm_cli.errors import CommandError
-from swarm_cli.model.commands import Dtype, export, export_node
+from swarm_cli.model.commands import export, export_node
 from tests.integration.trainer_fixtures import model, some_batches, tokenizer, transport
 from tests.integration.trainer_life import NODE, Life, checkpoints, node_config, policy_pointer, set_up
 
@@ -161,7 +161,7 @@ async def test_exports_merge_in_float32_say_what_rounding_loses_and_write_float3
     assert re.search(r"rounding to bfloat16 lost [89]\d% .*--dtype float32 or --adapter keeps it", said("by-command"))
     assert "lost" not in said("adapter-by-command", "adapter")
     with pytest.raises(CommandError, match="omit --dtype"):
-        export(str(run_dir.parent), NODE, tmp_path / "both", dtype=Dtype.FLOAT32, adapter=True, var_dir=tmp_path)
+        export(str(run_dir.parent), NODE, tmp_path / "both", dtype="float32", adapter=True, var_dir=tmp_path)
 
 
 async def test_a_policy_that_was_trained_whole_is_exported_as_its_float32_weights_and_has_no_adapter(

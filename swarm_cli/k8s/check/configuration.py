@@ -18,6 +18,7 @@ from pathlib import Path
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.roles import ROLES
+from shared.runtime.errors import EXIT_CONFIG
 from shared.setting_names import task_entry
 from swarm_cli.chosen_config import objective_problem
 from swarm_cli.few_rows import soon_used_up
@@ -75,10 +76,10 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """What is wrong, and what becomes of a container that reads it: `would end with code 78`."""
+    """What is wrong, and what becomes of a container that reads it: `would end with code ...`."""
 
     sentence: str
-    effect: str = "would end with code 78"
+    effect: str = f"would end with code {EXIT_CONFIG}"
     stops: bool = True
 
 
@@ -150,9 +151,9 @@ def _pod_problems(config: NodeConfig, reader: _Reader) -> Iterator[_Problem]:
     if reader.node and config.node.id != reader.node:
         what = f"node.id is {config.node.id}, but the pods, volumes and keys are those of node {reader.node} (label {NODE_LABEL})"
         if any(name.endswith("_KEY_FILE") for name in reader.variables):
-            yield _Problem(what, "would be denied by the servers and end with code 78")
+            yield _Problem(what, f"would be denied by the servers and end with code {EXIT_CONFIG}")
         else:
-            yield _Problem(what, "would run under that name, and end with code 78 if another node has it", stops=False)
+            yield _Problem(what, f"would run under that name, and end with code {EXIT_CONFIG} if another node has it", stops=False)
     role = reader.container["name"]
     asked = list(probed_ports(reader.container)) if role in ROLES else []
     if not asked:
