@@ -129,18 +129,6 @@ class Architecture:
         sources = self._sources()
         return torch.cat([tensors[name].float().flatten() for leaf in self.shapes() for name in sources[leaf]])
 
-    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Inverse of `flatten`: one policy's tensors under Hugging Face names."""
-        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
-        parts = {"qkv": [queries, keys, keys], "gate_up": [self.intermediate] * 2}
-        tensors: dict[str, Tensor] = {}
-        sources = self._sources()
-        for leaf, value in leaves(self, flat.unsqueeze(0)).items():
-            sizes = parts.get(leaf.rpartition(".")[2], [value.shape[1]])
-            for name, piece in zip(sources[leaf], torch.split_with_sizes(value[0], sizes), strict=True):
-                tensors[name] = piece.contiguous()
-        return tensors
-
 
 def leaves(architecture: Architecture, flat: Tensor) -> dict[str, Tensor]:
     """Views `(nodes, *shape)` into `(nodes, parameters)`, by leaf."""

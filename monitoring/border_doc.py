@@ -7,7 +7,6 @@ from pathlib import Path
 from services.verifier.checks import CHECKS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
-COMMAND = "python -m monitoring.border_doc"
 BEGIN, END = "<!-- begin: table of checks -->", "<!-- end: table of checks -->"
 
 

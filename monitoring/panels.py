@@ -1,13 +1,12 @@
 """The parts of a dashboard as plain values. Grafana's JSON and the page of `swarm dashboard` are
 both built from them.
 
-A query may contain Grafana variables; `substituted` fills them in when there is no Grafana.
+A query may contain Grafana variables; the page fills them in itself (`page/units.js`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -102,17 +101,6 @@ class Dashboard:
         """All panels, row after row."""
         for row in self.rows:
             yield from row.panels
-
-
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
-
-
-def substituted(expr: str, *, rate_interval: str = "1m", values: Mapping[str, str] | None = None) -> str:
-    """`expr` with its variables filled in: `$__rate_interval` with `rate_interval`, others from
-    `values` or else with `.*` (all).
-    """
-    chosen = {"__rate_interval": rate_interval, **(values or {})}
-    return _VARIABLE.sub(lambda match: chosen.get(match[1], ".*"), expr)
 
 
 def series(expr: str, legend: str, unit: str = "") -> Query:

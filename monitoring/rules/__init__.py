@@ -5,7 +5,7 @@ to files for Prometheus and its operator.
 from __future__ import annotations
 
 from monitoring.rules import learning_alerts, nats_alerts, node_alerts, process_alerts, recording, sharing_alerts, slo_alerts
-from monitoring.rules.base import Alert, Group, Record
+from monitoring.rules.base import Group
 
 GROUPS: tuple[Group, ...] = (
     Group(name="swarm-recording", rules=recording.RULES),
@@ -16,13 +16,3 @@ GROUPS: tuple[Group, ...] = (
     Group(name="swarm-nats", rules=nats_alerts.RULES),
     Group(name="swarm-levels", rules=slo_alerts.RULES),
 )
-
-
-def alerts() -> tuple[Alert, ...]:
-    """All alerts; two alerts may share a name if their severities differ."""
-    return tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Alert))
-
-
-def records() -> tuple[Record, ...]:
-    """All recording rules."""
-    return tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Record))

@@ -26,7 +26,6 @@ from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection
 from shared.model.attention import meant_attention
 
-_FLOAT32_BYTES = 4
 _GRADIENT_COPIES = 2
 _MOMENTS = 2
 LOGITS_BYTES = 5 * CHUNK_BYTES

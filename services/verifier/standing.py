@@ -29,6 +29,6 @@ def earned(accepted: int, suspicion: float, needed: int) -> float:
     It grows in proportion to the accepted groups and falls linearly with the suspicion, to its
     minimum where quarantine begins.
     """
-    grown = min(1.0, (1 + accepted) / (1 + needed))
+    grown = min(ESTABLISHED, (1 + accepted) / (1 + needed))
     lost = max(0.0, suspicion - TOLERATED) / (LIMIT - TOLERATED)
     return max(LEAST, grown * (1.0 - min(1.0, lost)))

@@ -47,11 +47,6 @@ class Adapters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     base: str
     dtype: str
 
-    @property
-    def scaling(self) -> float:
-        """The factor on B x A."""
-        return self.alpha / self.rank
-
     def metadata(self) -> dict[str, str]:
         """The description as it is stored in the file's header."""
         return {METADATA_KEY: msgspec.json.encode(self, order="sorted").decode()}

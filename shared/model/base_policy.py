@@ -223,21 +223,6 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 def answer_loss(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> torch.Tensor:
     """Return the mean cross-entropy over all answer tokens of `(prompt ids, answer ids)` rows."""
-    token_logprobs, _ = _answer_token_logprobs(model, rows, pad_id)
-    return -token_logprobs.mean()
-
-
-def answer_log_probabilities(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> torch.Tensor:
-    """Return the log-probability of each row's whole answer, shape (rows,). Its exponential is the
-    probability of sampling that answer.
-    """
-    token_logprobs, row_of_token = _answer_token_logprobs(model, rows, pad_id)
-    return torch.zeros(len(rows)).index_add(0, row_of_token, token_logprobs)
-
-
-def _answer_token_logprobs(
-    model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]], pad_id: int
-) -> tuple[torch.Tensor, torch.Tensor]:
     # Right-padded, because under a causal mask padding does not affect anything to its left.
     length = max(len(prompt) + len(answer) for prompt, answer in rows)
     input_ids = torch.full((len(rows), length), pad_id)
@@ -249,8 +234,7 @@ def _answer_token_logprobs(
     hidden = model.model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
     predicted = answers[:, 1:]
     logprobs = torch.log_softmax(model.lm_head(hidden[predicted]), dim=-1)
-    token_logprobs = logprobs.gather(1, input_ids[:, 1:][predicted][:, None])[:, 0]
-    return token_logprobs, predicted.nonzero()[:, 0]
+    return -logprobs.gather(1, input_ids[:, 1:][predicted][:, None])[:, 0].mean()
 
 
 def replace_policy(out_dir: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]) -> None:

@@ -44,11 +44,6 @@ class Output:
         self._writer = threading.Thread(target=self._write_all, name="output", daemon=True)
         self._writer.start()
 
-    @property
-    def gone(self) -> bool:
-        """Whether the terminal was closed or the reader has ended."""
-        return self._gone
-
     def expect(self, name: str) -> None:
         """Make the column of names wide enough for this one."""
         self._width = max(self._width, len(name))

@@ -24,7 +24,7 @@ from services.trainer.gradient.rows import TokenGroup, build_rows
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
 from services.trainer.learner import Learner
 from services.trainer.selection.tokens import Intake
-from tests.lab.tiny_swarm import spread_out, tiny_config, tiny_llama, tiny_qwen3, transformers_model
+from tests.lab.tiny_swarm import spread_out, tiny_config, tiny_llama, tiny_qwen3, transformers_model, unflatten
 from tests.unit.trainer_models import ragged_groups
 
 NODES = 3
@@ -70,7 +70,7 @@ def intake_of(groups: Sequence[TokenGroup]) -> Intake:
 
 def test_the_stack_gives_back_the_tensors_it_was_made_of(folder: Path) -> None:
     architecture, flat = load_stack([folder] * 2, torch.device("cpu"))
-    again = architecture.flatten(architecture.unflatten(flat[1]))
+    again = architecture.flatten(unflatten(architecture, flat[1]))
     assert torch.equal(again, flat[0])
 
 
@@ -106,7 +106,7 @@ def test_gradients_are_those_that_the_trainer_computes(folder: Path) -> None:
         model = transformers_model(folder, architecture, flat[node])
         expected_stats = accumulate_gradients(model, groups[node], learner._update_configs[node])
         expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-        found = architecture.unflatten(gradients[node])
+        found = unflatten(architecture, gradients[node])
         largest = max(float(gradient.abs().max()) for gradient in expected.values())
         for name, gradient in expected.items():
             assert torch.allclose(found[name], gradient, atol=1e-5 * max(1.0, largest)), name
@@ -139,7 +139,7 @@ def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(fol
         assert outcome.bounded == len(update.gradient.scales) >= 1
         assert outcome.grad_norms == pytest.approx([update.grad_norm], rel=1e-4)
         expected = dict(learner.model.named_parameters())
-        for name, tensor in architecture.unflatten(stacked.flat[node]).items():
+        for name, tensor in unflatten(architecture, stacked.flat[node]).items():
             assert torch.allclose(tensor, expected[name], atol=1e-5), name
 
 
@@ -193,7 +193,7 @@ def test_three_nodes_end_with_the_weights_of_three_learners(folder: Path, traine
             assert outcome.moved
             assert outcome.grad_norms == pytest.approx([update.grad_norm for update in updates], rel=1e-4)
             assert outcome.stats[-1].clip_fraction == pytest.approx(updates[-1].stats.clip_fraction)
-            expected, found = learner.policy(), architecture.unflatten(stacked.flat[node])
+            expected, found = learner.policy(), unflatten(architecture, stacked.flat[node])
             for name, tensor in found.items():
                 assert torch.allclose(tensor, expected[name], atol=1e-5), name
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from lab.spec import Spec, merged, parse_spec
-from lab.stacked_params import Architecture
+from lab.stacked_params import Architecture, leaves
 from shared.config import NodeConfig
 from tests.engines.tiny_models import byte_tokenizer
 
@@ -76,10 +76,23 @@ def spread_out(architecture: Architecture, flat: torch.Tensor, noise: float = 0.
     return flat + noise * torch.randn(flat.shape, generator=generator)
 
 
+def unflatten(architecture: Architecture, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Inverse of `Architecture.flatten`: one policy's tensors under Hugging Face names."""
+    queries, keys = architecture.heads * architecture.head_size, architecture.kv_heads * architecture.head_size
+    parts = {"qkv": [queries, keys, keys], "gate_up": [architecture.intermediate] * 2}
+    tensors: dict[str, torch.Tensor] = {}
+    sources = architecture._sources()
+    for leaf, value in leaves(architecture, flat.unsqueeze(0)).items():
+        sizes = parts.get(leaf.rpartition(".")[2], [value.shape[1]])
+        for name, piece in zip(sources[leaf], torch.split_with_sizes(value[0], sizes), strict=True):
+            tensors[name] = piece.contiguous()
+    return tensors
+
+
 def transformers_model(folder: Path, architecture: Architecture, flat: torch.Tensor) -> Any:
     """The transformers model with one node's parameters."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    outcome = model.load_state_dict(architecture.unflatten(flat), strict=False)
+    outcome = model.load_state_dict(unflatten(architecture, flat), strict=False)
     assert not outcome.unexpected_keys
     assert set(outcome.missing_keys) <= {"lm_head.weight"}
     return model

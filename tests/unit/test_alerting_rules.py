@@ -14,15 +14,16 @@ import yaml
 from typer.main import get_command
 
 from monitoring.dashboards import DASHBOARDS
-from monitoring.foreign_metrics import FOREIGN
 from monitoring.metrics_doc import ROLES, full_name, role_families, watch_families
-from monitoring.promql import family_of, metrics_of
 from monitoring.render import COMPONENT, REPOSITORY, rendered, stale
-from monitoring.rules import GROUPS, alerts, records
+from monitoring.rules import GROUPS
 from monitoring.rules.base import Severity
 from services.verifier.refusals import Refusal
 from shared.config import NodeConfig
 from swarm_cli.app import app
+from tests.monitoring.all_rules import alerts, records
+from tests.monitoring.foreign_metrics import FOREIGN
+from tests.monitoring.promql import family_of, metrics_of
 
 REPO = Path(__file__).resolve().parents[2]
 RUNBOOKS = REPO / "docs" / "runbooks"

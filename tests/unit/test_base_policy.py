@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shared.model.base_policy import BasePolicyRecipe, answer_log_probabilities, build_base_policy, policy_record, read_record
+from shared.model.base_policy import BasePolicyRecipe, answer_loss, build_base_policy, policy_record, read_record
 from shared.model.corpus import Example, habitual_slip, held_out_questions, load_demo_tasks, noisy_answer, training_examples
 from shared.model.prompts import encode_answer, render_prompt
 from shared.model.tokenizer import train_tokenizer
@@ -194,4 +194,5 @@ def _mean_probability(folder: Path, *, habit: bool) -> float:
         for task, answer in zip(tasks, answers, strict=True)
     ]
     with torch.no_grad():
-        return float(answer_log_probabilities(model, rows, tokenizer.pad_token_id).exp().mean())
+        losses = [answer_loss(model, [row], tokenizer.pad_token_id) * len(row[1]) for row in rows]
+        return float(torch.stack(losses).neg().exp().mean())

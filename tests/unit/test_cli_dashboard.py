@@ -21,9 +21,8 @@ import yaml
 from msgspec import structs
 
 from monitoring.dashboards import DASHBOARDS
-from monitoring.panels import PanelKind, substituted
+from monitoring.panels import PanelKind
 from monitoring.render import COMPONENT, EVERY, REPOSITORY, rule_file
-from monitoring.rules import alerts
 from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
 from swarm_cli.dashboard.command import PATIENCE, SHOWN
@@ -36,6 +35,8 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.ports import check_ports
 from swarm_cli.nats_monitor import monitor_of
 from swarm_cli.observe.view import NodeView
+from tests.monitoring.all_rules import alerts
+from tests.monitoring.promql import substituted
 from tests.nats_server import find_binary
 
 NOW = 1_000_000.0

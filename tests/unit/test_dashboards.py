@@ -13,7 +13,8 @@ import pytest
 
 from monitoring.dashboards import DASHBOARDS
 from monitoring.grafana import as_json_model
-from monitoring.panels import GRID_WIDTH, Dashboard, Panel, PanelKind, Query, substituted
+from monitoring.panels import GRID_WIDTH, Dashboard, Panel, PanelKind, Query
+from tests.monitoring.promql import substituted
 
 APPLY_LIMIT_BYTES = 262_144
 """What `kubectl apply` may store of an object in its last-applied annotation."""

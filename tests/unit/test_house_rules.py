@@ -15,12 +15,26 @@ from statistics import median
 
 import pytest
 
+from tests.unit.uncalled import uncalled
+
 REPO = Path(__file__).parents[2]
 PRODUCT = ("services", "shared", "swarm_cli", "lab", "monitoring", "benchmarks")
 TOO_MANY_LINES, MOST_MEDIAN, MOST_CLASS_LINES, MOST_METHODS = 400, 110, 200, 20
 EXPLAINED_LINES = 15
 MOST_WIDTH = 132
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+CALLED_BY_OTHERS = {
+    "shared/registry.py: look_again": "tests that install a package while they run",
+    "shared/tasks/file_apart.py: main": "the program text that file_apart starts Python with",
+    "shared/tasks/scoring.py: score_answer": "tests of the scorers, for one answer; services score many by score_texts",
+    "describe": "prometheus_client asks collectors for it",
+    **dict.fromkeys(("do_GET", "log_message", "redirect_request"), "http.server and urllib call it"),
+    **dict.fromkeys(("generate_trace_id", "generate_span_id", "is_trace_id_random"), "OpenTelemetry's IdGenerator"),
+    "ignore_aliases": "yaml.SafeDumper",
+    "settings_customise_sources": "pydantic_settings.BaseSettings",
+    "_connect_to_server": "nats.aio.client.Client",
+}
+"""What no code of the product mentions, and who uses it. A name alone: wherever it is defined."""
 
 
 @dataclass(frozen=True)
@@ -182,3 +196,25 @@ def test_no_function_is_called_of_something(sources: list[Source]) -> None:
         f"{source.name}: {node.name}" for source in sources for node in source.functions if node.name.lstrip("_").startswith("of_")
     ]
     assert not found, found
+
+
+def used_by_nobody(more: dict[str, str]) -> list[str]:
+    product = texts(*(f"{root}/*.py" for root in PRODUCT if root != "benchmarks")) | more
+    others = texts("benchmarks/*.py", "scripts/*.py")
+    entry_points = repr(re.findall(r'"(.*?)"', (REPO / "pyproject.toml").read_text()))
+    trees = [{name: parsed(text) for name, text in files.items()} for files in (product, others | {"": entry_points})]
+    return uncalled(*trees, CALLED_BY_OTHERS)
+
+
+def test_nothing_is_kept_that_only_tests_use() -> None:
+    """What is written for tests belongs to them, in `tests/`; what is left over, nowhere."""
+    added = {
+        "services/sampler/one.py": "def lost():\n    return lost()\nclass Empty: ...\nKEPT, LOST = 1, 2\n_OWN: int = KEPT\n",
+        "services/sampler/two.py": "from services.sampler.one import KEPT\nclass Used:\n    def forsaken(self): ...\nUsed()\n",
+        "services/sampler/__init__.py": "from services.sampler.one import Empty, lost\n__all__ = ['Empty', 'lost']\n",
+    }
+    found = used_by_nobody(added)
+    expected = {"one.py: lost", "one.py: Empty", "one.py: LOST", "one.py: _OWN", "two.py: forsaken"}
+    left_over = set(found) - {f"services/sampler/{each}" for each in expected}
+    assert not left_over, f"no code of the product uses {', '.join(sorted(left_over))}"
+    assert len(found) == len(expected)

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from monitoring.dashboards import DASHBOARDS
-from monitoring.rules import alerts
 from swarm_cli.dashboard.command import SHOWN
 from swarm_cli.dashboard.runbooks import runbook
 from swarm_cli.dashboard.server import PAGE
+from tests.monitoring.all_rules import alerts
 
 
 def test_every_alert_has_its_runbook_on_the_page() -> None:

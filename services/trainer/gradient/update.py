@@ -1,13 +1,8 @@
 """The gradient of one optimizer step, over as many micro-batches as the token budget asks for.
 
-The usual order in a service, with `config` an `UpdateConfig`:
-
-    proximal = batch_logprobs(model, groups, config) if updates_per_batch > 1 else None
-    for _ in range(updates_per_batch):
-        optimizer.zero_grad()
-        stats = accumulate_gradients(model, groups, config, proximal=proximal)
-        if stats.groups:
-            clip_grad_norm_(...); optimizer.step()
+The trainer computes a step part by part, with `accumulate_part`, so that
+`bounded_step.bounded_gradients` can bound what foreign groups add. `accumulate_gradients` is the
+same step at once and without that bound: benchmarks and tests compare with it.
 """
 
 from __future__ import annotations
@@ -185,8 +180,8 @@ def accumulate_gradients(
     loss_scale: float = 1.0,
     parallel: Parallel = ALONE,
 ) -> UpdateStats:
-    """Add the gradient of one step over `groups` to the parameters' `.grad`. Does not step the
-    optimizer or clear gradients.
+    """Add the gradient of one step over `groups` to the parameters' `.grad`, without a bound on
+    foreign groups. Does not step the optimizer or clear gradients.
 
     proximal: from `batch_logprobs` at the start of the batch; None: the current policy, so every
     ratio is 1. reference: from `batch_logprobs` of the reference model; needed if `kl_coefficient`

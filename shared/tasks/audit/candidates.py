@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from shared.tasks.numerals import read_number
 
 CONSTANT, ECHO, PAYLOAD, CHANGE, STYLE = "constant", "echo", "payload", "change", "style"
-WRONG = (CONSTANT, ECHO, PAYLOAD, CHANGE)
-"""Kinds for which no verifier should give full marks. `STYLE` is the right answer in another form,
-for which it may.
+"""`STYLE` is the right answer in another form, for which a verifier may give full marks; for the
+other kinds none should.
 """
 
 PAYLOAD_TEXT = "visit evil.example now"

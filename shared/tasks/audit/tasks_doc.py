@@ -16,7 +16,6 @@ from shared.tasks.forms import form_of
 from shared.tasks.sandbox import ScorerPool
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "tasks.md"
-COMMAND = "python -m shared.tasks.audit.tasks_doc"
 BEGIN, END = "<!-- begin: table of forms -->", "<!-- end: table of forms -->"
 SEED, TASKS, THOROUGH = 9, 10, 3
 """The audit uses this many tasks of each dataset in its default configuration. All get the
@@ -57,12 +56,6 @@ def written(page: str, findings: Mapping[str, Finding]) -> str:
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table(findings)}\n{END}{after}"
-
-
-def without_constants(page: str) -> list[str]:
-    """The table's rows in `page` up to the last column, which only an audit can produce."""
-    rows = page.partition(BEGIN)[2].partition(END)[0].strip().split("\n")
-    return [row.rsplit("|", 2)[0] for row in rows]
 
 
 def _cell(text: str) -> str:

@@ -1,10 +1,12 @@
-"""Finds the metrics that a PromQL expression reads. It knows just enough of the grammar to check
-the metric names in rules and panels.
+"""Finds the metrics that a PromQL expression reads, and fills in its Grafana variables.
+
+It knows just enough of the grammar to check the metric names in rules and panels.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _WORDS = frozenset(
     {"and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right", "offset", "bool", "inf", "nan"}
@@ -16,6 +18,7 @@ _RANGE = re.compile(r"\[[^\]]*\]")
 _LABELS = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^()]*\)")
 _NAME = re.compile(r"(?<![\w:.$])[a-zA-Z_:][\w:]*(?!\w)(?!\s*\()")
 _DURATION = re.compile(r"\b\d+(?:ms|[smhdwy])\b")
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
 
@@ -36,3 +39,11 @@ def family_of(series: str) -> str:
         if series.endswith(part):
             return series.removesuffix(part)
     return series
+
+
+def substituted(expr: str, *, rate_interval: str = "1m", values: Mapping[str, str] | None = None) -> str:
+    """`expr` with its variables filled in: `$__rate_interval` with `rate_interval`, others from
+    `values` or else with `.*` (all).
+    """
+    chosen = {"__rate_interval": rate_interval, **(values or {})}
+    return _VARIABLE.sub(lambda match: chosen.get(match[1], ".*"), expr)
