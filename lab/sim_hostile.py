@@ -13,7 +13,7 @@ from lab.attacks import ATTACKS, Hostile
 from lab.attacks.view import Shortcut
 from lab.cohort import Cohort
 from lab.sim_border import SwarmMessage, node_key, swarm_message
-from lab.sim_node import OwnGroup, SimNode
+from lab.sim_node import LocalGroup, SimNode
 from lab.task_desk import Shared
 from services.trainer.selection.own_policy import OwnPolicyRules, least_logprob
 from services.verifier.foreign_rewards import foreign_rewards
@@ -51,17 +51,17 @@ class HostileNodes:
         """
         return node.config.sampler.local * len(self._names[node.name])
 
-    def messages(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> list[SwarmMessage]:
+    def messages(self, node: SimNode, own: Sequence[LocalGroup], number: int) -> list[SwarmMessage]:
         """The messages that the node sends to the swarm."""
         view = self._view(node, own, number)
         return [swarm_message(group, self._keys[group.node], node.config) for group in ATTACKS[node.role](view)]
 
-    def hear(self, own: Mapping[str, Sequence[OwnGroup]]) -> None:
+    def hear(self, own: Mapping[str, Sequence[LocalGroup]]) -> None:
         """Record the honest nodes' groups of this round."""
         heard = [each.group for name, groups in own.items() if name not in self._names for each in groups if each.informative]
         self._overheard = heard or self._overheard
 
-    def _view(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> Hostile:
+    def _view(self, node: SimNode, own: Sequence[LocalGroup], number: int) -> Hostile:
         """Everything an attacker may know: the groups it made, everything published in the swarm,
         and likelihoods under an honest policy, which a real attacker would not have. `duplicate`
         keeps sending the first group that it sent, so that group is remembered here.
@@ -97,7 +97,7 @@ def _score_of_honest(cohort: Cohort, node: SimNode) -> Callable[[TaskRef, Sequen
     return lambda ref, texts: foreign_rewards(node.desk.score(ref, texts), partial_credit=partial_credit)
 
 
-def _bound(cohort: Cohort, own: Sequence[OwnGroup]) -> float:
+def _bound(cohort: Cohort, own: Sequence[LocalGroup]) -> float:
     """The bound of the first honest node's policy check, as estimated by a node that samples from
     the same policy.
     """

@@ -43,7 +43,7 @@ from shared.seeds import number_from
 
 
 @dataclass(frozen=True, slots=True)
-class OwnGroup:
+class LocalGroup:
     """A group that the node sampled, with its rewards."""
 
     group: RolloutGroup
@@ -77,7 +77,7 @@ class SimNode:
         self._payloads: dict[int, ScoredGroup] = {}
         self._seq = 0
         self._next_draw = 0
-        self._earlier: list[tuple[int, OwnGroup]] = []
+        self._earlier: list[tuple[int, LocalGroup]] = []
         self.version = 0
         self.evaluation: Evaluation | None = None
         self.earlier_groups: Window = []
@@ -112,7 +112,7 @@ class SimNode:
         """Token ids of a finished answer, including the end token."""
         return encode_answer(self.desk.tokenizer, text, ended=True, end_token_id=self.intake_rules.end_token_id)
 
-    def take_own(self, own: OwnGroup, now_s: float) -> None:
+    def take_own(self, own: LocalGroup, now_s: float) -> None:
         """Give a scored local group to the sampler."""
         self.border.note_own(own.group)
         self._observe(self._scored(own, now_s))
@@ -159,14 +159,14 @@ class SimNode:
         self._forget()
         return self._with_reused(batch, round_number, now_s)
 
-    def remember(self, round_number: int, own: Sequence[OwnGroup]) -> None:
+    def remember(self, round_number: int, own: Sequence[LocalGroup]) -> None:
         """Keep this round's informative groups for `local.reuse`."""
         if self.local.reuse:
             oldest = round_number - self.local.reuse_rounds
             self._earlier = [each for each in self._earlier if each[0] >= oldest]
             self._earlier += [(round_number, group) for group in own if group.informative]
 
-    def _scored(self, own: OwnGroup, now_s: float) -> ScoredGroup:
+    def _scored(self, own: LocalGroup, now_s: float) -> ScoredGroup:
         return ScoredGroup(
             group_id=content_id(encode(own.group)),
             origin="local",

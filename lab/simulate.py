@@ -20,7 +20,7 @@ from lab.local_rule import groups_to_make, local_part
 from lab.records import RecordWriter
 from lab.sim_border import SimBorder, SwarmMessage, node_key, swarm_message
 from lab.sim_hostile import HostileNodes, names_of
-from lab.sim_node import OwnGroup, SimNode, call_seed
+from lab.sim_node import LocalGroup, SimNode, call_seed
 from lab.stacked_params import Architecture
 from lab.step_record import step_record
 from lab.task_desk import Shared, TaskDesk
@@ -144,9 +144,9 @@ class Simulation:
         seconds["evaluate"] = time.perf_counter() - started
         records.write("round", round=number, seconds=seconds)
 
-    def _make(self, number: int, now_s: float) -> dict[str, list[OwnGroup]]:
+    def _make(self, number: int, now_s: float) -> dict[str, list[LocalGroup]]:
         """Every node's new groups in this round, each scored by its node."""
-        own: dict[str, list[OwnGroup]] = {node.name: [] for node in self.nodes}
+        own: dict[str, list[LocalGroup]] = {node.name: [] for node in self.nodes}
         for turn in range(1000):
             wanted = [(node, self._still_wanted(node, own[node.name], turn)) for node in self.nodes]
             if not any(count for _, count in wanted):
@@ -157,18 +157,18 @@ class Simulation:
                     own[made.node.name].append(self._scored(made, now_s))
         return own
 
-    def _still_wanted(self, node: SimNode, own: Sequence[OwnGroup], turn: int) -> int:
+    def _still_wanted(self, node: SimNode, own: Sequence[LocalGroup], turn: int) -> int:
         if node.role != "honest" or node.local.filter == "none":
             if turn:
                 return 0
             return node.draws_allowed() if node.role == "honest" else self._hostile.groups_a_round(node)
         return groups_to_make(node.local, node.in_force.local, [group.informative for group in own])
 
-    def _scored(self, made: Made, now_s: float) -> OwnGroup:
+    def _scored(self, made: Made, now_s: float) -> LocalGroup:
         group = made.node.group(made.draw, made.task, made.samples, now_s)
-        return OwnGroup(group, made.node.desk.score(group.task.ref, [completion.text for completion in group.completions]))
+        return LocalGroup(group, made.node.desk.score(group.task.ref, [completion.text for completion in group.completions]))
 
-    def _shared_by(self, node: SimNode, own: Sequence[OwnGroup], number: int) -> list[SwarmMessage]:
+    def _shared_by(self, node: SimNode, own: Sequence[LocalGroup], number: int) -> list[SwarmMessage]:
         """The messages in which a node shares the groups that it made this round."""
         if not any(each.in_force.external for each in self.honest):
             return []

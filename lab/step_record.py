@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from lab.sim_node import OwnGroup, SimNode
+from lab.sim_node import LocalGroup, SimNode
 from lab.stacked_learner import StepOutcome
 from shared.contracts.messages import Batch
 from shared.rewards import is_informative
@@ -17,7 +17,7 @@ from shared.rewards import is_informative
 def step_record(
     number: int,
     node: SimNode,
-    own: Sequence[OwnGroup],
+    own: Sequence[LocalGroup],
     batch: Batch | None,
     outcome: StepOutcome | None,
     refused: Counter[str],
@@ -105,7 +105,7 @@ def step_record(
     }
 
 
-def _by_dataset(own: Sequence[OwnGroup]) -> dict[str, list[float]]:
+def _by_dataset(own: Sequence[LocalGroup]) -> dict[str, list[float]]:
     """Number of completions sampled and their mean reward, by dataset."""
     rewards: dict[str, list[float]] = {}
     for group in own:

@@ -107,7 +107,7 @@ def _panel(node: NodeModel) -> Panel:
     body.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     body.add_row("held-out", _held_out(node.held_out))
     body.add_row("reward", _rewards(node))
-    body.add_row("local", _own_groups(node))
+    body.add_row("local", _local_groups(node))
     body.add_row("foreign", _foreign_groups(node))
     body.add_row("trainer", _phases(node))
     unheard = "on another server: its processes cannot be seen here" if node.elsewhere else "no process has reported yet"
@@ -186,7 +186,7 @@ def _rewards(node: NodeModel) -> Text:
     return text.append(f"scorer kills {_number(node.scorer_kills)}", style="yellow" if node.scorer_kills else "")
 
 
-def _own_groups(node: NodeModel) -> Text:
+def _local_groups(node: NodeModel) -> Text:
     pool = f"{_number(node.pool_local)}+{_number(node.pool_external)}"
     made = f"made {_number(node.made)}  to score {_number(node.to_score)}  shared {_number(node.shared)}"
     return Text(f"{made}  outbox {_number(node.outbox)}  pool {pool}")

@@ -31,7 +31,7 @@ from tests.unit.sampler_groups import scored_group
 MINUTES_10_S = 600.0
 
 
-async def test_own_groups_sent_twice_in_disorder_and_delivered_again_count_once(nats_server: MakeServer, tmp_path: Path) -> None:
+async def test_local_groups_sent_twice_in_disorder_and_delivered_again_count_once(nats_server: MakeServer, tmp_path: Path) -> None:
     config, rng = configured("alpha", nats_server().url, tmp_path), random.Random(1)
     thief = await connect(config.nats.node_url, name="thief")
     await ensure_node_streams(thief, "alpha")

@@ -133,7 +133,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         server.kill()
 
 
-def test_every_node_trains_on_its_own_groups_and_on_those_of_others(swarm: Swarm) -> None:
+def test_every_node_trains_on_local_and_on_foreign_groups(swarm: Swarm) -> None:
     for node in swarm.nodes:
         wait_until(lambda node=node: node.steps(), *swarm.nodes, timeout_s=START_S, what=f"{node.node}'s first step")  # type: ignore[misc]
     for node in (swarm.alpha, swarm.beta, swarm.gamma):
@@ -171,7 +171,7 @@ def test_a_node_with_another_tokenizer_trains_on_foreign_text_with_its_own_logpr
     assert any(line["groups_external"] and line["behaviour_share"] == 1.0 for line in swarm.alpha.steps() + swarm.beta.steps())
 
 
-def test_a_node_alone_trains_on_its_own_groups_only(swarm: Swarm) -> None:
+def test_a_node_alone_trains_on_local_groups_only(swarm: Swarm) -> None:
     assert all(line["groups_external"] == 0 and line["reward_external"] is None for line in swarm.hermit.steps())
 
 

@@ -58,7 +58,7 @@ async def judged(scorers: ScorerPool, job: ScoringJob) -> JobResult:
     return result
 
 
-async def own_groups(scorers: ScorerPool, rounds: int) -> float:
+async def local_groups(scorers: ScorerPool, rounds: int) -> float:
     """Seconds for this node's own work."""
     started = time.monotonic()
     for _ in range(rounds):
@@ -73,7 +73,7 @@ async def test_64_answers_just_under_the_limit_end_at_the_groups_deadline_and_ho
         await asyncio.sleep(0.5)
         # All of this is done before the first of the slow groups, which used to hold both workers
         # for a minute each.
-        await own_groups(scorers, 5)
+        await local_groups(scorers, 5)
         assert not any(task.done() for task in slow[1:])
         result = await slow[0]
         assert result.reason == "scoring_timeout"

@@ -129,7 +129,7 @@ def a_plan(local: list[int], external: list[int], again: Sequence[int] = ()) -> 
     st.lists(st.integers(1, 1000), max_size=6),
     st.integers(1, 4000),
 )
-def test_what_fits_is_bounded_keeps_own_groups_first_and_gives_up_only_what_never_fits(
+def test_what_fits_is_bounded_keeps_local_groups_first_and_gives_up_only_what_never_fits(
     local: list[int], external: list[int], again: list[int], room_bytes: int
 ) -> None:
     plan, sizes = a_plan(local, external, again)

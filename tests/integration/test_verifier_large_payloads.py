@@ -23,7 +23,7 @@ LARGE = b"\xff\xff\xff\x7f" * 2**20
 PATIENCE_S = 120.0
 
 
-async def test_the_signature_of_a_large_group_is_checked_outside_of_the_event_loop_and_own_groups_go_on(
+async def test_the_signature_of_a_large_group_is_checked_outside_of_the_event_loop_and_local_groups_go_on(
     nats_server: Callable[..., NatsServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configured("alpha", nats_server(config="max_payload: 8MB\nmax_pending: 256MB").url, tmp_path)

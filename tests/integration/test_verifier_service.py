@@ -43,7 +43,7 @@ from tests.nats_server import free_port
 WITH_A_SCORER_THAT_HANGS = [{"dataset": "gcd"}, {"dataset": "simple_integration", "verifier": "hangs"}]
 
 
-async def test_an_own_group_is_scored_once_shared_and_taken_in_by_another_node(nats_server: MakeServer, tmp_path: Path) -> None:
+async def test_a_local_group_is_scored_once_shared_and_taken_in_by_another_node(nats_server: MakeServer, tmp_path: Path) -> None:
     url = nats_server().url
     alpha_config, beta_config = (configured(name, url, tmp_path) for name in ("alpha", "beta"))
     async with verifier(alpha_config) as alpha, verifier(beta_config) as beta:

@@ -129,7 +129,7 @@ def test_a_stale_node_trains_on_what_an_older_policy_said(folder: Path, tmp_path
     assert [line["staleness"] for line in steps] == [0, 1, 2, 2]
 
 
-def test_controls_filter_and_reuse_own_groups(folder: Path, tmp_path: Path, shared: Shared) -> None:
+def test_controls_filter_and_reuse_local_groups(folder: Path, tmp_path: Path, shared: Shared) -> None:
     alone = {"nodes": 1, "sampler": {"local": 3, "external": 0}, "rounds": 3}
     simulate(folder, tmp_path / "pool.gz", shared, **alone, local={"filter": "informative_of_pool", "pool": 9, "unfiltered": 1})
     for line in records_of_kind(tmp_path / "pool.gz", "step"):

@@ -215,7 +215,7 @@ def test_a_node_without_advantage_keeps_weights_and_moments(folder: Path) -> Non
 
 
 @pytest.mark.usefixtures("size")
-def test_what_the_own_policy_finds_absurd_is_left_out_as_in_the_trainer(folder: Path) -> None:
+def test_what_this_nodes_policy_finds_absurd_is_left_out_as_in_the_trainer(folder: Path) -> None:
     architecture, flat = load_stack([folder] * 2, torch.device("cpu"))
     flat = spread_out(architecture, flat)
     foreign = [

@@ -183,7 +183,7 @@ def test_where_position_and_time_in_the_stream_disagree_nobody_is_blamed() -> No
     assert (found, copiers) == (None, ["UA"])
 
 
-def test_a_copy_of_this_nodes_own_group_is_refused(tmp_path: Path) -> None:
+def test_a_copy_of_a_local_group_is_refused(tmp_path: Path) -> None:
     gate = border(tmp_path)
     gate.note_own(saying(long_texts(1), node="alpha"))
     refused = show(gate, saying(long_texts(1), node="gamma"), COPIER, seq=1)

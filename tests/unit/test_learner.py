@@ -153,7 +153,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_and_is_said(model: Pat
     assert all(torch.equal(before[name].nan_to_num(), after[name].nan_to_num()) for name in before)
 
 
-def test_external_groups_of_weight_zero_change_nothing(model: Path) -> None:
+def test_foreign_groups_of_weight_zero_change_nothing(model: Path) -> None:
     config = config_for(model, external_weight=0.0)
     with_others, alone = Learner(config), Learner(config)
     tokenizer = alone.tokenizer

@@ -50,10 +50,10 @@ def test_a_trainer_that_has_finished_gets_no_more_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shortage", "local_groups", "external_groups"), [("wait", None, None), ("short", 2, 1), ("fill_local", 3, 1)]
+    ("shortage", "local_groups", "foreign_groups"), [("wait", None, None), ("short", 2, 1), ("fill_local", 3, 1)]
 )
 def test_the_shortage_policy_decides_once_the_wait_is_over(
-    shortage: str, local_groups: int | None, external_groups: int | None
+    shortage: str, local_groups: int | None, foreign_groups: int | None
 ) -> None:
     made = history(local=5, external=1, shortage=shortage)
     assert made.decide() == Wait(WaitFor.EXTERNAL, 1, 2)
@@ -65,7 +65,7 @@ def test_the_shortage_policy_decides_once_the_wait_is_over(
         assert plan == Wait(WaitFor.EXTERNAL, 1, 2)
         return
     assert isinstance(plan, BatchPlan)
-    assert (len(plan.local), len(plan.external), plan.shortage) == (local_groups, external_groups, shortage)
+    assert (len(plan.local), len(plan.external), plan.shortage) == (local_groups, foreign_groups, shortage)
 
 
 def test_fill_local_goes_on_with_i_groups_when_the_generator_is_paced_to_no_more() -> None:
@@ -108,7 +108,7 @@ def test_without_any_group_no_batch_is_made(shortage: str) -> None:
     assert made.decide() == Wait(WaitFor.EXTERNAL, 0, 2)
 
 
-def test_i_zero_trains_on_external_groups_alone() -> None:
+def test_i_zero_trains_on_foreign_groups_alone() -> None:
     made = history(external=2)
     made.settings = made.assembly.settings = sampler(local=0)
     plan = made.decide()
@@ -124,7 +124,7 @@ def test_a_node_alone_never_waits_for_others() -> None:
     assert (len(plan.local), plan.external, plan.shortage) == (2, (), "none")
 
 
-def test_external_groups_that_grew_too_old_are_not_used_and_leave_with_the_batch() -> None:
+def test_foreign_groups_that_grew_too_old_are_not_used_and_leave_with_the_batch() -> None:
     made = history(local=2, external=2, shortage="short", shortage_wait_s=0.0)
     made.now = 1000.0 + 601.0
     plan = made.step()

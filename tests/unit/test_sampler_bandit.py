@@ -64,7 +64,7 @@ def test_old_windows_count_less_and_a_result_counts_once() -> None:
     assert arm(state, "uniform") == (pytest.approx(1.9), pytest.approx(0.9))
 
 
-def test_batches_without_external_groups_are_nobodys_merit() -> None:
+def test_batches_without_foreign_groups_are_nobodys_merit() -> None:
     state = bandit.after_batch(bandit.start(("uniform",), "s"), 1, seen(0, 0.1), "s")
     for number in range(2, 12):
         state = bandit.after_batch(state, number, None, "s", shared=number < 7)

@@ -61,7 +61,7 @@ def few(informative: int, of: int = 16) -> list[list[float]]:
     return [[1.0] + [0.0] * 7] * informative + [[0.125] * 8] * (of - informative)
 
 
-def test_own_groups_that_mostly_teach_end_sharing_and_own_groups_that_do_not_bring_it_back() -> None:
+def test_local_groups_that_mostly_teach_end_sharing_and_local_groups_that_do_not_bring_it_back() -> None:
     node = Node()
     assert [node.period(*few(15)) for _ in range(4)] == [3, 1, 0, 0]
     back = [node.period(*few(1)) for _ in range(10)]
@@ -239,7 +239,7 @@ def test_whatever_moves_i_and_j_nobody_waits_for_ever_and_nothing_is_too_stale(
 @settings(max_examples=8, deadline=None, phases=_NO_SHRINKING)
 @given(st.integers(0, 2**32), st.integers(0, 3), st.integers(1, 2), st.integers(1, 6), st.floats(0.2, 1), st.floats(0.5, 1))
 @pytest.mark.slow
-def test_moving_i_throws_next_to_no_own_group_away(
+def test_moving_i_throws_next_to_no_local_group_away(
     seed: int, max_staleness: int, prefetch: int, period: int, trains: float, foreign: float
 ) -> None:
     world = World(

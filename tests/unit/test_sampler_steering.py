@@ -54,7 +54,7 @@ def test_a_weighted_draw_can_be_explained_from_the_batch() -> None:
     assert record.passes / record.completions == pytest.approx(0.25, abs=0.01)
 
 
-def test_what_the_own_policy_fails_on_is_known_after_a_crash_and_in_a_batch_of_an_older_version() -> None:
+def test_what_this_nodes_policy_fails_on_is_known_after_a_crash_and_in_a_batch_of_an_older_version() -> None:
     def failing(crash_after: int | None) -> History:
         chosen = sampler(strategy="rescue", external=1)
         made = History(chosen, limits(chosen))

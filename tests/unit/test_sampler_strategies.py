@@ -176,7 +176,7 @@ CRITICAL = {2: 13.82, 3: 16.27, 4: 18.47, 5: 20.52, 6: 22.46, 7: 24.32, 8: 26.12
 @pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "cap"), [(2, 2), (3, 1), (2, 1)])
 @pytest.mark.parametrize("name", sorted(LAW))
-def test_sets_are_drawn_as_often_as_the_law_says(name: str, wanted: int, cap: int) -> None:
+def test_a_set_is_drawn_as_often_as_the_law_says(name: str, wanted: int, cap: int) -> None:
     chances = LAW[name](wanted, cap)
     assert sum(chances.values()) == pytest.approx(1.0)
     draws = 6000
@@ -225,7 +225,7 @@ def rescued(failed_groups: int, *, has_pass: bool = True) -> bool:
     return all(chosen[0].seq == 101 for chosen in drawn)
 
 
-def test_a_success_where_the_own_policy_fails_comes_first_and_nothing_else_does() -> None:
+def test_a_success_where_this_nodes_policy_fails_comes_first_and_nothing_else_does() -> None:
     assert rescued(RECENT_GROUPS)
     assert not rescued(RECENT_GROUPS - 1), "too few local groups failed to say so"
     assert not rescued(RECENT_GROUPS, has_pass=False), "a group without a success shows no way out"
@@ -240,7 +240,7 @@ def test_where_there_is_nothing_to_rescue_all_informative_groups_are_alike() -> 
     assert len(set(weigh(none_passes, 2, KNOWN))) == 1
 
 
-def test_a_node_that_floods_a_source_the_own_policy_fails_on_has_its_share_and_no_more() -> None:
+def test_a_node_that_floods_a_source_this_nodes_policy_fails_on_has_its_share_and_no_more() -> None:
     pool = [*(entry(seq, "flood", "hard") for seq in range(1, 101)), *(entry(seq, f"n{seq}", "easy") for seq in range(101, 104))]
     chosen = strategy_named("rescue").draw(pool, 4, 2, random.Random(1), KNOWN)
     assert Counter(e.node == "flood" for e in chosen) == {True: 2, False: 2}

@@ -58,7 +58,7 @@ def report(node: str, rate: float, at: float, version: int = 1) -> EvalReport:
 
 
 class Hub:
-    """A hub whose clock a test sets, and two who write there."""
+    """A hub whose clock stands where a test put it, and two who write there."""
 
     def __init__(self, name: str = "") -> None:
         self.now = time.time() - 2 * ESTABLISHED_S

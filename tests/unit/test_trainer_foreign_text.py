@@ -32,7 +32,7 @@ def foreign_text(of: Learner) -> Batch:
     return batch_of(1, [scored_group(of.tokenizer, rng, origin="external", same_tokenizer=False) for _ in range(3)])
 
 
-def test_by_default_it_is_trained_on_as_if_the_own_policy_had_written_it(model: Path) -> None:
+def test_by_default_it_is_trained_on_as_if_this_nodes_policy_had_written_it(model: Path) -> None:
     record = learner(model, learning_rate=1e-3).step(foreign_text(learner(model)))
     assert (record.groups_external, record.behaviour_share, record.reencoded_share) == (3, 0.0, 1.0)
     assert (record.importance_ratio, record.importance_weight, record.kl_behaviour) == (1.0, 1.0, 0.0)
@@ -43,7 +43,7 @@ def test_with_several_updates_the_own_logprobs_at_intake_are_the_old_policy_and_
     assert record.updates == 4 and record.importance_ratio_max > 1.28 and record.clip_fraction > 0.0
 
 
-def test_a_token_weighs_less_than_one_where_the_own_policy_finds_it_less_likely_than_assumed(model: Path) -> None:
+def test_a_token_weighs_less_than_one_where_this_nodes_policy_finds_it_less_likely_than_assumed(model: Path) -> None:
     # The tiny policy is random: every token has about 1 / 300.
     trained = learner(model, learning_rate=1e-3, unknown_behaviour_logprob=-5.0, foreign_weight_positive="capped")
     batch = foreign_text(trained)

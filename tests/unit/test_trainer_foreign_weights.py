@@ -149,7 +149,7 @@ FOREIGN = TokenGroup(
 PROXIMAL = [[[-2.0] * 3, [-2.0] * 3]]
 
 
-def test_topr_leaves_positive_ones_alone_and_pushes_negative_ones_no_harder_than_the_own_policy_would() -> None:
+def test_topr_leaves_positive_ones_alone_and_pushes_negative_ones_no_harder_than_this_nodes_policy_would() -> None:
     topr = weigh(ForeignRules(positive="one", negative="at_most_one"), [FOREIGN], PROXIMAL)
     assert topr.weights.tolist() == [pytest.approx([1.0, 1.0, 1.0]), pytest.approx([0.5, 1.0, 1.0])]
     assert topr.truncated[1].tolist() == [False, True, False]

@@ -111,7 +111,7 @@ def test_a_group_of_nothing_but_absurd_text_is_skipped_and_counted(policy: Learn
     assert dropped == {"beta": 2}
 
 
-def test_own_groups_are_never_looked_at_and_fraction_zero_looks_at_none(policy: Learner) -> None:
+def test_local_groups_are_never_looked_at_and_fraction_zero_looks_at_none(policy: Learner) -> None:
     own = take_in(swarm_batch(origin="local"), policy.rules)
     rules = OwnPolicyRules(fraction=1.0, min_logprob=0.0)
     assert drop_absurd(policy.model, own, policy.update_config, rules, 1) == (own, {})
