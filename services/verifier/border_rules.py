@@ -14,6 +14,7 @@ from shared.config import NodeConfig
 from shared.contracts.codec import MAX_TOKENS
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.tasks.derive import from_package
 from shared.tasks.file_rows import held, is_file_name
 
 Accept = Literal["same", "dataset", "any"]
@@ -71,16 +72,15 @@ class BorderRules:
     def task_problem(self, group: RolloutGroup) -> Problem | None:
         """What is wrong with the group's task, if anything."""
         ref = group.task.ref
+        own_dataset = any(ref.dataset == dataset for dataset, _ in self.own_tasks)
         allowed = (
-            (self.accept == "any" and not (is_file_name(ref.dataset) and held(ref.dataset) is None))
-            or (self.accept == "dataset" and any(ref.dataset == dataset for dataset, _ in self.own_tasks))
+            (self.accept == "any" and (own_dataset or not _needs_an_entry(ref.dataset)))
+            or (self.accept == "dataset" and own_dataset)
             or (ref.dataset, ref.config) in self.own_tasks
         )
         if not allowed:
-            return (
-                Refusal.TASK_NOT_ALLOWED,
-                f"{ref.dataset} {ref.config[:100]} is not taken in (verifier.accept: {self.accept})",
-            )
+            why = f"verifier.accept: {self.accept}{', but it needs a [[tasks]] entry' if self.accept == 'any' else ''}"
+            return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} {ref.config[:100]} is not taken in ({why})"
         return None
 
     def completions_problem(self, group: RolloutGroup) -> Problem | None:
@@ -92,3 +92,10 @@ class BorderRules:
             if problem is not None:
                 return problem
         return token_ids_problem(group.prompt_ids or b"")
+
+
+def _needs_an_entry(dataset: str) -> bool:
+    """Whether only a node that names this dataset in `[[tasks]]` can judge it, because it then has
+    the file, or has imported the package. No sender makes a process import another package.
+    """
+    return (is_file_name(dataset) and held(dataset) is None) or from_package(dataset)

@@ -86,6 +86,7 @@ CHECKS = (
     Check(Stage.SANDBOX, Refusal.QUARANTINED, "the key came into quarantine while the group waited to be scored"),
     Check(Stage.SANDBOX, Refusal.SCORING_COST, "the key's groups cost more than they are worth"),
     Check(Stage.SANDBOX, Refusal.TASK_UNDERIVABLE, "its task cannot be derived here"),
+    Check(Stage.SANDBOX, Refusal.TASK_NOT_ALLOWED, "this node's verifier cannot judge its task"),
     Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's question or answer differs from the group's"),
     Check(Stage.SANDBOX, Refusal.SCORING_TIMEOUT, "it was not judged within its limits"),
     Check(Stage.ACCEPTANCE, Refusal.REPLAYED, "the same message was accepted while it was being scored"),

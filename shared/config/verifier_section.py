@@ -84,7 +84,8 @@ class VerifierSection(Section):
     accept: Literal["auto", "same", "dataset", "any"] = Field(
         "auto",
         description="Which foreign tasks are accepted. same: dataset and config of one of this node's [[tasks]]. dataset: one of "
-        "their datasets, in any config. any: every known dataset. auto: same with trust = open, dataset with trust = roster.",
+        "their datasets, in any config. any: these and every dataset of reasoning-gym. auto: same with trust = open, dataset with "
+        "trust = roster.",
     )
     max_age_s: float = Field(
         1800.0,

@@ -109,6 +109,13 @@ def dataset_names() -> list[str]:
     return sorted({*datasets(), *TASK_SOURCES.installed} - REFUSED_DATASETS.keys())
 
 
+def from_package(dataset: str) -> bool:
+    """Whether an installed task source makes this dataset's tasks. A name of reasoning-gym's is
+    never a package's.
+    """
+    return dataset in TASK_SOURCES.installed and dataset not in datasets()
+
+
 def preload_sources(names: Iterable[str]) -> None:
     """Import task sources of installed packages early. A failure is not reported here; it is raised
     when the source is needed.
@@ -188,7 +195,7 @@ def _dataset(name: str, config: str, seed: int) -> Any:
     registry = datasets()
     if name in REFUSED_DATASETS:
         raise TaskError("task_dataset", f"{name} cannot be used: {REFUSED_DATASETS[name]}")
-    if name not in registry and name in TASK_SOURCES.installed:
+    if from_package(name):
         return _installed(name, config, seed)
     if name not in registry:
         hint = did_you_mean(name, dataset_names()) or "`swarm task list` shows all names"

@@ -58,21 +58,23 @@ def scorer_of(verifier: str, item: Item) -> AnswerScorer:
 
 
 def trial_problem(verifier: str, item: Item) -> TaskError | None:
-    """What a verifier does with the task's own answer that no scorer should; None if nothing, or if
-    the task has no answer to try.
+    """What is wrong with the reward of the task's own answer: a scorer that returns no number pays
+    0 for ever. None if nothing is, or if it raises, because a reference answer need not have the
+    form of an answer.
     """
     score = scorer_of(verifier, item)
     if item.task.answer is None:
         return None
     try:
         found = score(item.task.answer)
-    except (Exception, SystemExit) as error:
-        does = f"raises {type(error).__name__} ({str(error)[:200]})"
-    else:
-        if isinstance(found, Real):
-            return None
-        does = f"returns {type(found).__name__}"
-    return TaskError("task_verifier", f"verifier {verifier} {does} for the right answer, where a number from 0 to 1 is expected")
+    except (Exception, SystemExit):
+        return None
+    if _is_number(found):
+        return None
+    what = f"{type(found).__name__} ({str(found)[:40]})"
+    return TaskError(
+        "task_verifier", f"verifier {verifier} returned {what} for the reference answer: have it return a number in [0, 1]"
+    )
 
 
 def score_texts(
@@ -106,14 +108,16 @@ def score_texts(
             if len(answer) <= MAX_ANSWER_CHARS:
                 try:
                     raw = score(answer)
-                except Exception:  # noqa: BLE001  # whatever a scorer raises on odd text is the answer's fault
+                except (Exception, SystemExit):  # whatever a scorer raises on odd text is the answer's fault
                     raw = 0.0
         rewards.append(raw if type(raw) is float and 0.0 <= raw <= 1.0 else _in_unit_interval(raw))
     return rewards
 
 
+def _is_number(raw: Any) -> bool:
+    return isinstance(raw, Real) and -math.inf < raw < math.inf  # type: ignore[operator]  # a Real compares with a float
+
+
 def _in_unit_interval(raw: Any) -> float:
-    if not isinstance(raw, Real):
-        return 0.0
-    value = float(raw)
-    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
+    # Clipped first: not every integer fits into a float.
+    return float(min(1, max(0, raw))) if _is_number(raw) else 0.0

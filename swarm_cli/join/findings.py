@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
+from shared.registry import TASK_SOURCES
 from shared.version import VERSION
 from swarm_cli.few_rows import soon_used_up
 from swarm_cli.invitation.token import Accepted, Invitation, OfferedTask
@@ -106,7 +107,7 @@ def few_rows(config: NodeConfig, files: Sequence[FileQuestions]) -> list[Finding
 
 def takes(accepted: Accepted, spec: TaskSpec) -> bool:
     """Whether the inviting node accepts groups of this source (its `verifier.accept`)."""
-    if accepted.rule == "any" and spec.source != "file":
+    if accepted.rule == "any" and spec.source != "file" and spec.dataset not in TASK_SOURCES.installed:
         return True
 
     def fits(task: OfferedTask) -> bool:

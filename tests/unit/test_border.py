@@ -308,6 +308,14 @@ def test_accept_same_wants_the_same_config_and_any_takes_all(tmp_path: Path) -> 
     assert isinstance(border(tmp_path, accept="any").examine(SUBJECT, signed(group(task=task(dataset="lcm"))), NOW_S), Candidate)
 
 
+def test_accept_any_takes_no_task_of_a_package_that_this_node_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.verifier.border_rules.from_package", lambda dataset: dataset == "lcm")
+    refused = border(tmp_path, accept="any").examine(SUBJECT, signed(group(task=task(dataset="lcm"))), NOW_S)
+    assert isinstance(refused, Refused) and refused.reason is Refusal.TASK_NOT_ALLOWED and "[[tasks]]" in refused.detail
+
+
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=2000), st.text(max_size=40))

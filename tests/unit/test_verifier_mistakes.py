@@ -11,8 +11,10 @@ import pytest
 from shared.config.task_spec import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.registry import VERIFIERS
+from shared.tasks.derive import derive_task
 from shared.tasks.file_source import with_row_name
 from shared.tasks.sandbox import ScorerPool, ScoringJob
+from shared.tasks.scoring import score_answer
 from shared.tasks.specs import source_problems
 from shared.tasks.verifiers import load_verifier
 from tests.integration.installed_verifier import install
@@ -22,9 +24,9 @@ MISTAKES = {
     "def mine(item):\n    return float('blue')": "verifier mine cannot judge this task: ValueError: could not convert",
     "def mine(item):\n    raise SystemExit('bye')": "verifier mine cannot judge this task: SystemExit: bye",
     "def mine(item):\n    lambda answer: 1.0": "verifier mine made NoneType and no function that scores answers: `return` it",
-    "def mine(item):\n    return lambda answer: 'yes'": "verifier mine returns str for the right answer, where a number",
-    "def mine(item):\n    return lambda answer: None": "verifier mine returns NoneType for the right answer",
-    "def mine(item):\n    return lambda answer: 1 / 0": "verifier mine raises ZeroDivisionError (division by zero) for the right",
+    "def mine(item):\n    return lambda answer: 'yes'": "verifier mine returned str (yes) for the reference answer: have it",
+    "def mine(item):\n    return lambda answer: None": "verifier mine returned NoneType (None) for the reference answer",
+    "def mine(item):\n    return lambda answer: float('nan')": "verifier mine returned float (nan) for the reference answer",
     "mine = 'a word'": "verifier mine cannot judge this task: TypeError: 'str' object is not callable",
 }
 
@@ -47,9 +49,20 @@ def test_config_check_says_what_a_verifier_does_wrong(written: None, said: str) 
     assert said in problem
 
 
-@pytest.mark.parametrize("written", ["def mine(item):\n    return lambda answer: float(answer == item.task.answer)"], indirect=True)
-def test_one_that_is_right_has_no_problem(written: None) -> None:
+@pytest.mark.parametrize(
+    ("written", "reward"),
+    [
+        ("def mine(item):\n    return lambda answer: float(answer == item.task.answer)", 0.0),
+        ("def mine(item):\n    return lambda answer: 1 / 0", 0.0),
+        ("def mine(item):\n    return lambda answer: __import__('sys').exit('bye')", 0.0),
+        ("def mine(item):\n    return lambda answer: 10**400", 1.0),
+    ],
+    indirect=["written"],
+)
+def test_what_a_scorer_may_do_is_no_problem(written: None, reward: float) -> None:
+    """A reference answer need not have the form of an answer, so a scorer may raise for it."""
     assert source_problems([GCD]) == []
+    assert score_answer(derive_task(TaskRef(dataset="gcd", seed=1, index=0)), "x", "mine") == reward
 
 
 def test_the_same_tasks_have_one_verifier(tmp_path: Path) -> None:

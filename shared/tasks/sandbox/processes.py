@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shared.registry import TASK_SOURCES
+from shared.tasks.derive import from_package
 from shared.tasks.file_rows import held_of
 from shared.tasks.sandbox.child import FORKER, WORKER, Child, WorkerLost
 from shared.tasks.verifiers import VerifierChoice
@@ -40,7 +40,7 @@ class Processes:
         self._foreign_group_s = foreign_group_s
         self._memory_bytes = memory_bytes
         self._sources = [[spec.dataset, spec.canonical_config, spec.verifier] for spec in tasks]
-        self._installed = sorted({spec.dataset for spec in tasks} & TASK_SOURCES.installed.keys())
+        self._installed = sorted({spec.dataset for spec in tasks if from_package(spec.dataset)})
         self._rows = held_of(spec.dataset for spec in tasks)
         self._verifiers = verifiers
         self._children: set[Child] = set()
