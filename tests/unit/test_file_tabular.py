@@ -19,6 +19,8 @@ from shared.tasks.file_source import load_rows
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `data`")
 from pyarrow import parquet  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = {
     "float": [0.1, 3.0, -0.5, 123456792.0, 16777216.0, 1e-7, 2.0**70],
     "halffloat": [0.1, 3.0, -0.5, 2050.0, 65504.0],
