@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("in-place")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=120)
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    (beside,) = {path for path in sys.path if path.endswith("site-packages")}
-    (packages / "shared.pth").write_text(f"{beside}\n{ROOT}\n")
+    (packages / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT}\n")
     sources = [shutil.copytree(ROOT / "docs" / "examples" / name, folder / name) for name in ("verifier", "task_source")]
     pip = [sys.executable, "-m", "pip", "--python", folder / "venv", "install", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, *(each for source in sources for each in ("-e", source))], check=True, timeout=300)
