@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shared.contracts.messages import Task, TaskRef
-from shared.registry import TASK_SOURCES
+from shared.registry import PACKAGE_FAILURES, TASK_SOURCES, failure
 from shared.suggestion import did_you_mean
 from shared.tasks.canonical import canonical_json
 from shared.tasks.config_rules import REFUSED_DATASETS, parse_config
@@ -153,10 +153,10 @@ def _derived(ref: TaskRef) -> Item:
             answer=None if entry["answer"] is None else _text(entry["answer"]),
             metadata=canonical_json(entry.get("metadata", {})),
         )
-    except (Exception, SystemExit) as error:
+    except PACKAGE_FAILURES as error:
         raise TaskError(
             "task_underivable",
-            f"{ref.dataset}: item {ref.index} of seed {ref.seed} under {ref.config[:200]} cannot be generated: {_brief(error)}; "
+            f"{ref.dataset}: item {ref.index} of seed {ref.seed} under {ref.config[:200]} cannot be generated: {failure(error)}; "
             "change the dataset's config",
         ) from error
     return Item(task, dataset, entry)
@@ -225,7 +225,7 @@ def _dataset(name: str, config: str, seed: int) -> Any:
         return dataset_class(config=made)
     except Exception as error:
         raise TaskError(
-            "task_config", f"{name}: config {config[:200]} is refused by the dataset: {_brief(error)}; correct that setting"
+            "task_config", f"{name}: config {config[:200]} is refused by the dataset: {failure(error)}; correct that setting"
         ) from error
 
 
@@ -234,8 +234,8 @@ def _installed(name: str, config: str, seed: int) -> Any:
         dataset = TASK_SOURCES.load(name)(parse_config(config, name), seed)
         len(dataset)
         return dataset
-    except (Exception, SystemExit) as error:
-        raise TaskError("task_config", f"{name}: config {config[:200]} under seed {seed} is refused: {_brief(error)}") from error
+    except PACKAGE_FAILURES as error:
+        raise TaskError("task_config", f"{name}: config {config[:200]} under seed {seed} is refused: {failure(error)}") from error
 
 
 def _seeded_item(dataset: Any, ref: TaskRef) -> dict[str, Any]:
@@ -259,7 +259,3 @@ def _size(dataset: Any, name: str) -> int:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else canonical_json(value)
-
-
-def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"

@@ -10,6 +10,7 @@ from numbers import Real
 from typing import Any
 
 from shared.contracts.messages import Task
+from shared.registry import PACKAGE_FAILURES, failure
 from shared.tasks.answers import CLOSING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item
 from shared.tasks.verifiers import DEFAULT_VERIFIER, AnswerScorer, load_verifier
@@ -48,9 +49,8 @@ def scorer_of(verifier: str, item: Item) -> AnswerScorer:
         score = make(item)
     except TaskError:
         raise
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise TaskError("task_verifier", f"verifier {verifier} cannot judge this task: {reason}") from error
+    except PACKAGE_FAILURES as error:
+        raise TaskError("task_verifier", f"verifier {verifier} cannot judge this task: {failure(error)}") from error
     if not callable(score):
         made = type(score).__name__
         raise TaskError("task_verifier", f"verifier {verifier} made {made} and no function that scores answers: `return` it")
@@ -67,7 +67,7 @@ def trial_problem(verifier: str, item: Item) -> TaskError | None:
         return None
     try:
         found = score(item.task.answer)
-    except (Exception, SystemExit):
+    except PACKAGE_FAILURES:
         return None
     if _is_number(found):
         return None
@@ -108,7 +108,7 @@ def score_texts(
             if len(answer) <= MAX_ANSWER_CHARS:
                 try:
                     raw = score(answer)
-                except (Exception, SystemExit):  # whatever a scorer raises on odd text is the answer's fault
+                except PACKAGE_FAILURES:  # whatever a scorer raises on odd text is the answer's fault
                     raw = 0.0
         rewards.append(raw if type(raw) is float and 0.0 <= raw <= 1.0 else _in_unit_interval(raw))
     return rewards

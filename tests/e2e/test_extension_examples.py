@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
@@ -21,7 +20,7 @@ import pytest
 from shared import registry
 from shared.registry import Registry
 from swarm_cli.observe.evaluations import read_steps
-from tests.integration.local_swarm import START_TIMEOUT_S, Swarm, python_that_forks
+from tests.integration.local_swarm import Swarm, python_that_forks
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import Dashboard
 from tests.otlp_collector import Collector, Received, collecting
@@ -103,14 +102,8 @@ def ended_swarm(folder: Path, python: Path, installed: Path, collector: Collecto
     )
     checked = swarm.call("config", "check")
     assert checked.returncode == 0, checked.stderr
-    process = swarm.up("--steps", "2")
-    try:
-        out, err = process.communicate(timeout=START_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=180)
-        pytest.fail(f"swarm up --steps 2 did not end by itself:\n{out[-6000:]}\n{err[-2000:]}")
-    assert process.returncode == 0, out[-6000:]
+    ended = swarm.up_to_the_end("--steps", "2")
+    assert ended.returncode == 0, ended.stdout[-6000:]
     return swarm
 
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+import pytest
+
 from tests import forked
 from tests.forked_commands import Commands
 from tests.nats_server import find_binary, free_port
@@ -48,6 +50,17 @@ class Swarm:
     def up(self, *arguments: str) -> subprocess.Popen[str]:
         ports = ["--nats-port", str(self.nats_port), "--base-port", str(self.base_port)]
         return self._start("up", "--run", "first", *ports, *arguments)
+
+    def up_to_the_end(self, *arguments: str, timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+        """`swarm up` of a run that ends by itself. Fails if it has not after `timeout_s`."""
+        process = self.up(*arguments)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=180)
+            pytest.fail(f"swarm up {' '.join(arguments)} did not end by itself:\n{out[-6000:]}\n{err[-2000:]}")
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         # A forked process looks for installed packages where this one did when it started.

@@ -8,8 +8,6 @@ import io
 import json
 import re
 import shutil
-import signal
-import subprocess
 import tomllib
 from contextlib import redirect_stderr
 from importlib.metadata import PackageNotFoundError, distribution
@@ -100,13 +98,9 @@ def test_a_node_trains_it_and_publishes_what_changed(layers: int, smollm2: Path,
             SWARM_GENERATOR__COMPLETIONS="4",
             SWARM_EVAL__TASKS="2",
         )
-        process = swarm.up("--nodes", "1", "--steps", "2", "--config", "config/smollm2.toml")
-        try:
-            out, err = process.communicate(timeout=START_TIMEOUT_S * 5)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=180)
-    assert process.returncode == 0, f"{out[-4000:]}\n{err[-2000:]}"
+        up = ("--nodes", "1", "--steps", "2", "--config", "config/smollm2.toml")
+        ended = swarm.up_to_the_end(*up, timeout_s=START_TIMEOUT_S * 5)
+    assert ended.returncode == 0, f"{ended.stdout[-4000:]}\n{ended.stderr[-2000:]}"
     folder = swarm.node_dir("alpha")
     assert [step["step"] for step in read_steps(folder)] == [1, 2]
     assert read_evaluations(folder)[0].policy_version == 0

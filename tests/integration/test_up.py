@@ -38,14 +38,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 
 @pytest.fixture(scope="module")
 def finished(swarm: Swarm) -> subprocess.CompletedProcess[str]:
-    process = swarm.up("--nodes", "1", "--steps", str(STEPS))
-    try:
-        out, err = process.communicate(timeout=START_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=180)
-        pytest.fail(f"swarm up --steps {STEPS} did not end by itself:\n{out[-6000:]}\n{err[-2000:]}")
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return swarm.up_to_the_end("--nodes", "1", "--steps", str(STEPS))
 
 
 def test_a_run_with_steps_ends_by_itself_with_a_summary_and_exit_code_0(finished: subprocess.CompletedProcess[str]) -> None:
