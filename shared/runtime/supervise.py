@@ -90,7 +90,7 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
     while stop_signal is None:
         try:
             child = subprocess.Popen(command, process_group=0 if linger_s else None, preexec_fn=ending_with_parent())
-        except OSError as error:
+        except (FileNotFoundError, PermissionError) as error:
             remedy = "install it, or add its folder to the PATH"
             print(f"{command[0]} cannot be started ({error.strerror}): {remedy}", file=sys.stderr, flush=True)
             return EXIT_CONFIG
