@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from benchmarks.head import peak_bytes
+from services.trainer.gradient import chunked_head
 from services.trainer.gradient.chunked_head import LogitTransform, chunked_logprobs
 from services.trainer.gradient.forward import SeparateHead, completion_logprobs
 from services.trainer.gradient.micro_batches import plan_rows
@@ -210,6 +211,23 @@ def test_refusal_is_a_line_in_the_log_and_the_present_way(capsys: pytest.Capture
     assert model.training
 
 
+def test_a_gpus_larger_chunks_and_fewer_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU here: `benchmarks.gpu` compares the results there."""
+    model = model_named("gemma2, soft cap")
+    head = SeparateHead(transform=probed(model).transform, chunk_bytes=CHUNK_BYTES)
+    logprobs, entropy, gradients = scored_with_gradients(model, head)
+    as_on_a_gpu(monkeypatch)
+    on_gpu, entropy_on_gpu, gradients_on_gpu = scored_with_gradients(model, head)
+    torch.testing.assert_close(on_gpu, logprobs, rtol=1e-12, atol=1e-11)
+    torch.testing.assert_close(entropy_on_gpu, entropy, rtol=1e-12, atol=1e-11)
+    torch.testing.assert_close(gradients_on_gpu, gradients, rtol=1e-10, atol=1e-11)
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = chunked_head._sizes
+    monkeypatch.setattr(chunked_head, "_sizes", lambda _device, chunk_bytes: chosen(torch.device("cuda"), chunk_bytes))
+
+
 # Memory, as the allocator counts it.
 
 
@@ -222,3 +240,16 @@ def test_memory_is_at_most_1_3_chunks_beyond_the_gradients(softcap: float | None
     assert 0.9 * chunk_bytes <= peak - gradients <= 1.3 * chunk_bytes
     # The same count finds what the plain way holds.
     assert peak_bytes(tokens, vocabulary, hidden_size, chunk_bytes=None, softcap=softcap) >= 3 * 4 * tokens * vocabulary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_a_gpus_chunks_need_less_than_the_five_that_are_reckoned_with(
+    softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_on_a_gpu(monkeypatch)
+    tokens, vocabulary, hidden_size, chunk_bytes = 512, 16_384, 8, 2**21
+    with torch.autocast("cpu", torch.bfloat16):
+        peak = peak_bytes(tokens, vocabulary, hidden_size, chunk_bytes=chunk_bytes, softcap=softcap)
+    gradients = 6 * hidden_size * (tokens + vocabulary)  # and the weights in bfloat16
+    assert 3 * chunk_bytes <= peak - gradients <= 4.2 * chunk_bytes

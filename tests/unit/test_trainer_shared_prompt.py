@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.head import most_held
+from services.trainer.gradient import forward
 from services.trainer.gradient.forward import completion_logprobs
 from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.rows import RowSlice, TokenGroup, block_causal_mask, build_rows
@@ -96,6 +97,36 @@ def test_the_mask_of_any_rows_is_its_definition_and_takes_a_byte_a_pair() -> Non
         for query, key in itertools.product(range(width), range(width)):
             seen = key <= query and row[query] >= 0 <= row[key] and row[key] in (0, row[query])
             assert allowed[query][key] == (seen or query == key)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_layers_keep_one_mask_together_and_none_for_themselves(autocast: bool) -> None:
+    model, layers = small_model(attention="sdpa", layers=5), 5
+    group = TokenGroup(
+        prompt_ids=list(range(1, 9)), completions=[[7, 8, 9] * 20] * 4, behaviour_logprobs=[None] * 4, advantages=[1.0] * 4
+    )
+    rows = build_rows([group], plan_rows([group], shared_prompt=True, budget_tokens=1 << 20, hidden_size=1 << 20))
+    assert rows.shared
+    masks: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape[-2:] == (rows.input_ids.shape[1],) * 2:
+            masks[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        completion_logprobs(model, rows)
+    assert len(masks) == 1, f"{len(masks)} masks for {layers} layers"
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_mask_of_numbers_gives_the_bits_of_one_of_booleans(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = UpdateConfig(shared_prompt=True, autocast_bf16=autocast)
+    _, numbers = step(small_model(attention="sdpa"), ragged_groups(5), config)
+    monkeypatch.setattr(forward, "_attention_mask", lambda _model, allowed: allowed)
+    _, booleans = step(small_model(attention="sdpa"), ragged_groups(5), config)
+    assert torch.equal(numbers, booleans)
 
 
 def test_positions_of_every_completion_go_on_where_the_prompt_ends() -> None:

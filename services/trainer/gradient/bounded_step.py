@@ -132,11 +132,17 @@ class _Step:
 
     def norm(self, before: list[Tensor | None] | None = None) -> float:
         """Norm of the gradients, or of what was added to `before`."""
-        norms: list[Any] = []
-        for index, parameter in enumerate(self._parameters()):
-            gradient, earlier = parameter.grad, before[index] if before is not None else None
-            if gradient is not None:
-                norms.append(torch.linalg.vector_norm(gradient.detach() if earlier is None else gradient.detach() - earlier))
+        gradients = [parameter.grad for parameter in self._parameters()]
+        if before is None:
+            # All at once on a GPU, where a kernel for each would cost as much as a few layers.
+            found = torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
+            return self.parallel.number(found)
+        # One at a time: all differences together would be another copy of the gradients.
+        norms: list[Any] = [
+            torch.linalg.vector_norm(gradient.detach() if earlier is None else gradient.detach() - earlier)
+            for gradient, earlier in zip(gradients, before, strict=True)
+            if gradient is not None
+        ]
         return self.parallel.number(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
     def _parameters(self) -> list[nn.Parameter]:

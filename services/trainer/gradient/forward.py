@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,12 @@ from torch.distributed.tensor import DTensor, Partial
 
 from services.trainer.gradient.chunked_head import CHUNK_BYTES, LogitTransform, chunked_logprobs
 from services.trainer.gradient.rows import TokenRows, block_causal_mask
+from shared.model.full_precision import is_half
+
+_MASK_ALIGNMENT = 16
+"""Memory-efficient attention on a GPU copies a mask, in every layer, whose rows do not start at
+multiples of so many numbers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +204,29 @@ def _forward(model: nn.Module, rows: TokenRows) -> Tensor:
 
 def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
     implementation = attention_implementation(model)
+    dtype = next(model.parameters()).dtype
     if implementation == "sdpa":
-        return allowed
+        if torch.is_autocast_enabled(allowed.device.type):
+            dtype = torch.get_autocast_dtype(allowed.device.type)
+        elif is_half(dtype):
+            # It may be computing in float32 (`computing_in_float32`), and attention refuses a mask
+            # of another dtype. Booleans always fit.
+            return allowed
+        # From booleans every layer would make a mask of numbers and keep it for the backward pass.
+        return _to_add(allowed, dtype, -math.inf)
     if implementation == "eager":
-        # Eager attention adds the mask to the scores.
-        dtype = next(model.parameters()).dtype
-        return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
+        return _to_add(allowed, dtype, torch.finfo(dtype).min)
     raise ValueError(
         f"attention {implementation!r} does not accept a custom mask, so completions cannot share a row: "
         "use sdpa, or plan rows with shared_prompt=False"
     )
+
+
+def _to_add(allowed: Tensor, dtype: torch.dtype, forbidden: float) -> Tensor:
+    """A mask that is added to attention's scores: 0 where `allowed`, else `forbidden`."""
+    *outer, width = allowed.shape
+    padded = torch.zeros(*outer, -(-width // _MASK_ALIGNMENT) * _MASK_ALIGNMENT, dtype=dtype, device=allowed.device)
+    return padded[..., :width].masked_fill_(~allowed, forbidden)
 
 
 @contextmanager
