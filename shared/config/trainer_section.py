@@ -200,7 +200,7 @@ class TrainerSection(ObjectiveSection):
     schedule_steps: int = Field(0, ge=0, description="Step at which the schedules linear and cosine end; 0: max_steps.")
     updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates per batch; clipping has an effect only above 1.")
     token_budget: int = Field(
-        16_384, ge=64, description="Padded tokens in one forward pass; affects only memory. 16,384 suit 0.5B parameters and 48 GB."
+        16_384, ge=64, description="Padded tokens in a forward pass; affects memory and a GPU's speed. 16,384 suit 0.5B and 48 GB."
     )
     shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
     gradient_checkpointing: bool = Field(

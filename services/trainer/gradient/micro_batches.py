@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from services.trainer.gradient.rows import RowSlice, TokenGroup
 
 WIDEST_SHARED_ROW = 16_384
-"""Largest width in tokens. A row's mask takes a byte for each pair of tokens, 0.27 GB, and
-attention on a GPU twice that again; plain rows need none.
+"""Largest width in tokens. A row's mask takes two bytes for each pair of tokens in bfloat16, 0.54
+GB, and four in float32; plain rows need none.
 """
 
 
