@@ -204,22 +204,30 @@ def _forward(model: nn.Module, rows: TokenRows) -> Tensor:
 
 def _attention_mask(model: nn.Module, allowed: Tensor) -> Tensor:
     implementation = attention_implementation(model)
-    dtype = next(model.parameters()).dtype
     if implementation == "sdpa":
-        if torch.is_autocast_enabled(allowed.device.type):
-            dtype = torch.get_autocast_dtype(allowed.device.type)
-        elif is_half(dtype):
-            # It may be computing in float32 (`computing_in_float32`), and attention refuses a mask
-            # of another dtype. Booleans always fit.
-            return allowed
+        dtype = _scores_dtype(model, allowed.device.type)
         # From booleans every layer would make a mask of numbers and keep it for the backward pass.
-        return _to_add(allowed, dtype, -math.inf)
+        return allowed if dtype is None else _to_add(allowed, dtype, -math.inf)
     if implementation == "eager":
+        dtype = next(model.parameters()).dtype
         return _to_add(allowed, dtype, torch.finfo(dtype).min)
     raise ValueError(
         f"attention {implementation!r} does not accept a custom mask, so completions cannot share a row: "
         "use sdpa, or plan rows with shared_prompt=False"
     )
+
+
+def _scores_dtype(model: nn.Module, device: str) -> torch.dtype | None:
+    """The dtype that sdpa computes in, which a mask of numbers must have; None if it is not
+    certain.
+    """
+    if device not in ("cpu", "cuda"):
+        return None
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    dtype = next(model.parameters()).dtype
+    # A half model may be computing in float32 (`computing_in_float32`).
+    return None if is_half(dtype) else dtype
 
 
 def _to_add(allowed: Tensor, dtype: torch.dtype, forbidden: float) -> Tensor:
