@@ -38,7 +38,7 @@ SOURCES := services shared swarm_cli lab monitoring
 # Hides packages that are already installed, but shows what pip downloads and installs.
 BRIEFLY := grep --line-buffered -E '^(Collecting|Downloading|Building|Installing|Successfully|ERROR|WARNING: Ret|  error)' | cut -c1-160
 
-.PHONY: help run dashboard watch test test-full test-containers test-cluster check unit lint bench gpu-check chaos plot docs images clean clean-all venv
+.PHONY: help run dashboard watch test test-full test-containers test-cluster check quick-tests lint bench gpu-check chaos plot docs images clean clean-all venv
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -78,7 +78,9 @@ test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's clu
 	SWARM_TEST_CLUSTER=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/cluster
 
 check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (about 80 seconds on 2 cores; without mypy's cache half a minute more)
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j 2 lint quick-tests
+
+quick-tests: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not slow and not vllm' --numprocesses auto
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter

@@ -98,6 +98,7 @@ def test_adapters_in_half_precision_and_an_autocast_around_it_change_nothing_in_
     assert all(torch.equal(tensors[name], base + delta) for name, (base, delta) in by_hand(adapted).items())
 
 
+@pytest.mark.slow
 @FAMILIES
 @TIES
 @TARGETS

@@ -62,6 +62,7 @@ def test_each_way_of_failing_is_named_with_its_figures(values: dict[str, Any], w
     assert verdict(steps(), rates(0.09, 0.1)).outcome is Outcome.UNCLEAR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize("count", [8, 30, 60])
 @pytest.mark.parametrize("groups", [2, 4])
@@ -115,6 +116,7 @@ def test_a_fall_from_the_best_is_told_though_there_is_a_gain_left() -> None:
     assert verdict(steps(), rates(0.09, 0.7, 0.1)).outcome is Outcome.FAILED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [16, 50, 200])
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.6])
 @pytest.mark.parametrize("count", [2, 10, 60])

@@ -54,6 +54,7 @@ def manifest(folder: Path) -> bool:
     return store.best() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [trained, known_keys, accepted_groups, manifest])
 def test_an_endless_file_is_read_within_bounds(tmp_path: Path, read: Callable[[Path], bool]) -> None:
     tracemalloc.start()

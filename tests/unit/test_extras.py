@@ -48,6 +48,7 @@ def needed(asked: list[str]) -> Iterator[tuple[str, Requirement]]:
             ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_goes_with_the_pinned_versions(extra: str) -> None:
     added = PROJECT["optional-dependencies"][extra]

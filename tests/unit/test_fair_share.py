@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,7 @@ def test_a_sender_that_was_silent_or_is_new_saves_nothing_up() -> None:
     assert order in (["new", "old", "new", "new"], ["new", "new", "old", "new"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["offer", "serve", "drop"])), max_size=60))
 def test_nothing_is_lost_or_served_twice_and_memory_goes_with_the_senders(steps: list[tuple[str, str]]) -> None:
     share: FairShare[int] = FairShare()

@@ -57,6 +57,7 @@ def test_a_node_that_takes_no_foreign_groups_is_not_warned() -> None:
     assert soon_used_up(configured(sampler={"external": 0}), few) == []
 
 
+@pytest.mark.slow
 def test_the_process_that_reads_the_files_counts_different_questions(tmp_path: Path) -> None:
     path = rows(tmp_path, 20)
     Path(path).write_text(Path(path).read_text() + '\n{"question": "What is 3 + 1?", "answer": "4"}\n')

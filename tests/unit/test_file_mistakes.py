@@ -188,6 +188,7 @@ def test_a_line_without_end_and_names_without_number_take_neither_time_nor_memor
     assert int(peak_mb) < 300
 
 
+@pytest.mark.slow
 def test_task_show_says_every_mistake_of_the_file_and_nothing_of_entries_that_there_are_not(tmp_path: Path) -> None:
     file = written(tmp_path / "rows.jsonl", *BAD)
     done = subprocess.run(

@@ -96,6 +96,7 @@ def write_parts(folder: Path, table: dict[str, list[Any]]) -> Path:
     return folder / "parts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [write_parquet, write_dataset, write_parts])
 def test_the_same_rows_have_one_name_in_every_format(tmp_path: Path, write: Callable[[Path, dict[str, list[Any]]], Path]) -> None:
     table = {"id": [7, 8, 9], "question": ["a?", "b é?", "c\n?"], "answer": [1.0, 2.5, -3.0]}
@@ -197,6 +198,7 @@ def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(tmp_path: Path, row
         assert part in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_path_that_names_no_rows_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("question,answer\n")
     (tmp_path / "empty").mkdir()

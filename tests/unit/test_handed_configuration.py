@@ -233,6 +233,7 @@ def test_k8s_check_expands_no_aliases_of_aliases(tmp_path: Path, first: str) -> 
     assert code and "aliases stand for more than 1,048,576 characters" in said and len(said) < 1000
 
 
+@pytest.mark.slow
 def test_k8s_check_of_an_alias_of_itself_or_of_deep_nesting_is_a_sentence(tmp_path: Path) -> None:
     assert "aliases stand for more" in k8s_check(rendered(tmp_path, HELD.replace("FIRST", "[*l0]")))[1]
     assert "nested too deep" in k8s_check(rendered(tmp_path, "[" * 20_000))[1]

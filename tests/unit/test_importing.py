@@ -42,6 +42,7 @@ def test_what_was_off_before_stays_off() -> None:
     assert not gc.isenabled()
 
 
+@pytest.mark.slow
 def test_a_scorer_imports_everything_without_a_full_collection_and_later_ones_pass_over_it() -> None:
     how = "from shared.tasks.sandbox.worker import import_everything\nimport_everything(['reasoning_gym'], [])"
     done = subprocess.run([sys.executable, "-c", COUNTED.format(how=how)], capture_output=True, text=True, timeout=120, check=True)

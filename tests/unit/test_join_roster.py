@@ -63,6 +63,7 @@ def test_where_nobody_can_be_asked_the_refusal_names_the_lines_and_both_options(
     assert without_roster(invitation(roster=[ALPHA])) == invitation()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("said", "taken"), [("y\n", "True"), ("n\n", "False"), ("\n", "False")])
 def test_at_a_terminal_only_a_yes_adds_them(said: str, taken: str) -> None:
     controlling, terminal = os.openpty()

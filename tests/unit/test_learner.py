@@ -45,6 +45,7 @@ def same_policy(one: Learner, other: Learner) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 def test_the_same_configuration_and_batches_give_the_same_weights_bit_for_bit(model: Path) -> None:
     config = config_for(model)
     assert same_policy(trained(Learner(config), 1, 4), trained(Learner(config), 1, 4))
@@ -169,6 +170,7 @@ def test_settings_that_do_not_fit_the_objective_are_refused(model: Path) -> None
         Learner(config_for(model, objective="reinforce", dual_clip=3.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES.built_in)
 def test_every_objective_of_the_configuration_trains(model: Path, objective: str) -> None:
     learner = Learner(config_for(model, objective=objective))

@@ -95,6 +95,7 @@ def test_random_bytes_are_refused_and_never_crash(payload: bytes) -> None:
         decode(payload, PolicyPointer)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=50))
 def test_token_ids_survive_packing(ids: list[int]) -> None:
     assert unpack_ids(pack_ids(ids)) == ids

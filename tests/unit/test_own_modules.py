@@ -35,6 +35,7 @@ def test_the_processes_of_a_run_import_nothing_from_the_current_folder(elsewhere
     assert outcome.code == 0 and not elsewhere.exists()
 
 
+@pytest.mark.slow
 def test_the_process_that_tries_a_tokens_tasks_imports_nothing_from_the_current_folder(elsewhere: Path) -> None:
     assert problems_within(load_config(overrides={"tasks": [{"dataset": "gcd"}]}).tasks, 0, "") == []
     assert not elsewhere.exists()

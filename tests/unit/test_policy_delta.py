@@ -97,6 +97,7 @@ def test_positions_come_back_from_their_gaps(numbers: list[int]) -> None:
     assert _positions(_gaps(positions)).tolist() == positions.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [0, 254, 255, 256, 509, 510, 511, _BLOCK - 1, _BLOCK, _BLOCK + 255, _BLOCK + 4999])
 def test_one_changed_element_anywhere_in_a_tensor_of_several_blocks(position: int, tmp_path: Path) -> None:
     old = torch.zeros(_BLOCK + 5000, dtype=torch.int8)

@@ -68,6 +68,7 @@ def test_an_entry_that_is_no_objective_is_refused(monkeypatch: pytest.MonkeyPatc
         configured("mine")
 
 
+@pytest.mark.slow
 def test_a_configuration_is_held_to_what_its_objective_says_without_loading_torch() -> None:
     said = subprocess.run(
         [

@@ -177,6 +177,7 @@ def test_observe_looks_at_the_running_run_s_swarm_or_names_what_it_can_be_given(
             _target(None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists open files there")
 @pytest.mark.parametrize("words", ["status --run {}", "top --once --run {}", "rollouts --run {}", "plot {}"])
 def test_an_ended_run_of_another_folder_is_named_with_the_folder_if_it_can_be_known_and_else_with_the_remedy(

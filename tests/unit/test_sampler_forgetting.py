@@ -57,6 +57,7 @@ def test_a_handful_of_questions_shows_no_fall_by_one_answer(n: int) -> None:
     assert falls(*[scores(n, a=1.0, b=0.5)] * 6, scores(n, a=1 - 1 / n, b=0.5)) == [None] * 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.06, 0.5, 0.94])
 @pytest.mark.parametrize("datasets", [3, 10, 30])
 @pytest.mark.parametrize("n", [10, 25, 140])

@@ -78,6 +78,7 @@ def replay(history: History, happened: list[Event], after_each: Callable[[int], 
         after_each(index)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(events, shapes, stalenesses, pools)
 def test_no_batch_is_too_large_no_group_is_used_twice_and_staleness_is_bounded(
@@ -106,6 +107,7 @@ def test_no_batch_is_too_large_no_group_is_used_twice_and_staleness_is_bounded(
                 assert len(set(item.scored.rewards)) > 1
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(events, shapes, stalenesses, pools)
 def test_every_local_group_is_waiting_consumed_or_counted_as_dropped(
@@ -156,6 +158,7 @@ def test_the_same_inputs_give_the_same_encoded_batches(happened: list[Event], sh
     assert [encode(batch) for batch in first.batches] == [encode(batch) for batch in second.batches]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 2**32),

@@ -80,6 +80,7 @@ def test_nothing_waits_for_groups_to_replay_and_they_alone_make_no_batch() -> No
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(events, shapes, stalenesses, pools, replays, ages)
 def test_what_is_replayed_was_in_a_young_enough_batch_of_this_node_once_and_has_an_advantage(
@@ -109,6 +110,7 @@ def test_what_is_replayed_was_in_a_young_enough_batch_of_this_node_once_and_has_
         assert batch.state.consumed_local == consumed
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(events, shapes, stalenesses, pools, replays, ages)
 def test_replay_changes_nothing_else_in_a_batch(
@@ -164,6 +166,7 @@ def _crashes_change_nothing(
     assert list(struck.memory.replayable) == list(spared.memory.replayable)
 
 
+@pytest.mark.slow
 def test_the_stream_is_kept_from_the_oldest_group_that_may_be_replayed_and_no_further_back() -> None:
     history = alone(replay_groups=2, replay_batches=3)
     filler = scored_group(-1 % 10**6, node="beta", origin="external", rewards=(0.0, 0.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.verifier.checks import CHECKS
 from services.verifier.fair_queue import MAX_WAITING, FairQueue
 from services.verifier.foreign_groups import BURST_S
@@ -33,6 +35,7 @@ def test_surplus_is_nobodys_fault_and_a_check_of_the_border_like_the_others() ->
     assert check.blamed == "nobody"
 
 
+@pytest.mark.slow
 def test_a_node_that_makes_twice_what_one_sender_may_send_has_half_refused_as_surplus() -> None:
     """With the default settings, an hour of an established sender of 20 groups a second."""
     verifier = NodeConfig(tasks=[{"dataset": "gcd"}]).verifier

@@ -209,6 +209,7 @@ def test_right_answers_in_another_form_stay_paid(dataset: str, config: dict[str,
         assert reward(item, f"\n {other(item)} \n") == 1.0, (other(item), right(item))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dataset", "answer"),
     [

@@ -167,6 +167,7 @@ MATH: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", MATH)
 def test_the_verifier_math_pays_no_formula_with_a_part_that_values_do_not_show(reference: str) -> None:
     score = math_scorer(reference)
@@ -185,6 +186,7 @@ MATH_RIGHT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", MATH_RIGHT)
 def test_the_verifier_math_pays_sympys_forms_of_the_reference(reference: str) -> None:
     score, formula = math_scorer(reference), sympy.sympify(reference)

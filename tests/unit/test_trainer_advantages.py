@@ -65,6 +65,7 @@ def test_the_mean_of_equal_rewards_is_not_always_equal_to_them() -> None:
     assert sum([0.1] * 3) / 3 != 0.1, "the case above would not try rounding"
 
 
+@pytest.mark.slow
 @given(groups, st.sampled_from(["group", "batch", "none"]), st.sampled_from([0, 1]))
 def test_advantages_of_a_group_sum_to_zero(batch: list[list[float]], scale: str, ddof: int) -> None:
     for values in group_normalised(batch, scale=scale, std_ddof=ddof):
@@ -81,6 +82,7 @@ def test_advantages_keep_the_order_of_rewards(batch: list[list[float]], kind: st
                     assert values[i] >= values[j]
 
 
+@pytest.mark.slow
 @given(groups, rewards)
 def test_advantages_do_not_change_when_all_rewards_shift(batch: list[list[float]], shift: float) -> None:
     shifted = [[reward + shift for reward in group] for group in batch]

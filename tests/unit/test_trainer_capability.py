@@ -165,6 +165,7 @@ def test_the_first_batches_and_a_batchs_own_rewards_have_no_say(model: Path) -> 
     assert of.step(lesson(of, 8)).capability_of == {"beta": pytest.approx((4 * 0.75 + 0.25) / 5 / 0.25)}
 
 
+@pytest.mark.slow
 def test_off_is_bit_for_bit_as_if_it_were_not_there(model: Path) -> None:
     plain, window_of_none = learner(model), learner(model, foreign_capability_bounds=[0.5, 2.0])
     for number in range(1, 7):

@@ -86,6 +86,7 @@ def scored_with_gradients(model: nn.Module, head: SeparateHead | None) -> tuple[
     return scored.logprobs.detach(), scored.entropy, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("name", MODELS)
 def test_chunks_give_the_logprobs_entropies_and_gradients_of_all_logits_at_once(

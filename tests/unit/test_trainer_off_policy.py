@@ -156,6 +156,7 @@ def test_a_standard_deviation_has_a_floor() -> None:
     assert batch_advantages([near], AdvantageConfig(scale="batch", std_eps=0.0, std_floor=0.1))[0] == pytest.approx([-0.2, 0.2] * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["m2po", "gepo", "vespo", "oapl"])
 def test_a_steps_gradient_does_not_depend_on_how_it_is_cut(name: str) -> None:
     groups = [replace(group, text_logprobs=_texts(len(group.completions))) for group in ragged_groups(5)]

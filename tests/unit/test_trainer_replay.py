@@ -63,6 +63,7 @@ def as_sampled_by(of: Learner, scored: ScoredGroup) -> ScoredGroup:
     return msgspec.structs.replace(scored, group=msgspec.structs.replace(scored.group, completions=completions))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [2.0, 1.05])
 def test_tokens_sampled_many_versions_ago_are_weighed_by_what_the_policy_of_then_gave_them(model: Path, cap: float) -> None:
     of = learner(model, importance_cap=cap)

@@ -186,6 +186,7 @@ def test_without_proximal_logprobs_the_policy_is_its_own_proximal_policy() -> No
     torch.testing.assert_close(implied, given, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("broken", [-math.inf, math.nan, math.inf])
 def test_tokens_without_a_finite_behaviour_logprob_leave_the_loss_and_the_count(name: str, broken: float) -> None:
@@ -226,6 +227,7 @@ def test_sequences_that_the_mask_drops_leave_the_loss_and_the_count(name: str) -
     assert stats.truncated_fraction == pytest.approx(lengths[0] / sum(lengths))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_group_s_share_scales_its_loss_and_its_place_in_the_divisor(name: str) -> None:
     model = small_model(dtype=torch.float64)

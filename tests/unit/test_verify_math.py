@@ -120,6 +120,7 @@ def test_the_verifier_math_pays_one_formula_of_the_right_value(reference: str, w
     assert {answer: score(answer) for answer in wrong} == dict.fromkeys(wrong, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "others"),
     [
