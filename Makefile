@@ -81,7 +81,7 @@ check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit 
 	@$(MAKE) --no-print-directory -j 2 lint quick-tests
 
 quick-tests: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not slow and not vllm' --numprocesses auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not slow and not vllm' --numprocesses auto --dist loadfile
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
