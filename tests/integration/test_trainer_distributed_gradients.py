@@ -8,6 +8,7 @@ clipped AdamW updates to 1e-10.
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -97,7 +98,9 @@ def two_updates(
     return Updated(gradients, norms, stats, weights, part.uses(groups, config, parallel))
 
 
-CASES = [*((name, 6) for name in OBJECTIVES), ("dapo", 1)]
+CASES = [("dapo with a reference", 6), ("gspo", 6), ("cispo", 6), ("dapo", 1)]
+if os.environ.get("SWARM_TEST_FULL") == "1":
+    CASES += [("dapo", 6), ("dr_grpo", 6)]
 
 
 def two_updates_of_all(place: Place, config: NodeConfig) -> dict[tuple[str, int], Updated]:
