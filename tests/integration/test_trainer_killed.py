@@ -29,6 +29,8 @@ from tests.integration.trainer_life import final_state, metric_lines, mixed_batc
 from tests.integration.trainer_process import Death, start, write_config
 
 STEPS = 6
+KILLS = 8 if os.environ.get("SWARM_TEST_FULL") == "1" else 4
+"""At random instants."""
 DEADLINE_S = 180.0
 
 
@@ -157,7 +159,7 @@ async def test_a_trainer_killed_again_and_again_at_random_instants_ends_with_the
     node = await nodes.node("checkpoint_every = 1\nkeep_checkpoints = 2")
     rng = random.Random(5)
     deaths = 0
-    while deaths < (8 if os.environ.get("SWARM_TEST_FULL") == "1" else 4):
+    while deaths < KILLS:
         child = start(node.config_file)
         await asyncio.to_thread(child.join, rng.uniform(0.1, 0.6))
         child.kill()
