@@ -49,7 +49,7 @@ foreign_partial_credit = true  # a policy that is seldom right gives too few gro
 [sampler]
 local = 2
 external = 2
-adapt = "off"  # ten steps are over before a halved J is raised again
+adapt = "off"  # six steps are over before a halved J is raised again
 shortage = "fill_local"
 shortage_wait_s = 20
 [trainer]
@@ -58,7 +58,7 @@ checkpoint_every = 2
 threads = 1
 max_steps = {steps}
 """
-STEPS = 10
+STEPS = 6
 CONDITIONAL = {
     "swarm_trainer_external_logprob_nats",
     "swarm_trainer_delta_lost_ratio",

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,6 +24,7 @@ from transformers import Qwen2ForCausalLM
 
 from services.generator.engines import Engine, create_engine
 from tests.engines.tiny_models import random_policy, write_model_folder, write_policy_file
+from tests.forked import SERVER, Forked
 
 CONTEXT_LENGTH = 256
 BASE_SEED = 0
@@ -117,12 +118,11 @@ def _no_server() -> Iterator[None]:
 
 @contextmanager
 def _server(folder: Path, log_folder: Path) -> Iterator[str]:
-    """A real vLLM server with the OpenAI interface."""
+    """A real vLLM server with the OpenAI interface, forked where torch is imported already."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+    arguments = [
         *("--model", str(folder), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--max-model-len", str(CONTEXT_LENGTH), "--kv-cache-memory-bytes", str(64 * 1024**2)),
         *("--logprobs-mode", "processed_logprobs", "--enforce-eager", "--no-enable-chunked-prefill"),
@@ -132,18 +132,18 @@ def _server(folder: Path, log_folder: Path) -> Iterator[str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": "1",
+        **SERVER,
     }
-    with (log_folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    log = log_folder / "server.log"
+    server = Forked("vllm.entrypoints.openai.api_server", arguments, environment=environment, cwd=log_folder, log=log)
     try:
         give_up_at = time.monotonic() + 180
         while not _answers(f"http://127.0.0.1:{port}/health"):
-            assert server.poll() is None and time.monotonic() < give_up_at, (log_folder / "server.log").read_text()[-4000:]
+            assert server.poll() is None and time.monotonic() < give_up_at, log.read_text()[-4000:]
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGTERM)
         try:
             server.wait(20)
         except subprocess.TimeoutExpired:

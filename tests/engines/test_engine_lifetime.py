@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from services.generator.engines import EngineError, PolicyLoadError, SamplingParams, UnsupportedByEngine, create_engine
@@ -164,36 +160,3 @@ def test_a_swap_goes_before_later_calls_and_gives_up_at_its_deadline(run: Run) -
         return told
 
     assert run(story()) == ["first begins", "first ends", "swap", "second begins", "second ends"]
-
-
-_SERVICE = """
-import asyncio, sys
-from services.generator.engines import create_engine
-
-async def serve():
-    engine = create_engine("vllm", sys.argv[1], max_model_len=128, kv_cache_bytes=2**24, threads=1)
-    await engine.start()
-    print("started", flush=True)
-    await asyncio.sleep(300)
-
-if __name__ == "__main__":
-    asyncio.run(serve())
-"""
-
-
-@pytest.mark.vllm
-@needs_vllm[1]
-def test_vllms_process_ends_with_a_service_that_was_killed(tmp_path: Path, model_folders: dict[bool, Path]) -> None:
-    script = tmp_path / "service.py"
-    script.write_text(_SERVICE)
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
-    service = subprocess.Popen([sys.executable, script, model_folders[False]], env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        assert service.stdout is not None and service.stdout.readline() == "started\n"
-        children = psutil.Process(service.pid).children(recursive=True)
-        assert children, "vLLM has a process of its own"
-    finally:
-        service.send_signal(signal.SIGKILL)
-        service.wait(10)
-    _, alive = psutil.wait_procs(children, timeout=180)
-    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]

@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -21,6 +19,7 @@ from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_rollouts_stream
 from shared.transport.connect import connect
 from tests.engines.conftest import CONTEXT_LENGTH, Run, Subject, needs_vllm
+from tests.forked import SERVER, Forked
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -35,7 +34,7 @@ def test_a_policy_served_elsewhere_makes_groups_without_any_trainer(
     config.write_text('[[tasks]]\ndataset = "gcd"\nconfig = { min_numbers = 2, max_numbers = 2, max_value = 20 }\n')
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SWARM_")},
-        "PYTHONHASHSEED": "0",
+        **SERVER,
         "SWARM_NODE__ID": node,
         "SWARM_NODE__VAR_DIR": str(tmp_path / "var"),
         "SWARM_NATS__NODE_URL": nats_url,
@@ -54,9 +53,7 @@ def test_a_policy_served_elsewhere_makes_groups_without_any_trainer(
         "SWARM_SAMPLER__MAX_STALENESS": "0",
     }
     log = tmp_path / "generator.log"
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", "services.generator", "--config", str(config)]
-        generator = subprocess.Popen(command, cwd=REPO, env=environment, stdout=output, stderr=output)
+    generator = Forked("services.generator", ["--config", str(config)], environment=environment, cwd=REPO, log=log)
 
     async def first_groups() -> list[RolloutGroup]:
         transport = await connect(nats_url, name="test")

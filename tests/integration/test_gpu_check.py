@@ -8,28 +8,35 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu.__main__ import PARTS, TARGET, part_environment
 from benchmarks.gpu.finding import Finding, page
-from tests.forked import Forked
+from tests.forked import Forked, run
+from tests.forked_commands import Commands
 
 DEADLINE_S = 300
 REPO = Path(__file__).resolve().parents[2]
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
-def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", *arguments],
-        env=os.environ | NO_GPU,
-        timeout=DEADLINE_S,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture
+def python(tmp_path: Path) -> Iterator[Path]:
+    """A `python` that has the command's parts forked: each would import for four seconds."""
+    commands, program = Commands(tmp_path), tmp_path / "python"
+    commands.program(tmp_path / "part", "benchmarks.gpu")
+    program.write_text(f'#!/bin/sh\n[ "$1 $2" = "-m benchmarks.gpu" ] && shift 2 && exec {tmp_path / "part"} "$@"\nexit 99\n')
+    program.chmod(0o755)
+    yield program
+    commands.close()
+
+
+def gpu_check(python: str | Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    asked = [str(python), "benchmarks.gpu", *arguments]
+    return run("tests.integration.with_python", asked, environment=os.environ | NO_GPU, cwd=REPO, timeout=DEADLINE_S)
 
 
 def written() -> bytes | None:
@@ -38,15 +45,15 @@ def written() -> bytes | None:
 
 def test_without_a_gpu_it_says_so_and_leaves_the_page_alone() -> None:
     before = written()
-    done = gpu_check()
+    done = gpu_check(sys.executable)
     assert done.returncode == 0, done.stderr
     assert "no GPU here" in done.stdout and "nothing was checked" in done.stdout
     assert written() == before
 
 
-def test_the_command_runs_a_part_and_prints_what_it_finds() -> None:
+def test_the_command_runs_a_part_and_prints_what_it_finds(python: Path) -> None:
     before = written()
-    done = gpu_check("resume", "--device", "cpu", "--short")
+    done = gpu_check(python, "resume", "--device", "cpu", "--short")
     assert done.returncode == 0, done.stdout + done.stderr
     assert ": " in done.stdout.split("so far)", 1)[1], "a finding"
     assert "NOT KEPT" not in done.stdout and "failed" not in done.stdout
@@ -70,8 +77,8 @@ def test_every_part_runs_on_the_cpu_and_keeps_its_bars(part: str, tmp_path: Path
     assert findings and not [each for each in findings if each.held is False]
 
 
-def test_a_part_that_cannot_run_is_a_failure_with_its_cause(tmp_path: Path) -> None:
-    done = gpu_check("resume", "--device", "cpu", "--short", "--model", str(tmp_path / "nothing"))
+def test_a_part_that_cannot_run_is_a_failure_with_its_cause(python: Path, tmp_path: Path) -> None:
+    done = gpu_check(python, "resume", "--device", "cpu", "--short", "--model", str(tmp_path / "nothing"))
     assert done.returncode == 1
     assert "failed: ended with code 1" in done.stdout and "nothing" in done.stdout
 

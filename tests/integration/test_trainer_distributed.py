@@ -150,9 +150,9 @@ def test_two_processes_that_are_started_again_end_with_the_same_bits_dropout_inc
     model: Path, batches: list[Batch], tmp_path: Path
 ) -> None:
     config = config_for(model, lora={"rank": 4, "dropout": 0.3})
-    whole = train_together(config, batches, folder=tmp_path / "whole")
+    whole = train_together(config, batches[:4], folder=tmp_path / "whole")
     first = train_together(config, batches[:2], folder=tmp_path / "first")
-    last = train_together(config, batches[2:], through_a_file(first.state, tmp_path / "saved"), folder=tmp_path / "last")
+    last = train_together(config, batches[2:4], through_a_file(first.state, tmp_path / "saved"), folder=tmp_path / "last")
     assert same_bits(last.state, whole.state)
 
 

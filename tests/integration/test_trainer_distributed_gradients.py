@@ -8,6 +8,7 @@ clipped AdamW updates to 1e-10.
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -97,16 +98,18 @@ def two_updates(
     return Updated(gradients, norms, stats, weights, part.uses(groups, config, parallel))
 
 
-CASES = [*((name, 6) for name in OBJECTIVES), ("dapo", 1)]
+CASES = [("dapo with a reference", 6), ("gspo", 6), ("cispo", 6), ("dapo", 1)]
+if os.environ.get("SWARM_TEST_FULL") == "1":
+    CASES += [("dapo", 6), ("dr_grpo", 6)]
 
 
-def two_updates_of_all(place: Place, config: NodeConfig) -> dict[tuple[str, int], Updated]:
+def two_updates_of_all(place: Place, config: NodeConfig, cases: list[tuple[str, int]]) -> dict[tuple[str, int], Updated]:
     parallel = joined(place, config)
-    return {case: two_updates(OBJECTIVES[case[0]], case[1], parallel) for case in CASES}
+    return {case: two_updates(OBJECTIVES[case[0]], case[1], parallel) for case in cases}
 
 
 def test_three_processes_compute_what_one_does_to_float64_accuracy(model: Path, tmp_path: Path) -> None:
-    found = in_ranks(two_updates_of_all, config_for(model), ranks=3, folder=tmp_path)
+    found = in_ranks(two_updates_of_all, config_for(model), CASES, ranks=3, folder=tmp_path)
     for name, count in CASES:
         expected = two_updates(OBJECTIVES[name], count, ALONE)
         together, second, third = (rank_values[name, count] for rank_values in found)

@@ -10,10 +10,9 @@ import itertools
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -27,6 +26,8 @@ from shared.model.reading import load_tokenizer
 from shared.policy_store import open_policy_store
 from shared.transport.base import Transport
 from shared.transport.connect import connect
+from tests.forked import SERVER, Forked
+from tests.forked_commands import Commands
 from tests.integration.trainer_life import checkpoints, final_state, metric_lines, mixed_batch, policy_pointer, set_up, tiny_policy
 from tests.integration.trainer_process import Death, arrange, write_config
 from tests.integration.trainer_ranks import start_ranks
@@ -56,11 +57,11 @@ class Node:
         deaths = [None, death_of_1]
         return start_ranks(serve, [(str(self.config_file), output, death) for output, death in zip(outputs, deaths, strict=True)])
 
-    def torchrun(self) -> subprocess.Popen[bytes]:
-        """Torchrun itself."""
-        options = ["--standalone", "--nproc-per-node", "2", "-m", "services.trainer", "--config", str(self.config_file)]
-        with (self.config_file.parent / "rank-all.out").open("wb") as output:
-            return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *options], stdout=output, stderr=output)
+    def torchrun(self, trainer: Path) -> Forked:
+        """Torchrun itself, which starts the program `trainer`."""
+        options = ["--standalone", "--nproc-per-node", "2", "--no-python", str(trainer), "--config", str(self.config_file)]
+        log = self.config_file.parent / "rank-all.out"
+        return Forked("torch.distributed.run", options, environment=dict(os.environ) | SERVER, cwd=Path.cwd(), log=log)
 
     async def until(self, condition: Callable[[], bool], what: str) -> float:
         """Wait for something; returns the seconds it took."""
@@ -93,6 +94,15 @@ def serve(config_file: str, output: str, death: Death | None) -> None:
     os.dup2(out, 2)
     sys.argv = ["trainer", "--config", config_file]
     runpy.run_module("services.trainer", run_name="__main__")
+
+
+@pytest.fixture
+def trainer_program(tmp_path: Path) -> Iterator[Path]:
+    """`python -m services.trainer`, forked: two processes would import for four seconds each."""
+    commands, program = Commands(tmp_path), tmp_path / "trainer"
+    commands.program(program, "services.trainer")
+    yield program
+    commands.close()
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +147,10 @@ def gone(children: list[ForkServerProcess]) -> Callable[[], bool]:
 
 
 async def test_under_torchrun_it_trains_publishes_what_it_says_and_ends_in_time_when_it_is_told_to(
-    new_node: NewNode, tmp_path: Path
+    new_node: NewNode, trainer_program: Path, tmp_path: Path
 ) -> None:
     node = await new_node()
-    torchrun = node.torchrun()
+    torchrun = node.torchrun(trainer_program)
     try:
         await node.until_trained()
         pointer = await policy_pointer(node.transport, node.config.node.id)
@@ -157,9 +167,8 @@ async def test_under_torchrun_it_trains_publishes_what_it_says_and_ends_in_time_
 
         trainers = children_of(torchrun.pid)
         assert len(trainers) == 2
-        torchrun.terminate()
+        torchrun.send_signal(signal.SIGTERM)
         assert await node.until(lambda: not any(is_running(pid) for pid in trainers), "ended") < 4.0
-        # Torchrun itself is slower: its interpreter tears torch down.
         await node.until(lambda: torchrun.poll() is not None, "ended")
         assert '"event": "stopped"' in node.logs
         assert "process_lost" not in node.logs and "crashed" not in node.logs

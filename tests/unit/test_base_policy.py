@@ -165,9 +165,12 @@ def test_the_shipped_policy_is_right_now_and_then_and_prefers_its_slip() -> None
 
 @pytest.mark.slow
 def test_a_fortieth_of_the_recipe_already_teaches_the_form_of_the_answers(tmp_path: Path) -> None:
-    begun = build_base_policy(tmp_path / "begun", DEMO_TASKS, replace(BasePolicyRecipe(), steps=30), show_progress=False)
-    start = build_base_policy(tmp_path / "start", DEMO_TASKS, replace(BasePolicyRecipe(), steps=1), show_progress=False)
-    assert _mean_probability(begun, habit=False) > 100 * _mean_probability(start, habit=False)
+    recipe = BasePolicyRecipe()
+    begun = build_base_policy(tmp_path / "begun", DEMO_TASKS, replace(recipe, steps=30), show_progress=False)
+    # One step needs no more examples.
+    few = replace(recipe, steps=1, attempts_per_task=100)
+    start = build_base_policy(tmp_path / "start", DEMO_TASKS, few, show_progress=False)
+    assert _mean_probability(begun, habit=False, count=60) > 100 * _mean_probability(start, habit=False, count=60)
 
 
 @pytest.mark.slow
@@ -179,12 +182,12 @@ def test_the_command_makes_a_policy_as_good_as_the_shipped_one(tmp_path: Path) -
     assert _mean_probability(folder, habit=True) == pytest.approx(_mean_probability(SHIPPED, habit=True), abs=0.06)
 
 
-def _mean_probability(folder: Path, *, habit: bool) -> float:
+def _mean_probability(folder: Path, *, habit: bool, count: int = 200) -> float:
     """Expected share of sampled answers (temperature 1) on the held-out set that are right, or are
     the habitual slip.
     """
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    tasks = held_out_questions(DEMO_TASKS, 200).tasks
+    tasks = held_out_questions(DEMO_TASKS, count).tasks
     answers = [habitual_slip(task.answer or "") if habit else task.answer or "" for task in tasks]
     rows = [
         (

@@ -32,16 +32,7 @@ ROOT = Path(__file__).parents[2]
 def swarm(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
     whole = {**kept, "PYTHONPATH": str(ROOT), **environment}
-    if arguments[:2] == ("config", "check"):  # imports reasoning-gym, a second of a core
-        return forked.run("swarm_cli", arguments, environment=whole, cwd=folder, timeout=180)
-    return subprocess.run(
-        [sys.executable, "-m", "swarm_cli", *arguments],
-        cwd=folder,
-        env=whole,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return forked.run("swarm_cli", arguments, environment=whole, cwd=folder, timeout=180)
 
 
 def test_what_config_show_prints_is_the_same_configuration(tmp_path: Path) -> None:

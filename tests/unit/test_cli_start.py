@@ -96,9 +96,13 @@ finally:
     ("model", "said"),
     [
         (["nosuch"], "there is no folder nosuch: check the spelling, or give a hub name (OWNER/NAME) with --revision"),
-        (["someone/model"], "there is no folder someone/model, and a hub name needs --revision: give the full hash"),
+        pytest.param(
+            ["someone/model"],
+            "there is no folder someone/model, and a hub name needs --revision: give the full hash",
+            marks=pytest.mark.long,
+        ),
         (["someone/model", "--revision", "main"], "--revision 'main' is not the full hash of a commit: give the full hash"),
-        ([__file__], "is a file: give a model's folder"),
+        pytest.param([__file__], "is a file: give a model's folder", marks=pytest.mark.long),
         (["."], ". holds no config.json"),
     ],
 )

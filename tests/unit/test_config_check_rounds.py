@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ from tests.integration.local_swarm import free_port_range
 
 pytestmark = pytest.mark.slow
 
+LONG = os.environ.get("SWARM_TEST_FULL") == "1"
+"""Each configuration that is checked costs a process or two; in the short form there are some of
+each kind.
+"""
 TASK = '[[tasks]]\ndataset = "gcd"\n'
 
 
@@ -42,21 +47,24 @@ def rows(count: int, name: str = "rows.jsonl") -> None:
 @pytest.mark.parametrize(
     ("text", "begin"),
     [
-        (
+        pytest.param(
             '[model]\npath = "owner/name"\nrevision = "main"\n' + TASK,
             ["model.revision: 'main' is not a full commit hash; a branch"],
+            marks=pytest.mark.long,
         ),
         (
             '[node]\nid = "Alpha!"\n[nats]\nnode_key_file = "keys/{node}/{role}.nk"\nnode_ca_file = "none.pem"\n' + TASK,
             ["node.id: must be 1 to 32", "nats.node_ca_file: none.pem does not exist"],
         ),
-        (
+        pytest.param(
             '[trainer]\nobjective = "gropo"\nobjective_options = { a = 1 }\n' + TASK,
             ["trainer.objective: no objective is called 'gropo': did you mean"],
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             '[trainer.lora]\nrank = 8\ntarget_modules = "nope"\n' + TASK,
             ["trainer.lora.target_modules: Input should be 'all-linear' or a valid list, got 'nope'"],
+            marks=pytest.mark.long,
         ),
         (
             '[tracing]\notlp_endpoint = "collector:4317"\n[[tasks]]\ndataset = "Gcd"\n',
@@ -69,7 +77,11 @@ def rows(count: int, name: str = "rows.jsonl") -> None:
             '[nats]\nnode_url = "nats//alpha:4222"\nswarm_url = "nats://a:4222, nats://b"\n[sampler]\nlocal = -1\n' + TASK,
             ["nats.node_url: 'nats//alpha:4222' is not a server's address: write nats://HOST:PORT", "sampler.local: "],
         ),
-        ('[tasks]\ndataset = "gcd"', ["tasks: is a single table, and must be a list of them: write [[tasks]] instead of [tasks]"]),
+        pytest.param(
+            '[tasks]\ndataset = "gcd"',
+            ["tasks: is a single table, and must be a list of them: write [[tasks]] instead of [tasks]"],
+            marks=pytest.mark.long,
+        ),
         (
             '[[tasks]]\ndataset = "questions.jsonl"\n',
             [
@@ -91,14 +103,15 @@ def test_rows_are_held_against_the_share_that_is_held_out_only_where_that_is_kno
     source = '[[tasks]]\nsource = "file"\npath = "rows.jsonl"\nquestion = "problem"\n'
     few = "it has 60 different questions"
     assert any(few in line for line in told('[eval]\ntasks = 100\n[model]\npath = "none"\n' + source))
-    for text in (
+    texts = (
         "[eval]\ntasks = 'few'\n" + source,
         "[eval]\ntasks = 50\n" + source + '[[tasks]]\ndataset = "Gcd"\n',
+        "[evl]\ntasks = 2\n" + source,
         "[eval]\ntasks = 50\n" + source + "[[tasks]]\ndataset = 'gcd'\nweight = -1\n",
         "[eval]\ntask = 2\n" + source,
         "[eval]\nheld_out = 2\n" + source,
-        "[evl]\ntasks = 2\n" + source,
-    ):
+    )
+    for text in texts if LONG else texts[:3]:
         found = [line for line in told(text) if not line.startswith("the toy policy learns")]
         assert len(found) == 1 and few not in found[0], found
 
@@ -106,12 +119,13 @@ def test_rows_are_held_against_the_share_that_is_held_out_only_where_that_is_kno
 def test_a_mistyped_key_hides_nothing_that_it_cannot_have_meant() -> None:
     rows(60)
     source = '[[tasks]]\nsource = "file"\npath = "rows.jsonl"\nquestion = "problem"\n'
-    for text in (
+    mistyped = (
         "[eval]\ntasks = 100\ntask = 2\n",
+        "[foo]\nx = 1\n",
         "[eval]\nevery_version = 2\n",
         "[trainr]\nlearning_rate = 1\n",
-        "[foo]\nx = 1\n",
-    ):
+    )
+    for text in mistyped if LONG else mistyped[:2]:
         found = [line for line in told(text + source) if not line.startswith("the toy policy learns")]
         assert len(found) == 2 and any("it has 60 different questions" in line for line in found), found
 

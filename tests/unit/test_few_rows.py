@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from swarm_cli.few_rows import soon_used_up
 from swarm_cli.join.command import prepare
 from swarm_cli.local.up import tasks_checked
 from swarm_cli.tasks_apart import TasksApart
+from tests import forked
 from tests.unit.test_invitation import invitation
 
 ROOT = Path(__file__).parents[2]
@@ -79,9 +78,9 @@ def test_the_start_of_several_nodes_warns_and_that_of_one_alone_does_not(tmp_pat
 @pytest.mark.slow
 def test_config_check_warns_of_a_file_of_few_rows(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(f'[eval]\ntasks = 4\n[[tasks]]\nsource = "file"\npath = "{rows(tmp_path, 8)}"\n')
-    command = [sys.executable, "-m", "swarm_cli", "config", "check", "--config", str(tmp_path / "node.toml")]
+    asked = ["config", "check", "--config", str(tmp_path / "node.toml")]
     environment = {**os.environ, "SWARM_MODEL__PATH": str(ROOT / "models" / "base")}
-    checked = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    checked = forked.run("swarm_cli", asked, environment=environment, cwd=ROOT, timeout=180)
     said = " ".join((checked.stdout + checked.stderr).split())
     assert checked.returncode == 0, said
     assert "4 questions besides the 4 that evaluation takes" in said and "64 in all" in said, said

@@ -4,9 +4,9 @@ anything is written.
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from shared.model.reading import ModelLoadError, load_tokenizer
 from swarm_cli.errors import CommandError
 from swarm_cli.model import parity
 from swarm_cli.model.importing import import_model
+from tests import forked
 from tests.engines.tiny_models import random_policy, write_model_folder
 from tests.gguf_files import BOS, CHAT, END, Q4_1, SPACES, TOKENS, TURN_END, random_llama, with_type, write_gguf
 
@@ -265,11 +266,8 @@ def test_a_disk_without_room_is_said_before_weights_are_read(tmp_path: Path, mon
 
 def test_nothing_is_left_when_writing_fails_half_way(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
-    ignored = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
-    limit = f"{ignored}; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)"
-    program = f"{limit}\nfrom swarm_cli.app import main\nmain()"
-    command = [sys.executable, "-c", program, "model", "import", str(file), str(tmp_path / "out")]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    asked = ["100000", "swarm_cli", "model", "import", str(file), str(tmp_path / "out")]
+    ended = forked.run("tests.small_files", asked, environment=os.environ, cwd=ROOT, timeout=300)
     assert ended.returncode == 1 and "swarm: nothing was imported: " in ended.stderr and "Traceback" not in ended.stderr, (
         ended.stderr
     )

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
@@ -31,26 +30,7 @@ from shared.config import ConfigError, NodeConfig, load_config
 from shared.runtime import FatalError, otel
 from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
-
-PROGRAM = """
-import sys
-from pathlib import Path
-import structlog
-from services.trainer.tracking.opening import open_feeds
-from services.trainer.service import TrainerService
-from shared.config import load_config
-tracking = {"trackers": ["wandb", "trackio", "tensorboard"], "project": "here"}
-config = load_config(None, {"tasks": [{"dataset": "gcd"}], "node": {"var_dir": sys.argv[1]}, "tracking": tracking})
-feeds = open_feeds(config, 0, structlog.get_logger())
-for step in (1, 2, 3):
-    feeds.offer({"train/loss": step / 8}, step)
-feeds.close(60.0)
-import urllib.request
-try:
-    urllib.request.urlopen("https://control.invalid", timeout=5)
-except OSError:
-    pass
-"""
+from tests import forked
 
 
 class Counted:
@@ -100,8 +80,8 @@ def test_real_trackers_get_every_step_and_call_nobody(tmp_path: Path) -> None:
     proxied = {name: heard.url for name in ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy")}
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SWARM_", "WANDB_", "TRACKIO_"))}
     environment |= {**proxied, "NO_PROXY": "", "no_proxy": "", "HOME": str(tmp_path)}
-    program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    program = ("tests.unit.real_trackers", [str(tmp_path)])
+    ended = forked.run(*program, environment=environment, cwd=Path.cwd(), timeout=120)
     assert ended.returncode == 0 and "tracker_failed" not in ended.stdout + ended.stderr, ended.stdout + ended.stderr
     assert heard.asked == [b"CONNECT control.invalid:443 HTTP/1.0"] or heard.asked == [b"CONNECT control.invalid:443 HTTP/1.1"]
 

@@ -74,13 +74,13 @@ def answers(index: int, texts: list[str], rewards: list[float], node: str = "bet
     )
 
 
-def swarm_batch(number: int = 1, origin: str = "external") -> Batch:
-    """20 groups of beta with ordinary answers only, 20 of gamma whose right answer comes in absurd
-    text.
+def swarm_batch(number: int = 1, origin: str = "external", count: int = 20) -> Batch:
+    """`count` groups of beta with ordinary answers only, as many of gamma whose right answer comes
+    in absurd text.
     """
     rng = random.Random(0)
     ordinary, absurd = [], []
-    for index in range(20):
+    for index in range(count):
         right = str(question(index).answer)
         ordinary.append(answers(index, [right, str(int(right) + 1)], [1.0, 0.0], "beta", origin))
         absurd.append(answers(index, [poisoned(right, rng), right], [1.0, 0.0], "gamma", origin))
@@ -136,11 +136,12 @@ def test_the_fraction_is_kept_and_which_groups_are_looked_at_follows_from_the_ba
 @pytest.mark.slow
 def test_a_step_counts_them_and_two_learners_end_with_the_same_weights() -> None:
     first, second = learner(0.5), learner(0.5)
-    record, again = first.step(swarm_batch()), second.step(swarm_batch())
-    assert 1 <= record.answers_absurd == record.absurd_of["gamma"] <= 20
+    record, again = first.step(swarm_batch(count=8)), second.step(swarm_batch(count=8))
+    assert 1 <= record.answers_absurd == record.absurd_of["gamma"] <= 8
     assert record.absurd_of == again.absurd_of
-    assert all(bool((tensor == second.policy()[name]).all()) for name, tensor in first.policy().items())
-    assert learner(0.0).step(swarm_batch()).answers_absurd == 0
+    left, right = first.policy(), second.policy()
+    assert left.keys() == right.keys() and all(bool((tensor == right[name]).all()) for name, tensor in left.items())
+    assert learner(0.0).step(swarm_batch(count=8)).answers_absurd == 0
 
 
 def test_the_bound_follows_the_local_answers_and_never_goes_below_the_absolute_one() -> None:
