@@ -68,7 +68,7 @@ test: $(VENV)/.installed-test  ## Everything: lint, types, boundaries, all tests
 
 test-full: $(VENV)/.installed-test  ## All of `make test` and the long forms of tests that have a short one (longer still)
 	@$(MAKE) --no-print-directory -j 2 lint compiled-tests
-	SWARM_TEST_FULL=1 $(IN_PARALLEL) $(LONG_DEADLINES) --durations=40 --durations-min=2
+	TESTS_FULL=1 $(IN_PARALLEL) $(LONG_DEADLINES) --durations=40 --durations-min=2
 
 test-containers: $(VENV)/.installed-test  ## Build the images and run the single-box overlay in containers (as root, with podman)
 	@scripts/container-packages

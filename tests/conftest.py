@@ -70,7 +70,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     allow_for_long_deadlines(items, float(config.getini("timeout")))
-    if os.environ.get("SWARM_TEST_FULL") != "1":
+    if os.environ.get("TESTS_FULL") != "1":
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="has a short form, and runs itself when asked for: make test-full"))

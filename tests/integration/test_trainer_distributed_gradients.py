@@ -99,7 +99,7 @@ def two_updates(
 
 
 CASES = [("dapo with a reference", 6), ("gspo", 6), ("cispo", 6), ("dapo", 1)]
-if os.environ.get("SWARM_TEST_FULL") == "1":
+if os.environ.get("TESTS_FULL") == "1":
     CASES += [("dapo", 6), ("dr_grpo", 6)]
 
 

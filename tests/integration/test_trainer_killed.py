@@ -29,7 +29,7 @@ from tests.integration.trainer_life import final_state, metric_lines, mixed_batc
 from tests.integration.trainer_process import Death, start, write_config
 
 STEPS = 6
-KILLS = 8 if os.environ.get("SWARM_TEST_FULL") == "1" else 4
+KILLS = 8 if os.environ.get("TESTS_FULL") == "1" else 4
 """At random instants."""
 DEADLINE_S = 180.0
 

@@ -21,7 +21,7 @@ from tests.integration.running_verifier import configured, generate, group, unti
 from tests.nats_server import NatsServer
 
 LARGE = b"\xff\xff\xff\x7f" * 2**20
-COUNT = 6 if os.environ.get("SWARM_TEST_FULL") == "1" else 4
+COUNT = 6 if os.environ.get("TESTS_FULL") == "1" else 4
 """Groups of the other member, half of them large; and as many local ones."""
 PATIENCE_S = 120.0
 

@@ -20,7 +20,7 @@ from tests.integration.local_swarm import free_port_range
 
 pytestmark = pytest.mark.slow
 
-LONG = os.environ.get("SWARM_TEST_FULL") == "1"
+LONG = os.environ.get("TESTS_FULL") == "1"
 """Each configuration that is checked costs a process or two; in the short form there are some of
 each kind.
 """

@@ -35,7 +35,7 @@ from shared.model.prompts import answer_text
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 from tests.unit.honest_groups import base_config, sampled_groups, scored
 
-LONG = os.environ.get("SWARM_TEST_FULL") == "1"
+LONG = os.environ.get("TESTS_FULL") == "1"
 
 
 @dataclass
