@@ -94,7 +94,7 @@ def unexplained(source: Source) -> list[str]:
 
 
 def is_unsaid(text: str) -> bool:
-    # Nearly all files begin with it, and parsing each takes three seconds.
+    # Nearly all files begin with it, and parsing them all takes three seconds.
     return bool(text.strip()) and not text.startswith('"""') and ast.get_docstring(parsed(text)) is None
 
 

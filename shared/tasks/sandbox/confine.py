@@ -87,10 +87,14 @@ def forbid_system_calls(*, forking: bool = False) -> dict[str, str]:
     return {}
 
 
-def die_with_parent() -> None:
-    """Make the kernel send SIGKILL to this forked process when its parent ends."""
+def die_with_parent(parent: int) -> None:
+    """Make the kernel send SIGKILL to this forked process when its parent ends, and exit if that
+    has ended already. parent: its process id, from before the fork.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _find_folders() -> None:

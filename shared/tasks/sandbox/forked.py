@@ -77,14 +77,14 @@ class _Rewards(list[float]):
 
 
 def score_and_exit(
-    job: list[Any], first: int, rewards: memoryview[float], word: memoryview[int], answer_to: int, bounds: Bounds
+    job: list[Any], first: int, rewards: memoryview[float], word: memoryview[int], answer_to: int, bounds: Bounds, parent: int
 ) -> NoReturn:
     """Score the answers from index `first` on. `[reason or None, detail, task or None]` is written
-    to the descriptor `answer_to`.
+    to the descriptor `answer_to`. parent: the process that forked this one.
     """
     status = 1
     try:
-        die_with_parent()
+        die_with_parent(parent)
         # The standard streams are already redirected to nowhere; a dataset that prints needs them.
         os.closerange(3, answer_to)
         os.closerange(answer_to + 1, 1024)

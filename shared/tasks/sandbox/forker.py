@@ -188,6 +188,7 @@ def _forked(
     """Score answers from index `first` on in a separate process."""
     read_end, write_end = os.pipe()
     started_s = time.monotonic()
+    parent = os.getpid()
     try:
         process = os.fork()
     except OSError:
@@ -195,7 +196,7 @@ def _forked(
         os.close(write_end)
         raise
     if process == 0:
-        score_and_exit(job, first, rewards, progress.word, write_end, bounds)
+        score_and_exit(job, first, rewards, progress.word, write_end, bounds, parent)
     interrupt.process = process
     if interrupt.given:
         _kill(process)
