@@ -17,6 +17,7 @@ import typer.testing
 
 from tests import forked
 from tests.deadlines import ASYNC_TEST_TIMEOUT_S, MISSING, allow_for_long_deadlines, run_coroutine_test
+from tests.long_forms import FULL
 from tests.nats_server import NatsServer
 from tests.schedule import dearest_first, piece
 from tests.scorer_processes import scorers_of_this_process
@@ -70,7 +71,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     allow_for_long_deadlines(items, float(config.getini("timeout")))
-    if os.environ.get("TESTS_FULL") != "1":
+    if not FULL:
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="has a short form, and runs itself when asked for: make test-full"))

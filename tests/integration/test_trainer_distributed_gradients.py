@@ -8,7 +8,6 @@ clipped AdamW updates to 1e-10.
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -31,6 +30,7 @@ from shared.model.loading import load_causal_lm
 from tests.integration.trainer_fixtures import model
 from tests.integration.trainer_life import config_for
 from tests.integration.trainer_ranks import in_ranks, joined
+from tests.long_forms import FULL
 from tests.objectives import configured
 from tests.unit.trainer_models import VOCABULARY, ragged_groups, small_model
 
@@ -99,7 +99,7 @@ def two_updates(
 
 
 CASES = [("dapo with a reference", 6), ("gspo", 6), ("cispo", 6), ("dapo", 1)]
-if os.environ.get("TESTS_FULL") == "1":
+if FULL:
     CASES += [("dapo", 6), ("dr_grpo", 6)]
 
 

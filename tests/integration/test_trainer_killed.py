@@ -8,7 +8,6 @@ trainer, its memory does not.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -27,9 +26,10 @@ from shared.transport.base import Transport
 from shared.transport.connect import connect
 from tests.integration.trainer_life import final_state, metric_lines, mixed_batch, policy_pointer, set_up, tiny_policy
 from tests.integration.trainer_process import Death, start, write_config
+from tests.long_forms import FULL
 
 STEPS = 6
-KILLS = 8 if os.environ.get("TESTS_FULL") == "1" else 4
+KILLS = 8 if FULL else 4
 """At random instants."""
 DEADLINE_S = 180.0
 

@@ -4,7 +4,6 @@ is not theirs.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +17,11 @@ from shared.contracts.codec import content_id, encode
 from shared.identity import keys
 from shared.identity.keys import SigningKey, new_seed
 from tests.integration.running_verifier import configured, generate, group, until, verifier
+from tests.long_forms import FULL
 from tests.nats_server import NatsServer
 
 LARGE = b"\xff\xff\xff\x7f" * 2**20
-COUNT = 6 if os.environ.get("TESTS_FULL") == "1" else 4
+COUNT = 6 if FULL else 4
 """Groups of the other member, half of them large; and as many local ones."""
 PATIENCE_S = 120.0
 

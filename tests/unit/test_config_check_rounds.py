@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,10 @@ from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
 from swarm_cli.reachable import unreachable
 from tests.integration.local_swarm import free_port_range
+from tests.long_forms import FULL
 
+# Each configuration that is checked costs a process or two; the short form has some of each kind.
 pytestmark = pytest.mark.slow
-
-LONG = os.environ.get("TESTS_FULL") == "1"
-"""Each configuration that is checked costs a process or two; in the short form there are some of
-each kind.
-"""
 TASK = '[[tasks]]\ndataset = "gcd"\n'
 
 
@@ -111,7 +107,7 @@ def test_rows_are_held_against_the_share_that_is_held_out_only_where_that_is_kno
         "[eval]\ntask = 2\n" + source,
         "[eval]\nheld_out = 2\n" + source,
     )
-    for text in texts if LONG else texts[:3]:
+    for text in texts if FULL else texts[:3]:
         found = [line for line in told(text) if not line.startswith("the toy policy learns")]
         assert len(found) == 1 and few not in found[0], found
 
@@ -125,7 +121,7 @@ def test_a_mistyped_key_hides_nothing_that_it_cannot_have_meant() -> None:
         "[eval]\nevery_version = 2\n",
         "[trainr]\nlearning_rate = 1\n",
     )
-    for text in mistyped if LONG else mistyped[:2]:
+    for text in mistyped if FULL else mistyped[:2]:
         found = [line for line in told(text + source) if not line.startswith("the toy policy learns")]
         assert len(found) == 2 and any("it has 60 different questions" in line for line in found), found
 

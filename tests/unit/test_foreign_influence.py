@@ -11,7 +11,6 @@ is no larger than theirs (docs/trust.md).
 from __future__ import annotations
 
 import copy
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,9 +32,8 @@ from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup
 from shared.model.prompts import answer_text
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
+from tests.long_forms import FULL
 from tests.unit.honest_groups import base_config, sampled_groups, scored
-
-LONG = os.environ.get("TESTS_FULL") == "1"
 
 
 @dataclass
@@ -132,7 +130,7 @@ KINDS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_group_turns_or_drowns_the_step_of_seven_honest_ones(learner: Learner, kind: str) -> None:
-    for seed in (0, 1) if LONG else (0,):
+    for seed in (0, 1) if FULL else (0,):
         honest = honest_batch(seed)
         alone = step_of(learner, honest)
         beside = step_of(learner, [*honest, hostile(learner, kind)])
@@ -150,7 +148,7 @@ def test_a_sender_who_stays_just_below_the_bound_turns_the_step_little(learner: 
     alone = step_of(learner, honest)
     intake = take_in(batch_of(1, [*honest, hostile(learner, "as long as allowed")]), learner.rules)
     cosines = []
-    for weight in (0.002, 0.005, 0.01, 0.015, 0.02, 0.022, 0.025, 0.05, 0.2) if LONG else (0.01, 0.02, 0.05):
+    for weight in (0.002, 0.005, 0.01, 0.015, 0.02, 0.022, 0.025, 0.05, 0.2) if FULL else (0.01, 0.02, 0.05):
         groups = [*intake.groups[:-1], replace(intake.groups[-1], weight=weight)]
         learner.model.zero_grad(set_to_none=True)
         bounded_gradients(learner.model, groups, learner.update_config, learner._influence)
@@ -175,7 +173,7 @@ def test_eight_answers_of_thousands_of_characters_do_not_turn_the_step_where_ans
 
 @pytest.mark.slow
 def test_an_honest_eighth_group_is_no_suspect(learner: Learner) -> None:
-    for seed in range(4 if LONG else 2):
+    for seed in range(4 if FULL else 2):
         groups = honest_batch(seed, count=8)
         found = step_of(learner, groups)
         assert found.bounded.scales == {} and not found.intake.skipped
@@ -184,7 +182,7 @@ def test_an_honest_eighth_group_is_no_suspect(learner: Learner) -> None:
 
 @pytest.mark.slow
 def test_within_its_bounds_a_gradient_is_the_plain_sum_bit_for_bit(learner: Learner) -> None:
-    for seed in range(3 if LONG else 1):
+    for seed in range(3 if FULL else 1):
         found = step_of(learner, honest_batch(seed, count=8))
         groups = [replace_share(group) for group in found.intake.groups]
         normaliser = step_normaliser(groups, learner.update_config)
