@@ -77,7 +77,7 @@ test-containers: $(VENV)/.installed-test  ## Build the images and run the single
 test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's cluster, or to a control plane built from Debian's packages, with fake machines (17 minutes)
 	SWARM_TEST_CLUSTER=1 $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/cluster
 
-check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (about 80 seconds on 2 cores; without mypy's cache half a minute more)
+check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (about 45 seconds on 2 cores; without mypy's cache half a minute more)
 	@$(MAKE) --no-print-directory -j 2 lint quick-tests
 
 quick-tests: $(VENV)/.installed-dev
