@@ -100,7 +100,9 @@ async def test_an_answer_that_hangs_or_dies_earns_nothing_and_is_counted_at_its_
         result = await judged(scorers, foreign("Ubeta", [right, HANG, right, "die", "burn 0.01"]))
         assert (result.reason, result.rewards) == (None, [1.0, 0.0, 1.0, 0.0, DONE])
         assert (result.timeouts, result.deaths) == (2, 1)
-        assert 0.9 < result.cpu_s < 5.0
+        # The kernel's timer counts whole ticks in which the process was seen, so that on a busy
+        # machine it ends one that has had less than its second.
+        assert 0.5 < result.cpu_s < 5.0
         given_up = await judged(scorers, foreign("Ubeta", [HANG] * 5))
         assert (given_up.reason, given_up.timeouts) == ("scoring_timeout", 3)
         assert (await judged(scorers, honest(1))).rewards == [1.0, 0.0]
