@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MISSPELT = '[[tasks]]\ndataset = "base_conversoin"\n[[tasks]]\ndataset = "gcd"\nconfig = { min_valu = 1 }\n'
-TOO_LARGE = '[[tasks]]\ndataset = "gcd"\nconfig = { min_numbers = 1000000000, max_numbers = 1000000000 }\n'
+TOO_LARGE = '[[tasks]]\ndataset = "graph_color"\nconfig = { min_num_vertices = 1000000000, max_num_vertices = 1000000000 }\n'
 
 
 def refused(tmp_path: Path, tasks: str) -> str:
@@ -33,4 +33,4 @@ def test_task_sources_that_cannot_be_used_are_told_all_at_once(tmp_path: Path) -
 
 @pytest.mark.slow  # it fills a gibibyte
 def test_a_task_source_that_takes_too_much_memory_reaches_no_service(tmp_path: Path) -> None:
-    assert "gcd" in refused(tmp_path, TOO_LARGE)
+    assert "graph_color" in refused(tmp_path, TOO_LARGE)
