@@ -79,16 +79,17 @@ def near_answers(name: str, entry: dict[str, Any], other: dict[str, Any], rng: r
         pytest.param("binary_matrix", 3000, marks=[pytest.mark.slow, pytest.mark.long]),
         ("spiral_matrix", 150),
         pytest.param("spiral_matrix", 3000, marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param("string_insertion", 3000, marks=pytest.mark.slow),
+        ("string_insertion", 150),
+        pytest.param("string_insertion", 3000, marks=[pytest.mark.slow, pytest.mark.long]),
         ("n_queens", 50),
         pytest.param("n_queens", 1000, marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param("countdown", 60, marks=pytest.mark.slow),
+        pytest.param("countdown", 20, marks=pytest.mark.slow),
         pytest.param("countdown", 400, marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param("simple_integration", 40, marks=pytest.mark.slow),
+        pytest.param("simple_integration", 15, marks=pytest.mark.slow),
         pytest.param("simple_integration", 400, marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param("intermediate_integration", 12, marks=pytest.mark.slow),
+        pytest.param("intermediate_integration", 6, marks=pytest.mark.slow),
         pytest.param("intermediate_integration", 300, marks=[pytest.mark.slow, pytest.mark.long]),
-        ("polynomial_multiplication", 50),
+        ("polynomial_multiplication", 20),
         pytest.param("polynomial_multiplication", 500, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
@@ -127,7 +128,7 @@ def test_our_scoring_agrees_with_reasoning_gym_on_right_wrong_and_near_right_ans
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_puzzle24_differs_from_reasoning_gym_only_where_that_takes_other_numbers(count: int) -> None:
     dataset = reasoning_gym.create_dataset("puzzle24", seed=11, size=count + 1)
     entries = [dataset[index] for index in range(count + 1)]
