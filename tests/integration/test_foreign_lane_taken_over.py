@@ -114,7 +114,7 @@ LIES = [
     "number",
     "long list",
 ]
-SLEEPERS = ["sleeps", "writes and sleeps"]
+SLEEPERS = [pytest.param("sleeps", marks=pytest.mark.long), "writes and sleeps"]
 
 
 @pytest.fixture(autouse=True)

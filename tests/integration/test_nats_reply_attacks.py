@@ -158,7 +158,10 @@ async def test_a_reply_subject_gives_no_key_more_than_it_has(secured: SecuredSer
     assert await reached_by(secured, tmp_path, attacker) == []
 
 
-@pytest.mark.parametrize("attacker", OWN)
+@pytest.mark.parametrize(
+    "attacker",
+    [name if name in ("swarm", "trainer") else pytest.param(name, marks=pytest.mark.long) for name in OWN],
+)
 async def test_the_same_attacks_reach_streams_that_share_an_account_with_their_users(tmp_path: Path, attacker: str):
     """So that the test above means something: permissions alone stop none of these requests."""
     server = SharedAccountServer(tmp_path / "server", ["alpha", "mallory"]).start()
