@@ -23,6 +23,11 @@ OWN = [TaskRef(dataset="chain_sum", seed=3, index=index) for index in range(40)]
 GCD = [TaskRef(dataset="gcd", seed=3, index=index) for index in range(40)]
 SPECS = [TaskSpec(dataset="gcd", verifier="obeys"), TaskSpec(dataset="chain_sum")]
 HANG = "burn 600"
+SLOW_TO_JUDGE = {
+    "rubiks_cube": "R999 " * 50,
+    "propositional_logic": "P" + " → (P" * 160 + ")" * 160,
+    "intermediate_integration": "(sin(x)+cos(x)+tan(x)+exp(x)+log(x))**30*(sinh(x)+atan(x)+sqrt(x))**20",
+}
 DEADLINE_S = 180.0
 """Of waits that are to end; nothing here is measured by it."""
 
@@ -68,18 +73,20 @@ async def local_groups(scorers: ScorerPool, rounds: int) -> float:
 
 
 async def test_64_answers_just_under_the_limit_end_at_the_groups_deadline_and_hold_up_no_group_of_this_nodes_own() -> None:
-    async with pool(foreign_group_s=5.0) as scorers:
+    async with pool(foreign_group_s=3.0) as scorers:
         slow = [asyncio.create_task(judged(scorers, foreign("Uslow", ["burn 0.9"] * 64))) for _ in range(4)]
         await asyncio.sleep(0.5)
         # All of this is done before the first of the slow groups, which used to hold both workers
         # for a minute each.
-        await local_groups(scorers, 5)
+        await local_groups(scorers, 3)
         assert not any(task.done() for task in slow[1:])
         result = await slow[0]
         assert result.reason == "scoring_timeout"
         assert "verifier.foreign_group_s" in result.detail
         assert 0.1 < result.cpu_s < 10.0
-        await cancel_and_wait(*slow[1:])
+        # Not only cancelled: a process that is forked while the pool closes may go on for a minute.
+        scorers.drop("Uslow")
+        await asyncio.wait_for(asyncio.gather(*slow[1:]), DEADLINE_S)
 
 
 async def test_hanging_groups_of_one_sender_let_an_honest_one_through_between_any_two() -> None:
@@ -143,19 +150,12 @@ async def test_senders_are_served_by_what_they_cost_and_not_by_how_many_groups_t
         await asyncio.gather(*many)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "answer"),
-    [
-        ("rubiks_cube", "R999 " * 50),
-        ("propositional_logic", "P" + " → (P" * 160 + ")" * 160),
-        ("intermediate_integration", "(sin(x)+cos(x)+tan(x)+exp(x)+log(x))**30*(sinh(x)+atan(x)+sqrt(x))**20"),
-    ],
-)
-async def test_short_answers_that_are_slow_to_judge_cost_seconds_at_most_whatever_their_scorer(dataset: str, answer: str) -> None:
-    ref = TaskRef(dataset=dataset, seed=1, index=0)
+async def test_short_answers_that_are_slow_to_judge_cost_seconds_at_most_whatever_their_scorer() -> None:
     async with pool() as scorers:
-        result = await judged(scorers, ScoringJob(ref=ref, texts=[answer] * 8, sender="Ushort"))
-        assert result.reason in {None, "scoring_timeout"}
-        assert result.cpu_s < 12.0
-        assert all(reward < 1.0 for reward in result.rewards)
-        assert (await judged(scorers, honest(1))).rewards == [1.0, 0.0]
+        for dataset, answer in SLOW_TO_JUDGE.items():
+            ref = TaskRef(dataset=dataset, seed=1, index=0)
+            result = await judged(scorers, ScoringJob(ref=ref, texts=[answer] * 8, sender="Ushort"))
+            assert result.reason in {None, "scoring_timeout"}, dataset
+            assert result.cpu_s < 12.0, dataset
+            assert all(reward < 1.0 for reward in result.rewards), dataset
+            assert (await judged(scorers, honest(1))).rewards == [1.0, 0.0], dataset
