@@ -109,15 +109,23 @@ def obeys(item):
 DONE, REFUSED = 0.75, 0.25
 
 HANGS = """
+import time
+
+
 def hangs(item):
     def score(answer):
         while answer.startswith("hang"):
-            pass
+            if answer == "hang asleep":
+                time.sleep(1)
         return float(answer == str(item.task.answer))
     return score
 """
 HANG = "hang"
 """No scorer of this project's is known to hang any more, so that a user's own has to."""
+HANG_ASLEEP = "hang asleep"
+"""The same for whoever waits for it, without the processor: of this node's own answers the time
+counts.
+"""
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str) -> None:

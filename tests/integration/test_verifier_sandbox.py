@@ -15,11 +15,13 @@ from shared.config.sections import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import SandboxError, ScorerPool, ScoringJob
-from tests.integration.installed_verifier import HANG, HANGS, install
+from tests.integration.installed_verifier import HANG, HANG_ASLEEP, HANGS, install
 from tests.scorer_processes import scorers_of_this_process
 
 GCD = [TaskRef(dataset="gcd", seed=3, index=index) for index in range(20)]
 INTEGRAL = TaskRef(dataset="simple_integration", seed=1, index=0)
+TOO_LARGE = '{"max_num_vertices":1000000000,"min_num_vertices":1000000000}'
+"""Fills the memory in one go."""
 SPECS = [TaskSpec(dataset="gcd"), TaskSpec(dataset="simple_integration", verifier="hangs")]
 
 
@@ -54,7 +56,7 @@ async def test_a_hanging_answer_costs_only_itself() -> None:
 async def test_jobs_that_a_hanging_answer_holds_up_go_to_another_worker() -> None:
     async with ScorerPool(workers=2, answer_timeout_s=20.0, memory_mb=2048, tasks=SPECS) as scorers:
         await scorers.run(jobs_on_gcd() * 20)
-        hanging = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG])]))
+        hanging = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG_ASLEEP])]))
         started = time.monotonic()
         # Some of these are sent to the worker that hangs, before or behind the answer at which it
         # does.
@@ -81,7 +83,7 @@ async def test_results_are_in_the_order_of_the_jobs_whatever_the_batches() -> No
 
 async def test_a_killed_worker_is_replaced_and_its_jobs_run_again() -> None:
     async with pool(answer_timeout_s=30.0) as scorers:
-        working = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG]), *jobs_on_gcd()]))
+        working = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG_ASLEEP]), *jobs_on_gcd()]))
         await asyncio.sleep(1.0)
         (pid,) = scorers_of_this_process()
         os.kill(pid, signal.SIGKILL)
@@ -110,7 +112,7 @@ async def test_a_derivation_from_outside_is_right_or_says_why_not() -> None:
             (TaskRef(dataset="nothing_like_this", seed=1, index=0), "task_dataset"),
             (TaskRef(dataset="gcd", seed=1, index=2**31 - 1), "task_index"),
             (TaskRef(dataset="gcd", config='{"min_numbers":-1}', seed=1, index=0), "task_config"),
-            (TaskRef(dataset="gcd", config='{"min_numbers":900000000,"max_numbers":900000000}', seed=1, index=0), None),
+            (TaskRef(dataset="graph_color", config=TOO_LARGE, seed=1, index=0), None),
         ):
             (failed,) = await scorers.run([ScoringJob(ref=ref, want_task=True)])
             assert failed.task is None
@@ -124,7 +126,7 @@ async def test_a_derivation_from_outside_is_right_or_says_why_not() -> None:
 async def test_after_closing_nothing_waits_for_ever() -> None:
     scorers = pool(answer_timeout_s=30.0)
     await scorers.start()
-    waiting = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG]), *jobs_on_gcd()]))
+    waiting = asyncio.create_task(scorers.run([ScoringJob(ref=INTEGRAL, texts=[HANG_ASLEEP]), *jobs_on_gcd()]))
     await asyncio.sleep(0.5)
     await scorers.close()
     with pytest.raises(SandboxError):

@@ -36,7 +36,7 @@ from shared.tasks.derive import derive_task
 from shared.tasks.held_out import held_out_tasks
 from shared.transport.base import ConsumerSpec
 from shared.transport.connect import connect
-from tests.integration.installed_verifier import HANG, HANGS, install
+from tests.integration.installed_verifier import HANG, HANG_ASLEEP, HANGS, install
 from tests.integration.running_verifier import MakeServer, configured, generate, group, queue_is_empty, scored, until, verifier
 from tests.nats_server import free_port
 
@@ -232,7 +232,7 @@ async def test_a_hanging_own_answer_earns_nothing_and_an_unusable_group_becomes_
     task = derive_task(TaskRef(dataset="simple_integration", seed=1, index=0))
     async with verifier(config) as alpha:
         lying = group("alpha", 1, task=msgspec.structs.replace(task, answer="x"))
-        await generate(alpha.node, group("alpha", 0, [str(task.answer), HANG], task=task), lying, group("alpha", 2))
+        await generate(alpha.node, group("alpha", 0, [str(task.answer), HANG_ASLEEP], task=task), lying, group("alpha", 2))
         stream = subjects.node_rollouts_stream("alpha")
         await alpha.node.publish(subjects.node_rollouts("alpha"), b"unreadable", stream=stream, message_id="unreadable")
         await until(lambda: queue_is_empty(alpha.node, "alpha"))
