@@ -6,21 +6,39 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from shared.contracts.messages import TaskRef
 from shared.tasks.derive import derive_task
 from tests import forked
+from tests.forked_commands import Commands
 
 ROOT = Path(__file__).parents[2]
 POLYNOMIAL = ("polynomial_multiplication", "--seed", "5", "--index", "1")
 """Depends on Python's hash seed."""
 
 
-def swarm(*arguments: str, given: bytes = b"", hash_seed: str = "random") -> subprocess.CompletedProcess[bytes]:
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`swarm`, which forks: the tests of its hash seed start a real one."""
+    folder = tmp_path_factory.mktemp("swarm")
+    commands = Commands(folder)
+    commands.program(folder / "swarm", "swarm_cli")
+    yield str(folder / "swarm")
+    commands.close()
+
+
+def swarm(program: str, *arguments: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([program, "task", *arguments], cwd=ROOT, input=given, capture_output=True, timeout=180)
+
+
+def with_hash_seed(seed: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "swarm_cli", "task", *arguments]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    return subprocess.run(command, cwd=ROOT, env=environment, input=given, capture_output=True, timeout=180)
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    return subprocess.run(command, cwd=ROOT, env=environment, input=b"", capture_output=True, timeout=180)
 
 
 def reward(scored: subprocess.CompletedProcess[bytes]) -> float:
@@ -30,26 +48,26 @@ def reward(scored: subprocess.CompletedProcess[bytes]) -> float:
     return float(last["reward"])
 
 
-def test_score_prints_the_reward_of_right_wrong_and_hostile_answers_and_ends_with_zero() -> None:
+def test_score_prints_the_reward_of_right_wrong_and_hostile_answers_and_ends_with_zero(program: str) -> None:
     task = derive_task(TaskRef(dataset="gcd", config='{"max_value":90}', seed=3, index=5))
     named = ("score", "gcd", "--seed", "3", "--index", "5", "--settings", '{"max_value": 90}', "--json", "--answer")
-    assert reward(swarm(*named, f"so <answer>{task.answer}</answer>")) == 1.0
-    assert reward(swarm(*named, "-", given=str(task.answer).encode() + b"\n")) == 1.0
-    assert reward(swarm(*named, "-", given=b"\xff\xfe\x00")) == 0.0
-    assert reward(swarm(*named, "")) == 0.0
-    assert swarm(*named[:-2], "--answer", str(task.answer)).stdout == b"1\n"
+    assert reward(swarm(program, *named, f"so <answer>{task.answer}</answer>")) == 1.0
+    assert reward(swarm(program, *named, "-", given=str(task.answer).encode() + b"\n")) == 1.0
+    assert reward(swarm(program, *named, "-", given=b"\xff\xfe\x00")) == 0.0
+    assert reward(swarm(program, *named, "")) == 0.0
+    assert swarm(program, *named[:-2], "--answer", str(task.answer)).stdout == b"1\n"
 
 
 def test_tasks_that_depend_on_the_hash_seed_are_shown_and_scored_the_same_under_any() -> None:
-    shown = [json.loads(swarm("show", *POLYNOMIAL, "--json", hash_seed=hash_seed).stdout) for hash_seed in ("1", "2")]
+    shown = [json.loads(with_hash_seed(seed, "show", *POLYNOMIAL, "--json").stdout) for seed in ("1", "2")]
     assert shown[0] == shown[1]
-    assert reward(swarm("score", *POLYNOMIAL, "--json", "--answer", shown[0]["answer"], hash_seed="3")) == 1.0
+    assert reward(with_hash_seed("3", "score", *POLYNOMIAL, "--json", "--answer", shown[0]["answer"])) == 1.0
 
 
-def test_list_names_every_dataset_also_for_programs() -> None:
-    names = json.loads(swarm("list", "--json").stdout)
+def test_list_names_every_dataset_also_for_programs(program: str) -> None:
+    names = json.loads(swarm(program, "list", "--json").stdout)
     assert len(names) >= 105 and {"chain_sum", "power_function", "tsumego"} <= set(names)
-    assert swarm("list", "chain_s").stdout.split() == [b"chain_sum", b"decimal_chain_sum"]
+    assert swarm(program, "list", "chain_s").stdout.split() == [b"chain_sum", b"decimal_chain_sum"]
 
 
 def test_what_does_not_exist_or_fit_is_a_sentence_and_another_exit_code() -> None:
