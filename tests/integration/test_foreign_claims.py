@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]
 MIB = 2**20
+LARGE = 48 if os.environ.get("TESTS_FULL") == "1" else 24
 CHUNKS = companion_name(subjects.SWARM_ROLLOUTS)
 MALLORY = subjects.rollouts("mallory")
 
@@ -241,10 +243,10 @@ def received_bytes(transport: Any) -> int:
 
 
 async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(nats_server: MakeServer, tmp_path: Path) -> None:
-    """Eight senders with three true payloads of 7.5 MiB each, 180 MiB, of which 64 may be in work:
-    peaks of what is, from the intake's own counts.
+    """Eight senders with three true payloads of 7.5 MiB each, 180 MiB, or twice as many, of which
+    64 MiB may be in work: peaks of what is, from the intake's own counts.
     """
-    turns_per_s = 4.0 * sum(turns_of(int(7.5 * MIB)) for _ in range(24))  # so that only bytes in work bound it
+    turns_per_s = 4.0 * sum(turns_of(int(7.5 * MIB)) for _ in range(LARGE))  # so that only bytes in work bound it
     config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=turns_per_s)
     peaks: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -259,12 +261,12 @@ async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(n
         patch.setattr(BytesInFlight, "start", noted)
         async with verifier(config) as alpha:
             others = await connect(config.nats.node_url, name="others")
-            for number in range(24):
+            for number in range(LARGE):
                 payload = bytes([number]) * int(7.5 * MIB)
                 subject = subjects.rollouts(f"mallory-{number % 8}")
                 await others.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=f"{number}", timeout_s=20.0)
-            await until(lambda: alpha.status.get("refused") == 24, 120)
-            assert alpha.status.get("refused_malformed") == 24
+            await until(lambda: alpha.status.get("refused") == LARGE, 120)
+            assert alpha.status.get("refused_malformed") == LARGE
             await others.close()
     assert max(total for total, _ in peaks) <= NODE_BYTES
     assert max(most for _, most in peaks) <= SENDER_BYTES
