@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +25,12 @@ from tests.integration.nats_transports import LossyProxy
 from tests.integration.running_verifier import configured, until, verifier
 from tests.integration.test_verifier_trust import share
 from tests.integration.transport_planes import Body, Plane
+from tests.long_forms import FULL
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]
 MIB = 2**20
-LARGE = 48 if os.environ.get("TESTS_FULL") == "1" else 24
+LARGE = 48 if FULL else 24
 CHUNKS = companion_name(subjects.SWARM_ROLLOUTS)
 MALLORY = subjects.rollouts("mallory")
 

@@ -84,9 +84,7 @@ async def test_64_answers_just_under_the_limit_end_at_the_groups_deadline_and_ho
         assert result.reason == "scoring_timeout"
         assert "verifier.foreign_group_s" in result.detail
         assert 0.1 < result.cpu_s < 10.0
-        # Not only cancelled: a process that is forked while the pool closes may go on for a minute.
-        scorers.drop("Uslow")
-        await asyncio.wait_for(asyncio.gather(*slow[1:]), DEADLINE_S)
+        await cancel_and_wait(*slow[1:])
 
 
 async def test_hanging_groups_of_one_sender_let_an_honest_one_through_between_any_two() -> None:

@@ -5,7 +5,6 @@ and what they cost others.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from shared.transport.reference import UNKNOWN_SIZE
 from tests.integration.nats_transports import LOG, opened
 from tests.integration.running_verifier import configured, until, verifier
 from tests.integration.test_verifier_trust import share
+from tests.long_forms import FULL
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]
@@ -39,7 +39,7 @@ BLOCKS = {
 }
 
 
-HONEST = 12 if os.environ.get("TESTS_FULL") == "1" else 6
+HONEST = 12 if FULL else 6
 FLOOD = 75 * HONEST
 """As many as are sent in the time of the honest groups."""
 

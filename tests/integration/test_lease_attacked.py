@@ -23,11 +23,12 @@ from shared.transport.connect import connect
 from shared.transport.keys import bucket_stream
 from tests.integration.lease_contenders import NODE
 from tests.integration.line import Line
+from tests.long_forms import FULL
 from tests.nats_server import NatsServer
 
 CONTENDERS = 5
 LEASE_S = 2.0
-SECONDS = float(os.environ.get("LEASE_ATTACK_S", "25" if os.environ.get("TESTS_FULL") == "1" else "15"))
+SECONDS = float(os.environ.get("LEASE_ATTACK_S", "25" if FULL else "15"))
 LIVES = 4
 """So many have to have written for the test to say anything."""
 

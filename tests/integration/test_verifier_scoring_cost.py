@@ -5,7 +5,6 @@ and sandbox.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from shared.registry import VERIFIERS
 from shared.transport.base import Transport
 from tests.integration.installed_verifier import OBEYS, install
 from tests.integration.running_verifier import configured, generate, group, scored, until, verifier
+from tests.long_forms import FULL
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]
@@ -33,7 +33,7 @@ PATIENCE_S = 150.0
 HANG = "burn 600"
 HANGS_S = 3.0
 """CPU time of a group of nothing but hangs: it is given up at the third."""
-SLOW_AND_RIGHT = 24 if os.environ.get("TESTS_FULL") == "1" else 16
+SLOW_AND_RIGHT = 24 if FULL else 16
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -39,12 +38,13 @@ from shared.transport.connect import connect
 from swarm_cli.ban_commands import ban, unban
 from swarm_cli.errors import CommandError
 from tests.integration.running_verifier import configured, group, scored, until, verifier
+from tests.long_forms import FULL
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]
 BUDGET_PER_S = 10.0
 HONEST_PER_S = 2.0
-SECONDS = 8.0 if os.environ.get("TESTS_FULL") == "1" else 5.0
+SECONDS = 8.0 if FULL else 5.0
 
 
 async def share(swarm: Transport, key: SigningKey, node: str, index: int, answers: list[str] | None = None) -> None:

@@ -4,7 +4,6 @@ wants it, never nothing.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
@@ -14,9 +13,10 @@ from hypothesis import strategies as st
 from services.verifier.fair_queue import MAX_SENDERS, MAX_WAITING, NEWCOMER_SHARE, FairQueue
 from services.verifier.reputation import LIMIT
 from services.verifier.standing import ESTABLISHED, LEAST, TOLERATED, earned
+from tests.long_forms import FULL
 
 RATE_PER_S = 20.0
-SECONDS = 60 if os.environ.get("TESTS_FULL") == "1" else 30
+SECONDS = 60 if FULL else 30
 NEW = earned(0, 0.0, 32)
 
 

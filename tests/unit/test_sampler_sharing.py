@@ -4,7 +4,6 @@ thrown away.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import msgspec
@@ -20,9 +19,9 @@ from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import TaskScore
 from shared.contracts.sampler_state import OwnRecord, SharingState
+from tests.long_forms import FULL
 from tests.unit.sampler_paced import World
 
-LONG = os.environ.get("TESTS_FULL") == "1"
 SETTINGS = SamplerSection(external=6, adapt_period=4, adapt_informative=(0.2, 0.6), max_external_age_s=600.0)
 ALL_CAME = Taken(wanted=6, taken=6, waited_s=10.0, left=50)
 PASSES, MIXED, FAILS = [1.0] * 8, [1.0] * 4 + [0.0] * 4, [0.0] * 8
@@ -211,7 +210,7 @@ worlds = st.fixed_dictionaries(
 changes = st.lists(st.tuples(st.sampled_from(["informative", "foreign", "rate"]), st.floats(0, 1)), min_size=2, max_size=5)
 
 
-@settings(max_examples=30 if LONG else 15, deadline=None, phases=_NO_SHRINKING)
+@settings(max_examples=30 if FULL else 15, deadline=None, phases=_NO_SHRINKING)
 @given(worlds, changes)
 @pytest.mark.slow
 def test_whatever_moves_i_and_j_nobody_waits_for_ever_and_nothing_is_too_stale(
@@ -238,7 +237,7 @@ def test_whatever_moves_i_and_j_nobody_waits_for_ever_and_nothing_is_too_stale(
     assert 0 <= outstanding <= (world.max_staleness + 1) * world.groups + world.groups * world.prefetch
 
 
-@settings(max_examples=8 if LONG else 4, deadline=None, phases=_NO_SHRINKING)
+@settings(max_examples=8 if FULL else 4, deadline=None, phases=_NO_SHRINKING)
 @given(st.integers(0, 2**32), st.integers(0, 3), st.integers(1, 2), st.integers(1, 6), st.floats(0.2, 1), st.floats(0.5, 1))
 @pytest.mark.slow
 def test_moving_i_throws_next_to_no_local_group_away(

@@ -7,7 +7,6 @@ forms, which stay paid.
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from typing import Any
@@ -20,9 +19,10 @@ from shared.tasks.derive import Item, TaskError
 from shared.tasks.forms import NOT_WHOLE, PARTIAL_CEILING
 from shared.tasks.numerals import read_number, rounds_from
 from shared.tasks.strict_json import read_json, same_json
+from tests.long_forms import FULL
 from tests.unit.task_answers import FULL_MARKS, PAYLOAD, QUICK_S, Wrong, items, reward, right
 
-FEW, FEWER = (20, 12) if os.environ.get("TESTS_FULL") == "1" else (5, 4)
+FEW, FEWER = (20, 12) if FULL else (5, 4)
 """Of tasks that take a quarter of a second each to derive or to score."""
 
 
