@@ -12,7 +12,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,8 +99,21 @@ def started(
         yield Subject(engine, base, tied, base_file, folder, base_url)
         run(engine.close())
         run(engine.close())
-    left = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
-    assert not [child for child in left if child.name().startswith("VLLM")]
+    # vLLM kills a process that does not end within five seconds, without waiting for its end.
+    deadline = time.monotonic() + 60.0
+    while (left := vllm_processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+def vllm_processes() -> list[psutil.Process]:
+    """Those that this process started and that have not ended."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.name().startswith("VLLM") and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child)
+    return found
 
 
 @pytest.fixture

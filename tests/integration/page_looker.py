@@ -46,6 +46,9 @@ def a_browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield running
+        # Once for all, because Playwright opens every address that a tab has seen.
+        for tab in _RESTING.get(running, []):
+            assert tab.context.storage_state() == {"cookies": [], "origins": []}, "a page keeps something in the browser"
         running.close()
 
 
@@ -111,7 +114,6 @@ class Looker:
         self._listeners = []
         self.page.mouse.move(0, 0)
         self.page.goto("about:blank")
-        assert self.page.context.storage_state() == {"cookies": [], "origins": []}, "the page keeps something in the browser"
         _RESTING[self._browser].append(self.page)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 from shared.config import TaskSpec
@@ -13,7 +14,7 @@ from shared.contracts.messages import TaskRef
 from shared.tasks import HeldOut, TaskSource, check_specs, derive_task, held_out_tasks
 from shared.tasks.file_source import with_rows
 from shared.tasks.sandbox import ScorerPool, ScoringJob
-from tests.integration.test_task_scoring_cli import swarm
+from tests import forked
 
 
 def source(file: Path, count: int, verifier: str = "final_number") -> TaskSpec:
@@ -58,10 +59,14 @@ async def test_no_held_out_row_is_drawn_for_training(tmp_path: Path) -> None:
 def test_the_command_line_shows_and_scores_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text('{"q": "2 + 2?", "a": 4}\n')
-    shown = swarm("show", str(file), "--columns", "q,a")
-    assert b"2 + 2?\nreference answer: 4" in shown.stdout, shown.stderr
-    scored = swarm("score", str(file), "--columns", "q,a", "--verifier", "final_number", "--answer", "It is 4")
-    assert scored.stdout == b"1\n", scored.stderr
-    refused = swarm("show", str(file))
+    shown = swarm_task("show", str(file), "--columns", "q,a")
+    assert "2 + 2?\nreference answer: 4" in shown.stdout, shown.stderr
+    scored = swarm_task("score", str(file), "--columns", "q,a", "--verifier", "final_number", "--answer", "It is 4")
+    assert scored.stdout == "1\n", scored.stderr
+    refused = swarm_task("show", str(file))
     assert refused.returncode == 1
-    assert b"no column 'question'" in refused.stderr
+    assert "no column 'question'" in refused.stderr
+
+
+def swarm_task(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return forked.run("swarm_cli", ["task", *arguments], environment=os.environ, cwd=Path.cwd(), timeout=180)
