@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shared.contracts.codec import decode, encode
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import PACKAGE_FAILURES, TASK_SOURCES, failure
 from shared.suggestion import did_you_mean
@@ -37,6 +38,11 @@ dataset with several).
 UNSEEDED = frozenset({"codeio", "list_functions", "pool_matrix"})
 """Datasets that draw from, or seed, the global random state of Python or numpy. It is seeded for
 each item and restored afterwards.
+"""
+
+MAX_ITEMS = 2**30
+"""Items of a dataset under one seed. Seeds of training and of held-out tasks, which are a dataset's
+size apart, then fit into what a task's reference can hold.
 """
 
 _MOST_KEYS_TOLD = 4
@@ -153,11 +159,12 @@ def _derived(ref: TaskRef) -> Item:
             answer=None if entry["answer"] is None else _text(entry["answer"]),
             metadata=canonical_json(entry.get("metadata", {})),
         )
+        _check_travels(task)
     except PACKAGE_FAILURES as error:
         raise TaskError(
             "task_underivable",
             f"{ref.dataset}: item {ref.index} of seed {ref.seed} under {ref.config[:200]} cannot be generated: {failure(error)}; "
-            "change the dataset's config",
+            + ("correct its package" if from_package(ref.dataset) else "change the dataset's config"),
         ) from error
     return Item(task, dataset, entry)
 
@@ -251,11 +258,26 @@ def _seeded_item(dataset: Any, ref: TaskRef) -> dict[str, Any]:
 
 
 def _size(dataset: Any, name: str) -> int:
-    size = len(dataset)
-    if size < 1:
-        raise TaskError("task_config", f"{name}: its size is {size}; set `size` to at least 1")
+    try:
+        size = len(dataset)
+    except PACKAGE_FAILURES as error:
+        raise TaskError("task_config", f"{name}: its `__len__` fails: {failure(error)}; correct it") from error
+    if not 1 <= size <= MAX_ITEMS:
+        remedy = "let its `__len__` return" if from_package(name) else "set `size` to"
+        bound = "at least 1" if size < 1 else f"at most {MAX_ITEMS:,}"
+        raise TaskError("task_config", f"{name}: its size is {size}; {remedy} {bound}")
     return size
 
 
+def _check_travels(task: Task) -> None:
+    """Raises an error if no other process could read this task: a text is too long, or is not
+    Unicode.
+    """
+    if not task.question.strip():
+        raise ValueError("its question is empty")
+    decode(encode(task), Task)
+
+
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else canonical_json(value)
+    # A package's own kind of text is not encoded by msgspec.
+    return str.__str__(value) if isinstance(value, str) else canonical_json(value)

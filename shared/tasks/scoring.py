@@ -18,6 +18,8 @@ from shared.tasks.verifiers import DEFAULT_VERIFIER, AnswerScorer, load_verifier
 MAX_ANSWER_CHARS = 65_536
 """Longest answer (after extraction) that is scored; longer ones earn 0."""
 
+_ODD_TEXT = (ValueError, ArithmeticError, LookupError, RecursionError)
+
 Word = memoryview | MutableSequence[int]
 """A writable sequence with an integer at index 0."""
 
@@ -58,17 +60,22 @@ def scorer_of(verifier: str, item: Item) -> AnswerScorer:
 
 
 def trial_problem(verifier: str, item: Item) -> TaskError | None:
-    """What is wrong with the reward of the task's own answer: a scorer that returns no number pays
-    0 for ever. None if nothing is, or if it raises, because a reference answer need not have the
-    form of an answer.
+    """What is wrong with the reward of the task's own answer: a scorer that returns no number, or
+    cannot run, pays 0 for ever. None if nothing is, or if it raises what reading an odd text may
+    raise, because a reference answer need not have the form of an answer.
     """
     score = scorer_of(verifier, item)
     if item.task.answer is None:
         return None
     try:
         found = score(item.task.answer)
-    except PACKAGE_FAILURES:
+    except _ODD_TEXT:
         return None
+    except PACKAGE_FAILURES as error:
+        if isinstance(error, AttributeError) and error.obj is None:  # of a pattern that did not match
+            return None
+        raised = f"raised {failure(error)} for the reference answer"
+        return TaskError("task_verifier", f"verifier {verifier} {raised}, and would pay 0 for every answer: correct it")
     if _is_number(found):
         return None
     what = f"{type(found).__name__} ({str(found)[:40]})"

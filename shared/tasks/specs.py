@@ -4,12 +4,14 @@ them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shared.contracts.messages import TaskRef
 from shared.setting_names import entry_lines, told
-from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item
+from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item, forget_derived, from_package
 from shared.tasks.file_formats import FileSourceError, place_in
 from shared.tasks.file_mistakes import first_of
 from shared.tasks.file_questions import FileQuestions
@@ -72,21 +74,21 @@ def source_problems(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequen
 
 
 def file_questions(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequence[int] = ()) -> list[FileQuestions]:
-    """The counts of each file among sources without problems; the arguments are those of
-    `source_problems`.
+    """The counts of each file among sources without problems, together for entries with the same
+    rows; the arguments are those of `source_problems`.
     """
     total = sum(spec.weight for spec in specs)
-    return [
-        FileQuestions(
-            place=places[position] if places else position,
-            path=spec.path,
-            questions=load_rows(spec).distinct_questions(),
-            held_out=share,
-            part=spec.weight / total,
-        )
-        for position, (spec, share) in enumerate(zip(specs, shares(specs, held_out), strict=True))
-        if spec.source == "file"
-    ]
+    counts: dict[str, FileQuestions] = {}
+    for position, (spec, share) in enumerate(zip(specs, shares(specs, held_out), strict=True)):
+        if spec.source != "file":
+            continue
+        rows, part = load_rows(spec), spec.weight / total
+        if known := counts.get(rows.name):
+            counts[rows.name] = replace(known, held_out=known.held_out + share, part=known.part + part)
+        else:
+            place = places[position] if places else position
+            counts[rows.name] = FileQuestions(place, spec.path, rows.distinct_questions(), share, part)
+    return list(counts.values())
 
 
 def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], list[tuple[int, Exception]]]:
@@ -96,6 +98,8 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
     named: list[TaskSpec] = []
     found: list[tuple[int, Exception]] = []
     verifiers: dict[tuple[str, str], str] = {}
+    asked: Counter[str] = Counter()
+    """Of each file, by the name of its rows: several entries may have the same rows."""
     for position, (spec, share) in enumerate(zip(specs, shares(specs, held_out), strict=True)):
         unread = 0
         try:
@@ -109,7 +113,8 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
                 found += [(position, problem) for problem in _verifier_problems(spec)]
                 continue
         named.append(spec)
-        found += [(position, problem) for problem in _problems(spec, share, unread)]
+        asked[spec.dataset] += share
+        found += [(position, problem) for problem in _problems(spec, asked[spec.dataset], unread)]
         scored_by = verifiers.setdefault((spec.dataset, spec.canonical_config), spec.verifier)
         if scored_by != spec.verifier:
             found.append((position, TaskError("task_config", _TWO_VERIFIERS.format(scored_by, spec.verifier))))
@@ -142,8 +147,29 @@ def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
         item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
         if verifies and (problem := trial_problem(spec.verifier, item)):
             yield problem
+        if from_package(spec.dataset):
+            _try_package(spec, size)
     except TaskError as error:
         yield error
+
+
+def _try_package(spec: TaskSpec, size: int) -> None:
+    """Derive a few items of an installed source, each twice: other processes have to derive the
+    same.
+
+    Raises:
+        TaskError: one of them cannot be derived, or differs the second time.
+    """
+    for index in sorted({0, 1 % size, size // 2, size - 1}):
+        ref = TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=index)
+        first = derive_item(ref).task
+        forget_derived()
+        second = derive_item(ref).task
+        differing = [field for field in ("question", "answer", "metadata") if getattr(first, field) != getattr(second, field)]
+        if differing:
+            another = f"item {index} of seed 1 has another {' and another '.join(differing)} when it is derived again"
+            remedy = "derive items from config, seed and index alone (`random.Random(seed)`, not `random`)"
+            raise TaskError("task_underivable", f"{spec.dataset}: {another}, so that no other process can check it: {remedy}")
 
 
 def _row_problems(spec: TaskSpec, size: int) -> Iterator[TaskError]:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from shared.config import NodeConfig, load_config
+from shared.config.task_spec import TaskSpec
 from shared.tasks.file_questions import FileQuestions
+from shared.tasks.specs import check_specs, file_questions
 from swarm_cli.few_rows import soon_used_up
 from swarm_cli.join.command import prepare
 from swarm_cli.local.up import tasks_checked
@@ -54,6 +56,13 @@ def test_a_file_that_lasts_the_hour_is_not_warned_of_and_each_file_counts_by_its
 def test_a_node_that_takes_no_foreign_groups_is_not_warned() -> None:
     few = [FileQuestions(0, "mine.jsonl", 8, 4, 1.0)]
     assert soon_used_up(configured(sampler={"external": 0}), few) == []
+
+
+def test_entries_with_the_same_rows_count_together(tmp_path: Path) -> None:
+    first = TaskSpec(source="file", path=rows(tmp_path, 20), verifier="exact")
+    again = first.model_copy(update={"path": rows(tmp_path, 20, "copy.jsonl")})
+    specs = check_specs([first, TaskSpec(dataset="gcd", weight=2.0), again], 8)
+    assert file_questions(specs, 8) == [FileQuestions(0, first.path, questions=20, held_out=4, part=0.5)]
 
 
 @pytest.mark.slow

@@ -366,6 +366,10 @@ def test_a_file_too_small_for_evaluation_says_so(tmp_path: Path) -> None:
     check_specs([spec], 15)
     with pytest.raises(TaskConfigError, match="it has 30 different questions, and 16 of them would be held out"):
         check_specs([spec], 16)
+    with pytest.raises(
+        TaskConfigError, match=r"\[\[tasks\]\] 2: .* it has 30 different questions, and 16 of them would be held out"
+    ):
+        check_specs([spec, spec], 16)
     with pytest.raises(TaskConfigError, match="30 different questions, and all would be held out .* leaves none to train on"):
         check_specs([spec], 200)
     remedy = "it has one question, and it would be held out .* leaves none to train on: set eval.tasks = 0 .*, or add rows"

@@ -27,6 +27,10 @@ MISTAKES = {
     "def mine(item):\n    return lambda answer: 'yes'": "verifier mine returned str (yes) for the reference answer: have it",
     "def mine(item):\n    return lambda answer: None": "verifier mine returned NoneType (None) for the reference answer",
     "def mine(item):\n    return lambda answer: float('nan')": "verifier mine returned float (nan) for the reference answer",
+    "def mine(item):\n    return lambda answer: float(answr == 1)": "verifier mine raised NameError: name 'answr' is not defined",
+    "def mine(item):\n    return lambda answer: __import__('sys').exit('bye')": "verifier mine raised SystemExit: bye",
+    "def mine(item):\n    return lambda answer: float(item.answer == answer)": "verifier mine raised AttributeError: 'Item' object",
+    "def mine(item):\n    return lambda answer: open('/no/such/file')": "verifier mine raised FileNotFoundError",
     "mine = 'a word'": "verifier mine cannot judge this task: TypeError: 'str' object is not callable",
 }
 
@@ -54,7 +58,7 @@ def test_config_check_says_what_a_verifier_does_wrong(written: None, said: str) 
     [
         ("def mine(item):\n    return lambda answer: float(answer == item.task.answer)", 0.0),
         ("def mine(item):\n    return lambda answer: 1 / 0", 0.0),
-        ("def mine(item):\n    return lambda answer: __import__('sys').exit('bye')", 0.0),
+        ("import re\ndef mine(item):\n    return lambda answer: float(re.match('<(.)>', answer).group(1))", 0.0),
         ("def mine(item):\n    return lambda answer: 10**400", 1.0),
     ],
     indirect=["written"],
