@@ -59,8 +59,8 @@ def check(
     connect: Annotated[bool, typer.Option("--connect", help="Also check that the servers answer and the ports are free.")] = False,
 ) -> None:
     """Check the values, derive one task from each source, and look for the model and the key files.
-    Notes name settings without effect, warnings name settings likely to ruin the run. All mistakes
-    are reported together.
+    Notes name settings without effect, warnings name settings likely to ruin the run. Mistakes
+    are reported together, apart from those that can be seen only once another is mended.
     """
     faults = None
     try:

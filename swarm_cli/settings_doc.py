@@ -31,8 +31,8 @@ There are two NATS settings: `nats.node_url` for the node's streams and `nats.sw
 shared ones. With `nats.swarm_url = "none"` and `sampler.external = 0` a node trains alone. For a
 cluster list all servers, separated by commas: nodes ignore servers that the cluster announces.
 
-`swarm config show` prints the values in force as a TOML file, and `swarm config check` finds
-mistakes before anything starts. An error about an unknown setting or a value out of bounds names
+`swarm config show` prints the basic values in force as a TOML file (`--all`: all of them), and
+`swarm config check` finds mistakes before anything starts. An error about an unknown setting or a value out of bounds names
 the setting.
 """
 _SIMPLE = {str: "text", int: "whole number", float: "number", bool: "`true` or `false`", Path: "path", Any: "any value"}

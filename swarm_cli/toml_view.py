@@ -92,7 +92,9 @@ def _choices(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return f"One of {', '.join(str(choice) for choice in get_args(annotation))}."
     if get_origin(annotation) in (Union, UnionType):
-        return next((text for part in get_args(annotation) if (text := _choices(part))), "")
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        texts = [text for part in parts if (text := _choices(part))]
+        return texts[0] if len(texts) == len(parts) else ""  # a list too, say, which the description tells
     return ""
 
 

@@ -16,7 +16,8 @@ class TaskSpec(Section):
     """A task source: one reasoning-gym dataset with one configuration, or the user's own file."""
 
     source: Literal["reasoning_gym", "file"] = Field(
-        "reasoning_gym", description="Where the questions come from: a reasoning-gym dataset or a file."
+        "reasoning_gym",
+        description="Where the questions come from: file, or reasoning_gym for any named dataset, an installed package's too.",
     )
     dataset: str = Field(
         "",
@@ -35,7 +36,7 @@ class TaskSpec(Section):
         "reasoning_gym",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
         description="How answers are scored: reasoning_gym, exact, final_number, math (needs the extra `math`), or a "
-        "`swarm.verifiers` entry point. For a file the default is exact.",
+        "`swarm.verifiers` entry point. Without this setting a file is scored by exact; reasoning_gym is for its datasets alone.",
     )
 
     @property

@@ -39,7 +39,7 @@ from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_
 from swarm_cli.local.control import answering, holding_run, refuse_running
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, lines_for_people, run_lines
 from swarm_cli.local.ports import check_ports
-from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout, process_lines
+from swarm_cli.local.procfile import DEFAULT_NATS_PORT, SWARM_URL_VARIABLE, Layout, process_lines
 from swarm_cli.local.run_note import note_of, write_note
 from swarm_cli.local.up import configured_base_port
 from swarm_cli.model.facts import read_facts
@@ -171,7 +171,7 @@ class Newcomer:
             ensure_toy_policy(config)
             self._configure(steps)
             forget_end(run_folder)
-            write_note(run_folder, note_of(layout, config, JOINED, config.nats.swarm_id))
+            write_note(run_folder, note_of(layout, JOINED, config.nats.swarm_id))
             outcome = run_lines(
                 process_lines(layout),
                 os.environ,
@@ -236,7 +236,7 @@ class Newcomer:
             {
                 CONFIG_FILE_VARIABLE: str(self.folder.config_file),
                 "SWARM_NODE__RUN": config.node.run,
-                "SWARM_NATS__SWARM_URL": self.invitation.url,
+                SWARM_URL_VARIABLE: self.invitation.url,
             }
             | ({"SWARM_TRAINER__MAX_STEPS": str(steps)} if steps else {})
             | lines_for_people(config)

@@ -21,6 +21,7 @@ DEFAULT_NATS_PORT = 4222
 DEFAULT_BASE_PORT = 9400
 PORTS_PER_NODE = 10
 MAX_NODES = 64
+SWARM_URL_VARIABLE = "SWARM_NATS__SWARM_URL"
 
 _NAMES = (
     *("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"),
@@ -129,7 +130,7 @@ def _environment(layout: Layout, position: int) -> str:
             f'SWARM_CONFIG="{_fallback("SWARM_CONFIG", str(shown(layout.config)))}"',
             "SWARM_NODE__RUN=${SWARM_NODE__RUN:-honcho}",
             f"SWARM_NATS__NODE_URL={shlex.quote(layout.url)}",
-            f'SWARM_NATS__SWARM_URL="{_fallback("SWARM_NATS__SWARM_URL", layout.url)}"',
+            f'{SWARM_URL_VARIABLE}="{_fallback(SWARM_URL_VARIABLE, layout.url)}"',
             f"SWARM_HTTP__BASE_PORT={layout.http_base_port(position)}",
         )
     )

@@ -14,7 +14,7 @@ import msgspec
 
 from shared.config import NodeConfig
 from shared.contracts.wire import DEFAULT_SWARM_ID
-from swarm_cli.local.procfile import DEFAULT_NATS_PORT, Layout
+from swarm_cli.local.procfile import DEFAULT_NATS_PORT, SWARM_URL_VARIABLE, Layout
 from swarm_cli.own_run import NOTE, mark_as_own
 from swarm_cli.replace_file import replace_file
 from swarm_cli.running import RunNote
@@ -27,10 +27,13 @@ def write_note(folder: Path, note: RunNote) -> None:
     mark_as_own(folder)
 
 
-def note_of(layout: Layout, config: NodeConfig, goes_on: str, swarm_id: str = "") -> RunNote:
-    """The note for a run with this layout, whose nodes are in this swarm."""
-    given = config.nats.swarm_url if "swarm_url" in config.nats.model_fields_set else layout.url
-    return RunNote(layout.url, given or "none", goes_on, swarm_id, os.getcwd())
+def note_of(layout: Layout, goes_on: str, swarm_id: str = "") -> RunNote:
+    """The note for a run with this layout, whose nodes are in this swarm.
+
+    A configuration file's `nats.swarm_url` is not where they share: the Procfile's lines take the
+    variable from outside, or else the layout's server.
+    """
+    return RunNote(layout.url, os.environ.get(SWARM_URL_VARIABLE) or layout.url, goes_on, swarm_id, os.getcwd())
 
 
 def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:

@@ -28,7 +28,7 @@ class Ran:
         self.layout = layout
         config = self._config
         swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
-        write_note(run_folder(config), note_of(layout, config, up_command(config, layout), swarm_id))
+        write_note(run_folder(config), note_of(layout, up_command(config, layout), swarm_id))
 
 
 def run_folder(config: NodeConfig) -> Path:

@@ -17,6 +17,7 @@ from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible
 from shared.transport.base import NotConnected, Transport
+from swarm_cli.console import count
 from swarm_cli.errors import checked_node
 from swarm_cli.looking.target import Target
 from swarm_cli.observe.evaluations import METRICS_FILE, newest_step, read_evaluations
@@ -141,7 +142,7 @@ class ProgressView:
     def _close(self, rows: Sequence[Row], *, complete: bool) -> None:
         minutes = (time.monotonic() - self._began) / 60
         _say("")
-        _say(f"all nodes have taken {self._steps} steps, {minutes:.1f} minutes after this start")
+        _say(f"all nodes have taken {count(self._steps, 'step')}, {minutes:.1f} minutes after this start")
         if not complete:
             _say(f"the last policy was not evaluated within {FINAL_EVALUATION_S:.0f} s: see generator.log")
         for line in summary(rows, went_on=self._went_on):

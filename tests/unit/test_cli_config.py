@@ -49,6 +49,7 @@ def test_config_show_says_what_each_value_means() -> None:
     assert tomllib.loads(shown.stdout)["sampler"]["local"] == 4
     assert "# L: completions per group" in shown.stdout
     assert "One of wait, fill_local, short." in shown.stdout
+    assert "One of auto." not in shown.stdout, "a list is allowed too"
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def configured(run: str = "one") -> NodeConfig:
 def running(stack: ExitStack, var_dir: Path, run: str, port: int) -> None:
     folder = var_dir / "runs" / run
     stack.enter_context(holding_run(folder))
-    write_note(folder, note_of(Layout(nats_port=port, config=shown(DEMO_CONFIG)), configured(run), "swarm up"))
+    write_note(folder, note_of(Layout(nats_port=port, config=shown(DEMO_CONFIG)), "swarm up"))
 
 
 def test_a_command_looks_at_the_only_running_run_unless_it_is_told_otherwise(
@@ -65,6 +65,20 @@ def test_a_command_looks_at_the_only_running_run_unless_it_is_told_otherwise(
         assert servers(configured(), "")[0] == "nats://configured:1"
         monkeypatch.delenv("SWARM_NATS__NODE_URL")
     assert servers(configured(), "") == (default.node_url, default.swarm_url), "its note stays, but nobody runs it"
+
+
+def test_a_run_shares_where_its_processes_are_told_to_and_not_where_its_file_says(
+    var_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that began as a copy of `swarm config show --all` names the default server."""
+    copied = configured().model_copy(update={"nats": configured().nats.model_copy(update={"swarm_url": "nats://127.0.0.1:4222"})})
+    folder = var_dir / "runs" / "one"
+    folder.mkdir(parents=True)
+    for outside, url in (("", "nats://127.0.0.1:21001"), ("nats://hub:4222", "nats://hub:4222"), ("none", "none")):
+        monkeypatch.setenv("SWARM_NATS__SWARM_URL", outside)
+        Ran(copied, Layout(nats_port=21_001, config=shown(DEMO_CONFIG)))
+        note = read_note(folder)
+        assert note is not None and note.swarm_url == url
 
 
 def test_where_several_runs_are_running_the_command_names_them(var_dir: Path) -> None:

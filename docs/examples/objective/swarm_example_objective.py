@@ -23,7 +23,8 @@ def loss(terms: LossTerms) -> Loss:
     floor = float(terms.settings.objective_options.get("floor", 0.0))
     ratio = terms.log_ratio.exp()
     weight = ratio.detach().clamp(floor, 1.0).where(terms.advantage < 0, 1.0)
-    return Loss(-weight * terms.advantage * terms.logprobs, ratio, weight < ratio.detach())
+    clamped = (terms.advantage < 0) & (weight != ratio.detach())
+    return Loss(-weight * terms.advantage * terms.logprobs, ratio, clamped)
 
 
 def centred(rewards: Sequence[float]) -> list[float]:

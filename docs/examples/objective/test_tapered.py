@@ -36,5 +36,11 @@ def test_what_became_unlikely_is_pushed_down_less_but_never_not_at_all() -> None
     torch.testing.assert_close(logprobs.grad, torch.tensor([[0.6065, 0.1]]), atol=1e-4, rtol=0.0)
 
 
+def test_a_weight_outside_floor_and_one_is_told_as_clamped_and_only_of_bad_answers() -> None:
+    logprobs, proximal = torch.tensor([[-1.0, -9.0, -0.1]]), torch.tensor([[-0.5, -0.5, -0.5]])
+    assert OBJECTIVE.loss(terms(logprobs, proximal, -1.0)).clipped.tolist() == [[False, True, True]]
+    assert OBJECTIVE.loss(terms(logprobs, proximal, 1.0)).clipped.tolist() == [[False, False, False]]
+
+
 def test_advantages_sum_to_nothing() -> None:
     assert centred([1.0, 0.0, 0.5]) == [0.5, -0.5, 0.0]

@@ -23,7 +23,7 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
-from swarm_cli.nats.streams.backup import LISTING_S, StreamsOption, chosen
+from swarm_cli.nats.streams.backup import LISTING_S, chosen
 from swarm_cli.nats.streams.manifest import Manifest, State, StreamEntry, StreamFile, read_manifest
 from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
 
@@ -50,7 +50,9 @@ class _Wanted:
 
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `swarm nats backup` wrote.")],
-    stream: StreamsOption = None,
+    stream: Annotated[
+        list[str] | None, typer.Option("--stream", help="Only this stream; may be repeated.  [default: all of the backup]")
+    ] = None,
     node: Annotated[str, typer.Option(help="Only this node's streams.")] = "",
     replicas: Annotated[int | None, typer.Option(min=1, max=5, help="Copies of each stream.  [default: as many as it had]")] = None,
     lower: Annotated[bool, typer.Option("--lower", help="Allow --replicas to be fewer than a stream had.")] = False,
