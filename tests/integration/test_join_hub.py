@@ -7,8 +7,11 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +98,7 @@ async def as_alpha(hub: SecuredServer) -> Transport:
     return await connect(hub.url, name="alpha", key_file=key, ca_file=str(hub.ca_file), inbox_prefix="_INBOX_alpha")
 
 
-async def write_entry(hub: NatsServer) -> None:
+async def write_entry(hub: NatsServer, *, group: bool = True) -> None:
     """What alpha's verifier says of itself."""
     plane = await as_alpha(hub) if isinstance(hub, SecuredServer) else await connect(hub.url, name="alpha")
     try:
@@ -116,9 +119,29 @@ async def write_entry(hub: NatsServer) -> None:
             report = EvalReport(node="alpha", policy_version=version, created_at=now, **figures)
             payload = encode(sign_statement(report, key, "swarm"))
             await plane.publish(subjects.evals("alpha"), payload, stream=subjects.SWARM_EVALS, message_id=f"v{version}")
-        await plane.publish(subjects.rollouts("alpha"), b"a group", stream=subjects.SWARM_ROLLOUTS, message_id="one")
+        if group:
+            await plane.publish(subjects.rollouts("alpha"), b"a group", stream=subjects.SWARM_ROLLOUTS, message_id="one")
     finally:
         await plane.close()
+
+
+@contextmanager
+def renewed(hub: NatsServer) -> Iterator[None]:
+    """alpha renews its entry all the time, as a node does: by that a newcomer sets its clock."""
+    ended = threading.Event()
+
+    async def renew() -> None:
+        while not ended.is_set():
+            await write_entry(hub, group=False)
+            await asyncio.sleep(2.0)
+
+    with ThreadPoolExecutor(1) as thread:
+        renewing = thread.submit(asyncio.run, renew())
+        try:
+            yield
+        finally:
+            ended.set()
+        renewing.result(60)
 
 
 @pytest.mark.slow
@@ -133,7 +156,8 @@ def test_a_newcomer_makes_its_key_sends_the_public_half_and_is_in_when_it_is_lis
     assert all(stat.S_IMODE((machine / file).stat().st_mode) == 0o600 for file in ("node.nk", "swarm.nk"))
 
     list_nodes(hub, "alpha", f"nova={hub_key.removeprefix('hub=')}")
-    well = found(invitation, name="nova")
+    with renewed(hub):
+        well = found(invitation, name="nova")
     assert [each.line for each in well.values() if each.ok is False] == []
     assert "nodes there: 1" in well["connection"].told
     assert well["clock"].ok is True and well["name"].told == "nova"
