@@ -255,7 +255,7 @@ class EvalSection(Section):
         ge=0,
         le=300,
         description="Number of the held-out set. Nodes that you compare need the same one. No node trains on the questions of its "
-        "own set.",
+        "own set; so change this, or tasks, only with a new run: an old one may have trained on what is now held out.",
     )
     every_versions: int = Field(
         25,
