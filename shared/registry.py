@@ -183,14 +183,15 @@ def failure(error: BaseException) -> str:
 
 
 @contextmanager
-def telling(told: Callable[[str], Exception]) -> Iterator[None]:
+def telling(told: Callable[[str], Exception], *passing: type[Exception]) -> Iterator[None]:
     """Runs code of an installed package, and raises as `told(failure)` whatever it raises. That may
-    be no `Exception`: a cancellation, or the panic of a library in Rust. Only an interruption by
-    the user passes.
+    be no `Exception`: a cancellation, or the panic of a library in Rust. An interruption by the
+    user passes, and so do `passing`, whose messages say enough themselves.
     """
+    through: tuple[type[BaseException], ...] = (KeyboardInterrupt, *passing)
     try:
         yield
-    except KeyboardInterrupt:
+    except through:
         raise
     except BaseException as error:
         raise told(failure(error)) from error
