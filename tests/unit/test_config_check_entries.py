@@ -31,6 +31,12 @@ SETTINGS = {
 }
 
 
+STRATEGY = """
+from services.sampler.strategies import Strategy
+mine = Strategy("mine", keeps=None, draw=None)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _forget_packages() -> Iterator[None]:
     yield
@@ -66,6 +72,7 @@ def test_broken_entries_are_lines_of_the_list_with_their_names_and_packages(
         ("swarm.engines", "mine = 3", "engine mine of the package my-package is a int"),
         ("swarm.engines", "", "engine mine of the package my-package cannot be loaded: AttributeError"),
         ("swarm.strategies", "mine = 3", "strategy mine of the package my-package is a int"),
+        ("swarm.strategies", STRATEGY, "my-package: its keeps is a NoneType and its draw is a NoneType: give functions"),
         ("swarm.policy_stores", "mine = 3", "policy store mine of the package my-package is a int"),
     ],
 )
