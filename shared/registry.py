@@ -26,18 +26,22 @@ packages use is refused. `docs/extend/` has a page for each registry.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import PurePath
 from typing import Any
 
 from shared.suggestion import did_you_mean
 from shared.text import without_secrets
 
 PACKAGE_FAILURES = (Exception, SystemExit)
-"""What code of an installed package may raise: anything, and it may call `sys.exit`."""
+"""What code of an installed package usually raises: anything, and it may call `sys.exit`. `telling`
+tells the rest too.
+"""
 
 
 class UnknownNameError(ValueError):
@@ -80,14 +84,12 @@ class Registry:
             BrokenEntryError: it cannot be imported.
         """
         self.check(name)
-        try:
-            if name in self.built_in:
-                return _imported(self.built_in[name])
-            return self.installed[name][0].load()
-        except PACKAGE_FAILURES as error:
-            raise BrokenEntryError(
-                f"{self.described(name)} cannot be loaded: {failure(error)}: correct that, or change {self.setting}"
-            ) from error
+
+        def broken(why: str) -> BrokenEntryError:
+            return BrokenEntryError(f"{self.described(name)} cannot be loaded: {why}: correct that, or change {self.setting}")
+
+        with telling(broken):
+            return _imported(self.built_in[name]) if name in self.built_in else self.installed[name][0].load()
 
     def load_function(self, name: str) -> Callable[..., Any]:
         """`load` of an entry that must be callable. Raises `BrokenEntryError` also if it is not."""
@@ -132,7 +134,7 @@ class Registry:
 
     def packages(self, name: str) -> str:
         """The packages that have an entry point of this name."""
-        return " and ".join(sorted(each.dist.name if each.dist else "(unknown)" for each in self.installed[name]))
+        return " and ".join(sorted(map(_package, self.installed[name])))
 
     def unknown(self, name: str, besides: Sequence[str] = ()) -> str:
         """The message for an unknown name."""
@@ -160,9 +162,39 @@ def _imported(text: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def _package(entry: EntryPoint) -> str:
+    """The name of an entry point's package; of one without METADATA, which an uninstallation that
+    was cut short leaves behind, its folder.
+    """
+    if entry.dist is None:
+        return "(unknown)"
+    # Typed as text, and None without METADATA.
+    name: str | None = entry.dist.name
+    return name or PurePath(getattr(entry.dist, "_path", "(without a name)")).name
+
+
 def failure(error: BaseException) -> str:
-    """How messages tell one of `PACKAGE_FAILURES`: in one short line, without secrets."""
-    return f"{type(error).__name__}: {without_secrets(str(error))[:300]}"
+    """How messages tell what a package's code raised: in one short line, without secrets."""
+    try:
+        said = str(error)
+    except PACKAGE_FAILURES as another:
+        said = f"(its message cannot be read: {type(another).__name__})"
+    return f"{type(error).__name__}: {without_secrets(said)[:300]}"
+
+
+@contextmanager
+def telling(told: Callable[[str], Exception], *passing: type[Exception]) -> Iterator[None]:
+    """Runs code of an installed package, and raises as `told(failure)` whatever it raises. That may
+    be no `Exception`: a cancellation, or the panic of a library in Rust. An interruption by the
+    user passes, and so do `passing`, whose messages say enough themselves.
+    """
+    through: tuple[type[BaseException], ...] = (KeyboardInterrupt, *passing)
+    try:
+        yield
+    except through:
+        raise
+    except BaseException as error:
+        raise told(failure(error)) from error
 
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")

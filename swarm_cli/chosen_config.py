@@ -13,7 +13,7 @@ import typer
 from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
 from shared.ignored_entries import chosen_entries
-from shared.registry import ENGINES, POLICY_STORES, STRATEGIES
+from shared.registry import ENGINES, OBJECTIVES, POLICY_STORES, STRATEGIES
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.shipped import DEMO_CONFIG, shown
@@ -46,21 +46,27 @@ def sources(config: Path | None) -> str:
 
 def check_objective(config: NodeConfig) -> None:
     """Refuse an objective that the other settings do not allow, as the trainer would. Does not
-    import torch itself.
+    import torch itself, so that its loss is left to the trainer.
     """
-    if problem := objective_problem(config):
+    if problem := objective_problem(config, tried=False):
         raise CommandError(f"the configuration cannot be used:\n{problem}", EXIT_CONFIG)
 
 
-def objective_problem(config: NodeConfig) -> str:
-    """Why the trainer would refuse its objective; empty if it would not."""
+def objective_problem(config: NodeConfig, *, tried: bool = True) -> str:
+    """Why the trainer would refuse its objective; empty if it would not. tried: try the loss of an
+    installed one, for which torch is imported.
+    """
     from services.trainer.objectives.config import configured_objective
 
     try:
-        configured_objective(config)
+        configured = configured_objective(config)
     except (ValueError, TypeError) as error:
         return str(error)
-    return ""
+    if not tried or configured.name in OBJECTIVES.built_in:
+        return ""
+    from services.trainer.objectives.trial import loss_problem
+
+    return loss_problem(configured)
 
 
 def entry_problems(config: NodeConfig) -> list[str]:

@@ -15,6 +15,7 @@ from services.sampler.draws import available, part_of
 from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry
 from services.sampler.strategies import Strategy
+from services.sampler.strategies.contract import drawn
 
 
 def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
@@ -38,14 +39,14 @@ def draw_with_newcomers(
     rng: random.Random,
     knowledge: Knowledge,
 ) -> list[PoolEntry]:
-    """Like `strategy.draw`, with as many entries, at most `newcomers_most` of them from
-    newcomers.
+    """Like `drawn`, with as many entries, at most `newcomers_most` of them from newcomers. Raises
+    StrategyError as it does.
     """
-    chosen = strategy.draw(entries, wanted, cap, rng, knowledge)
+    chosen = drawn(strategy, entries, wanted, cap, rng, knowledge)
     new = newcomers_of(entries)
     established = [entry for entry in entries if entry.node not in new]
     newcomers = [entry for entry in chosen if entry.node in new]
     most = newcomers_most(established, wanted, cap, part)
     if len(newcomers) <= most:
         return chosen
-    return newcomers[:most] + strategy.draw(established, wanted - most, cap, rng, knowledge)
+    return newcomers[:most] + drawn(strategy, established, wanted - most, cap, rng, knowledge)

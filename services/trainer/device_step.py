@@ -29,7 +29,8 @@ class DeviceStep:
         stopped before the turn comes.
 
         Raises:
-            FatalError: the step does not fit into the device's memory, or no turn can be had.
+            FatalError: the step does not fit into the device's memory, no turn can be had, or an
+                installed objective's loss cannot be used.
             RuntimeError: it does not fit now, but may once another process has freed its memory.
         """
         try:

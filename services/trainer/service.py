@@ -19,6 +19,7 @@ from services.trainer.durable.keeper import CheckpointKeeper
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner
 from services.trainer.objectives.config import configured_objective
+from services.trainer.objectives.trial import loss_problem
 from services.trainer.records import MetricsLog, StepRecord, scalars
 from services.trainer.selection.left_out import LeftOutNews
 from services.trainer.state import TrainedPosition
@@ -54,9 +55,11 @@ class TrainerService:
 
     def __init__(self, config: NodeConfig, learn: Callable[[NodeConfig], Learner] = Learner) -> None:
         try:
-            configured_objective(config)
+            problem = loss_problem(configured_objective(config))
         except (ValueError, TypeError) as error:
-            raise FatalError(str(error)) from None
+            problem = str(error)
+        if problem:
+            raise FatalError(problem)
         if problems := tracking_problems(config):
             raise FatalError("\n".join(problems))
         self._config, self._learn = config, learn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shared.policy_store.base import PolicyStore, PolicyStoreError, StorePlace
-from shared.registry import POLICY_STORES, policy_store_name
+from shared.registry import POLICY_STORES, policy_store_name, telling
 from shared.transport.base import Transport
 
 
@@ -20,20 +20,22 @@ def open_policy_store(uri: str, transport: Transport | None, node: str, **place:
         place: The other fields of `StorePlace`.
 
     Raises:
-        PolicyStoreError: the uri names no store, or the store cannot be imported, or what its entry
-            point returns is not a `PolicyStore`.
+        PolicyStoreError: the uri names no store, or the store cannot be imported or opened, or what
+            its entry point returns is not a `PolicyStore`.
     """
     remedy = "set policy_store.uri to file:///folder or nats://"
     given = StorePlace(uri=uri, node=node, transport=transport, **place)
     try:
         name = policy_store_name(uri)
         make = POLICY_STORES.load_function(name)
-        try:
+
+        def unopened(why: str) -> PolicyStoreError:
+            return PolicyStoreError(
+                f"{POLICY_STORES.described(name)} cannot be opened: {why}: correct its entry point, or {remedy}"
+            )
+
+        with telling(unopened, PolicyStoreError, ValueError):
             store: Any = make(given)
-        except TypeError as error:  # most likely it takes other arguments; it would fail again
-            raise PolicyStoreError(
-                f"{POLICY_STORES.described(name)} cannot be opened: {error}: correct its entry point, or {remedy}"
-            ) from error
     except ValueError as error:
         raise PolicyStoreError(f"policy store {uri!r}: {error}: {remedy}") from error
     if not isinstance(store, PolicyStore):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
 
 from shared.contracts.subjects import node_scored, node_scored_stream
+from shared.runtime import FatalError
+from tests.installed_packages import forget, install
 from tests.integration.sampler_node import Node, a_node, until
 from tests.nats_server import NatsServer
 
@@ -180,3 +183,30 @@ async def test_the_sampler_outlives_a_killed_server(nats_server: Callable[..., N
         await node.publish(2, 3, version=1)
         await node.train_to(1)
         assert (await node.batches(2))[1].number == 2
+
+
+GREEDY = """
+from services.sampler.strategies.base import Strategy, has_advantage
+mine = Strategy("mine", keeps=has_advantage, draw=lambda entries, *_: list(entries))
+"""
+
+
+@pytest.fixture
+def _forget_packages() -> Iterator[None]:
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("_forget_packages")
+async def test_a_strategy_that_draws_more_than_is_wanted_ends_the_sampler_for_good_before_any_batch(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "swarm.strategies", "mine", GREEDY)
+    async with a_node(nats_url, strategy="mine") as node:
+        await node.publish(0, 1)
+        await node.publish_external(0, 1, 2, 3)
+        node.start()
+        assert node._task is not None
+        with pytest.raises(FatalError, match="strategy mine of the package my-package returned 4 entries where 2 must be drawn"):
+            await asyncio.wait_for(node._task, 20.0)
+        assert await node.raw_batches() == []

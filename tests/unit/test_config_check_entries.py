@@ -5,6 +5,7 @@ and names that are used twice are told.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from services.trainer.service import TrainerService
 from shared.config import ConfigError, load_config
 from shared.ignored_entries import ignored_entries
-from shared.runtime import EXIT_CONFIG
+from shared.runtime import EXIT_CONFIG, FatalError
 from swarm_cli.chosen_config import entry_problems, objective_problem
 from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
@@ -29,6 +31,12 @@ SETTINGS = {
     "swarm.engines": '[generator]\nengine = "mine"',
     "swarm.policy_stores": '[policy_store]\nuri = "mine:///tmp/x"',
 }
+
+
+STRATEGY = """
+from services.sampler.strategies import Strategy
+mine = Strategy("mine", keeps=None, draw=None)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +74,7 @@ def test_broken_entries_are_lines_of_the_list_with_their_names_and_packages(
         ("swarm.engines", "mine = 3", "engine mine of the package my-package is a int"),
         ("swarm.engines", "", "engine mine of the package my-package cannot be loaded: AttributeError"),
         ("swarm.strategies", "mine = 3", "strategy mine of the package my-package is a int"),
+        ("swarm.strategies", STRATEGY, "my-package: its keeps is a NoneType and its draw is a NoneType: give functions"),
         ("swarm.policy_stores", "mine = 3", "policy store mine of the package my-package is a int"),
     ],
 )
@@ -119,6 +128,35 @@ def test_a_package_whose_entry_has_the_name_of_a_built_in_one_is_warned_of(
     assert words in sentence and "the one of the package my-package is ignored" in sentence
     assert ignored_entries(config, role) == [sentence] and ignored_entries(config, "verifier") == []
     assert ignored_entries(load_config(None, {"tasks": TASKS})) == []
+
+
+OBJECTIVE = """
+from services.trainer.objectives.base import Objective
+from services.trainer.objectives.surrogate import plain_loss
+mine = Objective(name="mine", loss=plain_loss, {declared})
+"""
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ('aggregation="mean"', r"unknown aggregation 'mean' \(there are sequence_mean, token_mean, fixed_length\)"),
+        (
+            'aggregation="token_mean", advantages="group_normalized"',
+            r"unknown advantages 'group_normalized' \(there are group_normalised, leave_one_out, soft_value, or a function",
+        ),
+        ('aggregation="token_mean", clips="low"', r"unknown clips 'low' \(there are True and False\)"),
+    ],
+)
+def test_an_objective_that_declares_what_does_not_exist_is_refused_with_the_names_that_do(
+    declared: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "swarm.objectives", "mine", OBJECTIVE.format(declared=declared))
+    config = load_config(None, {"tasks": TASKS, "trainer": {"objective": "mine", "aggregation": "token_mean"}})
+    wanted = f"objective mine of the package my-package has the {words}.*: correct that, or change trainer.objective"
+    assert re.search(wanted, objective_problem(config))
+    with pytest.raises(FatalError, match=wanted):
+        TrainerService(config)
 
 
 AMBIGUOUS = "mine is an entry point of several packages, first and second: uninstall all but one"

@@ -50,6 +50,8 @@ class mine(Engine):
         ("def mine(settings): return 3", "made a int: .* returns an Engine"),
         ("def mine(): pass", "cannot be made: .*takes 0 positional arguments"),
         (ABSTRACT, "cannot be made: .*abstract"),
+        ("def mine(settings): raise RuntimeError('no GPU')", "cannot be made: RuntimeError: no GPU: .* change generator.engine"),
+        ("def mine(settings): raise SystemExit(3)", "cannot be made: SystemExit: 3"),
     ],
 )
 def test_an_engine_that_cannot_be_made_ends_the_generator_for_good_with_a_sentence(

@@ -42,6 +42,8 @@ def _forget_packages() -> Iterator[None]:
         (UNFINISHED, "made a mine: .* returns a PolicyStore, with all its methods"),
         ("def mine(): pass", ".*takes 0 positional arguments"),
         ("raise SystemExit", "cannot be loaded: SystemExit"),
+        ("def mine(place): raise RuntimeError('no disk')", "cannot be opened: RuntimeError: no disk"),
+        ("def mine(place): raise PermissionError(13, 'denied')", "cannot be opened: PermissionError: .*denied"),
     ],
 )
 def test_what_is_no_store_is_told_with_its_name_and_its_package(

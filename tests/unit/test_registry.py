@@ -107,6 +107,39 @@ def test_a_package_that_exits_when_imported_is_a_broken_entry_with_its_package_a
         registry.OBJECTIVES.load("mine")
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import asyncio\nraise asyncio.CancelledError", "CancelledError: "),
+        ("class Panic(BaseException): pass\nraise Panic('index 9 of 3')", "Panic: index 9 of 3"),
+        (
+            "class Mute(Exception):\n    def __str__(self): return self.text\nraise Mute",
+            r"Mute: \(.* cannot be read: AttributeError\)",
+        ),
+    ],
+)
+def test_what_is_no_ordinary_exception_is_told_like_one_when_a_package_raises_it(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "swarm.objectives", "mine", code)
+    with pytest.raises(BrokenEntryError, match=f"objective mine of the package my-package cannot be loaded: {words}"):
+        registry.OBJECTIVES.load("mine")
+
+
+def test_an_interruption_by_the_user_is_not_taken_for_a_packages_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "swarm.objectives", "mine", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        registry.OBJECTIVES.load("mine")
+
+
+def test_a_package_without_metadata_is_named_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("second", "first"):
+        install(tmp_path, monkeypatch, "swarm.objectives", "mine", EXITS, package=package)
+    (tmp_path / "first-1.0.dist-info/METADATA").unlink()
+    with pytest.raises(AmbiguousNameError, match=r"several packages, first-1\.0\.dist-info and second: uninstall"):
+        registry.OBJECTIVES.check("mine")
+
+
 def test_an_entry_that_must_be_called_and_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "swarm.engines", "mine", "mine = 'an engine'\n")
     with pytest.raises(BrokenEntryError, match="engine mine of the package my-package is a str: .* must name a function"):

@@ -21,7 +21,8 @@ from services.generator.engines.base import (
 )
 from services.generator.engines.turns import TurnTakingEngine
 from shared.device_turns import DeviceTurns
-from shared.registry import ENGINES
+from shared.registry import ENGINES, telling
+from shared.runtime.errors import FatalError
 
 __all__ = [
     "Engine",
@@ -48,17 +49,21 @@ def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = Non
         settings: The other fields of `EngineSettings`.
 
     Raises:
-        EngineError: the engine is unknown, cannot be imported, is no engine, or lacks a setting.
+        EngineError: the engine is unknown, cannot be imported or made, is no engine, or lacks a
+            setting.
     """
     if kind == "auto":
         kind = "vllm" if has_cuda_vllm() else "transformers"
     try:
         make = ENGINES.load_function(kind)
         given = EngineSettings(model_path=model_path, rests=turns is not None, **settings)
-        try:
+
+        def unmade(why: str) -> EngineError:
+            remedy = f"correct its entry point, or change {ENGINES.setting}"
+            return EngineError(f"{ENGINES.described(kind)} cannot be made: {why}: {remedy}")
+
+        with telling(unmade, EngineError, FatalError, ValueError):
             engine: Any = make(given)
-        except TypeError as error:  # other arguments, or an abstract method without a body: it would fail again
-            raise EngineError(f"{ENGINES.described(kind)} cannot be made: {error}: correct its entry point") from error
     except ValueError as error:
         raise EngineError(str(error)) from error
     if not isinstance(engine, Engine):

@@ -24,7 +24,8 @@ class Strategy:
 
     keeps(entry): at arrival, whether it can ever be chosen; other entries take no room in the pool.
     draw(entries, wanted, cap, rng, knowledge): `available(entries, wanted, cap)` different entries,
-    in training order, at most `cap` of one node, with `rng` as the only source of randomness.
+    in training order, at most `cap` of one node, with `rng` as the only source of randomness; a
+    draw that returns anything else ends the sampler (`contract`).
     `entries` are in order of arrival. weigh(entries, wanted, knowledge): their weights in the draw,
     above 0, on any scale; None for a strategy without weights. prefers: the trainer, which has the
     model, keeps the likeliest (`near`) or least likely (`far`) of more candidates.

@@ -69,6 +69,7 @@ def batch_advantages(group_rewards: Sequence[Sequence[float]], config: Advantage
         return [leave_one_out(rewards) for rewards in group_rewards]
     if config.kind == "soft_value":
         return [soft_value(rewards, config.value_beta) for rewards in group_rewards]
+    assert config.kind == "group_normalised", "`AdvantageConfig` refuses other names"
     return group_normalised(
         group_rewards, scale=config.scale, std_ddof=config.std_ddof, std_eps=config.std_eps, std_floor=config.std_floor
     )

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from services.trainer.objectives.base import Aggregation
 from services.trainer.objectives.config import ConfiguredObjective
 
 
@@ -37,16 +39,20 @@ class Normaliser:
 
 def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Normaliser) -> Tensor:
     """Weights (N, T) float64 such that `(weights * token_loss).sum()`, added over all
-    micro-batches, is the loss.
+    micro-batches, is the loss. Raises ValueError for an aggregation that does not exist.
 
     keep: (N, T) bool, True on completion tokens that are not dropped. A sequence must not be split
     over micro-batches.
     """
     present = keep.to(torch.float64)
-    if configured.aggregated_by == "token_mean":
-        return present / max(normaliser.tokens, 1)
     sequences = max(normaliser.sequences, 1)
-    if configured.aggregated_by == "fixed_length":
-        assert configured.max_completion_tokens is not None
-        return present / (sequences * configured.max_completion_tokens)
-    return present / present.sum(dim=1, keepdim=True).clamp(min=1.0) / sequences
+    match configured.aggregated_by:
+        case "token_mean":
+            return present / max(normaliser.tokens, 1)
+        case "fixed_length":
+            assert configured.max_completion_tokens is not None
+            return present / (sequences * configured.max_completion_tokens)
+        case "sequence_mean":
+            return present / present.sum(dim=1, keepdim=True).clamp(min=1.0) / sequences
+        case unknown:
+            raise ValueError(f"aggregation {unknown!r} is unknown: use {', '.join(get_args(Aggregation))}")

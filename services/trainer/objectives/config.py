@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
-from services.trainer.objectives.base import Aggregation, Objective
+from services.trainer.objectives.base import AdvantageKind, Aggregation, Objective
 from shared.config import NodeConfig
 from shared.config.objective_section import ObjectiveSection
 from shared.config.trainer_section import TrainerSection
@@ -26,7 +26,13 @@ class ConfiguredObjective:
     max_completion_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that do not apply to the objective."""
+        """Refuse settings that do not apply to the objective, and one that declares what does not
+        exist.
+        """
+        if faults := list(_faults(self.objective)):
+            raise ValueError(
+                f"{OBJECTIVES.described(self.name)} has {' and '.join(faults)}: correct that, or change {OBJECTIVES.setting}"
+            )
         if self.settings.dual_clip and not self.objective.clips:
             raise ValueError(
                 f"dual_clip is for objectives that clip, and {self.name} does not: set it to 0 or choose another objective"
@@ -82,6 +88,19 @@ def configured_objective(config: NodeConfig) -> ConfiguredObjective:
     if problems:
         raise ValueError("\n".join(problems))
     return wanted
+
+
+def _faults(objective: Objective) -> Iterator[str]:
+    """What an objective of a package declares that does not exist. Its types forbid it, but nothing
+    has checked them.
+    """
+    if objective.aggregation not in get_args(Aggregation):
+        yield f"the unknown aggregation {objective.aggregation!r} (there are {', '.join(get_args(Aggregation))})"
+    if not callable(objective.advantages) and objective.advantages not in get_args(AdvantageKind):
+        known = f"there are {', '.join(get_args(AdvantageKind))}, or a function of a group's rewards"
+        yield f"the unknown advantages {objective.advantages!r} ({known})"
+    if not isinstance(objective.clips, bool):
+        yield f"the unknown clips {objective.clips!r} (there are True and False)"
 
 
 def _conflicts(trainer: TrainerSection) -> Iterator[str]:

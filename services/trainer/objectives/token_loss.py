@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from services.trainer.objectives.base import LOG_RATIO_BOUND, LossTerms
+from services.trainer.objectives.base import LOG_RATIO_BOUND, Loss, LossTerms
 from services.trainer.objectives.config import ConfiguredObjective
+from shared.registry import OBJECTIVES
+from shared.runtime.errors import FatalError
+
+
+class ObjectiveError(FatalError):
+    """An objective's loss cannot be used. The message names the objective and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +54,11 @@ def token_loss(
     importance_weights: (N, T), treated as constants. keep: (N, T) bool, False drops a token's whole
     loss. Values where `mask` is False may be anything, finite or not. behaviour_logprobs: (N, T),
     for objectives that use them; None: the proximal policy sampled. log_denominators: (N,), for
-    gepo; None or NaN: the sequence's own, so that its ratio is 1. Raises ValueError if a divergence
-    is requested without a reference.
+    gepo; None or NaN: the sequence's own, so that its ratio is 1.
+
+    Raises:
+        ObjectiveError: the objective returned something other than a `Loss` of tensors (N, T).
+        ValueError: a divergence is requested without a reference.
     """
     settings = configured.settings
     if configured.needs_reference and reference_logprobs is None:
@@ -64,7 +74,7 @@ def token_loss(
     behaviour = None
     if objective.uses_behaviour:
         behaviour = proximal if behaviour_logprobs is None else behaviour_logprobs.detach().masked_fill(~mask, 0.0)
-    loss, ratio, clipped = objective.loss(
+    found = objective.loss(
         LossTerms(
             settings=settings,
             logprobs=logprobs,
@@ -77,6 +87,7 @@ def token_loss(
             log_expectation=log_denominators if objective.uses_group_likelihood else None,
         )
     )
+    loss, ratio, clipped = _checked(found, configured.name, logprobs)
     if importance_weights is not None:
         loss = loss * importance_weights.detach().masked_fill(~mask, 0.0)
     reference_kl = torch.zeros_like(logprobs)
@@ -90,6 +101,28 @@ def token_loss(
         clipped=clipped.detach() & mask,
         reference_kl=reference_kl.detach().masked_fill(~mask, 0.0),
     )
+
+
+def unusable(name: str, why: str) -> ObjectiveError:
+    """The error of an objective with a loss of which `why` tells what is wrong."""
+    return ObjectiveError(f"the loss of {OBJECTIVES.described(name)} {why}: correct it, or change {OBJECTIVES.setting}")
+
+
+def _checked(found: Any, name: str, logprobs: Tensor) -> Loss:
+    """What an objective returned, of which nothing is taken for granted: torch would broadcast a
+    wrong shape without a word, or fail far from here.
+    """
+    if not isinstance(found, tuple) or len(found) != len(Loss._fields):
+        raise unusable(name, f"returned a {type(found).__name__}, and must return a Loss of {', '.join(Loss._fields)}")
+    for part, each in zip(Loss._fields, found, strict=True):
+        if not isinstance(each, Tensor):
+            raise unusable(name, f"returned a {type(each).__name__} as {part}, and must return a tensor")
+        if each.shape != logprobs.shape:
+            shapes = f"shape {tuple(each.shape)}, and must have that of the logprobs, {tuple(logprobs.shape)}"
+            raise unusable(name, f"returned {part} of {shapes}")
+        if (each.dtype == torch.bool) != (part == "clipped"):
+            raise unusable(name, f"returned {part} of {each.dtype}, and only clipped must be of truth values")
+    return Loss(*found)
 
 
 def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

@@ -1,0 +1,48 @@
+"""Tries the loss of an installed objective on two short answers, so that one that cannot be used is
+told before a model is loaded. Imports torch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from services.trainer.objectives.config import ConfiguredObjective
+from services.trainer.objectives.token_loss import ObjectiveError, token_loss, unusable
+from shared.registry import OBJECTIVES, telling
+
+
+def loss_problem(configured: ConfiguredObjective) -> str:
+    """Why the objective's loss cannot be used; empty if it can, or if the objective is built in."""
+    if configured.name in OBJECTIVES.built_in:
+        return ""
+    try:
+        _try(configured)
+    except ObjectiveError as error:
+        return str(error)
+    return ""
+
+
+def _try(configured: ConfiguredObjective) -> None:
+    """Answers of three tokens and of one, of a policy that has moved a little; the first is good.
+    Their loss must be finite, and so must be its gradient, which has to exist.
+    """
+    name = configured.name
+    logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-0.7, 0.0, 0.0]], requires_grad=True)
+    before = logprobs.detach() - 0.01
+    with telling(lambda why: unusable(name, f"fails on two short answers ({why})"), ObjectiveError):
+        loss = token_loss(
+            configured,
+            logprobs=logprobs,
+            proximal_logprobs=before,
+            advantages=torch.tensor([1.0, -1.0]),
+            mask=torch.tensor([[True, True, True], [True, False, False]]),
+            reference_logprobs=before if configured.needs_reference else None,
+            log_denominators=before.sum(dim=1) if configured.objective.uses_group_likelihood else None,
+        ).loss
+        if not loss.isfinite().all():
+            raise unusable(name, f"is not finite on two short answers ({loss.tolist()})")
+        if not loss.requires_grad:
+            raise unusable(name, "does not depend on the logprobs of the policy, so that nothing can be learned from it")
+        (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+        if not gradient.isfinite().all():
+            raise unusable(name, f"has a gradient that is not finite on two short answers ({gradient.tolist()})")

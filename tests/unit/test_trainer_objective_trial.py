@@ -1,0 +1,99 @@
+"""An installed objective whose loss cannot be used is told before a model is loaded, and if that
+shows later, the trainer ends with a sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.trainer.device_step import DeviceStep
+from services.trainer.learner import Learner
+from services.trainer.service import TrainerService
+from services.trainer.torch_thread import TorchThread
+from services.trainer.torchrun.channel import Command
+from services.trainer.torchrun.follow import _do
+from shared.config import NodeConfig, load_config
+from shared.contracts.codec import encode
+from shared.runtime import FatalError
+from swarm_cli.chosen_config import check_objective, objective_problem
+from tests.installed_packages import forget, install
+from tests.integration.trainer_life import mixed_batch, node_config, tiny_policy
+
+CODE = """
+from services.trainer.objectives.base import Loss, Objective
+from services.trainer.objectives.surrogate import plain_loss
+
+def loss(terms):
+    plain = plain_loss(terms)
+    {does}
+
+mine = Objective(name="mine", loss=loss, aggregation="token_mean")
+"""
+NAMED = "objective mine of the package my-package"
+
+
+@pytest.fixture(autouse=True)
+def _forget_packages() -> Iterator[None]:
+    yield
+    forget()
+
+
+def chosen() -> NodeConfig:
+    return load_config(None, {"tasks": [{"dataset": "gcd"}], "trainer": {"objective": "mine"}})
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("return None", "returned a NoneType, and must return a Loss of loss, ratio, clipped"),
+        ("return plain.loss", "returned a Tensor, and must return a Loss"),
+        ("return plain._replace(ratio=1.0)", "returned a float as ratio, and must return a tensor"),
+        ("return plain._replace(loss=plain.loss.sum(1))", r"returned loss of shape \(2,\), and must have .* \(2, 3\)"),
+        ("return plain._replace(clipped=plain.ratio)", "returned clipped of torch.float32, and only clipped must be"),
+        ("return plain._replace(loss=plain.loss / 0)", r"is not finite on two short answers \(\[\["),
+        ("return plain._replace(loss=plain.loss.detach())", "does not depend on the logprobs of the policy"),
+        ("return plain._replace(loss=(plain.loss * 0).sqrt())", "has a gradient that is not finite on two short answers"),
+        ("return palin", r"fails on two short answers \(NameError: .*palin"),
+        ("raise SystemExit(3)", r"fails on two short answers \(SystemExit: 3\)"),
+    ],
+)
+def test_a_loss_that_cannot_be_used_is_told_by_config_check_and_ends_the_trainer_before_it_loads_a_model(
+    does: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "swarm.objectives", "mine", CODE.format(does=does))
+    config = chosen()
+    wanted = f"the loss of {NAMED} {words}.*: correct it, or change trainer.objective"
+    with pytest.raises(FatalError, match=wanted):
+        TrainerService(config)
+    with pytest.raises(FatalError, match=wanted):
+        raise FatalError(objective_problem(config))
+    check_objective(config)  # by `swarm up`, which does not import torch for it
+
+
+def test_a_loss_that_can_be_used_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "swarm.objectives", "mine", CODE.format(does="return plain"))
+    TrainerService(chosen())
+    assert objective_problem(chosen()) == ""
+
+
+@pytest.mark.slow
+async def test_a_loss_that_fails_in_a_later_step_ends_every_process_of_the_trainer_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "swarm.objectives", "mine", CODE.format(does="return plain if plain.loss.numel() < 9 else None"))
+    assert objective_problem(chosen()) == ""
+    config = node_config(tiny_policy(tmp_path / "tiny"), tmp_path, trainer={"objective": "mine"})
+    learner, worker = Learner(config), TorchThread()
+    batch = mixed_batch(learner.tokenizer, 1)
+    wanted = f"the loss of {NAMED} returned a NoneType"
+    with pytest.raises(FatalError, match=wanted):
+        await DeviceStep(config, learner, worker, asyncio.Event()).train(batch)
+    worker.shutdown()
+    with pytest.raises(FatalError, match=wanted):
+        _do(learner, config, 1, Command.STEP, encode(batch))
+    assert all(torch.isfinite(each).all() for each in learner.policy().values())
