@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.os_words import in_words
-from shared.tasks.file_values import Unusable
+from shared.tasks.file_values import Unusable, exact_number
 from shared.text import visible
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _json_lines(file: Path) -> Iterator[Row]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
                     continue
-                values = json.loads(text.rstrip())  # else a torn line's error is on the "line 2" of this line
+                values = json.loads(text.rstrip(), parse_float=exact_number)  # not stripped, a torn line's error is on its "line 2"
             except UnicodeDecodeError:
                 yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
             except (ValueError, RecursionError) as error:
