@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shared.tasks.file_rows import FileRows
 
 SUFFIXES = (".arrow", ".parquet", ".jsonl")
-"""Formats in the order in which a folder is searched for them."""
+"""Formats that are read."""
 _BATCH_ROWS = 256
 _MAX_DIFFERENT_BYTES = 4 * 2**20
 """Different texts of a Parquet column that are kept apart from the rows, if they are many."""
@@ -118,8 +118,8 @@ def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
 def _in_folder(folder: Path) -> list[Path]:
     """Splits are never mixed, because training on the test split is a mistake that no metric would
     reveal. A folder written by `save_to_disk` lists its own files. In any other folder the files
-    must have one name apart from numbers, because a split can be called anything (`holdout`); those
-    with the first suffix found are taken.
+    must have one name apart from numbers, because a split can be called anything (`holdout`), and
+    one format, because a second one may hold the same rows again or the rest of them.
     """
     splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
     if (folder / "dataset_dict.json").is_file() or (splits and not (folder / "dataset_info.json").is_file()):
@@ -142,7 +142,14 @@ def _in_folder(folder: Path) -> list[Path]:
             "the files of one split into a folder of their own; files that belong together have one name apart from numbers "
             "(train-0.jsonl, train-1.jsonl)"
         )
-    return next(found for suffix in SUFFIXES if (found := [path for path in files if path.suffix == suffix]))
+    formats = {path.suffix: visible(path.name, 100) for path in reversed(files)}
+    if len(formats) > 1:
+        told = ", ".join(f"{suffix}, such as {formats[suffix]}" for suffix in sorted(formats))
+        raise FileSourceError(
+            f"{folder}: it holds files of {len(formats)} formats ({told}), which may be the same rows twice or two parts of them: "
+            "name one file, put the files of one format into a folder of their own, or write all in one format"
+        )
+    return files
 
 
 def _without_counters(stem: str) -> str:
