@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.os_words import in_words
 from shared.tasks.file_values import Unusable, exact_number
 from shared.text import visible
@@ -23,7 +24,7 @@ SUFFIXES = (".arrow", ".parquet", ".jsonl")
 _BATCH_ROWS = 256
 _MAX_DIFFERENT_BYTES = 4 * 2**20
 """Different texts of a Parquet column that are kept apart from the rows, if they are many."""
-MAX_VALUE_BYTES = 4 * 262_144
+MAX_VALUE_BYTES = 4 * MAX_TEXT_CHARS
 """The longest text that a message can hold, in UTF-8. A Parquet file of a kilobyte may repeat one
 of a gigabyte a million times, so what is longer is refused before it is unfolded.
 """
@@ -284,7 +285,7 @@ def _values(arrow: ModuleType, column: Any) -> list[Any]:
     return [_too_long_to_use if place in long else _one_value(arrow, value) for place, value in enumerate(column)]
 
 
-_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds 262,144 characters: shorten it")
+_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds {MAX_TEXT_CHARS:,} characters: shorten it")
 
 
 def _plain_values(arrow: ModuleType, column: Any) -> list[Any]:
