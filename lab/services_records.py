@@ -16,6 +16,7 @@ from typing import Any
 from lab.arms import PlannedRun
 from lab.records import RecordWriter
 from lab.spec import SpecError
+from shared.run_records import EVAL_FILE, METRICS_FILE
 
 _COPIED = (
     *("updated", "loss", "grad_norm", "entropy", "clip_fraction", "importance_weight", "truncated_fraction"),
@@ -48,7 +49,7 @@ def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
     """
     for node in run.nodes:
         completions = node.config.generator.completions
-        for line in _lines(run_dir / node.name / "eval.jsonl"):
+        for line in _lines(run_dir / node.name / EVAL_FILE):
             records.write(
                 "eval",
                 round=line["policy_version"],
@@ -58,13 +59,13 @@ def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
                 mean_reward=line["mean_reward"],
                 tasks={name: [each["n"], each["pass_rate"], each["mean_reward"]] for name, each in line["per_task"].items()},
             )
-        steps = {int(line["step"]): line for line in _lines(run_dir / node.name / "metrics.jsonl")}
+        steps = {int(line["step"]): line for line in _lines(run_dir / node.name / METRICS_FILE)}
         missing = [number for number in range(1, run.rounds + 1) if number not in steps]
         if missing:
             raise ValueError(f"{run_dir / node.name}: {len(missing)} of {run.rounds} steps are missing, first {missing[0]}")
         for number in range(1, run.rounds + 1):
             records.write("step", **_step(node.name, number, steps[number], completions))
-    seconds = max(_seconds(run_dir / node.name / "metrics.jsonl") for node in run.nodes)
+    seconds = max(_seconds(run_dir / node.name / METRICS_FILE) for node in run.nodes)
     records.write("round", round=run.rounds, seconds={"all": seconds})
 
 

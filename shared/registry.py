@@ -256,6 +256,8 @@ ENGINES = Registry(
         "openai": "services.generator.engines.openai_engine:open_engine",
     },
 )
+DEFAULT_VERIFIER = "reasoning_gym"
+"""Scores the tasks of a `[[tasks]]` entry without `verifier`, other than a file's."""
 VERIFIERS = Registry(
     "verifier",
     "swarm.verifiers",

@@ -1,5 +1,5 @@
-"""Names and maximum sizes of the records in a node's run folder that one program writes and another
-reads: bounded files with one JSON object per line (`shared.json_lines`).
+"""Names, and maximum sizes where there is one, of the records in a node's run folder that one
+program writes and another reads: files with one JSON object per line (`shared.json_lines`).
 """
 
 from __future__ import annotations
@@ -8,6 +8,12 @@ import re
 from pathlib import Path
 
 MIB = 2**20
+
+METRICS_FILE = "metrics.jsonl"
+"""Every training step (`services.trainer.records`). It is never cut."""
+
+EVAL_FILE = "eval.jsonl"
+"""Every held-out evaluation (`services.generator.evaluation`). It is never cut."""
 
 TRAINED_FILE = "trained.jsonl"
 """What each step trained on: groups, advantages, weights (`services.trainer.trained`)."""

@@ -12,12 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.config import TaskSpec
-from shared.registry import VERIFIERS
+from shared.registry import DEFAULT_VERIFIER, VERIFIERS
 from swarm_cli.errors import CommandError
 from swarm_cli.tasks_apart import SMALLER, problems_within
 
 NO_TASK, ALL_NAMES = "there is no such task", "`swarm task list` shows the names of all datasets"
-DEFAULT_VERIFIER = "reasoning_gym"
 COLUMNS = "question,answer"
 
 

@@ -13,8 +13,9 @@ import msgspec
 import typer
 
 from shared.contracts.messages import Task, TaskRef
+from shared.registry import DEFAULT_VERIFIER
 from shared.text import visible_json
-from swarm_cli.asked_tasks import ALL_NAMES, COLUMNS, DEFAULT_VERIFIER, NO_TASK, asked_sources, canonical_settings, is_file
+from swarm_cli.asked_tasks import ALL_NAMES, COLUMNS, NO_TASK, asked_sources, canonical_settings, is_file
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 

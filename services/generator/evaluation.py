@@ -27,7 +27,7 @@ from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, TRAINER_KEY, node
 from shared.contracts.wire import MessageError
 from shared.evaluation import summarise
 from shared.json_lines import BoundedLines, open_lines, read_jsonl, write_whole
-from shared.run_records import SAMPLES_FILE, SAMPLES_MAX_BYTES
+from shared.run_records import EVAL_FILE, SAMPLES_FILE, SAMPLES_MAX_BYTES
 from shared.runtime import ServiceContext
 from shared.tasks.held_out import held_out_id
 from shared.tasks.sandbox import ScorerPool
@@ -77,7 +77,7 @@ class Evaluator:
         self._bucket = node_bucket(context.config.node.id)
         generator = context.config.generator
         self._params = SamplingParams(temperature=context.config.eval.temperature, max_new_tokens=generator.max_new_tokens)
-        self._file = context.config.node.run_dir / "eval.jsonl"
+        self._file = context.config.node.run_dir / EVAL_FILE
         self._samples = BoundedLines(context.config.node.run_dir / SAMPLES_FILE, SAMPLES_MAX_BYTES)
         self._unwritten: list[EvalReport] = []
         self._base_answers: _Answers | None = None

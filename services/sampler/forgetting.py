@@ -32,7 +32,16 @@ experiments/q9-estimators.toml, which has no adversary, a dataset fell by more t
 in 10 % of 3,340 evaluations (from 0.15 to 0.07, say), and by more than a tenth in 0.5 %.
 """
 _FORGETTING = 0.1
-"""Each evaluation moves the remembered best by this part of its distance from the present value."""
+"""Each new value moves the remembered best by this part of its distance from it, so a fall counts
+for about ten evaluations, or periods of `share_controller`.
+"""
+
+
+def remembered_best(best: float, now: float) -> float:
+    """The best value so far once the present one is counted: that one if it is higher, else a best
+    that has faded a little towards it.
+    """
+    return max(now, best - _FORGETTING * (best - now))
 
 
 def after_evaluation(levels: Sequence[DatasetLevel], scores: Mapping[str, TaskScore]) -> tuple[list[DatasetLevel], str | None]:
@@ -53,7 +62,7 @@ def after_evaluation(levels: Sequence[DatasetLevel], scores: Mapping[str, TaskSc
             after.append(DatasetLevel(dataset=dataset, n=score.n, rate=score.pass_rate, best=score.pass_rate))
             continue
         now = (before.rate + score.pass_rate) / 2
-        best = max(now, before.best - _FORGETTING * (before.best - now))
+        best = remembered_best(before.best, now)
         after.append(DatasetLevel(dataset=dataset, n=score.n, rate=score.pass_rate, best=best))
         fallen = (best - now) / _error(now, best, score.n)
         if best - now > _LEAST_FALL and fallen > most:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from services.sampler.bandit import Evaluation
-from services.sampler.forgetting import after_evaluation
+from services.sampler.forgetting import after_evaluation, remembered_best
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.sampler_state import Level, OwnRecord, SharingState
 
@@ -44,10 +44,6 @@ period's.
 _STANDARD_ERRORS = 2.5
 """Compared with the best of about ten smoothed values, noise alone falls that far about once in a
 hundred periods.
-"""
-_FORGETTING = 0.1
-"""Each period moves the remembered best by this part of its distance from the present value, so a
-fall counts against sharing for about ten periods.
 """
 _FIRST_PATIENCE = 2
 _MOST_PATIENCE = 64
@@ -146,7 +142,7 @@ def _level(before: Level | None, value: float, error: float) -> tuple[Level, boo
     """
     now = value if before is None else before.now + _SMOOTHING * (value - before.now)
     now = min(1.0, max(0.0, now))
-    best = now if before is None else max(now, before.best - _FORGETTING * (before.best - now))
+    best = now if before is None else remembered_best(before.best, now)
     return Level(now=now, best=best), best - now > _STANDARD_ERRORS * error
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.json_lines import open_lines, write_whole
-
-METRICS_FILE = "metrics.jsonl"
+from shared.run_records import METRICS_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

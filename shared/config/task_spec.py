@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from shared.config.section import Section
+from shared.registry import DEFAULT_VERIFIER
 
 
 class TaskSpec(Section):
@@ -33,7 +34,7 @@ class TaskSpec(Section):
         default_factory=dict, description="The dataset's own settings, except `seed`, which each draw chooses."
     )
     verifier: str = Field(
-        "reasoning_gym",
+        DEFAULT_VERIFIER,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
         description="How answers are scored: reasoning_gym, exact, final_number, math (needs the extra `math`), or a "
         "`swarm.verifiers` entry point. Without this setting a file is scored by exact; reasoning_gym is for its datasets alone.",

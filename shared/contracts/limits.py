@@ -20,6 +20,10 @@ VERIFIER_MAX_ACK_PENDING = 256
 """Largest number of groups delivered to a node's verifiers but not yet scored."""
 
 
+MAX_TEXT_CHARS = 262_144
+"""Longest question, and longest reference answer, of a task in a message."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLimits:
     """Bounds of a node's streams. A server stores at most twice the sum of the byte limits, because

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from shared.contracts.codec import MAX_TOKENS
+from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.wire import (
     Count,
@@ -61,8 +62,8 @@ class Task(Message, frozen=True, kw_only=True):
     """
 
     ref: TaskRef
-    question: Annotated[str, Meta(max_length=262_144)]
-    answer: Annotated[str, Meta(max_length=262_144)] | None
+    question: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+    answer: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] | None
     metadata: Annotated[str, Meta(max_length=1_048_576)] = "{}"
     """Canonical JSON of the scorer's metadata."""
 

@@ -18,6 +18,11 @@ _WINDOWS = (
     "keep_window_size",
 )
 
+LONGEST_PROBE = 1024
+"""Widest attention window, in tokens, past which a model is tried when it is loaded: a wider one
+would take too long.
+"""
+
 
 def attention_windows(config: Any) -> list[int]:
     """Widths, in tokens, of every kind of local attention that `config` names, ascending. A named

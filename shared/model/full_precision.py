@@ -15,6 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+HALF_TOLERANCE = 0.05
+"""Bound on the mean difference, relative to 1 + |logprob|, of two half-precision computations of
+the same logprobs. Rounding may route a token to another expert, so only the mean is meaningful, and
+it can hide a small error. Correctness is therefore decided in float32; this only catches what half
+precision alone breaks, such as a mask that overflows.
+"""
+
 
 def is_half(dtype: torch.dtype) -> bool:
     """Whether this dtype rounds so coarsely that a small error cannot be told from rounding."""

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.runtime.parent_death import ending_with_parent
 from shared.tasks.file_formats import Row, require_pyarrow
-from shared.tasks.file_texts import MAX_TEXT_CHARS, TextRow, text_rows
+from shared.tasks.file_texts import TextRow, text_rows
 from shared.tasks.sandbox.limits import MappedMemory, limit, limit_data
 from shared.text import visible
 

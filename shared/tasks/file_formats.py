@@ -11,19 +11,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.os_words import in_words
-from shared.tasks.file_values import Unusable
+from shared.tasks.file_values import Unusable, exact_number
 from shared.text import visible
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileRows
 
 SUFFIXES = (".arrow", ".parquet", ".jsonl")
-"""Formats in the order in which a folder is searched for them."""
+"""Formats that are read."""
 _BATCH_ROWS = 256
 _MAX_DIFFERENT_BYTES = 4 * 2**20
 """Different texts of a Parquet column that are kept apart from the rows, if they are many."""
-MAX_VALUE_BYTES = 4 * 262_144
+MAX_VALUE_BYTES = 4 * MAX_TEXT_CHARS
 """The longest text that a message can hold, in UTF-8. A Parquet file of a kilobyte may repeat one
 of a gigabyte a million times, so what is longer is refused before it is unfolded.
 """
@@ -118,8 +119,8 @@ def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
 def _in_folder(folder: Path) -> list[Path]:
     """Splits are never mixed, because training on the test split is a mistake that no metric would
     reveal. A folder written by `save_to_disk` lists its own files. In any other folder the files
-    must have one name apart from numbers, because a split can be called anything (`holdout`); those
-    with the first suffix found are taken.
+    must have one name apart from numbers, because a split can be called anything (`holdout`), and
+    one format, because a second one may hold the same rows again or the rest of them.
     """
     splits = sorted(path.parent.name for path in folder.glob("*/dataset_info.json"))
     if (folder / "dataset_dict.json").is_file() or (splits and not (folder / "dataset_info.json").is_file()):
@@ -142,7 +143,14 @@ def _in_folder(folder: Path) -> list[Path]:
             "the files of one split into a folder of their own; files that belong together have one name apart from numbers "
             "(train-0.jsonl, train-1.jsonl)"
         )
-    return next(found for suffix in SUFFIXES if (found := [path for path in files if path.suffix == suffix]))
+    formats = {path.suffix: visible(path.name, 100) for path in reversed(files)}
+    if len(formats) > 1:
+        told = ", ".join(f"{suffix}, such as {formats[suffix]}" for suffix in sorted(formats))
+        raise FileSourceError(
+            f"{folder}: it holds files of {len(formats)} formats ({told}), which may be the same rows twice or two parts of them: "
+            "name one file, put the files of one format into a folder of their own, or write all in one format"
+        )
+    return files
 
 
 def _without_counters(stem: str) -> str:
@@ -184,7 +192,7 @@ def _json_lines(file: Path) -> Iterator[Row]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
                     continue
-                values = json.loads(text.rstrip())  # else a torn line's error is on the "line 2" of this line
+                values = json.loads(text.rstrip(), parse_float=exact_number)  # not stripped, a torn line's error is on its "line 2"
             except UnicodeDecodeError:
                 yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
             except (ValueError, RecursionError) as error:
@@ -277,7 +285,7 @@ def _values(arrow: ModuleType, column: Any) -> list[Any]:
     return [_too_long_to_use if place in long else _one_value(arrow, value) for place, value in enumerate(column)]
 
 
-_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds 262,144 characters: shorten it")
+_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds {MAX_TEXT_CHARS:,} characters: shorten it")
 
 
 def _plain_values(arrow: ModuleType, column: Any) -> list[Any]:

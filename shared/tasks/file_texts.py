@@ -9,13 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.tasks.answers import CLOSING_TAG, OPENING_TAG
 from shared.tasks.file_formats import Row, rows_of
 from shared.tasks.file_values import ValueProblem, as_text
 from shared.tasks.scoring import MAX_ANSWER_CHARS
 
-MAX_TEXT_CHARS = 262_144
-"""Longest question, as in a message (`Task`)."""
 _NAMES_KEPT = 200
 _NAME_KEPT_CHARS = 200
 

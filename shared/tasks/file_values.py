@@ -5,8 +5,13 @@ stored in.
 from __future__ import annotations
 
 import math
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
+
+MAX_DIGITS = 4_300
+"""Most digits of a number as text: what Python takes for a whole number in JSON. The ten characters
+of `1e99999999` would else become a hundred million.
+"""
 
 
 class ValueProblem(ValueError):
@@ -21,6 +26,28 @@ class Unusable(NamedTuple):
     why: str
 
 
+def exact_number(literal: str) -> float | Decimal | Unusable:
+    """A number of JSON that has a point or an exponent: a double if that is all that it says, and
+    else a decimal, which Parquet can hold as well. Two numbers that differ in a digit that a double
+    loses would be one answer, and their files one dataset.
+    """
+    number = float(literal)
+    if repr(number) == literal or not math.isfinite(number):
+        return number
+    if len(literal) > MAX_DIGITS:
+        return _too_many_digits
+    if not literal.lower().partition("e")[0].strip("-0."):
+        return number  # zero, whatever its exponent
+    try:
+        exact = Decimal(literal)
+    except InvalidOperation:  # an exponent of twenty digits
+        return _too_many_digits
+    return number if exact == Decimal(repr(number)) else exact
+
+
+_too_many_digits = Unusable(f"has more than {MAX_DIGITS:,} digits when written without exponent: shorten it, or write it as text")
+
+
 def as_text(value: Any) -> str:
     """The value as text: text unchanged; numbers in digits, without exponent and superfluous zeros;
     `true` and `false`.
@@ -29,7 +56,8 @@ def as_text(value: Any) -> str:
     can store.
 
     Raises:
-        ValueProblem: null, not a finite number, composed of several values, or unusable.
+        ValueProblem: null, not a finite number, one of more than `MAX_DIGITS` digits, composed of
+            several values, or unusable.
     """
     if isinstance(value, str):
         return value
@@ -53,6 +81,10 @@ def as_text(value: Any) -> str:
 
 
 def _digits(value: Decimal) -> str:
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int), "an infinity or NaN, which the caller refuses"
+    if max(value.adjusted() + 1, 1) + max(-exponent, 0) > MAX_DIGITS:
+        raise ValueProblem(_too_many_digits.why)
     text = format(value, "f")
     if "." in text:
         text = text.rstrip("0").rstrip(".")

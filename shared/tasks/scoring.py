@@ -10,10 +10,10 @@ from numbers import Real
 from typing import Any
 
 from shared.contracts.messages import Task
-from shared.registry import PACKAGE_FAILURES, failure
+from shared.registry import DEFAULT_VERIFIER, PACKAGE_FAILURES, failure
 from shared.tasks.answers import CLOSING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item
-from shared.tasks.verifiers import DEFAULT_VERIFIER, AnswerScorer, load_verifier
+from shared.tasks.verifiers import AnswerScorer, load_verifier
 
 MAX_ANSWER_CHARS = 65_536
 """Longest answer (after extraction) that is scored; longer ones earn 0."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shared.contracts.messages import TaskRef
+from shared.registry import DEFAULT_VERIFIER
 from shared.setting_names import entry_lines, told
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item, forget_derived, from_package
 from shared.tasks.file_formats import FileSourceError, place_in
@@ -19,7 +20,7 @@ from shared.tasks.file_rows import held, hold
 from shared.tasks.file_source import load_rows, with_row_name
 from shared.tasks.held_out import check_share, shares
 from shared.tasks.scoring import scorer_of, trial_problem
-from shared.tasks.verifiers import DEFAULT_VERIFIER, load_verifier
+from shared.tasks.verifiers import load_verifier
 
 if TYPE_CHECKING:
     from shared.config import NodeConfig, TaskSpec

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from shared.registry import VERIFIERS
+from shared.registry import DEFAULT_VERIFIER, VERIFIERS
 from shared.tasks.derive import Item, TaskError
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
     from shared.contracts.messages import TaskRef
-
-DEFAULT_VERIFIER = "reasoning_gym"
 
 AnswerScorer = Callable[[str], Any]
 """Reward for an extracted answer. It may raise, which the caller counts as 0."""

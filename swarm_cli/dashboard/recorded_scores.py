@@ -15,7 +15,7 @@ import msgspec
 
 from shared.contracts.control import EvalReport
 from shared.json_lines import read_jsonl
-from swarm_cli.observe.evaluations import EVAL_FILE
+from shared.run_records import EVAL_FILE
 
 SETS_KEPT = 64
 TASKS_KEPT = 8

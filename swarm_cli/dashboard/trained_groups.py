@@ -16,8 +16,8 @@ import msgspec
 
 from shared.contracts.wire import is_node_name
 from shared.plain_files import open_plain, whole_lines
+from shared.run_records import METRICS_FILE
 from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
-from swarm_cli.observe.evaluations import METRICS_FILE
 
 CELLS_A_NODE = 5_000
 NODES_KEPT = 64

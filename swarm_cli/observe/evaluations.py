@@ -13,9 +13,8 @@ from typing import Any
 
 from shared.json_lines import read_jsonl
 from shared.plain_files import NO_FILE, read_plain_end
+from shared.run_records import EVAL_FILE, METRICS_FILE
 
-EVAL_FILE = "eval.jsonl"
-METRICS_FILE = "metrics.jsonl"
 TAIL_BYTES = 65_536
 """Far longer than a line."""
 _OF_UPDATES = (

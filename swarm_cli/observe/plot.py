@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig
+from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.elsewhere import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, no_run_here
 from swarm_cli.errors import CommandError
-from swarm_cli.observe.evaluations import EVAL_FILE, METRICS_FILE
 from swarm_cli.observe.verdict import run_verdicts
 
 

@@ -14,13 +14,14 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.identity.permissions import OPERATOR
+from shared.run_records import METRICS_FILE
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible
 from shared.transport.base import NotConnected, Transport
 from swarm_cli.console import count
 from swarm_cli.errors import checked_node
 from swarm_cli.looking.target import Target
-from swarm_cli.observe.evaluations import METRICS_FILE, newest_step, read_evaluations
+from swarm_cli.observe.evaluations import newest_step, read_evaluations
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.progress import HEADER, LEGEND, Row, StepRate, evaluations_done, steps_done, summary
 from swarm_cli.observe.start_again import advice, folder_here, server_trouble

@@ -1,5 +1,5 @@
 """A user's own verifier and task source, installed with `pip install -e` as their pages say, in the
-confined processes that score.
+confined processes that score; and a verifier in a folder of PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def swarm(python: Path, *arguments: str) -> str:
+def swarm(python: Path, *arguments: str, cwd: Path | None = None, path: str | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {} if path is None else {"PYTHONPATH": path}
     command = [python, "-m", "swarm_cli", "task", *arguments]
-    done = subprocess.run(command, cwd=python.parent, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    folder = cwd or python.parent
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -45,3 +47,15 @@ def test_a_verifier_that_is_one_module_scores(python: Path) -> None:
 
 def test_a_task_source_that_is_one_module_makes_tasks(python: Path) -> None:
     assert "cents" in swarm(python, "show", "change_due")
+
+
+@pytest.mark.parametrize(("folder", "path"), [("libs", f"libs:{ROOT}"), (".", f":{ROOT}")])
+def test_a_verifier_of_a_relative_pythonpath_scores(tmp_path: Path, folder: str, path: str) -> None:
+    """The process that scores starts in another folder than the one where it was set."""
+    shutil.copytree(ROOT / "docs" / "examples" / "verifier", tmp_path / folder, dirs_exist_ok=True)
+    described = tmp_path / folder / "mine-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[swarm.verifiers]\nbrief = swarm_example_verifier:brief\n")
+    told = swarm(Path(sys.executable), "audit", "gcd", "--verifier", "brief", cwd=tmp_path, path=path)
+    assert "right answers paid 3/3" in told

@@ -1,5 +1,5 @@
 """The files of a folder are one dataset only if their names say so: a test split is never read
-together with the training split.
+together with the training split, and no file is left out.
 """
 
 from __future__ import annotations
@@ -62,10 +62,30 @@ def test_the_parts_of_one_dataset_are_read_in_the_order_of_their_names(tmp_path:
     assert [file.name for file in data_files(folder)] == sorted(names.split())
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("a-1.jsonl a-2.parquet", r"2 formats (.jsonl, such as a-1.jsonl, .parquet, such as a-2.parquet)"),
+        ("train.jsonl train.parquet", r"2 formats (.jsonl, such as train.jsonl, .parquet, such as train.parquet)"),
+        (
+            "a-1.arrow a-2.parquet a-3.jsonl a-4.jsonl dataset_info.json",
+            r"3 formats (.arrow, such as a-1.arrow, .jsonl, such as a-3.jsonl, .parquet, such as a-2.parquet)",
+        ),
+    ],
+)
+def test_files_of_several_formats_are_refused_and_none_is_left_out_without_a_word(tmp_path: Path, names: str, told: str) -> None:
+    with pytest.raises(FileSourceError) as caught:
+        data_files(folder_of(tmp_path, names))
+    assert f"{tmp_path}: it holds files of {told}" in str(caught.value)
+    assert "name one file, put the files of one format into a folder of their own, or write all in one format" in str(caught.value)
+
+
 def test_a_saved_dataset_lists_its_own_files(tmp_path: Path) -> None:
     saved = folder_of(tmp_path, "data-00000-of-00001.arrow cache-a09b74b3ef9c3b56.arrow dataset_info.json")
     (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
     assert [file.name for file in data_files(saved)] == ["data-00000-of-00001.arrow"]
+    folder_of(saved, "data-00000-of-00001.parquet data.jsonl")
+    assert [file.name for file in data_files(saved)] == ["data-00000-of-00001.arrow"], "its list says which files are its own"
 
 
 def test_of_many_names_the_first_are_told_and_nothing_that_moves_the_cursor(tmp_path: Path) -> None:

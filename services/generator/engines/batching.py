@@ -17,17 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.model.attention import attention_windows
-from shared.model.full_precision import computing_in_float32, is_half
+from shared.model.attention import LONGEST_PROBE, attention_windows
+from shared.model.full_precision import HALF_TOLERANCE, computing_in_float32, is_half
 
-_LONGEST_PROBE = 1024
 _STEPS = 4
-# Tolerance relative to 1 + |logprob|.
+# Tolerance relative to 1 + |logprob|; in half precision it is `HALF_TOLERANCE` for the mean.
 _TOLERANCE = 1e-4
-# In half precision, rounding may route a token to another expert, so only the mean is meaningful,
-# and it can hide a small error. Correctness is therefore decided in float32; this limit only
-# catches what half precision alone breaks, such as a mask that overflows.
-_HALF_TOLERANCE = 0.05
 
 
 class UnsafeModel(Exception):
@@ -167,13 +162,13 @@ def choose_batching(model: Any, *, context_length: int, pad_token_id: int) -> Ba
         UnsafeModel: there is none, or the logprobs of a text's tokens depend on what follows them.
     """
     windows = [width for width in attention_windows(model.config) if width < context_length]
-    probed = max((width for width in windows if width <= _LONGEST_PROBE), default=0)
+    probed = max((width for width in windows if width <= LONGEST_PROBE), default=0)
     prompts, answers = _texts(model, min(probed, context_length - _STEPS - 6), pad_token_id)
     rounded = (False, True) if is_half(model.dtype) else (False,)
     expected = {each: _alone(model, prompts, answers, rounded=each) for each in rounded}
     found = []
     for way in WAYS:
-        if way.padded and windows and windows[-1] > _LONGEST_PROBE:
+        if way.padded and windows and windows[-1] > LONGEST_PROBE:
             found.append(f"padded: a window of {windows[-1]} tokens is too long to try")
             continue
         try:
@@ -270,6 +265,6 @@ def _difference(found: Tensor, expected: Tensor, rounded: bool) -> str:
     """Why the two differ; empty if they do not."""
     apart = torch.where(found == expected, 0.0, (found - expected).abs())
     relative = torch.where(apart == 0.0, 0.0, apart / (1.0 + expected.abs()))
-    if float(relative.mean() if rounded else relative.max()) <= (_HALF_TOLERANCE if rounded else _TOLERANCE):
+    if float(relative.mean() if rounded else relative.max()) <= (HALF_TOLERANCE if rounded else _TOLERANCE):
         return ""
     return f"logprobs differ by {float(apart.max()):.2g} nats" + (" in half precision" if rounded else "")

@@ -10,11 +10,11 @@ from typing import Any
 
 from services.trainer.durable.checkpoint import Checkpoint, TrainedModel
 from shared.json_lines import read_jsonl
+from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.text import visible
 from shared.version import VERSION
 
 CARD = "README.md"
-_EVALUATIONS, _STEPS = "eval.jsonl", "metrics.jsonl"
 
 
 def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: bool) -> None:
@@ -26,8 +26,8 @@ def write_card(folder: Path, checkpoint: Checkpoint, *, dtype: str, adapter: boo
     text = model_card(
         checkpoint.model,
         step,
-        evaluations=read_jsonl(node_folder / _EVALUATIONS),
-        steps=[line for line in read_jsonl(node_folder / _STEPS) if _number(line, "step") <= step],
+        evaluations=read_jsonl(node_folder / EVAL_FILE),
+        steps=[line for line in read_jsonl(node_folder / METRICS_FILE) if _number(line, "step") <= step],
         origin=f"{node_folder.parent.name}, node {node_folder.name}",
         dtype=dtype,
         adapter=adapter,

@@ -11,16 +11,13 @@ from services.trainer.gradient.forward import attention_implementation, completi
 from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.modes import evaluating
 from services.trainer.gradient.rows import TokenGroup, build_rows
-from shared.model.attention import attention_windows
-from shared.model.full_precision import computing_in_float32, is_half
+from shared.model.attention import LONGEST_PROBE, attention_windows
+from shared.model.full_precision import HALF_TOLERANCE, computing_in_float32, is_half
 
-# Tolerance relative to 1 + |logprob|. Correctness is decided in float32. Half precision may route a
-# token to another expert, so there only the mean is held to its bound.
+# Tolerance relative to 1 + |logprob|; in half precision it is `HALF_TOLERANCE` for the mean.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
-_HALF_TOLERANCE = 0.05
 # Experts that also get other texts' tokens sum in another order.
 _LEAK_TOLERANCE = 1e-5
-_LONGEST_PROBE = 1024
 
 
 def supports_shared_prompt(model: nn.Module) -> bool:
@@ -42,7 +39,7 @@ def plain_rows_reason(model: nn.Module) -> str:
     window = _window(config)
     if window is None:
         return "not every layer attends to the whole text"
-    if window > _LONGEST_PROBE:
+    if window > LONGEST_PROBE:
         return f"its configuration names a window of {window} tokens, too long to try whether its layers keep to it"
     try:
         with torch.no_grad(), evaluating(model):
@@ -87,7 +84,7 @@ def _probe(model: nn.Module, window: int, *, rounded: bool) -> bool:
     shared = _logprobs(model, prompt, [first, second, third], shared=True)
     moved = _logprobs(model, prompt, [other, second, third], shared=True)
     relative = (shared - plain).abs() / (1.0 + plain.abs())
-    same_as_plain = float(relative.mean()) <= _HALF_TOLERANCE if rounded else float(relative.max()) <= _TOLERANCE[plain.dtype]
+    same_as_plain = float(relative.mean()) <= HALF_TOLERANCE if rounded else float(relative.max()) <= _TOLERANCE[plain.dtype]
     blind_to_neighbours = rounded or bool(((shared[1:] - moved[1:]).abs() <= _LEAK_TOLERANCE).all())
     return same_as_plain and blind_to_neighbours
 

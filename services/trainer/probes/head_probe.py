@@ -18,10 +18,10 @@ from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.modes import evaluating
 from services.trainer.gradient.rows import TokenGroup, build_rows
 
-# Tolerance relative to 1 + |value|. A half-precision product may be rounded differently for another
-# number of rows.
+# Tolerance of each value, relative to 1 + |value|. A half-precision product may be rounded
+# differently for another number of rows.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-_HALF_TOLERANCE = 0.05
+_HALF_PRODUCT_TOLERANCE = 0.05
 _LARGE_LOGIT = 60.0
 """The probe raises the largest logit to this value, so that effects on large logits, such as a soft
 cap at 30, are detected.
@@ -120,5 +120,5 @@ def _same(found: Tensor, expected: Tensor, dtype: torch.dtype, what: str) -> Non
     if found.shape != expected.shape:
         raise NotSeparate(f"{what} have shape {tuple(found.shape)}, expected {tuple(expected.shape)}")
     difference = (found - expected).abs() / (1.0 + expected.abs())
-    if not bool((difference <= _TOLERANCE.get(dtype, _HALF_TOLERANCE)).all()):
+    if not bool((difference <= _TOLERANCE.get(dtype, _HALF_PRODUCT_TOLERANCE)).all()):
         raise NotSeparate(f"the model's {what} are not those of its output layer, by up to {float(difference.max()):.1e}")

@@ -13,16 +13,12 @@ from services.trainer.gradient.forward import completion_logprobs, text_config
 from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.modes import evaluating
 from services.trainer.gradient.rows import TokenGroup, build_rows
-from shared.model.attention import attention_windows
-from shared.model.full_precision import computing_in_float32, is_half
+from shared.model.attention import LONGEST_PROBE, attention_windows
+from shared.model.full_precision import HALF_TOLERANCE, computing_in_float32, is_half
 
-# Tolerance relative to 1 + |logprob|. Correctness is decided in float32. Half precision may route a
-# token to another expert and can hide small errors, so its bound is on the mean and only catches
-# what half precision alone breaks.
+# Tolerance relative to 1 + |logprob|; in half precision it is `HALF_TOLERANCE` for the mean.
 _TOLERANCE = 1e-4
 _DOUBLE_TOLERANCE = 1e-6
-_HALF_TOLERANCE = 0.05
-_LONGEST_PROBE = 1024
 _BEYOND = 16
 
 
@@ -84,7 +80,7 @@ def _difference(found: Tensor, expected: Tensor, rounded: bool) -> str:
     apart = (found - expected).abs()
     relative = apart / (1.0 + expected.abs())
     tolerance = _DOUBLE_TOLERANCE if found.dtype == torch.float64 else _TOLERANCE
-    same = float(relative.mean()) <= _HALF_TOLERANCE if rounded else float(relative.max()) <= tolerance
+    same = float(relative.mean()) <= HALF_TOLERANCE if rounded else float(relative.max()) <= tolerance
     return "" if same else f"they differ by {float(apart.max()):.2g} nats" + (" in half precision" if rounded else "")
 
 
@@ -129,10 +125,10 @@ def _beyond_windows(model: nn.Module) -> tuple[Tensor, Tensor]:
     and with more tokens after them.
     """
     config = text_config(model)
-    context = int(getattr(config, "max_position_embeddings", None) or 2 * _LONGEST_PROBE)
+    context = int(getattr(config, "max_position_embeddings", None) or 2 * LONGEST_PROBE)
     beyond = min(_BEYOND, context // 3)
     widest = max(
-        (width for width in attention_windows(model.config) if width <= min(_LONGEST_PROBE, context - 3 * beyond)), default=0
+        (width for width in attention_windows(model.config) if width <= min(LONGEST_PROBE, context - 3 * beyond)), default=0
     )
     vocabulary = int(getattr(config, "vocab_size", 0))
     text = torch.randint(vocabulary, (widest + 3 * beyond,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.contracts.messages import Task, TaskRef
+from shared.evaluation import PASS_REWARD
 from shared.tasks.audit.accepted import is_right_after_all
 from shared.tasks.audit.candidates import STYLE, Candidate, candidates, constant_names
 from shared.tasks.audit.witnesses import right_answers
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
-
-FULL_MARKS = 0.99
-"""A reward of at least this counts as solved."""
 
 
 @dataclass(slots=True)
@@ -94,7 +92,7 @@ async def _rights(pool: ScorerPool, tasks: Sequence[Task]) -> list[tuple[str | N
     )
     found: list[tuple[str | None, bool]] = []
     for texts, result in zip(known, scored, strict=True):
-        paid = [text for text, reward in zip(texts, result.rewards, strict=False) if reward >= FULL_MARKS]
+        paid = [text for text, reward in zip(texts, result.rewards, strict=False) if reward >= PASS_REWARD]
         found.append((paid[0], True) if paid else (texts[0] if texts else None, False))
     return found
 
@@ -114,10 +112,10 @@ def _gather(finding: Finding, ref: TaskRef, result: JobResult, named: list[Candi
         finding.constants[constant.name].append(reward)
     for candidate, reward in zip(made, rewards[len(named) :], strict=True):
         if candidate.kind == STYLE:
-            finding.styles[candidate.name] += reward >= FULL_MARKS
+            finding.styles[candidate.name] += reward >= PASS_REWARD
             continue
         finding.wrong += 1
-        if reward < FULL_MARKS:
+        if reward < PASS_REWARD:
             continue
         if is_right_after_all(finding.dataset, candidate):
             finding.right_after_all += 1

@@ -16,6 +16,7 @@ from typing import Any
 import shared
 from shared.cancelling import cancel_and_wait
 from shared.tasks.file_rows import FileRows, inheritance
+from shared.tasks.sandbox.importable import path_from_elsewhere
 from shared.tasks.sandbox.protocol import MAX_FRAME_BYTES, PROGRESS_BYTES, READY, Progress, frame_length, pack_frame, unpack_body
 
 START_TIMEOUT_S = 60.0
@@ -45,6 +46,12 @@ _PASSED_ON = ("PYTHONPATH", "MPLCONFIGDIR")
 """Where a user's own verifier may be installed, and the folder with matplotlib's font cache, should
 such a verifier import it.
 """
+
+
+def _environment() -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    passed_on["PYTHONPATH"] = path_from_elsewhere(passed_on.get("PYTHONPATH", ""))
+    return _ENVIRONMENT | passed_on
 
 
 class WorkerLost(Exception):
@@ -110,7 +117,7 @@ class Child:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=CHUNK_BYTES,
-                env=_ENVIRONMENT | {name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+                env=_environment(),
                 cwd=Path(shared.__file__).parent.parent,
                 pass_fds=[file.fileno(), *(each.descriptor for each in rows)],
                 start_new_session=True,

@@ -12,6 +12,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.machinery import all_suffixes
 from pathlib import Path
 
@@ -52,6 +53,22 @@ def import_folders() -> list[Path]:
     found.
     """
     return [folder for folder in (Path(entry or ".").absolute() for entry in sys.path) if os.path.isdir(folder)]
+
+
+def path_from_elsewhere(entries: str) -> str:
+    """The entries of this process's PYTHONPATH for one that starts in another folder, where a
+    relative one would name another folder. An empty one is the folder of this process, as Python
+    takes it, unless there is no other. Left out is what cannot be named so: a folder with a colon
+    in its path, and a relative one if this process's own is gone. Empty if nothing is left, or if
+    this process itself was told to import from none of them (`python -E`, `-I`).
+    """
+    if not entries or sys.flags.ignore_environment:
+        return ""
+    folders = []
+    for entry in entries.split(os.pathsep):
+        with suppress(FileNotFoundError):
+            folders.append(os.path.abspath(entry))
+    return os.pathsep.join(folder for folder in folders if os.pathsep not in folder)
 
 
 def others_can_import() -> bool:

@@ -10,6 +10,7 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
+from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.tasks.sandbox.protocol import MAX_ANSWERS
 
 MAX_DETAIL_CHARS = 700
@@ -25,7 +26,7 @@ Reason = Annotated[str, Meta(pattern="^task_[a-z]{1,32}$")]
 parents.
 """
 Detail = Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)]
-Question = Annotated[str, Meta(max_length=262_144)]
+Question = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Metadata = Annotated[str, Meta(max_length=1_048_576)]
 TaskTexts = tuple[Question, Question | None, Metadata]
 

@@ -1,0 +1,66 @@
+"""What several parts of the product must agree on is written in one place: a name or a limit, and
+none of the copies that would be forgotten when it changes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+PRODUCT = ("services", "shared", "swarm_cli", "lab", "monitoring")
+VALUES = {
+    "metrics.jsonl": "shared/run_records.py",
+    "eval.jsonl": "shared/run_records.py",
+    262_144: "shared/contracts/limits.py",
+}
+"""Values that mean one thing wherever they are, and the file that may write them."""
+NAMES = {
+    "PASS_REWARD": "shared/evaluation.py",
+    "FULL_MARKS": "swarm_cli/rollouts/choice.py",  # 1, which is more than a pass
+    "DEFAULT_VERIFIER": "shared/registry.py",
+    "HALF_TOLERANCE": "shared/model/full_precision.py",
+    "LONGEST_PROBE": "shared/model/attention.py",
+    "FORGETTING": "services/sampler/forgetting.py",
+    "MAX_TEXT_CHARS": "shared/contracts/limits.py",
+}
+"""Numbers that also mean other things, by the name of what is meant, and the file that may give it
+a value, under this name or with an underscore.
+"""
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    files = sorted(file for folder in PRODUCT for file in (REPO / folder).rglob("*.py"))
+    return {str(file.relative_to(REPO)): ast.parse(file.read_text()) for file in files}
+
+
+def assigned(module: ast.Module) -> Iterator[str]:
+    """The names that a file gives values to at its top level."""
+    for statement in module.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        yield from (node.id.lstrip("_") for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+@pytest.mark.slow
+def test_a_value_that_several_parts_share_is_written_in_one_file() -> None:
+    found = defaultdict(set)
+    for name, module in modules().items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str | int) and node.value in VALUES:
+                found[node.value].add(name)
+    assert found == {value: {home} for value, home in VALUES.items()}
+
+
+@pytest.mark.slow
+def test_a_number_that_several_parts_share_gets_its_value_in_one_file() -> None:
+    found = defaultdict(set)
+    for name, module in modules().items():
+        for each in set(assigned(module)) & set(NAMES):
+            found[each].add(name)
+    assert found == {name: {home} for name, home in NAMES.items()}
