@@ -213,7 +213,7 @@ def test_who_learns_from_whom_says_what_is_not_counted_and_that_no_step_was_take
         section.get_by_text("Not counted, as their trainers' records are not on this machine: beta.").wait_for()
         assert section.locator("tbody tr").all_inner_texts() == ["alpha\t3"]
         waiting = looker.page.locator("#texts li", has_text="not trained on yet")
-        assert waiting.locator("a").all_inner_texts() == ["What comes next?"]
+        playwright.expect(waiting.locator("a")).to_have_text(["What comes next?"], timeout=WAIT_MS)
         looker.check()
     finally:
         looker.close()
