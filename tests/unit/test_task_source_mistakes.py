@@ -71,6 +71,12 @@ def test_a_dataset_larger_than_seeds_have_room_for_is_refused(size: int) -> None
     assert problem.endswith(f"chain_sum: its size is {size}; set `size` to at most 1,073,741,824")
 
 
+def test_a_question_that_is_too_long_for_a_message_is_told_of_any_dataset() -> None:
+    config = {"min_terms": 100_000, "max_terms": 100_000}
+    (problem,) = source_problems([TaskSpec(dataset="chain_sum", config=config)])
+    assert "Expected `str` of length <= " in problem and problem.endswith("change the dataset's config")
+
+
 def test_tasks_of_the_largest_dataset_travel() -> None:
     specs = check_specs([TaskSpec(dataset="chain_sum", config={"size": MAX_ITEMS})], 8)
     held_out = held_out_tasks(specs, 8, draw=300)
