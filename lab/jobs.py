@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -44,7 +45,7 @@ def make_runs(spec: Spec, folders: Sequence[RunFolder], jobs: int, report: Repor
     # Each process is forked from one that has imported what a run needs, which takes seconds.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lab.simulate", "lab.records", "lab.task_desk"])
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_end_with_command) as pool:
         futures = {pool.submit(make_run, spec, folder, threads): folder for folder in folders}
         left, finished = set(futures), 0
         while left:
@@ -62,6 +63,19 @@ def make_run(spec: Spec, folder: RunFolder, threads: int = 1, report: Report | N
         if not mine or folder.done:
             return None
         return _make(spec, folder, threads, report)
+
+
+def _end_with_command() -> None:
+    # For a process of the pool. The kernel's signal at a parent's death would not do, because its
+    # parent is the fork server, which lives as long as any process of the pool.
+    command = multiprocessing.parent_process()
+    assert command is not None
+
+    def wait() -> None:
+        command.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _ended(seconds: float | None) -> str:

@@ -28,13 +28,24 @@ def ending_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], 
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:  # the parent ended before prctl was called
-            os.kill(os.getpid(), number)
+        _end_if_orphaned(parent, number)
 
     return in_child
 
 
-def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """The same for this process and its present parent."""
+def end_with_parent(number: signal.Signals = signal.SIGTERM, parent: int | None = None) -> None:
+    """The same for this process and its present parent. Call it again after a change of user, which
+    resets it.
+
+    parent: the process id of the parent, from before the fork. If that process has ended already,
+    this one gets the signal now.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if parent is not None:
+        _end_if_orphaned(parent, number)
+
+
+def _end_if_orphaned(parent: int, number: signal.Signals) -> None:
+    if os.getppid() != parent:  # the parent ended before the kernel was asked
+        os.kill(os.getpid(), number)

@@ -6,9 +6,7 @@ Host header, passes its pages on.
 
 from __future__ import annotations
 
-import ctypes
 import shutil
-import signal
 import subprocess
 import time
 import urllib.error
@@ -18,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from shared.runtime.parent_death import ending_with_parent
 from swarm_cli.errors import CommandError
 from swarm_cli.local.loopback_tls import LoopbackTls
 
@@ -103,7 +102,7 @@ class Prometheus:
         ]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=ending_with_parent()
             )
 
     def check_running(self) -> None:
@@ -141,10 +140,3 @@ class Prometheus:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(STOP_S)
-
-
-def _die_with_parent() -> None:
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):  # not Linux: an orphan must then be ended by hand
-        return

@@ -12,11 +12,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import struct
 import sys
 import tempfile
 from pathlib import Path
 
+from shared.runtime.parent_death import end_with_parent
 from shared.tasks.sandbox import landlock, seccomp
 from shared.tasks.sandbox.importable import import_folders, others_can_import, readable_paths
 from shared.tasks.sandbox.limits import limit
@@ -28,9 +30,8 @@ PROTECTIONS = ("unprivileged_user", "network_namespace", "landlock", "seccomp")
 
 NOBODY = 65534
 _CLONE_NEWUSER_NEWNET = 0x10000000 | 0x40000000
-_PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG = 38, 1
+_PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES_V3 = 0x20080522
-_SIGKILL = 9
 
 
 def confine(memory_bytes: int, *, forking: bool = False) -> dict[str, str]:
@@ -44,7 +45,7 @@ def confine(memory_bytes: int, *, forking: bool = False) -> dict[str, str]:
     if sys.platform == "linux":
         library = ctypes.CDLL(None, use_errno=True)
         readable, listable = readable_paths(), import_folders()
-        library.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+        end_with_parent(signal.SIGKILL)
         if os.geteuid() == 0:
             missing |= _drop_root(library)
         _find_folders()
@@ -58,7 +59,7 @@ def confine(memory_bytes: int, *, forking: bool = False) -> dict[str, str]:
         # Drop the capabilities of the superuser, or of the new namespace; none is needed.
         library.capset(struct.pack("Ii", _CAPABILITIES_V3, 0), bytes(24))
         # Set again, because a change of user resets it.
-        library.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+        end_with_parent(signal.SIGKILL)
         try:
             landlock.restrict(readable, listable, [Path(os.devnull)])
         except landlock.LandlockUnavailable as error:
@@ -85,16 +86,6 @@ def forbid_system_calls(*, forking: bool = False) -> dict[str, str]:
     except seccomp.SeccompUnavailable as error:
         return {"seccomp": str(error)}
     return {}
-
-
-def die_with_parent(parent: int) -> None:
-    """Make the kernel send SIGKILL to this forked process when its parent ends, and exit if that
-    has ended already. parent: its process id, from before the fork.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _find_folders() -> None:

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, NoReturn
 import msgpack
 
 from shared.contracts.messages import TaskRef
+from shared.runtime.parent_death import end_with_parent
 from shared.tasks.derive import TaskError, derive_item
-from shared.tasks.sandbox.confine import die_with_parent, forbid_system_calls
+from shared.tasks.sandbox.confine import forbid_system_calls
 from shared.tasks.sandbox.limits import limit_further
 from shared.tasks.scoring import score_texts
 
@@ -84,7 +85,7 @@ def score_and_exit(
     """
     status = 1
     try:
-        die_with_parent(parent)
+        end_with_parent(signal.SIGKILL, parent)
         # The standard streams are already redirected to nowhere; a dataset that prints needs them.
         os.closerange(3, answer_to)
         os.closerange(answer_to + 1, 1024)

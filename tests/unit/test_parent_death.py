@@ -10,8 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import os, time
-from shared.tasks.sandbox.confine import die_with_parent
+import os, signal, time
+from shared.runtime.parent_death import end_with_parent
 
 read_end, write_end = os.pipe()
 if os.fork() == 0:
@@ -19,7 +19,7 @@ if os.fork() == 0:
     if os.fork() == 0:
         while {waits}:
             time.sleep(0.01)
-        die_with_parent(parent)
+        end_with_parent(signal.SIGKILL, parent)
         os.write(write_end, b"lives")
         os._exit(0)
     {parent_goes_on}

@@ -1,0 +1,61 @@
+"""Runs that are made side by side end with the command that makes them, even if it is killed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.lab.tiny_swarm import tiny_qwen3
+
+SPEC = """
+name = "endless"
+seeds = [1]
+rounds = 1_000_000
+nodes = 1
+model = {{ path = "{model}", device = "cpu", dtype = "float32" }}
+generator = {{ completions = 2, max_new_tokens = 2 }}
+eval = {{ tasks = 2, every_versions = 1 }}
+sampler = {{ max_staleness = 0 }}
+tasks = [{{ dataset = "gcd" }}]
+[arms.one.sampler]
+local = 2
+external = 0
+[arms.other.sampler]
+local = 1
+external = 0
+"""
+PROGRAM = """
+import sys
+from pathlib import Path
+from lab.jobs import make_runs
+from lab.runs import run_folder
+from lab.spec import load_spec
+
+spec, out = load_spec(Path(sys.argv[1])), Path(sys.argv[2])
+make_runs(spec, [run_folder(out, arm, 1) for arm in spec.arms], 2, print)
+"""
+
+
+def test_the_runs_of_a_command_that_is_killed_end_with_it(tmp_path: Path) -> None:
+    spec, out = tmp_path / "spec.toml", tmp_path / "results"
+    spec.write_text(SPEC.format(model=tiny_qwen3(tmp_path / "model")))
+    command = psutil.Popen([sys.executable, "-c", PROGRAM, spec, out])
+    processes: list[psutil.Process] = []
+    try:
+        give_up_at = time.monotonic() + 240
+        while len(list(out.glob("*/seed-1/records.jsonl.gz"))) < 2:
+            assert command.poll() is None and time.monotonic() < give_up_at
+            time.sleep(0.2)
+        processes = command.children(recursive=True)
+        assert len(processes) >= 3, "the fork server and a process for each run"
+        command.kill()
+        command.wait(60)
+        _, alive = psutil.wait_procs(processes, 60)
+        assert not alive
+    finally:
+        for left in [command, *processes]:
+            if left.is_running():
+                left.kill()
