@@ -108,6 +108,8 @@ def score(
     (reward,) = result.rewards
     if result.timeouts:
         typer.echo("the answer took too long, or killed the process that scored it: its reward is 0", err=True)
+    elif result.detail:
+        typer.echo(f"verifier {verifier} {result.detail}: the reward is 0", err=True)
     typer.echo(json.dumps({"reward": reward}) if as_json else f"{reward:g}")
 
 

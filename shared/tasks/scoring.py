@@ -91,12 +91,14 @@ def score_texts(
     progress: Word | None = None,
     first_step: int = 0,
     rewards: list[float] | None = None,
+    problems: list[str] | None = None,
 ) -> list[float]:
     """`score_answer` for many texts of one derived task. A text that is None earns 0.
 
     `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. Rewards are
     appended to `rewards` one by one, so that another process can read them before the last one is
-    there.
+    there. What the scorer raised, or returned that is no number, is appended to `problems` for the
+    first such text.
 
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.
@@ -115,9 +117,16 @@ def score_texts(
             if len(answer) <= MAX_ANSWER_CHARS:
                 try:
                     raw = score(answer)
-                except PACKAGE_FAILURES:  # whatever a scorer raises on odd text is the answer's fault
+                except PACKAGE_FAILURES as error:  # whatever a scorer raises on odd text is the answer's fault
                     raw = 0.0
-        rewards.append(raw if type(raw) is float and 0.0 <= raw <= 1.0 else _in_unit_interval(raw))
+                    if problems is not None and not problems:
+                        problems.append(f"raised {failure(error)}")
+        if type(raw) is float and 0.0 <= raw <= 1.0:
+            rewards.append(raw)
+            continue
+        if problems is not None and not problems and not _is_number(raw):
+            problems.append(f"returned {type(raw).__name__} and no number")
+        rewards.append(_in_unit_interval(raw))
     return rewards
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from shared.config.task_spec import TaskSpec
 from shared.contracts.messages import TaskRef
@@ -17,6 +18,7 @@ from shared.tasks.sandbox import ScorerPool, ScoringJob
 from shared.tasks.scoring import score_answer
 from shared.tasks.specs import source_problems
 from shared.tasks.verifiers import load_verifier
+from swarm_cli.app import app
 from tests.integration.installed_verifier import install
 
 GCD = TaskSpec(dataset="gcd", verifier="mine")
@@ -101,5 +103,18 @@ async def test_a_task_that_it_cannot_judge_costs_no_process_and_its_sender_no_bl
         for sender in (None, "somebody"):
             refused, scored = await pool.run([ScoringJob(ref=ref, texts=["3"], sender=sender) for ref in refs])
             assert refused.reason == "task_verifier" and "ValueError" in refused.detail, refused
-            assert scored.reason is None and list(scored.rewards) == [1.0]
+            assert scored.reason is None and list(scored.rewards) == [1.0] and scored.detail == ""
+        jobs = [ScoringJob(ref=refs[1], texts=["3", "three", "four"], sender=sender) for sender in (None, "somebody")]
+        own, foreign = await pool.run(jobs)
+        assert own.rewards == foreign.rewards == [1.0, 0.0, 0.0]
+        assert own.detail == "raised ValueError: could not convert string to float: 'three'"
+        assert foreign.detail == "", "nothing of what a member sent"
         assert pool.replaced == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", ["def mine(item):\n    return lambda answer: print(answer)"], indirect=True)
+def test_task_score_says_why_an_answer_has_no_reward(written: None) -> None:
+    told = CliRunner().invoke(app, ["task", "score", "gcd", "--verifier", "mine", "--answer", "3"])
+    assert (told.exit_code, told.stdout) == (0, "0\n")
+    assert told.stderr == "verifier mine returned NoneType and no number: the reward is 0\n"

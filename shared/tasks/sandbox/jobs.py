@@ -34,7 +34,9 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
 
 
 class JobResult(Struct, frozen=True):
-    """Rewards in the order of the texts, or the reason why there are none.
+    """Rewards in the order of the texts, or the reason why there are none, with a sentence as
+    `detail`. With rewards, `detail` is what the scorer raised or returned instead of one at the
+    first answer that has none, if there is such an answer; for this node's own work alone.
 
     `timeouts` counts answers at which a worker was lost (reward 0); `deaths` counts those of them
     at which it died instead of hanging. `cpu_s`: CPU seconds that a foreign group took, whatever
@@ -134,9 +136,9 @@ class Entry:
             self.finish([], None, reason, detail)
             return
         rewarded: Rewarded = checked(result, Rewarded)
-        rewards, derived = rewarded
+        rewards, derived, raised = rewarded
         self._expect(rewards)
-        self.finish(rewards, self._task(derived))
+        self.finish(rewards, self._task(derived), detail=raised)
 
     def take_foreign(self, result: list[Any]) -> None:
         """Store a forker's result (`shared.tasks.sandbox.forker`).

@@ -30,8 +30,10 @@ from shared.tasks.sandbox.protocol import (
     pack_frame,
     unpack_body,
 )
+from shared.tasks.sandbox.replies import MAX_DETAIL_CHARS
 from shared.tasks.scoring import score_texts
 from shared.tasks.verifiers import preload
+from shared.text import visible
 
 FLUSH_S = 0.005
 GC_THRESHOLD = 20_000
@@ -105,8 +107,10 @@ def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
         task = item.task
         if expected is not None and (task.question, task.answer, task.metadata) != tuple(expected):
             return ["task_mismatch", f"{dataset}: question, answer or metadata differ from what {seed}/{index} derives to"]
-        rewards = score_texts(item, verifier, texts, word, base + 1) if texts else []
-        return [rewards, [task.question, task.answer, task.metadata] if want_task else None]
+        problems: list[str] = []
+        rewards = score_texts(item, verifier, texts, word, base + 1, problems=problems) if texts else []
+        raised = visible(problems[0], MAX_DETAIL_CHARS) if problems else ""
+        return [rewards, [task.question, task.answer, task.metadata] if want_task else None, raised]
     except TaskError as error:
         return [error.reason, str(error)[:500]]
     except (MemoryError, RecursionError) as error:
