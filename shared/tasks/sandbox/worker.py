@@ -101,6 +101,7 @@ def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance:
 
 
 def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
+    # `Rewarded` or `Failed`. Steps are counted from `base`, and tell at which answer it hung.
     dataset, config, seed, index, expected, verifier, texts, want_task = job
     try:
         item = derive_item(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
