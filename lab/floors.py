@@ -23,6 +23,7 @@ from pathlib import Path
 from lab.spec import SpecError
 from shared.config import TaskSpec
 from shared.contracts.messages import Task, TaskRef
+from shared.drafts import replace_text
 from shared.evaluation import PASS_REWARD
 from shared.tasks.audit.candidates import CONSTANTS, copies, shapes
 from shared.tasks.audit.witnesses import right_answers
@@ -90,11 +91,8 @@ def scorers(sources: Sequence[TaskSpec]) -> ScorerPool:
 
 def write_floors(out: Path, floors: Sequence[Floor]) -> Path:
     """Write the floors next to the records, for reports."""
-    out.mkdir(parents=True, exist_ok=True)
     file = out / FLOORS_FILE
-    draft = file.with_suffix(".new")
-    draft.write_text(json.dumps([asdict(floor) for floor in floors], indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(draft, file)
+    replace_text(file, json.dumps([asdict(floor) for floor in floors], indent=1, ensure_ascii=False) + "\n")
     return file
 
 

@@ -30,6 +30,7 @@ from typing import Any
 from lab.records import RECORDS_FILE
 from lab.resolved import differences, resolved_settings, settings_digest
 from lab.spec import Spec, SpecError, seeds_problem
+from shared.drafts import replace_text
 from shared.os_words import in_words
 
 DONE_FILE = "done.json"
@@ -106,17 +107,12 @@ class RunFolder:
             "sha256": hashlib.sha256(self.records.read_bytes()).hexdigest(),
         }
         if settings is not None:
-            self._replace(self.path.parent / SETTINGS_FILE, json.dumps(settings, indent=1))
-        self._replace(self.path / DONE_FILE, json.dumps(content))
+            replace_text(self.path.parent / SETTINGS_FILE, json.dumps(settings, indent=1) + "\n")
+        replace_text(self.path / DONE_FILE, json.dumps(content) + "\n")
 
     def _said(self) -> dict[str, Any]:
         said: dict[str, Any] = json.loads((self.path / DONE_FILE).read_text(encoding="utf-8"))
         return said
-
-    def _replace(self, file: Path, text: str) -> None:
-        draft = self.path / (file.name + ".new")  # in the run's own folder, because parallel runs share the arm's
-        draft.write_text(text + "\n", encoding="utf-8")
-        os.replace(draft, file)
 
 
 def _locked(descriptor: int) -> bool:
@@ -238,10 +234,7 @@ def write_manifest(out: Path, spec: Spec, driver: str) -> None:
         "machine": {"processor": platform.machine(), "cores": os.cpu_count()},
         "written": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    file = out / MANIFEST_FILE
-    draft = file.with_suffix(".new")
-    draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(draft, file)
+    replace_text(out / MANIFEST_FILE, json.dumps(content, indent=1) + "\n")
 
 
 def read_manifest(out: Path) -> dict[str, Any]:

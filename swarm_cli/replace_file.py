@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
-from shared.policy_store.files import draft_in, keep_draft
+from shared.drafts import draft_in, keep_draft, write_whole
 from swarm_cli.errors import CommandError
 
 
@@ -20,11 +19,11 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
     Raises:
         CommandError: it cannot be written; an existing file is unchanged.
     """
-    target = Path(os.path.realpath(path))
+    target, content = Path(os.path.realpath(path)), memoryview(text.encode())
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb", buffering=0) as there:
-                _write_all(there, text)
+                write_whole(content, there.write)
             return
         with draft_in(target.parent) as (stream, draft):
             if target.exists():
@@ -34,13 +33,7 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
                 os.fchmod(stream.fileno(), before.st_mode & 0o777)
             if private:
                 os.fchmod(stream.fileno(), 0o600)
-            _write_all(stream, text)
+            write_whole(content, stream.write)
             keep_draft(stream, draft, target)
     except OSError as error:
         raise CommandError(f"{path} cannot be written ({error.strerror or error}); an existing file is unchanged") from None
-
-
-def _write_all(stream: BinaryIO, text: str) -> None:
-    left = memoryview(text.encode())
-    while left:
-        left = left[stream.write(left) :]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.drafts import replace_text
 from shared.json_lines import open_lines, write_whole
 from shared.run_records import METRICS_FILE
 
@@ -165,9 +165,7 @@ def forget_steps_after(file: Path, step: int) -> None:
     wanted = "".join(f"{kept[number]}\n" for number in sorted(kept))
     if wanted == content:
         return
-    beside = file.with_suffix(".rewrite")
-    beside.write_text(wanted, encoding="utf-8")
-    os.replace(beside, file)
+    replace_text(file, wanted)
 
 
 def scalars(record: StepRecord) -> dict[str, float]:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from shared.drafts import replace_text
 from shared.plain_files import whole_lines
 
 _LINE = re.compile(r"([a-z0-9][a-z0-9-]{0,31}) (\S{1,64})(?: (\d{1,12}(?:\.\d{1,6})?) (\d{1,12}))?")
@@ -94,10 +95,7 @@ class NamesFile:
 
     def rewrite(self, lines: Sequence[NameLine]) -> None:
         """Replace the file by these lines; call it under the lock."""
-        draft = self._path.with_suffix(f".{os.getpid()}")
-        draft.write_text("".join(map(_text, lines)))
-        draft.chmod(0o600)
-        draft.replace(self._path)
+        replace_text(self._path, "".join(map(_text, lines)), mode=0o600)
         stat = self._path.stat()
         self._inode, self._read_bytes, self._torn, self.lines = stat.st_ino, stat.st_size, False, len(lines)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from services.verifier.refused_memory import RefusedGroup, RefusedMemory
+from shared.drafts import replace_text
 from shared.json_lines import read_jsonl
 from shared.run_records import refused_file, refused_files
 from shared.runtime.logs import Log
@@ -62,12 +62,9 @@ class RefusedRecord:
             await asyncio.to_thread(self._write, self._memory.all())
 
     def _write(self, kept: list[tuple[RefusedGroup, bool]]) -> None:
-        beside = self._file.with_suffix(".draft")
         try:
-            self._run_dir.mkdir(parents=True, exist_ok=True)
             lines = (json.dumps({**each.as_object(), "known": known}, separators=(",", ":")) for each, known in kept)
-            beside.write_text("".join(f"{line}\n" for line in lines))
-            os.replace(beside, self._file)
+            replace_text(self._file, "".join(f"{line}\n" for line in lines))
         except OSError as error:
             self._tell(error)
         else:

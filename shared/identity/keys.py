@@ -12,6 +12,7 @@ import nkeys
 from nacl.exceptions import BadSignatureError
 from nacl.signing import VerifyKey
 
+from shared.drafts import create_once
 from shared.os_words import in_words
 from shared.plain_files import read_named
 
@@ -54,7 +55,7 @@ def load_or_create(path: Path) -> SigningKey:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            _create(path, new_seed())
+            create_once(path, new_seed() + b"\n", mode=0o600)
     except OSError as error:
         raise KeyFileError(
             f"key file {path} cannot be made ({_cause(error)}): make its folder writable or set node.var_dir"
@@ -100,7 +101,7 @@ def create(path: Path, seed: bytes | None = None) -> SigningKey:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not _create(path, seed or new_seed()):
+        if not create_once(path, (seed or new_seed()) + b"\n", mode=0o600):
             raise KeyFileError(f"key file {path} exists: a key is a node's identity, so it is not replaced; choose another file")
     except OSError as error:
         raise KeyFileError(
@@ -144,26 +145,6 @@ def verify(public_key: str, message: bytes, signature: bytes) -> bool:
     except (BadSignatureError, ValueError, TypeError):
         return False
     return True
-
-
-def _create(path: Path, seed: bytes) -> bool:
-    """Whether the file is new."""
-    # A finished file appears under its name at once, and `link` refuses to replace another
-    # process's.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(seed + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            return False
-        return True
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _decode_public(public_key: str) -> bytes | None:

@@ -4,12 +4,12 @@ a comment.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.contracts.wire import is_node_name
+from shared.drafts import replace_text
 from shared.identity.keys import is_public_key
 from shared.os_words import in_words
 from shared.plain_files import read_named
@@ -68,11 +68,8 @@ def read_roster(path: Path) -> dict[str, RosterEntry]:
 
 def write_roster(path: Path, entries: Mapping[str, RosterEntry]) -> None:
     """Replace the file atomically, so that no reader sees half of it. Comments are not kept."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = (f"{entry.name} {entry.public_key} {entry.note}".rstrip() for _, entry in sorted(entries.items()))
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text("".join(line + "\n" for line in lines))
-    draft.replace(path)
+    replace_text(path, "".join(line + "\n" for line in lines))
 
 
 def _problem(fields: list[str], entries: Mapping[str, RosterEntry], keys: Mapping[str, str]) -> str | None:

@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from shared.contracts.control import PolicyDelta, PolicyFile, PolicyPointer
+from shared.drafts import draft_in, remove_abandoned_drafts
 from shared.policy_store.base import PolicyDamagedError, PolicyStore, PolicyStoreError, StoredPolicy, policy_label
 from shared.policy_store.delta import Delta, DeltaError, write_delta
-from shared.policy_store.files import cause_of, draft_in, remove_abandoned_drafts, remove_old_downloads, sha256_of
+from shared.policy_store.files import cause_of, remove_old_downloads, sha256_of
 
 _WORTH = 0.5
 """If a delta is larger than this part of a full copy, the full copy is published instead."""

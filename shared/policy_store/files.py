@@ -4,30 +4,23 @@ thread.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import hashlib
 import itertools
 import os
 import re
-import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+
+from shared.drafts import new_draft, write_whole
 
 BLOCK_BYTES = 1 << 20
 """Large enough that system calls take a negligible part of the time, small enough to be hashed
 while it is still in the processor's cache.
 """
 
-DRAFT_PREFIX = ".draft-"
-"""Prefix of files that are being written; also of files that a killed writer leaves behind."""
-
-_ABANDONED_AFTER_S = 3600.0
 _DOWNLOADS_KEPT = 2
 _DOWNLOAD = re.compile(r"[0-9a-f]{64}\.safetensors")
 
@@ -52,7 +45,7 @@ def copy_hashing(source: Path, write: Callable[[memoryview], int | None]) -> tup
             if not (count := stream.readinto(block)):
                 break
             hashing = hasher.submit(digest.update, block[:count])
-            _write_all(block[:count], write)
+            write_whole(block[:count], write)
             size += count
             if before is not None:
                 # The next block is read into this one's buffer.
@@ -83,8 +76,8 @@ def same_volume(file: Path, folder: Path) -> bool:
 
 @functools.cache
 def _moves_between(source: Path, target: Path) -> bool:
-    name = f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-    probe, moved = source / name, target / name
+    probe = new_draft(source)
+    moved = target / probe.name
     try:
         probe.touch()
         os.replace(probe, moved)
@@ -96,47 +89,6 @@ def _moves_between(source: Path, target: Path) -> bool:
         probe.unlink(missing_ok=True)
         moved.unlink(missing_ok=True)
     return True
-
-
-def _write_all(block: memoryview, write: Callable[[memoryview], int | None]) -> None:
-    # A nearly full disk accepts a part of a block without an error; the error comes with the rest.
-    while block:
-        block = block[write(block) or 0 :]
-
-
-@contextmanager
-def draft_in(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """An open new file in `folder`, which is deleted afterwards unless it was renamed with
-    `keep_draft`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        with draft.open("xb", buffering=0) as stream:
-            yield stream, draft
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
-    """Rename a draft after its bytes have reached the disk, so that no name ever refers to half a
-    file.
-
-    The folder is not synced. If a power cut loses the name, its readers miss the file, and it is
-    published again on resume.
-    """
-    os.fsync(stream.fileno())
-    os.replace(draft, target)
-
-
-def remove_abandoned_drafts(folder: Path) -> None:
-    """Delete what killed writers left in `folder`. A draft that is younger than an hour may still
-    be in use and stays.
-    """
-    for draft in folder.glob(f"{DRAFT_PREFIX}*"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - draft.stat().st_mtime > _ABANDONED_AFTER_S:
-                draft.unlink(missing_ok=True)
 
 
 def remove_old_downloads(folder: Path, newest: Path) -> None:

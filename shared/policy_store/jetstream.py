@@ -28,9 +28,10 @@ from shared.contracts.control import PolicyCatalogue, PolicyChunks, PolicyFile, 
 from shared.contracts.streams import look_for_streams
 from shared.contracts.subjects import node_policies, node_policies_catalogue, node_policies_stream
 from shared.contracts.wire import MessageError
+from shared.drafts import draft_in
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, StorePlace, policy_label, wrong_hash, wrong_size
 from shared.policy_store.chain import ChainStore
-from shared.policy_store.files import cause_of, draft_in, remove_old_downloads, sha256_of
+from shared.policy_store.files import cause_of, remove_old_downloads, sha256_of
 from shared.transport.base import Lowering, StoredMessage, StreamSpec, Transport, TransportError
 
 CHUNK_BYTES = 512 * 1024

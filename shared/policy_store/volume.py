@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from shared.contracts.control import PolicyFile, PolicyPointer
+from shared.drafts import draft_in, keep_draft, remove_abandoned_drafts
 from shared.policy_store.base import (
     PolicyDamagedError,
     PolicyStoreError,
@@ -31,9 +32,6 @@ from shared.policy_store.chain import ChainStore
 from shared.policy_store.files import (
     cause_of,
     copy_hashing,
-    draft_in,
-    keep_draft,
-    remove_abandoned_drafts,
     same_volume,
     sha256_of,
     sync_hashing,

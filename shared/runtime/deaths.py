@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.drafts import replace_text
 from shared.plain_files import read_plain
 
 FILE_VARIABLE = "SUPERVISE_DEATHS"
@@ -46,11 +46,8 @@ def note_death(file: Path, code: int, delay_s: float | None) -> None:
     now, before = time.time(), read_deaths(file)
     times = [*(before.times if before else ()), now][-KEPT:]
     said = {"times": times, "code": code, "next_at": None if delay_s is None else now + delay_s}
-    draft = file.with_suffix(".new")
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(said) + "\n")
-        os.replace(draft, file)
+        replace_text(file, json.dumps(said) + "\n")
 
 
 def forget_deaths(file: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import StatusFigure
+from shared.drafts import replace_text
 from shared.roles import ROLES, SEVERAL
 from shared.runtime.status import STOPPED
 from swarm_cli.loopback import LOOPBACK
@@ -115,6 +116,4 @@ def write_targets(groups: list[dict[str, Any]], target: Path) -> None:
     text = json.dumps(groups, indent=1) + "\n"
     if target.exists() and target.read_text() == text:
         return
-    draft = target.with_suffix(".new")
-    draft.write_text(text)
-    os.replace(draft, target)
+    replace_text(target, text)

@@ -6,8 +6,6 @@ node.
 from __future__ import annotations
 
 import hashlib
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +16,7 @@ from msgspec.structs import replace
 
 from shared.contracts.codec import decode
 from shared.contracts.wire import Message, MessageError
-from shared.policy_store.files import draft_in
+from shared.drafts import create_once
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.token import Invitation
 from swarm_cli.replace_file import replace_file
@@ -62,7 +60,8 @@ def bind(file: Path, authority: Path, invitation: Invitation, *, made: bool) -> 
         if not file.exists():
             if made:
                 raise CommandError(f"{file.parent} holds keys, but {file.name}, which names their hub, is missing: {remedy}")
-            _write_once(file, msgspec.json.encode(wanted))
+            # If two commands run at once, the first one's file stays, and both read it.
+            create_once(file, msgspec.json.encode(wanted))
         known = _read(file)
         if not known.reached and known != wanted:
             replace_file(file, msgspec.json.encode(wanted).decode())
@@ -116,12 +115,3 @@ def _read(file: Path) -> HubIdentity:
 
 def _told(hub: HubIdentity) -> str:
     return f"{hub.url} ({f'authority {hub.authority}' if hub.authority else 'no authority of its own'})"
-
-
-def _write_once(file: Path, payload: bytes) -> None:
-    # If two commands run at once, the first one's file stays, and both read it.
-    with draft_in(file.parent) as (stream, draft):
-        stream.write(payload)
-        os.fsync(stream.fileno())
-        with suppress(FileExistsError):
-            os.link(draft, file)

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt  # noqa: E402  # the backend is chosen first
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 
-from shared.policy_store.files import draft_in, keep_draft  # noqa: E402
+from shared.drafts import draft_in, keep_draft  # noqa: E402
 from shared.text import visible  # noqa: E402
 from swarm_cli.file_names import file_names  # noqa: E402
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps  # noqa: E402

@@ -1,0 +1,72 @@
+"""Files appear complete or not at all, whoever reads, writes or runs out of space meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shared import drafts
+from shared.drafts import create_once, replace_text, write_whole
+
+
+def test_a_reader_sees_one_text_or_the_other(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "folder" / "file"
+    texts = ["a" * 300_000, "ü" * 200_000]
+    replace_text(file, texts[0])
+    with ThreadPoolExecutor(1) as writer:
+        writing = writer.submit(lambda: [replace_text(file, texts[turn % 2]) for turn in range(100)])
+        seen = {file.read_text(encoding="utf-8") for _ in range(100)}
+        writing.result()
+    assert seen <= set(texts)
+    assert [each.name for each in file.parent.iterdir()] == ["file"]
+
+
+def test_on_a_full_disk_the_earlier_text_stays_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a real full disk, which needs the superuser: the call that writes fails as one does."""
+    file = tmp_path / "file"
+    replace_text(file, "earlier")
+
+    def full(block: memoryview, write: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(drafts, "write_whole", full)
+    with pytest.raises(OSError):
+        replace_text(file, "later")
+    assert file.read_text() == "earlier" and list(tmp_path.iterdir()) == [file]
+
+
+def test_of_several_that_create_a_file_one_does(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    with ThreadPoolExecutor(8) as pool:
+        new = list(pool.map(lambda number: create_once(file, b"%d" % number, mode=0o600), range(8)))
+    assert new.count(True) == 1 and file.read_bytes() == b"%d" % new.index(True)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_may_be_read_by_its_owner_alone_never_was_by_others(tmp_path: Path) -> None:
+    file, before = tmp_path / "file", os.umask(0)
+    try:
+        replace_text(file, "for all")
+        assert file.stat().st_mode & 0o777 == 0o666
+        with drafts.draft_in(tmp_path, 0o600) as (_, draft):
+            assert draft.stat().st_mode & 0o777 == 0o600
+        replace_text(file, "for one", mode=0o600)
+        assert file.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_a_write_that_takes_a_part_is_followed_by_the_rest() -> None:
+    written = bytearray()
+
+    def write(block: memoryview) -> int:
+        written.extend(block[:3])
+        return min(3, len(block))
+
+    write_whole(memoryview(b"0123456789"), write)
+    assert written == b"0123456789"
