@@ -50,6 +50,12 @@ def visible_lines(text: str) -> str:
     return "\n".join(visible(line.expandtabs(4)) for line in text.split("\n"))
 
 
+def cut_text(text: str, characters: int) -> str:
+    """`visible_lines` of at most the first `characters` of `text`, and how many are left out."""
+    cut = text if len(text) <= characters else text[:characters] + f"… ({len(text) - characters:,} more characters)"
+    return visible_lines(cut)
+
+
 def visible_json(value: Any, **options: Any) -> str:
     """`value` as JSON in printable ASCII that decodes to the same value. `json.dumps` alone leaves
     DEL unescaped.

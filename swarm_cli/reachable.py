@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import suppress
 
 from shared.config import NodeConfig
 from shared.roles import ROLES
 from shared.transport.base import Transport, TransportError
+from swarm_cli.local.ports import is_free
 
 CONNECT_S = 5.0
 
@@ -34,7 +34,7 @@ async def unreachable(config: NodeConfig) -> list[str]:
     return problems + [
         f"http.base_port: port {port}, needed for the {role}, is taken: stop the process that has it, or choose another port"
         for role in ROLES
-        if (port := config.http_port(role)) and not _is_free(config.http.host, port)
+        if (port := config.http_port(role)) and not is_free(port, config.http.host)
     ]
 
 
@@ -59,13 +59,3 @@ async def _openai_problems(config: NodeConfig) -> list[str]:
     except (EngineError, FatalError) as error:
         return [f"generator.openai_url: {error}"]
     return []
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True

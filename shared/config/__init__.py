@@ -6,8 +6,9 @@ the default. The names below are imported on first use: a process that is given 
 nothing that reads files and variables.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shared.importing import on_first_use
 
 if TYPE_CHECKING:
     from shared.config.load import ConfigError, NodeConfig, load_config
@@ -18,7 +19,4 @@ __all__ = ["ConfigError", "NodeConfig", "TaskSpec", "load_config"]
 _HOMES = {**dict.fromkeys(("ConfigError", "NodeConfig", "load_config"), "load"), "TaskSpec": "sections"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = on_first_use(__name__, _HOMES)

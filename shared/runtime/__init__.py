@@ -5,8 +5,9 @@ What a service does is in its own folder under `services/`. The names below are 
 use, so that a command that needs only the exit codes or the logs loads no NATS client.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shared.importing import on_first_use
 
 if TYPE_CHECKING:
     from shared.runtime.errors import EXIT_CONFIG, FatalError
@@ -31,7 +32,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = on_first_use(__name__, _HOMES)

@@ -10,7 +10,7 @@ from typing import Any
 from shared.contracts.codec import unpack_ids, unpack_logprobs
 from shared.contracts.messages import Batch, Completion
 from shared.contracts.wire import MessageError
-from shared.text import visible, visible_lines
+from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import both_ends
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.batches import BatchedGroup
@@ -44,7 +44,7 @@ def step_object(node: str, batch: Batch, names: FileNames = UNNAMED, *, never: b
                 "place": place,
                 "sender": group.node,
                 "dataset": names.shown(group.task.ref.dataset),
-                "question": cut(both_ends(group.task.question), 240),
+                "question": cut_text(both_ends(group.task.question), 240),
                 "rewards": item.scored.rewards[:16],
                 "completions": len(group.completions),
                 "policy_version": group.policy_version,
@@ -85,8 +85,8 @@ def group_object(
         measured = {measure: used.pop(f"token_{measure}", None) for measure in ("ratio", "weight")} if used else {}
         warm = heat(completion, model_folder, measured)
         read_as = told["judged"]["read_as"]
-        judged = told["judged"] | {"read_as": None if read_as is None else cut(read_as, JUDGED_CHARACTERS)}
-        completions.append(told | {"judged": judged, "text": cut(completion.text, TEXT_CHARACTERS), "heat": warm})
+        judged = told["judged"] | {"read_as": None if read_as is None else cut_text(read_as, JUDGED_CHARACTERS)}
+        completions.append(told | {"judged": judged, "text": cut_text(completion.text, TEXT_CHARACTERS), "heat": warm})
     return whole | {
         "node": node,
         "place": place,
@@ -94,8 +94,8 @@ def group_object(
         "waits": fate.yet,
         "never": fate.never,
         "used": fate.sentence(),
-        "question": cut(group.task.question, TEXT_CHARACTERS),
-        "reference": None if group.task.answer is None else cut(group.task.answer, TEXT_CHARACTERS),
+        "question": cut_text(group.task.question, TEXT_CHARACTERS),
+        "reference": None if group.task.answer is None else cut_text(group.task.answer, TEXT_CHARACTERS),
         "model": visible(group.model.name, 120),
         "config": visible(group.task.ref.config, 400),
         "judged_by": judge.rules(item.scored),
@@ -158,9 +158,3 @@ def _tokenizer(folder: Path) -> Any:
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception:  # the library raises plain Exception if the file is missing or invalid
         return None
-
-
-def cut(text: str, characters: int) -> str:
-    """`text`, safe to display and at most `characters` long."""
-    kept = text if len(text) <= characters else text[:characters] + f"… ({len(text) - characters:,} more characters)"
-    return visible_lines(kept)

@@ -12,8 +12,7 @@ from shared.contracts.control import EvalReport
 from shared.identity.statements import Heard
 from shared.roles import ROLES, Role
 from shared.runtime.status import STOPPED
-from shared.text import visible
-from swarm_cli.dashboard.group_page import cut
+from shared.text import cut_text, visible
 from swarm_cli.dashboard.leaderboard import Row, leaderboard
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
 from swarm_cli.dashboard.recorded_scores import NO_NODES, NO_SETS, ByNode
@@ -80,7 +79,7 @@ def swarm_object(
 
 def recent_object(group: RecentGroup, names: FileNames = UNNAMED) -> dict[str, Any]:
     """One line of the list of texts."""
-    texts = {"question": cut(group.question, 240), "best": cut(group.best, 120)}
+    texts = {"question": cut_text(group.question, 240), "best": cut_text(group.best, 120)}
     return asdict(group) | texts | {"dataset": names.shown(group.dataset)}
 
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from lab.arms import PlannedRun, plan_run
@@ -27,6 +25,7 @@ from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
+from swarm_cli.local.ports import is_free
 from swarm_cli.local.procfile import PORTS_PER_NODE, Layout, node_name, process_lines
 from swarm_cli.toml_view import config_toml
 
@@ -104,13 +103,6 @@ def with_own_configs(lines: dict[str, str], files: dict[str, Path]) -> dict[str,
 def _free_ports(nodes: int) -> tuple[int, int]:
     """A free port for the NATS server, and the first of a range of free ports for the nodes."""
     for base in range(21_000, 60_000, 100):
-        wanted = [base, *range(base + 1, base + 1 + PORTS_PER_NODE * nodes)]
-        with ExitStack() as held:
-            try:
-                for port in wanted:
-                    probe = held.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if all(map(is_free, range(base, base + 1 + PORTS_PER_NODE * nodes))):
             return base, base + 1
     raise CommandError("no range of free ports was found between 21000 and 60000: stop the processes that have them")

@@ -22,17 +22,18 @@ def check_ports(wanted: Mapping[int, str], remedy: str) -> None:
         CommandError: names each taken port, what it is needed for and, if the system shows it, the
             process that has it.
     """
-    taken = [port for port in wanted if not _is_free(port)]
+    taken = [port for port in wanted if not is_free(port)]
     if taken:
         lines = [f"  port {port}, needed for {wanted[port]}, is taken{_holder(port)}" for port in taken]
         raise CommandError("ports are taken, so nothing was started:\n" + "\n".join(lines) + f"\n{remedy}")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server can listen there now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError:
             return False
     return True

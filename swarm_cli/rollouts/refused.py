@@ -9,12 +9,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from shared.text import visible
+from shared.text import cut_text, visible
 from swarm_cli.console import indented
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.fates import clock
 from swarm_cli.rollouts.records import Refusal
-from swarm_cli.rollouts.shown import cut_text
 
 
 def asked_for(

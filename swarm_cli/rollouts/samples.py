@@ -10,13 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.text import visible
+from shared.text import cut_text, visible
 from swarm_cli.console import count, indented
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.records import HeldOutSample, Samples
 from swarm_cli.rollouts.rewards import marks
-from swarm_cli.rollouts.shown import cut_text
 
 Question = tuple[str, int, int]
 """Dataset, seed, index."""

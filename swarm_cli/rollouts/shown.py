@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.contracts.messages import Batch, BatchItem, Completion, Preference
-from shared.text import visible, visible_lines
+from shared.text import cut_text, visible
 from swarm_cli.console import count, indented
 from swarm_cli.file_names import with_digits
 from swarm_cli.rollouts.batches import BatchedGroup
@@ -136,12 +136,6 @@ def as_object(found: BatchedGroup, fate: Fate, choice: Choice, judge: Judge) -> 
             for place, completion, reward in choice.completions(item)
         ],
     }
-
-
-def cut_text(text: str, characters: int) -> str:
-    """Foreign text, safe to display and at most `characters` long."""
-    cut = text if len(text) <= characters else text[:characters] + f"… ({len(text) - characters:,} more characters)"
-    return visible_lines(cut)
 
 
 def _answer(found: BatchedGroup, fate: Fate, view: View, place: int, completion: Completion, reward: float) -> _Answer:

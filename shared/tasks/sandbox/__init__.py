@@ -12,8 +12,9 @@ input and output.
 The names below are imported on first use: a process that needs only the limits loads no pool.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shared.importing import on_first_use
 
 if TYPE_CHECKING:
     from shared.tasks.sandbox.foreign import CROWDED_OUT, DROPPED
@@ -31,7 +32,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = on_first_use(__name__, _HOMES)
