@@ -5,8 +5,9 @@ none of the copies that would be forgotten when it changes.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +34,10 @@ NAMES = {
 a value, under this name or with an underscore.
 """
 
+FEWEST_NODES = 28
+"""Of the syntax tree, docstrings left out: two or three statements."""
+NAME = re.compile(r"id='\w+'")
+
 
 @cache
 def modules() -> dict[str, ast.Module]:
@@ -45,6 +50,39 @@ def assigned(module: ast.Module) -> Iterator[str]:
     for statement in module.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         yield from (node.id.lstrip("_") for target in targets if target for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+def form(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """A function's body whatever its local names; empty if it is too short to be anybody's idea."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    if sum(1 for statement in body for _ in ast.walk(statement)) < FEWEST_NODES:
+        return ""
+    return NAME.sub("id=''", ";".join(map(ast.dump, body)))
+
+
+def written_twice(sources: Mapping[str, ast.Module]) -> list[list[str]]:
+    """Functions with the same body."""
+    places = defaultdict(list)
+    for file, module in sources.items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (found := form(node)):
+                places[found].append(f"{file}: {node.name}")
+    return [each for each in places.values() if len(each) > 1]
+
+
+@pytest.mark.slow
+def test_no_function_is_written_twice() -> None:
+    one = "def one(a, b):\n    total = a.first + b.second\n    while total < len(a.items):\n        total += b.step(a.width)\n"
+    other = (
+        one.replace("one", "other")
+        .replace("total", "sum_of_all")
+        .replace(" a", " x")
+        .replace("(a", "(x")
+        .replace("def", "async def")
+    )
+    assert written_twice({"a.py": ast.parse(one), "b.py": ast.parse(other)}) == [["a.py: one", "b.py: other"]]
+    assert not written_twice({"a.py": ast.parse(one), "b.py": ast.parse(other.replace("step", "stride"))})
+    assert not written_twice(modules())
 
 
 @pytest.mark.slow
