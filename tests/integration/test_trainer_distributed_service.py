@@ -31,6 +31,7 @@ from tests.forked_commands import Commands
 from tests.integration.trainer_life import checkpoints, final_state, metric_lines, mixed_batch, policy_pointer, set_up, tiny_policy
 from tests.integration.trainer_process import Death, arrange, write_config
 from tests.integration.trainer_ranks import start_ranks
+from tests.unit.supervised import is_running
 
 STEPS = 4
 DEADLINE_S = 180.0
@@ -133,13 +134,6 @@ def new_node(nats_url: str, model: Path, tmp_path: Path) -> NewNode:
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def gone(children: list[ForkServerProcess]) -> Callable[[], bool]:

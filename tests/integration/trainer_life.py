@@ -271,6 +271,12 @@ def checkpoints(config: NodeConfig) -> CheckpointStore:
     return CheckpointStore(config.node.run_dir / CHECKPOINTS, keep=trainer.keep_checkpoints, keep_best=trainer.keep_best)
 
 
+def same_policy(one: Learner, other: Learner) -> bool:
+    """Bit for bit."""
+    left, right = one.policy(), other.policy()
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
 def through_a_file(state: LearnerState, folder: Path) -> LearnerState:
     """Saved as a checkpoint and read again."""
     store = CheckpointStore(folder, keep=1, keep_best=False)

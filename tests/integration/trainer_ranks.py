@@ -8,7 +8,6 @@ very loop of `follow`.
 from __future__ import annotations
 
 import os
-import socket
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.model.adapter_merge import DeltaRounding
 from tests import forked
+from tests.nats_server import free_port
 
 DEADLINE_S = 180.0
 
@@ -103,7 +103,7 @@ def in_ranks(work: Callable[..., Any], *arguments: Any, ranks: int, folder: Path
 
 def start_ranks(target: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[ForkServerProcess]:
     """Start `target(*arguments[rank])` for each rank with torchrun's environment for that rank."""
-    environment = {"WORLD_SIZE": str(len(arguments)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    environment = {"WORLD_SIZE": str(len(arguments)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         forked.start(_placed, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, target, rank_arguments)
         for rank, rank_arguments in enumerate(arguments)
@@ -124,9 +124,3 @@ def _report(work: Callable[..., Any], arguments: tuple[Any, ...], output: str) -
         os._exit(1)
     torch.save(found, output)
     os._exit(0)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -22,7 +22,15 @@ from shared.config.sections import ModelSection
 from shared.contracts.messages import Batch
 from shared.model.reading import load_tokenizer
 from shared.registry import OBJECTIVES
-from tests.integration.trainer_life import batch_of, mixed_batch, node_config, scored_group, through_a_file, tiny_policy
+from tests.integration.trainer_life import (
+    batch_of,
+    mixed_batch,
+    node_config,
+    same_policy,
+    scored_group,
+    through_a_file,
+    tiny_policy,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +46,6 @@ def trained(learner: Learner, first: int, last: int) -> Learner:
     for number in range(first, last + 1):
         learner.step(mixed_batch(learner.tokenizer, number))
     return learner
-
-
-def same_policy(one: Learner, other: Learner) -> bool:
-    left, right = one.policy(), other.policy()
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from services.trainer.selection.capability import LEAST_GROUPS, CapabilityRules,
 from services.trainer.selection.tokens import take_in
 from services.trainer.torchrun.restored import pack_state, unpack_state
 from shared.contracts.messages import Batch, ScoredGroup
-from tests.integration.trainer_life import batch_of, node_config, scored_group, through_a_file, tiny_policy
+from tests.integration.trainer_life import batch_of, node_config, same_policy, scored_group, through_a_file, tiny_policy
 
 FIVE = CapabilityRules(window_batches=5)
 SOURCE = "chain_sum {}"
@@ -173,11 +173,6 @@ def test_off_is_bit_for_bit_as_if_it_were_not_there(model: Path) -> None:
         window_of_none.step(lesson(plain, number))
     assert plain.state().earlier_groups == []
     assert same_policy(plain, window_of_none)
-
-
-def same_policy(one: Learner, other: Learner) -> bool:
-    left, right = one.policy(), other.policy()
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 @pytest.mark.slow
