@@ -24,8 +24,10 @@ DEAR = frozenset({"intermediate_integration", "knight_swap", "simple_integration
 """Half of the time goes into the constants of these. In the short form one task of each is audited,
 which does not give the mean that their rows in the table show.
 """
-CONTRADICTORY = "propositional_logic"
-"""From contradictory premises everything follows, so that nothing is worth full marks."""
+UNPAID_REFERENCES = {
+    "propositional_logic": "from contradictory premises everything follows, so that nothing is worth full marks",
+    "jugs": "its solver uses three jugs: where the fourth is needed, the reference is 'No solution', and other answers are right",
+}
 
 SENDERS_CHOICE: dict[str, dict[str, Any]] = {
     "coin_flip": {"min_trials": 30, "max_trials": 40},
@@ -58,7 +60,7 @@ def check(findings: dict[str, Finding]) -> None:
     for name, finding in findings.items():
         assert finding.wrong > 60, name
         answered = finding.right_paid + finding.unanswered
-        assert answered == finding.tasks or name == CONTRADICTORY, (name, finding.right_paid, finding.tasks)
+        assert answered == finding.tasks or name in UNPAID_REFERENCES, (name, finding.right_paid, finding.tasks)
 
 
 @pytest.mark.deadline(600)

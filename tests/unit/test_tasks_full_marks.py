@@ -358,3 +358,40 @@ def test_json_hides_no_second_value() -> None:
             read_json(text)
     assert same_json({"a": [1]}, {"a": [1]})
     assert not same_json(1, True) and not same_json([1], [1.0]) and not same_json({"a": 1}, {"a": 1, "b": 2})
+
+
+def test_moves_with_a_jug_that_the_library_does_not_use_are_paid_though_its_answer_is_none() -> None:
+    """Its solver of `jugs` knows three."""
+    item = next(each for each in items("jugs", 40, num_jugs=4) if right(each) == '["No solution"]')
+    assert reward(item, right(item)) == 0.0
+    moves = _jug_moves(item.entry["metadata"]["puzzle"]["jug_capacities"], item.entry["metadata"]["puzzle"]["target"])
+    assert reward(item, json.dumps(moves)) == 1.0
+    assert reward(item, json.dumps(moves[:-1])) < FULL_MARKS
+
+
+def _jug_moves(capacities: list[int], target: int) -> list[str]:
+    # The shortest, by a search of our own.
+    numbers, names = range(len(capacities)), "ABCD"
+    waiting: list[tuple[tuple[int, ...], list[str]]] = [((0,) * len(capacities), [])]
+    seen = {waiting[0][0]}
+    for held, moves in waiting:
+        if target in held:
+            return moves
+        for one in numbers:
+            for move, other, change in [
+                (f"fill {names[one]}", None, capacities[one] - held[one]),
+                (f"empty {names[one]}", None, -held[one]),
+                *(
+                    (f"pour {names[one]}->{names[to]}", to, -min(held[one], capacities[to] - held[to]))
+                    for to in numbers
+                    if to != one
+                ),
+            ]:
+                after = list(held)
+                after[one] += change
+                if other is not None:
+                    after[other] -= change
+                if tuple(after) not in seen:
+                    seen.add(tuple(after))
+                    waiting.append((tuple(after), [*moves, move]))
+    raise AssertionError("no solution")
