@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "experiments" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,6 +56,27 @@ def test_prose_of_the_pages_wraps_at_a_hundred_columns() -> None:
             assert len(line) <= 100 or " " not in re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "_", free).strip("-* "), (
                 f"{page.name}: {line}"
             )
+
+
+def run_together(text: str) -> list[str]:
+    """Paragraphs that hold a heading, a row of a table, an image with text after it or an item of a
+    list: what is left of these when a paragraph is wrapped without the blank line around it.
+    """
+    found = []
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        children = token.children or []
+        prose = "".join(each.content if each.type == "text" else f"<{each.type}>" for each in children)
+        if re.search(r"\S\s*#{2,6} \S|\|\s*-{3,}\s*\||\S(<softbreak>|\s)- (<strong_open>|\*\*)|<image>\s?\w", prose):
+            found.append(token.content)
+    return found
+
+
+def test_no_heading_table_image_or_list_has_run_into_a_paragraph() -> None:
+    table = "| a | b |\n|---|---|\n| 1 | 2 |\n"
+    assert not run_together(f"Text `| --- |`.\n\n## Title\n\nText.\n\n{table}\nText.\n\n- **one**: x\n- **two**: y\n")
+    for wrapped in ("Text ### Title and text.", f"Text {' '.join(table.split())}", "![a](b.png) Text.", "Text. - **one**: x"):
+        assert run_together(wrapped) == [wrapped]
+    assert {page.name: found for page in PAGES if (found := run_together(page.read_text(encoding="utf-8")))} == {}
 
 
 def test_of_an_experiments_plots_only_those_that_a_page_shows_are_kept() -> None:
