@@ -1,9 +1,9 @@
 """Finds an experiment's runs, their records, and the runs that are still missing.
 
     DIR/manifest.json                       spec, software, machine (no paths, no names)
-    DIR/<arm>/settings.json the settings of the arm's runs, with defaults filled in
-    DIR/<arm>/seed-<seed>/records.jsonl.gz  raw records DIR/<arm>/seed-<seed>/done.json exists when
-    the run is complete: rounds, seconds, commit, digests
+    DIR/<arm>/settings.json                 the arm's settings, with defaults filled in
+    DIR/<arm>/seed-<seed>/records.jsonl.gz  raw records
+    DIR/<arm>/seed-<seed>/done.json         when complete: rounds, seconds, commit, digests
 
 An interrupted run leaves a folder without done.json and is repeated from its start. That takes
 minutes and gives the same result, because a run depends only on its spec and seed.

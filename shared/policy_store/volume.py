@@ -1,7 +1,7 @@
 """`file://`: policies in a folder that trainer and generators share.
 
-    <sha256>.safetensors                the weights
-    v<version>.<sha256>.version   empty; its name says that this version consists of that file
+    <sha256>.safetensors         the weights
+    v<version>.<sha256>.version  empty; its name says that this version consists of that file
 
 Both appear by rename or creation, so a reader sees a whole file or none. The version's marker is
 created first. A writer that is killed between the two leaves a marker without weights, which the
