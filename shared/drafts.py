@@ -37,12 +37,14 @@ def draft_in(folder: Path, mode: int = 0o666) -> Iterator[tuple[BinaryIO, Path]]
         draft.unlink(missing_ok=True)
 
 
-def write_whole(block: memoryview, write: Callable[[memoryview], int | None]) -> None:
+def write_all(block: memoryview, write: Callable[[memoryview], int | None]) -> None:
     """Write all of `block`. A nearly full disk accepts a part of it without an error; the error
     comes with the rest.
     """
     while block:
-        block = block[write(block) or 0 :]
+        if (taken := write(block)) is None:
+            raise BlockingIOError("the file takes nothing now")
+        block = block[taken:]
 
 
 def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
@@ -55,29 +57,32 @@ def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
     os.replace(draft, target)
 
 
-def replace_text(file: Path, text: str, *, mode: int = 0o666) -> None:
+def replace_text(file: Path, text: str, *, mode: int = 0o666, synced: bool = False) -> None:
     """Create or replace a text file in one step, so that no reader sees half of it.
 
-    It is not synced, so a power cut may leave an empty file: for what is written again, or can be
-    done without.
+    Unless it is `synced`, a power cut may leave an empty file: good for what is written again, or
+    can be done without.
 
     Raises:
         OSError: it cannot be written; an existing file is unchanged.
     """
     with draft_in(file.parent, mode) as (stream, draft):
-        write_whole(memoryview(text.encode()), stream.write)
+        write_all(memoryview(text.encode()), stream.write)
+        if synced:
+            os.fsync(stream.fileno())
+        stream.close()  # some file systems say only now that the disk is full
         os.replace(draft, file)
 
 
 def create_once(file: Path, content: bytes, *, mode: int = 0o666) -> bool:
-    """Create a file, synced, unless it exists. Whether it is new: of several processes that do this
-    at once, one gets True.
+    """Create a file, synced but for its name in the folder, unless it exists. Whether it is new: of
+    several processes that do this at once, one gets True.
 
     Raises:
         OSError: it cannot be written.
     """
     with draft_in(file.parent, mode) as (stream, draft):
-        write_whole(memoryview(content), stream.write)
+        write_all(memoryview(content), stream.write)
         os.fsync(stream.fileno())
         try:
             os.link(draft, file)  # which refuses to replace a file

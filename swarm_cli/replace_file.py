@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from shared.drafts import draft_in, keep_draft, write_whole
+from shared.drafts import draft_in, keep_draft, write_all
 from swarm_cli.errors import CommandError
 
 
@@ -23,9 +23,10 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb", buffering=0) as there:
-                write_whole(content, there.write)
+                write_all(content, there.write)
             return
-        with draft_in(target.parent) as (stream, draft):
+        # Nobody else may read the draft of a file that they may not read themselves.
+        with draft_in(target.parent, 0o600 if private or target.exists() else 0o666) as (stream, draft):
             if target.exists():
                 before = target.stat()
                 with suppress(PermissionError):
@@ -33,7 +34,7 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
                 os.fchmod(stream.fileno(), before.st_mode & 0o777)
             if private:
                 os.fchmod(stream.fileno(), 0o600)
-            write_whole(content, stream.write)
+            write_all(content, stream.write)
             keep_draft(stream, draft, target)
     except OSError as error:
         raise CommandError(f"{path} cannot be written ({error.strerror or error}); an existing file is unchanged") from None

@@ -102,14 +102,14 @@ def score(
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
     chosen = _settings(settings, config)
     (source,) = asked_sources([dataset], verifier, columns, chosen)
-    (result,) = _run([ScoringJob(ref=_ref(source.dataset, chosen, seed, index), texts=[text])], source)
+    (result,) = _run([ScoringJob(ref=_ref(source.dataset, chosen, seed, index), texts=[text], explain=True)], source)
     if result.reason is not None:
         raise CommandError(result.detail)
     (reward,) = result.rewards
     if result.timeouts:
         typer.echo("the answer took too long, or killed the process that scored it: its reward is 0", err=True)
     elif result.detail:
-        typer.echo(f"verifier {verifier} {result.detail}: the reward is 0", err=True)
+        note(f"verifier {verifier} {result.detail}: the reward is 0")
     typer.echo(json.dumps({"reward": reward}) if as_json else f"{reward:g}")
 
 

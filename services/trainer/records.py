@@ -165,7 +165,7 @@ def forget_steps_after(file: Path, step: int) -> None:
     wanted = "".join(f"{kept[number]}\n" for number in sorted(kept))
     if wanted == content:
         return
-    replace_text(file, wanted)
+    replace_text(file, wanted, synced=True)
 
 
 def scalars(record: StepRecord) -> dict[str, float]:

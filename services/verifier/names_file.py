@@ -95,7 +95,7 @@ class NamesFile:
 
     def rewrite(self, lines: Sequence[NameLine]) -> None:
         """Replace the file by these lines; call it under the lock."""
-        replace_text(self._path, "".join(map(_text, lines)), mode=0o600)
+        replace_text(self._path, "".join(map(_text, lines)), mode=0o600, synced=True)
         stat = self._path.stat()
         self._inode, self._read_bytes, self._torn, self.lines = stat.st_ino, stat.st_size, False, len(lines)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.verifier.refused_memory import RefusedGroup, RefusedMemory
-from shared.drafts import replace_text
+from shared.drafts import remove_abandoned_drafts, replace_text
 from shared.json_lines import read_jsonl
 from shared.run_records import refused_file, refused_files
 from shared.runtime.logs import Log
@@ -37,6 +37,7 @@ class RefusedRecord:
                 self._take_back(line)
             for path in refused_files(run_dir)[FILES_KEPT:]:
                 path.unlink(missing_ok=True)
+            remove_abandoned_drafts(run_dir)
         except OSError as error:
             self._tell(error)
 

@@ -69,7 +69,7 @@ def read_roster(path: Path) -> dict[str, RosterEntry]:
 def write_roster(path: Path, entries: Mapping[str, RosterEntry]) -> None:
     """Replace the file atomically, so that no reader sees half of it. Comments are not kept."""
     lines = (f"{entry.name} {entry.public_key} {entry.note}".rstrip() for _, entry in sorted(entries.items()))
-    replace_text(path, "".join(line + "\n" for line in lines))
+    replace_text(path, "".join(line + "\n" for line in lines), synced=True)
 
 
 def _problem(fields: list[str], entries: Mapping[str, RosterEntry], keys: Mapping[str, str]) -> str | None:

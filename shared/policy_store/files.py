@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from shared.drafts import new_draft, write_whole
+from shared.drafts import new_draft, write_all
 
 BLOCK_BYTES = 1 << 20
 """Large enough that system calls take a negligible part of the time, small enough to be hashed
@@ -45,7 +45,7 @@ def copy_hashing(source: Path, write: Callable[[memoryview], int | None]) -> tup
             if not (count := stream.readinto(block)):
                 break
             hashing = hasher.submit(digest.update, block[:count])
-            write_whole(block[:count], write)
+            write_all(block[:count], write)
             size += count
             if before is not None:
                 # The next block is read into this one's buffer.

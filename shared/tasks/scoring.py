@@ -78,9 +78,8 @@ def trial_problem(verifier: str, item: Item) -> TaskError | None:
         return TaskError("task_verifier", f"verifier {verifier} {raised}, and would pay 0 for every answer: correct it")
     if _is_number(found):
         return None
-    what = f"{type(found).__name__} ({str(found)[:40]})"
     return TaskError(
-        "task_verifier", f"verifier {verifier} returned {what} for the reference answer: have it return a number in [0, 1]"
+        "task_verifier", f"verifier {verifier} returned {_shown(found)} for the reference answer: have it return a number in [0, 1]"
     )
 
 
@@ -98,7 +97,7 @@ def score_texts(
     `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. Rewards are
     appended to `rewards` one by one, so that another process can read them before the last one is
     there. What the scorer raised, or returned that is no number, is appended to `problems` for the
-    first such text.
+    first such text, if one is given.
 
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.
@@ -119,15 +118,19 @@ def score_texts(
                     raw = score(answer)
                 except PACKAGE_FAILURES as error:  # whatever a scorer raises on odd text is the answer's fault
                     raw = 0.0
-                    if problems is not None and not problems:
+                    if problems == []:
                         problems.append(f"raised {failure(error)}")
         if type(raw) is float and 0.0 <= raw <= 1.0:
             rewards.append(raw)
             continue
-        if problems is not None and not problems and not _is_number(raw):
-            problems.append(f"returned {type(raw).__name__} and no number")
+        if problems == [] and not _is_number(raw):
+            problems.append(f"returned {_shown(raw)} and no number in [0, 1]")
         rewards.append(_in_unit_interval(raw))
     return rewards
+
+
+def _shown(found: Any) -> str:
+    return f"{type(found).__name__} ({str(found)[:40]})"
 
 
 def _is_number(raw: Any) -> bool:

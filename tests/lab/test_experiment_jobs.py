@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from tests.lab.tiny_swarm import tiny_qwen3
+from tests.unit.supervised import is_running, until
 
 SPEC = """
 name = "endless"
@@ -50,12 +52,12 @@ def test_the_runs_of_a_command_that_is_killed_end_with_it(tmp_path: Path) -> Non
             assert command.poll() is None and time.monotonic() < give_up_at
             time.sleep(0.2)
         processes = command.children(recursive=True)
-        assert len(processes) >= 3, "the fork server and a process for each run"
+        assert len(processes) >= 4, "what tracks resources, the fork server, and a process for each run"
         command.kill()
         command.wait(60)
-        _, alive = psutil.wait_procs(processes, 60)
-        assert not alive
+        until(lambda: not any(is_running(each.pid) for each in processes), "all processes have ended")
     finally:
+        processes += command.children(recursive=True) if command.is_running() else []
         for left in [command, *processes]:
-            if left.is_running():
+            with suppress(psutil.NoSuchProcess):
                 left.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared import drafts
-from shared.drafts import create_once, replace_text, write_whole
+from shared.drafts import create_once, replace_text, write_all
 
 
 def test_a_reader_sees_one_text_or_the_other(tmp_path: Path) -> None:
@@ -33,8 +34,28 @@ def test_on_a_full_disk_the_earlier_text_stays_and_no_draft(tmp_path: Path, monk
     def full(block: memoryview, write: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(drafts, "write_whole", full)
+    monkeypatch.setattr(drafts, "write_all", full)
     with pytest.raises(OSError):
+        replace_text(file, "later")
+    assert file.read_text() == "earlier" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_disk_that_is_full_only_when_the_file_is_closed_leaves_the_earlier_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network's file system; not a real one, which is not to be had here."""
+    file = tmp_path / "file"
+    replace_text(file, "earlier")
+
+    class Full(io.FileIO):
+        def close(self) -> None:
+            was_open = not self.closed
+            super().close()
+            if was_open:
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(drafts, "open", lambda path, *_, **__: Full(path, "xb"), raising=False)
+    with pytest.raises(OSError, match="quota"):
         replace_text(file, "later")
     assert file.read_text() == "earlier" and list(tmp_path.iterdir()) == [file]
 
@@ -68,5 +89,5 @@ def test_a_write_that_takes_a_part_is_followed_by_the_rest() -> None:
         written.extend(block[:3])
         return min(3, len(block))
 
-    write_whole(memoryview(b"0123456789"), write)
+    write_all(memoryview(b"0123456789"), write)
     assert written == b"0123456789"

@@ -36,7 +36,7 @@ a value, under this name or with an underscore.
 
 FEWEST_NODES = 28
 """Of the syntax tree, docstrings left out: two or three statements."""
-NAME = re.compile(r"id='\w+'")
+NAME = re.compile(r"id='(\w+)'")
 
 
 @cache
@@ -53,11 +53,13 @@ def assigned(module: ast.Module) -> Iterator[str]:
 
 
 def form(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    """A function's body whatever its local names; empty if it is too short to be anybody's idea."""
+    """A function's body whatever its own names; empty if it is too short to be anybody's idea."""
     body = function.body[1:] if ast.get_docstring(function) else function.body
     if sum(1 for statement in body for _ in ast.walk(statement)) < FEWEST_NODES:
         return ""
-    return NAME.sub("id=''", ";".join(map(ast.dump, body)))
+    own = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    own |= {each.id for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return NAME.sub(lambda name: "id=''" if name[1] in own else name[0], ";".join(map(ast.dump, body)))
 
 
 def written_twice(sources: Mapping[str, ast.Module]) -> list[list[str]]:

@@ -104,10 +104,11 @@ async def test_a_task_that_it_cannot_judge_costs_no_process_and_its_sender_no_bl
             refused, scored = await pool.run([ScoringJob(ref=ref, texts=["3"], sender=sender) for ref in refs])
             assert refused.reason == "task_verifier" and "ValueError" in refused.detail, refused
             assert scored.reason is None and list(scored.rewards) == [1.0] and scored.detail == ""
-        jobs = [ScoringJob(ref=refs[1], texts=["3", "three", "four"], sender=sender) for sender in (None, "somebody")]
+        texts = ["3", "three\x1b[31m", "four"]
+        jobs = [ScoringJob(ref=refs[1], texts=texts, sender=sender, explain=True) for sender in (None, "somebody")]
         own, foreign = await pool.run(jobs)
         assert own.rewards == foreign.rewards == [1.0, 0.0, 0.0]
-        assert own.detail == "raised ValueError: could not convert string to float: 'three'"
+        assert own.detail == r"raised ValueError: could not convert string to float: 'three\x1b[31m'"
         assert foreign.detail == "", "nothing of what a member sent"
         assert pool.replaced == 0
 
@@ -117,4 +118,4 @@ async def test_a_task_that_it_cannot_judge_costs_no_process_and_its_sender_no_bl
 def test_task_score_says_why_an_answer_has_no_reward(written: None) -> None:
     told = CliRunner().invoke(app, ["task", "score", "gcd", "--verifier", "mine", "--answer", "3"])
     assert (told.exit_code, told.stdout) == (0, "0\n")
-    assert told.stderr == "verifier mine returned NoneType and no number: the reward is 0\n"
+    assert told.stderr == "verifier mine returned NoneType (None) and no number in [0, 1]: the reward is 0\n"

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks.sandbox.replies import BrokenReply, Failed, ForeignResult, Rewarded, TaskTexts, checked
+from shared.tasks.sandbox.replies import BrokenReply, Explained, Failed, ForeignResult, Rewarded, TaskTexts, checked, printable
 
 
 class ScoringJob(Struct, frozen=True, kw_only=True):
@@ -20,7 +20,8 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
     are done first. `sender`: the key of the node that sent the group; None for this node's own
     work. A foreign group is scored in a process of its own within a deadline, and fails with
     `scoring_timeout` after it. `established`: whether that key has earned a whole share.
-    `size_bytes`: memory that the group takes while it waits.
+    `size_bytes`: memory that the group takes while it waits. `explain`: say what the scorer raised
+    (this node's own jobs alone; it takes time).
     """
 
     ref: TaskRef
@@ -31,12 +32,13 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
     sender: str | None = None
     established: bool = True
     size_bytes: int = 0
+    explain: bool = False
 
 
 class JobResult(Struct, frozen=True):
     """Rewards in the order of the texts, or the reason why there are none, with a sentence as
-    `detail`. With rewards, `detail` is what the scorer raised or returned instead of one at the
-    first answer that has none, if there is such an answer; for this node's own work alone.
+    `detail`. If the job was to `explain`, `detail` is with rewards what the scorer raised, or
+    returned that is no number, for the first such answer.
 
     `timeouts` counts answers at which a worker was lost (reward 0); `deaths` counts those of them
     at which it died instead of hanging. `cpu_s`: CPU seconds that a foreign group took, whatever
@@ -113,6 +115,10 @@ class Entry:
         self.finished = False
 
     @property
+    def _explained(self) -> bool:
+        return self.job.explain and self.job.sender is None
+
+    @property
     def over(self) -> bool:
         """Whether nobody waits for the result any more."""
         return self.finished or self.request.done.done()
@@ -122,7 +128,8 @@ class Entry:
         job, ref, expected = self.job, self.job.ref, self.job.expected
         texts = [None if place in self.hung else text for place, text in enumerate(job.texts)] if self.hung else list(job.texts)
         task = None if expected is None else [expected.question, expected.answer, expected.metadata]
-        return [ref.dataset, ref.config, ref.seed, ref.index, task, self.verifier, texts, job.want_task]
+        packed = [ref.dataset, ref.config, ref.seed, ref.index, task, self.verifier, texts, job.want_task]
+        return [*packed, True] if self._explained else packed
 
     def take(self, result: list[Any]) -> None:
         """Store a worker's result.
@@ -135,10 +142,11 @@ class Entry:
             reason, detail = failed
             self.finish([], None, reason, detail)
             return
-        rewarded: Rewarded = checked(result, Rewarded)
-        rewards, derived, raised = rewarded
+        rewards: list[float]
+        derived: TaskTexts | None
+        rewards, derived, *raised = checked(result, Explained if self._explained else Rewarded)
         self._expect(rewards)
-        self.finish(rewards, self._task(derived), detail=raised)
+        self.finish(rewards, self._task(derived), detail=printable("".join(raised)))
 
     def take_foreign(self, result: list[Any]) -> None:
         """Store a forker's result (`shared.tasks.sandbox.forker`).

@@ -38,8 +38,9 @@ Count = Annotated[int, Meta(ge=0, le=MAX_ANSWERS)]
 ForeignResult = tuple[str | None, str, list[Reward], TaskTexts | None, Annotated[float, Meta(ge=0.0)], Count, Count]
 """Result of a forker; see the docstring of `forker`."""
 
-Rewarded = tuple[list[Reward], TaskTexts | None, Detail]
-"""A worker's result: rewards, task, and what the scorer raised, if it did."""
+Rewarded = tuple[list[Reward], TaskTexts | None]
+Explained = tuple[list[Reward], TaskTexts | None, Detail]
+"""Rewards and task, and what the scorer raised, if it did."""
 Failed = tuple[str, str]
 
 

@@ -33,7 +33,6 @@ from shared.tasks.sandbox.protocol import (
 from shared.tasks.sandbox.replies import MAX_DETAIL_CHARS
 from shared.tasks.scoring import score_texts
 from shared.tasks.verifiers import preload
-from shared.text import visible
 
 FLUSH_S = 0.005
 GC_THRESHOLD = 20_000
@@ -101,17 +100,17 @@ def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance:
 
 
 def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
-    # `Rewarded` or `Failed`. Steps are counted from `base`, and tell at which answer it hung.
-    dataset, config, seed, index, expected, verifier, texts, want_task = job
+    # `Rewarded`, `Explained` or `Failed`. Steps count from `base`: they tell which answer hung.
+    dataset, config, seed, index, expected, verifier, texts, want_task, *explain = job
     try:
         item = derive_item(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
         task = item.task
         if expected is not None and (task.question, task.answer, task.metadata) != tuple(expected):
             return ["task_mismatch", f"{dataset}: question, answer or metadata differ from what {seed}/{index} derives to"]
-        problems: list[str] = []
+        problems: list[str] | None = [] if explain else None
         rewards = score_texts(item, verifier, texts, word, base + 1, problems=problems) if texts else []
-        raised = visible(problems[0], MAX_DETAIL_CHARS) if problems else ""
-        return [rewards, [task.question, task.answer, task.metadata] if want_task else None, raised]
+        scored = [rewards, [task.question, task.answer, task.metadata] if want_task else None]
+        return scored if problems is None else [*scored, "".join(problems)[:MAX_DETAIL_CHARS]]
     except TaskError as error:
         return [error.reason, str(error)[:500]]
     except (MemoryError, RecursionError) as error:
