@@ -47,13 +47,15 @@ def write_all(block: memoryview, write: Callable[[memoryview], int | None]) -> N
         block = block[taken:]
 
 
-def keep_draft(stream: BinaryIO, draft: Path, target: Path) -> None:
-    """Rename a draft after its bytes have reached the disk, so that no name ever refers to half a
-    file.
+def keep_draft(stream: BinaryIO, draft: Path, target: Path, *, synced: bool = True) -> None:
+    """Close a draft and give it its name, by default after its bytes have reached the disk, so that
+    no name ever refers to half a file. Without that a power cut may leave an empty file.
 
     The folder is not synced: a power cut may lose the name.
     """
-    os.fsync(stream.fileno())
+    if synced:
+        os.fsync(stream.fileno())
+    stream.close()  # some file systems say only now that the disk is full
     os.replace(draft, target)
 
 
@@ -68,10 +70,7 @@ def replace_text(file: Path, text: str, *, mode: int = 0o666, synced: bool = Fal
     """
     with draft_in(file.parent, mode) as (stream, draft):
         write_all(memoryview(text.encode()), stream.write)
-        if synced:
-            os.fsync(stream.fileno())
-        stream.close()  # some file systems say only now that the disk is full
-        os.replace(draft, file)
+        keep_draft(stream, draft, file, synced=synced)
 
 
 def create_once(file: Path, content: bytes, *, mode: int = 0o666) -> bool:

@@ -15,33 +15,12 @@ import pytest
 from lab.runs import run_folder, write_manifest
 from lab.spec import load_spec
 from tests import forked
-from tests.lab.tiny_swarm import tiny_qwen3
+from tests.lab.tiny_swarm import write_spec
 
 
 @pytest.fixture(scope="module")
 def spec_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("experiment")
-    model = tiny_qwen3(folder / "model")
-    (folder / "spec.toml").write_text(
-        f"""
-name = "tiny"
-seeds = [1, 2]
-rounds = 3
-nodes = 2
-model = {{ path = "{model}", device = "cpu", dtype = "float32" }}
-generator = {{ completions = 4, max_new_tokens = 4 }}
-eval = {{ tasks = 6, every_versions = 1 }}
-sampler = {{ max_staleness = 0 }}
-tasks = [{{ dataset = "gcd" }}]
-[arms.8-0.sampler]
-local = 4
-external = 0
-[arms.4-4.sampler]
-local = 2
-external = 2
-"""
-    )
-    return folder / "spec.toml"
+    return write_spec(tmp_path_factory.mktemp("experiment"))
 
 
 def swarm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -9,26 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.lab.tiny_swarm import tiny_qwen3
+from tests.lab.tiny_swarm import write_spec
 from tests.unit.supervised import is_running, until
 
-SPEC = """
-name = "endless"
-seeds = [1]
-rounds = 1_000_000
-nodes = 1
-model = {{ path = "{model}", device = "cpu", dtype = "float32" }}
-generator = {{ completions = 2, max_new_tokens = 2 }}
-eval = {{ tasks = 2, every_versions = 1 }}
-sampler = {{ max_staleness = 0 }}
-tasks = [{{ dataset = "gcd" }}]
-[arms.one.sampler]
-local = 2
-external = 0
-[arms.other.sampler]
-local = 1
-external = 0
-"""
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -42,8 +25,7 @@ make_runs(spec, [run_folder(out, arm, 1) for arm in spec.arms], 2, print)
 
 
 def test_the_runs_of_a_command_that_is_killed_end_with_it(tmp_path: Path) -> None:
-    spec, out = tmp_path / "spec.toml", tmp_path / "results"
-    spec.write_text(SPEC.format(model=tiny_qwen3(tmp_path / "model")))
+    spec, out = write_spec(tmp_path, rounds=1_000_000), tmp_path / "results"
     command = psutil.Popen([sys.executable, "-c", PROGRAM, spec, out])
     processes: list[psutil.Process] = []
     try:

@@ -127,3 +127,29 @@ def tiny_spec(folder: Path, nodes: Any = 3, arms: Any = None, seeds: Sequence[in
         "arms": arms or {"base": {}},
     }
     return parse_spec(merged(source, changes))
+
+
+def write_spec(folder: Path, rounds: int = 3) -> Path:
+    """A file with an experiment of two arms and two seeds on the tiny Qwen3, and the model."""
+    model = tiny_qwen3(folder / "model")
+    file = folder / "spec.toml"
+    file.write_text(
+        f"""
+name = "tiny"
+seeds = [1, 2]
+rounds = {rounds}
+nodes = 2
+model = {{ path = "{model}", device = "cpu", dtype = "float32" }}
+generator = {{ completions = 4, max_new_tokens = 4 }}
+eval = {{ tasks = 6, every_versions = 1 }}
+sampler = {{ max_staleness = 0 }}
+tasks = [{{ dataset = "gcd" }}]
+[arms.8-0.sampler]
+local = 4
+external = 0
+[arms.4-4.sampler]
+local = 2
+external = 2
+"""
+    )
+    return file
