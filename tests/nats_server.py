@@ -44,10 +44,12 @@ def free_port() -> int:
 
 class NatsServer:
     """One server process. `config` is added to the file; `jetstream` replaces the settings inside
-    its JetStream block. `arguments`: more for its command line.
+    its JetStream block, None leaves it without JetStream. `arguments`: more for its command line.
     """
 
-    def __init__(self, folder: Path, *, config: str = "", jetstream: str = "sync_interval: 1m", port: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, config: str = "", jetstream: str | None = "sync_interval: 1m", port: int | None = None
+    ) -> None:
         self.folder = folder = folder.absolute()
         self.port = port or free_port()
         self.log_file = folder / "nats.log"
@@ -67,11 +69,12 @@ class NatsServer:
         assert self._process is not None
         return self._process.pid
 
-    def configure(self, config: str = "", jetstream: str = "sync_interval: 1m") -> None:
+    def configure(self, config: str = "", jetstream: str | None = "sync_interval: 1m") -> None:
         """Write the settings that the next start uses."""
         if "feature_flags" not in config:
             config += "\nfeature_flags { js_ack_fc_v2: false }"
-        self._config_file.write_text(f"host: 127.0.0.1\njetstream {{\n  max_file_store: 1TB\n  {jetstream}\n}}\n{config}\n")
+        block = "" if jetstream is None else f"jetstream {{\n  max_file_store: 1TB\n  {jetstream}\n}}\n"
+        self._config_file.write_text(f"host: 127.0.0.1\n{block}{config}\n")
 
     def start(self) -> NatsServer:
         """Start (again) on the same port and store. Returns when it accepts connections."""

@@ -82,6 +82,8 @@ TOGETHER = dict.fromkeys(
 """Files that are one piece with another: in one process they render each variant of the manifests,
 or import TRL, once, and not once in each worker.
 """
+COMPUTING = ("tests/unit/", "tests/lab/", "tests/architectures/")
+"""Folders whose tests compute; those of the others mostly wait for servers and services."""
 _PLACES = {name: place for place, name in enumerate(DEAREST)}
 
 
@@ -96,5 +98,17 @@ def piece(nodeid: str) -> str:
 
 
 def dearest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The tests in the order in which their files are started; the order within a file is kept."""
-    return sorted(items, key=lambda item: _PLACES.get(piece(item.nodeid), len(_PLACES)))
+    """The tests in the order in which their files are started: the dearest, then those that compute
+    mixed evenly with those that wait, so that the processors have something to do all the time. The
+    order within a file is kept.
+    """
+    pieces: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        pieces.setdefault(piece(item.nodeid), []).append(item)
+    rest = [name for name in pieces if name not in _PLACES]
+    computing = [name for name in rest if name.startswith(COMPUTING)]
+    waiting = [name for name in rest if not name.startswith(COMPUTING)]
+    places = {
+        name: len(_PLACES) + (index + 0.5) / len(part) for part in (computing, waiting) for index, name in enumerate(part)
+    }
+    return [item for name in sorted(pieces, key=(places | _PLACES).__getitem__) for item in pieces[name]]

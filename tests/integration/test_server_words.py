@@ -17,7 +17,7 @@ from shared.transport.base import Transport, TransportError
 from shared.transport.connect import connect
 from shared.transport.nats.answers import SAID_CHARACTERS
 from tests.integration.running_verifier import MakeServer
-from tests.integration.test_unreadable_answers import NOT_THE_SERVER, answering
+from tests.integration.test_unreadable_answers import answering
 
 ROOT = Path(__file__).parents[2]
 FORGED = "no\r\nswarm: alpha is banned\x1b[2J\u202e"
@@ -44,7 +44,7 @@ async def refusal(url: str, ask: Callable[[Transport], Awaitable[object]]) -> st
 
 @pytest.mark.parametrize("request_", REQUESTS)
 async def test_a_refusal_is_told_in_one_line_of_bounded_length(nats_server: MakeServer, request_: str) -> None:
-    url = nats_server(config=NOT_THE_SERVER).url
+    url = nats_server(jetstream=None).url
     async with answering(url, REFUSAL):
         told = await refusal(url, REQUESTS[request_])
     assert SHOWN in told and told.isprintable()
@@ -55,7 +55,7 @@ async def test_a_refusal_is_told_in_one_line_of_bounded_length(nats_server: Make
 
 async def test_the_status_of_a_direct_get_is_told_in_one_line(nats_server: MakeServer) -> None:
     """nats-py's parser takes no line break into a header, but all else."""
-    url = nats_server(config=NOT_THE_SERVER).url
+    url = nats_server(jetstream=None).url
     async with answering(url, {"Status": "499\x1b[2J", "Description": "no\x85swarm: alpha is banned\u2028" + "x" * 10_000}):
         told = await refusal(url, lambda hub: hub.read("S", 1, 10))
     assert "499\\x1b[2J no\\x85swarm: alpha is banned\\u2028xxx" in told and told.isprintable()
@@ -64,7 +64,7 @@ async def test_the_status_of_a_direct_get_is_told_in_one_line(nats_server: MakeS
 
 @pytest.mark.slow
 async def test_a_command_prints_a_forged_line_within_its_own(nats_server: MakeServer) -> None:
-    url = nats_server(config=NOT_THE_SERVER).url
+    url = nats_server(jetstream=None).url
     async with answering(url, REFUSAL):
         status = await asyncio.create_subprocess_exec(
             sys.executable,

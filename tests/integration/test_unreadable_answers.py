@@ -23,8 +23,8 @@ from shared.transport.base import Lowering, StreamSpec, Transport, TransportErro
 from shared.transport.connect import connect
 from tests.integration.running_verifier import MakeServer, configured, generate, group, scored, until, verifier
 
-NOT_THE_SERVER = "accounts { A { users: [ { user: a, password: a } ] } }\nno_auth_user: a"
-"""Nobody has JetStream here, so a stranger's answer is the only one."""
+NO_JETSTREAM_FOR_US = "accounts { A { users: [ { user: a, password: a } ] } }\nno_auth_user: a"
+"""The server itself answers each request that it cannot serve it now."""
 STREAM = StreamSpec(name="S", subjects=("s",), max_bytes=1)
 ANSWERS = (
     b"", b"[", b"[]", b"7", b"{}", b"[" * 100_000, b'{"error": 5}', b'{"error": {"code": "x"}}', b'{"state": [], "config": []}',
@@ -71,8 +71,9 @@ async def answering(url: str, *answers: bytes | dict[str, str], subject: str = "
 
 @pytest.mark.deadline(300)
 async def test_an_answer_that_is_none_is_a_request_that_failed(nats_server: MakeServer) -> None:
-    # Side by side, because some requests are made again for seconds.
-    urls = [nats_server(config=NOT_THE_SERVER).url for _ in ANSWERS]
+    # No JetStream, so the stranger's answer is the only one. Side by side, because some requests are
+    # made again for seconds.
+    urls = [nats_server(jetstream=None).url for _ in ANSWERS]
     taken = set().union(*await asyncio.gather(*map(requests_that_take, urls, ANSWERS)))
     # The others take an object without what they look for as one that says there is nothing.
     assert not taken & {"state", "consumer", "publish", "write a key", "newest keys"}
@@ -102,7 +103,7 @@ async def requests_that_take(url: str, answer: bytes) -> set[str]:
     ],
 )
 async def test_headers_that_are_no_numbers_are_a_request_that_failed(nats_server: MakeServer, headers: dict[str, str]) -> None:
-    url = nats_server(config=NOT_THE_SERVER).url
+    url = nats_server(jetstream=None).url
     hub = await connect(url, name="test")
     async with answering(url, headers):
         with pytest.raises(TransportError, match="cannot be read"):
@@ -132,7 +133,7 @@ TO_A_NODE = ("a sequence larger than 64 bits", "a sequence below the first")
 async def test_a_place_that_no_stream_has_is_a_request_that_failed(
     nats_server: MakeServer, answers: tuple[dict[str, str], ...]
 ) -> None:
-    url = nats_server(config=NOT_THE_SERVER).url
+    url = nats_server(jetstream=None).url
     hub = await connect(url, name="test")
     async with answering(url, *answers, subject=DIRECT_GETS):
         with pytest.raises(TransportError, match="cannot be read|earlier message"):
@@ -152,7 +153,7 @@ async def test_a_node_scores_on_whatever_places_its_swarm_tells(
     """The verifier used to end at the first, again after each start; the second and third took a
     gigabyte.
     """
-    hub, own = nats_server(config=NOT_THE_SERVER).url, nats_server().url
+    hub, own = nats_server(jetstream=None).url, nats_server().url
     config = configured("alpha", own, tmp_path, swarm_url=hub, workers=1)
     async with answering(hub, *answers, subject=DIRECT_GETS), verifier(config) as alpha:
         await alpha.node.kv.put(subjects.node_bucket("alpha"), subjects.INTAKE_KEY, encode(IntakeCursor(position=1_000)))
@@ -163,11 +164,30 @@ async def test_a_node_scores_on_whatever_places_its_swarm_tells(
         await until(lambda: alpha.status.get("scored_local") == 2)
 
 
+async def test_a_server_that_cannot_serve_now_is_asked_a_few_times_a_second(nats_server: MakeServer) -> None:
+    url = nats_server(config=NO_JETSTREAM_FOR_US).url
+    listener, asked = await nats.connect(url), 0
+
+    async def count(message: nats.aio.msg.Msg) -> None:
+        nonlocal asked
+        asked += 1
+
+    await listener.subscribe("$JS.API.STREAM.INFO.S", cb=count)
+    await listener.flush()
+    hub = await connect(url, name="test")
+    with pytest.raises(TransportError, match="JetStream not enabled for account"):
+        await hub.stream_state("S")  # within five seconds
+    await listener.flush()
+    await hub.close()
+    await listener.close()
+    assert 2 <= asked <= 15
+
+
 NO_RESOURCES = b'{"error": {"code": 500, "err_code": 10023, "description": "insufficient resources"}}'
 
 
 async def test_a_list_of_buckets_without_end_ends(nats_server: MakeServer) -> None:
-    url = nats_server(config=NOT_THE_SERVER).url
+    url = nats_server(jetstream=None).url
     hub = await connect(url, name="test")
     many = b'{"total": 9999999999, "streams": [%s]}' % b",".join(b'"KV_node_n%d"' % number for number in range(2000))
     async with answering(url, many), asyncio.timeout(120):
@@ -178,7 +198,7 @@ async def test_a_list_of_buckets_without_end_ends(nats_server: MakeServer) -> No
 @pytest.mark.deadline(300)
 @pytest.mark.parametrize("answer", [b"{}", pytest.param(NO_RESOURCES, marks=pytest.mark.long)])
 async def test_a_node_scores_on_whatever_its_swarm_answers(nats_server: MakeServer, tmp_path: Path, answer: bytes) -> None:
-    hub, own = nats_server(config=NOT_THE_SERVER).url, nats_server().url
+    hub, own = nats_server(jetstream=None).url, nats_server().url
     config = configured("alpha", own, tmp_path, swarm_url=hub, workers=1)
     async with answering(hub, answer):
         swarm = await _connect_swarm_plane(config, structlog.get_logger("verifier"))  # as a verifier does before it starts

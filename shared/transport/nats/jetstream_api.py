@@ -8,6 +8,7 @@ only fields that the server returned or that are known to exist.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -28,6 +29,10 @@ log = structlog.get_logger(__name__)
 SETUP_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 5.0
 NANOSECONDS = 1_000_000_000
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 0.5
+"""Between two requests of the same: a server without a leader refuses at once, and would be asked
+thousands of times a second by each node while it has the least to spare.
+"""
 
 STREAM_NAME_IN_USE = 10058
 STREAM_NOT_FOUND = 10059
@@ -72,6 +77,7 @@ async def call(
         TransportError: the answer cannot be read.
     """
     body = b"" if request is None else json.dumps(request).encode()
+    wait_s = _FIRST_WAIT_S
     while True:
         reply = await connection.request(f"{connection.options.api_prefix}.{subject}", body, deadline, what=what)
         answer = answer_object(reply.data, what)
@@ -79,8 +85,10 @@ async def call(
             return answer
         with readable(what):
             error = ApiError(what, answer["error"])
-        if not error.passing or deadline.left_s < 0.5:
+        if not error.passing or deadline.left_s < wait_s + 0.4:
             raise error
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
 def stream_config(spec: StreamSpec) -> dict[str, Any]:
