@@ -71,8 +71,8 @@ async def answering(url: str, *answers: bytes | dict[str, str], subject: str = "
 
 @pytest.mark.deadline(300)
 async def test_an_answer_that_is_none_is_a_request_that_failed(nats_server: MakeServer) -> None:
-    # No JetStream, so the stranger's answer is the only one. Side by side, because some requests are
-    # made again for seconds.
+    # Without JetStream the stranger's answer is the only one. Side by side, because some requests
+    # are made again for seconds.
     urls = [nats_server(jetstream=None).url for _ in ANSWERS]
     taken = set().union(*await asyncio.gather(*map(requests_that_take, urls, ANSWERS)))
     # The others take an object without what they look for as one that says there is nothing.
