@@ -5,6 +5,7 @@ request fails as one that got no answer does, and a node goes on.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -181,6 +182,46 @@ async def test_a_server_that_cannot_serve_now_is_asked_a_few_times_a_second(nats
     await hub.close()
     await listener.close()
     assert 1 <= asked <= 15
+
+
+REFUSALS_AT_ONCE: dict[str, bytes | dict[str, str]] = {
+    "busy": b'{"error": {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}}',
+    "nothing there": {"Status": "404", "Description": "No Messages"},
+    "another leader": {"Status": "409", "Description": "Leadership Change"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(300)
+async def test_no_request_is_made_again_without_a_pause(nats_server: MakeServer) -> None:
+    urls = [nats_server(jetstream=None).url for _ in REFUSALS_AT_ONCE]
+    rates = await asyncio.gather(*map(asked_in_a_second, urls, REFUSALS_AT_ONCE.values()))
+    assert max(rates) <= 12, dict(zip(REFUSALS_AT_ONCE, rates, strict=True))
+
+
+async def asked_in_a_second(url: str, answer: bytes | dict[str, str]) -> float:
+    """How often each of the requests is made, on average, of who answers all of them so."""
+    requests = [*REQUESTS.values(), lambda hub: hub.fetch("S", "C", 1, 5.0)]
+    listener, asked = await nats.connect(url), 0
+
+    async def count(message: nats.aio.msg.Msg) -> None:
+        nonlocal asked
+        asked += bool(message.reply)
+
+    async def make(ask: Callable[[Transport], Awaitable[object]]) -> None:
+        hub = await connect(url, name="test")
+        with suppress(TransportError):
+            await ask(hub)
+        await hub.close()
+
+    await listener.subscribe(">", cb=count)
+    await listener.flush()
+    began = time.monotonic()
+    async with answering(url, answer):
+        await asyncio.gather(*map(make, requests))
+        await listener.flush()
+    await listener.close()
+    return asked / len(requests) / (time.monotonic() - began)
 
 
 NO_RESOURCES = b'{"error": {"code": 500, "err_code": 10023, "description": "insufficient resources"}}'

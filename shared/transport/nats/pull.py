@@ -106,8 +106,9 @@ async def fetch(
             found, missing = [], True
         if found:
             return list(found)
-        if missing:
-            await asyncio.sleep(min(0.1, deadline.left_s))
+        # A server that has no message waits until one comes, or for the deadline; what ends a pull
+        # earlier would end the next one as well.
+        await asyncio.sleep(min(0.1, deadline.left_s))
     if missing and connection.connected:
         raise NotConnected(
             f"consumer {consumer} of stream {stream} at {connection.options.url}: nobody answers: "
