@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.verifier.fair_queue import BYTES_PER_TURN, MAX_SENDERS, MAX_WAITING, MAX_WAITING_BYTES, FairQueue, turns_of
+from services.verifier.fair_queue import (
+    BYTES_PER_TURN,
+    MAX_SENDERS,
+    MAX_WAITING,
+    MAX_WAITING_BYTES,
+    NEWCOMER_SHARE,
+    FairQueue,
+    turns_of,
+)
 
 
 def served(arrivals_per_s: dict[str, float], rate_per_s: float, max_share: float, seconds: int = 60) -> Counter[str]:
@@ -108,22 +116,59 @@ def test_new_names_are_no_way_to_the_front_and_leave_no_trace() -> None:
     assert len(queue._senders) <= MAX_SENDERS
 
 
-def test_a_large_message_takes_turns_and_tokens_by_its_size_and_a_refund_gives_all_of_them_back() -> None:
-    queue: FairQueue[int] = FairQueue(10.0, 0.5, 2.0, 0.0)
-    served: Counter[str] = Counter()
-    for number in range(400):
-        now_s = number / 10
-        for name, size_bytes in (("large", 7 * BYTES_PER_TURN), ("small", 100)):
-            queue.offer(name, number, size_bytes, now_s)
-        while (found := queue.next(now_s)) is not None:
-            served[found[0]] += 1
-    assert 150 <= served["small"] <= 210, "half of the budget, as ever"
-    assert 150 / turns_of(7 * BYTES_PER_TURN) <= served["large"] <= 210 / turns_of(7 * BYTES_PER_TURN) + 2
-    queue = FairQueue(10.0, 1.0, 1.0, 0.0)
+LARGE = 15 * BYTES_PER_TURN
+
+
+def turns_taken(max_share: float, senders: dict[str, tuple[int, float]], *, seconds: int = 60) -> Counter[str]:
+    """Turns that each of `senders` (size of its messages in bytes, what it has earned) takes of 20
+    a second when all of them always have a message waiting.
+    """
+    queue: FairQueue[int] = FairQueue(20.0, max_share, 2.0, 0.0)
+    taken: Counter[str] = Counter()
+    for tick in range(seconds * 20):
+        for name, (size_bytes, earned) in senders.items():
+            queue.offer(name, tick, size_bytes, tick / 20, earned)
+        while (found := queue.next(tick / 20)) is not None:
+            taken[found[0]] += turns_of(senders[found[0]][0])
+    return taken
+
+
+def test_a_large_message_takes_turns_and_tokens_by_its_size() -> None:
+    at_most = 20 * 62 + turns_of(LARGE)  # the burst, and the last one may be larger than what is left
+    assert sum(turns_taken(0.5, {f"n{number}": (LARGE, 1.0) for number in range(10)}).values()) <= at_most, "of the budget"
+    assert turns_taken(0.5, {"alone": (LARGE, 1.0)})["alone"] <= 10 * 62 + turns_of(LARGE), "of its own share"
+
+    beside = turns_taken(1.0, {"large": (LARGE, 1.0), "small": (100, 1.0)})
+    ahead = 20 * 2 + turns_of(LARGE)  # in the burst, for which who sends small ones has too few of them waiting
+    assert abs(beside["large"] - beside["small"]) <= ahead, "as many turns as who sends small ones"
+
+    beside = turns_taken(1.0, {"large": (LARGE, 1.0), "new": (100, 0.1)})
+    assert abs(beside["new"] / beside.total() - NEWCOMER_SHARE) < 0.02, "and leaves newcomers their part"
+
+
+def test_a_refund_gives_back_all_that_a_large_message_took() -> None:
+    queue: FairQueue[int] = FairQueue(10.0, 1.0, 1.0, 0.0)
     for _ in range(10):
-        queue.offer("large", 1, 9 * BYTES_PER_TURN, 0.0)
-        assert queue.next(0.0) is not None
-        queue.refund("large", blameless=True, size_bytes=9 * BYTES_PER_TURN)
+        queue.offer("victim", 1, LARGE, 0.0)
+        assert queue.next(0.0) is not None, "the tokens"
+        queue.refund("victim", blameless=True, size_bytes=LARGE)
+    for number in range(10):
+        queue.offer("victim", number, 100, 1.0)
+        queue.offer("other", number, 100, 1.0)
+    assert abs(Counter(found[0] for _ in range(8) if (found := queue.next(1.0)))["victim"] - 4) <= 1, "its own turns"
+
+    queue = FairQueue(100.0, 1.0, 1.0, 0.0)
+    for number in range(40):
+        queue.offer("new", number, 100, 0.0, 0.1)
+    for _ in range(5):
+        queue.offer("victim", 1, LARGE, 0.0)
+        while (found := queue.next(0.0)) and found[0] != "victim":
+            pass
+        queue.refund("victim", blameless=True, size_bytes=LARGE)
+    for number in range(40):
+        queue.offer("victim", number, 100, 1.0)
+    served_now = Counter(found[0] for _ in range(20) if (found := queue.next(1.0)))
+    assert abs(served_now["new"] / 20 - NEWCOMER_SHARE) <= 0.1, "and those of who has earned a share"
 
 
 def test_what_waits_under_a_name_goes_on_waiting_under_the_key_that_has_the_name_now_and_loses_nothing() -> None:
