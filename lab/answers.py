@@ -143,7 +143,7 @@ class Gain:
     facts: int
 
 
-def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule, seed: int = 0) -> Gain:
+def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule) -> Gain:
     """The gain of `trained` over `base` by `rule`.
 
     Raises:
@@ -156,7 +156,7 @@ def gain(base: Sequence[Answer], trained: Sequence[Answer], rule: Rule, seed: in
         changes.setdefault(before.fact, []).append(int(rule(after)) - int(rule(before)))
     sums = np.array([sum(fact_changes) for fact_changes in changes.values()])
     counts = np.array([len(fact_changes) for fact_changes in changes.values()])
-    drawn = np.random.default_rng(seed).integers(len(sums), size=(RESAMPLES, len(sums)))
+    drawn = np.random.default_rng(0).integers(len(sums), size=(RESAMPLES, len(sums)))
     low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), [0.025, 0.975])
     single = [change for fact_changes in changes.values() for change in fact_changes]
     return Gain(float(np.mean(single)), float(low), float(high), won=single.count(1), lost=single.count(-1), facts=len(changes))

@@ -20,9 +20,9 @@ class Mistake(NamedTuple):
     message: str
 
 
-def mistakes_of(error: ValidationError, arm: str = "", before: Field = (), keys: str = "") -> list[Mistake]:
-    """The mistakes in a pydantic error. `before` is the path of the table that was checked; `keys`
-    says where its keys are listed.
+def mistakes_of(error: ValidationError, arm: str = "", keys: str = "") -> list[Mistake]:
+    """The mistakes in a pydantic error. `keys` says where the keys of what was checked are
+    listed.
     """
     found = []
     for problem in error.errors():
@@ -33,7 +33,7 @@ def mistakes_of(error: ValidationError, arm: str = "", before: Field = (), keys:
             message = "is missing"
         elif problem["loc"] and problem["type"] != "value_error":
             message += f", got {problem['input']!r}"
-        found.append(Mistake(arm, (*before, *problem["loc"]), message))
+        found.append(Mistake(arm, tuple(problem["loc"]), message))
     return found
 
 

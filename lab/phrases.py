@@ -16,11 +16,12 @@ _WORD = re.compile(r"\S+\s*")
 _VARIABLE = re.compile(r"[0-9]|(?<![A-Za-z])[A-Z](?![A-Za-z])|[+\-<>\[\]]{2}")
 """Words that differ between questions: numbers, single capital letters, sequences of signs."""
 _LONG_WORD = 6
+_LEAST_PART = 0.03
 
 
-def fixed_phrases(questions: Sequence[str], *, min_share: float = 0.03) -> list[str]:
-    """Runs of words, or long single words, that recur in at least `min_share` of the questions of
-    one dataset, longest first.
+def fixed_phrases(questions: Sequence[str]) -> list[str]:
+    """Runs of words, or long single words, that recur in at least 3 % of the questions of one
+    dataset, longest first.
 
     A run breaks at a word that varies, or where what follows a word is hardly ever the same.
     Deterministic.
@@ -29,7 +30,7 @@ def fixed_phrases(questions: Sequence[str], *, min_share: float = 0.03) -> list[
     pairs: Counter[tuple[str, str]] = Counter()
     for words in split:
         pairs.update(set(zip(words, words[1:], strict=False)))
-    enough = max(2, int(min_share * len(questions)))
+    enough = max(2, int(_LEAST_PART * len(questions)))
     runs: Counter[str] = Counter()
     for words in split:
         runs.update(set(_runs(words, pairs, enough)))

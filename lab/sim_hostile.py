@@ -5,7 +5,6 @@ its attack sends.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 
 from lab.arms import PlannedRun
@@ -20,6 +19,7 @@ from services.verifier.foreign_rewards import foreign_rewards
 from shared.contracts.codec import unpack_logprobs
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.identity.keys import SigningKey
+from shared.seeds import generator_from
 
 _NAMED_ROLES = frozenset({"many_names", "informed", "opposed", "shortcut"})
 
@@ -72,7 +72,7 @@ class HostileNodes:
         return Hostile(
             number=number,
             attack=self._run.attack,
-            rng=random.Random(f"hostile {node.name} {self._run.seed} {number}"),
+            rng=generator_from(f"hostile {node.name} {self._run.seed} {number}"),
             made=[(each.group, each.rewards) for each in own],
             overheard=self._overheard,
             first=self._first_sent.get(node.name),

@@ -7,7 +7,6 @@ processes would keep.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +38,7 @@ from shared.identity.keys import SigningKey
 from shared.model.prompts import encode_answer
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.rewards import is_informative
-from shared.seeds import number_from
+from shared.seeds import generator_from, number_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +177,7 @@ class SimNode:
         )
 
     def _with_reused(self, batch: Batch, round_number: int, now_s: float) -> Batch:
-        rng = random.Random(f"reuse {self.name} {self.config.node.seed} {round_number}")
+        rng = generator_from(f"reuse {self.name} {self.config.node.seed} {round_number}")
         items = []
         for own in groups_to_reuse(self.local, self._earlier, round_number, rng):
             scored = self._scored(own, now_s)

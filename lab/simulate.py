@@ -7,7 +7,6 @@ when due. All nodes advance together, and everything except time is the services
 
 from __future__ import annotations
 
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from services.verifier.sharing_rules import is_shared
 from shared.contracts.messages import Batch
 from shared.evaluation import PASS_REWARD, summarise
 from shared.model.loading import resolve_device
+from shared.seeds import generator_from
 
 START_S = 1_700_000_000.0
 """Unix time at which every simulation begins."""
@@ -101,7 +101,7 @@ class Simulation:
         batches: dict[str, Batch | None] = {}
         started = time.perf_counter()
         for node in self.honest:
-            rng = random.Random(f"local {node.name} {self.run_plan.seed} {number}")
+            rng = generator_from(f"local {node.name} {self.run_plan.seed} {number}")
             flags = [group.informative for group in own[node.name]]
             for group in local_part(node.local, own[node.name], flags, node.in_force.local, rng):
                 node.take_own(group, now_s)
@@ -180,7 +180,7 @@ class Simulation:
     def _arriving(self, sent: Sequence[SwarmMessage], number: int) -> list[SwarmMessage]:
         """The messages that arrive this round, from this and earlier rounds."""
         least, most = self.run_plan.delay_rounds
-        rng = random.Random(f"delay {self.run_plan.seed} {number}")
+        rng = generator_from(f"delay {self.run_plan.seed} {number}")
         for message in sent:
             self._under_way.setdefault(number + rng.randint(least, most), []).append(message)
         return self._under_way.pop(number, [])

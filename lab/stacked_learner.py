@@ -71,10 +71,10 @@ class StackedLearner:
         self._base = flat.clone() if any(each.objective.needs_reference for each in self._update_configs) else None
 
     @torch.no_grad()
-    def logprobs(self, groups: Sequence[Sequence[TokenGroup]], *, base: bool = False) -> list[BatchLogprobs]:
-        """`batch_logprobs` of every node for its local groups, under its current or base policy."""
+    def logprobs(self, groups: Sequence[Sequence[TokenGroup]]) -> list[BatchLogprobs]:
+        """`batch_logprobs` of every node for its local groups, under its current policy."""
         wanted = [list(range(len(node_groups))) for node_groups in groups]
-        return self._logprobs(groups, wanted, base=base)
+        return self._logprobs(groups, wanted, base=False)
 
     @torch.no_grad()
     def logprobs_of(self, node: int, groups: Sequence[TokenGroup]) -> BatchLogprobs:

@@ -210,13 +210,13 @@ def value_at(points: Sequence[tuple[float, float]], x: float) -> float:
     return points[-1][1]
 
 
-def oscillation(points: Sequence[tuple[float, float]], last: float = 0.25) -> float | None:
-    """Standard deviation of y around a fitted line over the last part of x; None with fewer than
-    four points there.
+def oscillation(points: Sequence[tuple[float, float]]) -> float | None:
+    """Standard deviation of y around a fitted line over the last quarter of x; None with fewer
+    than four points there.
     """
     if not points:
         return None
-    begin = points[-1][0] - last * (points[-1][0] - points[0][0])
+    begin = points[-1][0] - 0.25 * (points[-1][0] - points[0][0])
     part = [(x, y) for x, y in points if x >= begin]
     if len(part) < 4:
         return None

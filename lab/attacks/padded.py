@@ -4,11 +4,11 @@ step in tokens and time.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 from lab.attacks.view import Hostile, answered, halves, nonsense, with_texts
 from shared.contracts.messages import RolloutGroup
+from shared.seeds import generator_from
 
 
 def padded(view: Hostile) -> list[RolloutGroup]:
@@ -33,4 +33,4 @@ def _filled(view: Hostile, end: str) -> str:
 
 def _nonsense_before(view: Hostile, words: int) -> str:
     """`words` words of nonsense; within a round the same number gives the same words."""
-    return nonsense(random.Random(f"padding {view.number}"), words)
+    return nonsense(generator_from(f"padding {view.number}"), words)

@@ -21,6 +21,7 @@ from lab.attacks.view import Hostile, Shortcut, answered, halves, under_names, w
 from shared.config import TaskSpec
 from shared.contracts.messages import RolloutGroup, Task, TaskRef
 from shared.evaluation import PASS_REWARD
+from shared.seeds import generator_from
 from shared.tasks.audit.candidates import copies
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 
@@ -66,7 +67,7 @@ def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
     key = (source.dataset, source.canonical_config)
     if key not in view.shortcuts:
         passed: Counter[Shortcut] = Counter()
-        for task in _questions(source, _SCREENED, random.Random(f"screened {source.dataset}")):
+        for task in _questions(source, _SCREENED, generator_from(f"screened {source.dataset}")):
             candidates = copies(task.question)
             rewards = view.score(task.ref, [candidate.text for candidate in candidates])
             passed.update(

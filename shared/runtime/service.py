@@ -67,9 +67,9 @@ class ServiceContext:
     ready: bool = field(default=False)
     planes: PlaneMetrics = field(default_factory=PlaneMetrics)
 
-    def mark_ready(self, ready: bool = True) -> None:
+    def mark_ready(self) -> None:
         """Report that set-up is complete (`/readyz`)."""
-        self.ready = ready
+        self.ready = True
 
 
 class Service(Protocol):
