@@ -82,6 +82,7 @@ def _held_out(name: str, runs: Runs, file: Path) -> Path:
 
 
 def _by_task(name: str, runs: Runs, file: Path) -> Path:
+    """The mean says little where one of the tasks is learned and another not at all."""
     tasks = list(dict.fromkeys(task for by_seed in runs.values() for run in by_seed.values() for task in run.held_out_of_task))
     columns = min(3, len(tasks))
     rows = -(-len(tasks) // columns)

@@ -138,7 +138,7 @@ class NatsSection(Section):
         description="PEM file of the authority that signed the certificate of the node plane's server; empty: the system's "
         "authorities.",
     )
-    swarm_ca_file: str = Field("", description="The same for the swarm plane.")
+    swarm_ca_file: str = Field("", description="The same for the server of the swarm plane, which often has another authority.")
     inbox_prefix: str = Field(
         "_INBOX_{node}.{role}",
         pattern=r"^[A-Za-z0-9_{}-]+(\.[A-Za-z0-9_{}-]+)*$",
@@ -313,6 +313,8 @@ class LogSection(Section):
     """Logging to standard output."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Level on standard output; the run's log files always contain info and above."
+        "info",
+        description="Level on standard output; the run's log files always contain info and above. debug adds what "
+        "services try again by themselves, which nobody has to act on.",
     )
     format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on terminals and by `swarm up`, or JSON.")

@@ -73,7 +73,7 @@ class TrainerSection(ObjectiveSection):
     )
     oapl_value_beta: float = Field(1.0, gt=0, description="For objective oapl: temperature of the group's soft value.")
     importance_cap: float = Field(
-        2.0, gt=0, description="Upper limit of the truncated importance weight between sampler and trainer."
+        2.0, gt=0, description="Upper limit of the importance weight between engine and trainer, so that no single token dominates."
     )
     unknown_behaviour_logprob: float | None = Field(
         None,
@@ -111,7 +111,7 @@ class TrainerSection(ObjectiveSection):
         "rate of the sender's groups here divided by that of local groups (HACPO uses 5 batches, of 128 questions each). 0: off.",
     )
     foreign_capability_bounds: tuple[float, float] = Field(
-        (0.1, 10.0), description="Smallest and largest such factor. max_foreign_advantage limits the resulting advantage."
+        (0.1, 10.0), description="Smallest and largest such factor, as in HACPO; max_foreign_advantage limits what results."
     )
     drop_foreign_negatives: bool = Field(
         True,
@@ -202,13 +202,13 @@ class TrainerSection(ObjectiveSection):
     token_budget: int = Field(
         16_384, ge=64, description="Padded tokens in a forward pass; affects memory and a GPU's speed. 16,384 suit 0.5B and 48 GB."
     )
-    shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a group's prompt once instead of L times.")
+    shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a prompt once, not L times. auto: if it can.")
     gradient_checkpointing: bool = Field(
         False,
         description="Recompute activations in the backward pass to save memory. Off, because every layer is then computed twice, "
         "which takes longer.",
     )
-    max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
+    max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never, as more steps may always teach more.")
     checkpoint_every: int = Field(
         10,
         ge=1,
@@ -220,7 +220,7 @@ class TrainerSection(ObjectiveSection):
     keep_checkpoints: int = Field(
         2, ge=1, description="Number of newest checkpoints kept. With 2, training can resume even if the newest is damaged."
     )
-    keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate.")
+    keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate; a run may fall from it.")
     threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
     collective_timeout_s: float = Field(
         600.0, ge=1, description="With torchrun: seconds that a process waits for the others before all exit; 600 as in torch."

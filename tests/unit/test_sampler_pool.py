@@ -123,8 +123,11 @@ def test_uniform_refuses_groups_without_advantage() -> None:
 
 
 def test_local_groups_go_oldest_policy_first_then_by_draw_however_they_arrived() -> None:
-    arrived = [entry(seq, version=version) for seq, version in [(4, 1), (3, 0), (9, 0), (1, 1)]]
-    assert [e.seq for e in sorted(arrived, key=local_order)] == [3, 9, 1, 4]
+    arrived = [
+        replace(entry(seq, version=version), draw=draw)
+        for seq, version, draw in [(4, 1, 5), (3, 0, 8), (9, 0, 2), (1, 1, 6), (2, 0, 8)]
+    ]
+    assert [e.seq for e in sorted(arrived, key=local_order)] == [9, 2, 3, 4, 1]
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
