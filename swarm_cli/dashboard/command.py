@@ -137,7 +137,8 @@ class Dashboard:
             self._source.answer,
         )
         also = f"Prometheus itself: {page.url.rstrip('/')}{PREFIX}/; " if self._prometheus else ""
-        note(f"open {page.url}   ({also}Ctrl-C ends {'both' if also else 'it'}; the swarm goes on)")
+        goes_on = "" if self._following.target.ended is not None else "; the swarm goes on"
+        note(f"open {page.url}   ({also}Ctrl-C ends {'both' if also else 'it'}{goes_on})")
         return page
 
     def _tell_seen(self, followed: str) -> None:

@@ -53,7 +53,9 @@ def rollouts(
         ),
     ] = "",
     step: Annotated[int | None, typer.Option(min=1, help="All groups of this step and no others.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many of the newest groups to show.")] = 8,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="How many of the newest groups to show; --step shows all of its own.")
+    ] = 8,
     local: Annotated[bool, typer.Option("--local", help="Only local groups.")] = False,
     foreign: Annotated[bool, typer.Option("--foreign", help="Only foreign groups.")] = False,
     trained: Annotated[bool, typer.Option("--trained", help="Only groups that a step has trained on.")] = False,

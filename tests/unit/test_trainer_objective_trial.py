@@ -54,7 +54,7 @@ def chosen() -> NodeConfig:
         ("return plain.loss", "returned a Tensor, and must return a Loss"),
         ("return plain._replace(ratio=1.0)", "returned a float as ratio, and must return a tensor"),
         ("return plain._replace(loss=plain.loss.sum(1))", r"returned loss of shape \(2,\), and must have .* \(2, 3\)"),
-        ("return plain._replace(clipped=plain.ratio)", "returned clipped of torch.float32, and only clipped must be"),
+        ("return plain._replace(clipped=plain.ratio)", "returned clipped of torch.float32, and it must be of torch.bool"),
         ("return plain._replace(loss=plain.loss / 0)", r"is not finite on two short answers \(\[\["),
         ("return plain._replace(loss=plain.loss.detach())", "does not depend on the logprobs of the policy"),
         ("return plain._replace(loss=(plain.loss * 0).sqrt())", "has a gradient that is not finite on two short answers"),

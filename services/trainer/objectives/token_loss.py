@@ -121,7 +121,8 @@ def _checked(found: Any, name: str, logprobs: Tensor) -> Loss:
             shapes = f"shape {tuple(each.shape)}, and must have that of the logprobs, {tuple(logprobs.shape)}"
             raise unusable(name, f"returned {part} of {shapes}")
         if (each.dtype == torch.bool) != (part == "clipped"):
-            raise unusable(name, f"returned {part} of {each.dtype}, and only clipped must be of truth values")
+            wanted = "torch.bool" if part == "clipped" else "numbers"
+            raise unusable(name, f"returned {part} of {each.dtype}, and it must be of {wanted}")
     return Loss(*found)
 
 
