@@ -137,8 +137,7 @@ class Dashboard:
             self._source.answer,
         )
         also = f"Prometheus itself: {page.url.rstrip('/')}{PREFIX}/; " if self._prometheus else ""
-        goes_on = "" if self._following.target.ended is not None else "; the swarm goes on"
-        note(f"open {page.url}   ({also}Ctrl-C ends {'both' if also else 'it'}{goes_on})")
+        note(f"open {page.url}   ({also}Ctrl-C ends {'both' if also else 'it'} and nothing else)")
         return page
 
     def _tell_seen(self, followed: str) -> None:

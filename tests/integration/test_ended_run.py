@@ -215,7 +215,8 @@ def test_a_page_that_is_opened_after_the_run_ended_says_so_and_how_to_go_on(var_
             assert "To continue it: swarm up --run first." in banner.inner_text()
             assert banner.locator("section").count() == 0, "nothing was seen"
     finally:
-        shown.close()
+        said = shown.close()
+    assert "Ctrl-C ends it and nothing else" in said, "no swarm goes on that has ended"
 
 
 @contextmanager
