@@ -48,6 +48,7 @@ from services.sampler.pool import PoolEntry
 from services.sampler.replay import replayed
 from services.sampler.steering import InForce
 from services.sampler.strategies import configured_strategy
+from services.sampler.strategies.weights import weights_of
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.contracts.messages import Preference
@@ -248,7 +249,7 @@ def _relative_weights(
 ) -> dict[int, float]:
     if force.strategy.weigh is None or not chosen:
         return {}
-    weights = force.strategy.weigh(fresh, force.external, knowledge)
+    weights = weights_of(force.strategy.name, force.strategy.weigh, fresh, force.external, knowledge)
     mean = math.fsum(weights) / len(weights)
     by_seq = {entry.seq: weight / mean for entry, weight in zip(fresh, weights, strict=True)}
     return {entry.seq: by_seq[entry.seq] for entry in chosen}

@@ -14,6 +14,8 @@ from shared.contracts.limits import MIB, NODE_LIMITS
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.subjects import node_batches, node_batches_stream, node_scored_stream
 from shared.contracts.wire import MessageError
+from shared.runtime import FatalError
+from shared.text import visible
 from shared.transport.base import NotConnected, StoredMessage, TooLarge, Transport, TransportError
 
 _MESSAGES_PER_READ = 256
@@ -166,6 +168,7 @@ class BatchLog:
         Raises:
             Conflict: the log's end is elsewhere.
             TooLarge: the batch is larger than `max_bytes`, or than the stream allows.
+            FatalError: the batch could not be read again, at which every later start would end.
             TransportError: it is unknown whether the batch was stored; read the log's end.
         """
         payload = encode(batch)
@@ -174,6 +177,13 @@ class BatchLog:
                 f"a batch of {len(payload)} bytes exceeds {self._max_bytes}, the limit with this sampler.prefetch: not published",
                 self._max_bytes,
             )
+        try:
+            decode(payload, Batch)  # the encoder packs values that no reader accepts
+        except MessageError as error:
+            raise FatalError(
+                f"batch {batch.number}, drawn by strategy {visible(batch.strategy, 100)}, could not be read again, and is not "
+                f"published: {error}: if an installed package has that strategy, correct it, or change sampler.strategy"
+            ) from None
         ack = await self._transport.publish(
             self._subject,
             payload,

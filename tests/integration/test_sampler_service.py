@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import generate_latest
 
+from services.sampler import service
+from services.sampler.composition import compose
 from shared.contracts.subjects import node_scored, node_scored_stream
 from shared.runtime import FatalError
 from tests.installed_packages import forget, install
@@ -208,5 +211,22 @@ async def test_a_strategy_that_draws_more_than_is_wanted_ends_the_sampler_for_go
         node.start()
         assert node._task is not None
         with pytest.raises(FatalError, match="strategy mine of the package my-package returned 4 entries where 2 must be drawn"):
+            await asyncio.wait_for(node._task, 20.0)
+        assert await node.raw_batches() == []
+
+
+async def test_a_batch_that_nobody_could_read_again_is_not_appended_and_the_sentence_names_the_strategy(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log would refuse every later start. Replaced: what composes the batch, because no
+    strategy is known that gets past the checks of what it returns.
+    """
+    monkeypatch.setattr(service, "compose", lambda *given: replace(compose(*given), seed=-1))
+    async with a_node(nats_url) as node:
+        node.start()
+        await node.publish(0, 1)
+        await node.publish_external(0, 1)
+        assert node._task is not None
+        with pytest.raises(FatalError, match=r"batch 1, drawn by strategy uniform, could not be read again.*sampler\.strategy"):
             await asyncio.wait_for(node._task, 20.0)
         assert await node.raw_batches() == []

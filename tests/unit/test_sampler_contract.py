@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +14,9 @@ import pytest
 from services.sampler.knowledge import Knowledge
 from services.sampler.pool import pool_entry
 from services.sampler.strategies import strategy_named
-from services.sampler.strategies.base import Strategy, has_advantage
-from services.sampler.strategies.contract import StrategyError, drawn
+from services.sampler.strategies.base import Strategy, has_advantage, weighted
+from services.sampler.strategies.contract import drawn
+from services.sampler.strategies.weights import StrategyError
 from tests.installed_packages import forget, install
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, sampler
@@ -73,3 +75,43 @@ def test_no_batch_is_built_of_a_draw_that_breaks_its_promise(draws: str, tmp_pat
         made.publish(scored_group(number, node="beta", origin="external"))
     with pytest.raises(StrategyError, match="strategy mine of the package my-package returned "):
         made.step()
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (None, "a NoneType, which is no list of numbers"),
+        ("heavy", "a str, which is no list of numbers"),
+        ([1.0, 2.0], "2 numbers where 6 are needed"),
+        ([1.0] * 7, "7 numbers where 6 are needed"),
+        ([1.0] * 5 + [math.inf], "the number inf, which is not finite"),
+        ([math.nan] * 6, "the number nan, which is not finite"),
+        ([10**400] * 6, "a list, which is no list of numbers"),
+        ([1.0] * 5 + [-1.0], "numbers from -1.0 to 1.0"),
+        ([0.0] * 6, "numbers from 0.0 to 0.0"),
+        ([1e308] * 6, r"numbers from 1e\+308 to 1e\+308"),
+    ],
+)
+def test_weights_that_no_draw_can_use_name_the_strategy_and_what_it_returned(weights: Any, words: str) -> None:
+    strategy = weighted("mine", lambda *_: weights)
+    with pytest.raises(StrategyError, match=f"strategy mine returned, as weights, {words}.*: correct its weigh, or change sampler"):
+        drawn(strategy, ENTRIES, 3, 2, random.Random(0), Knowledge())
+
+
+def test_weights_of_an_own_draw_are_held_to_the_same() -> None:
+    """`weighted` is not all that weighs: a batch tells the weights of any strategy."""
+    chosen = sampler(strategy="uniform")
+    made = History(chosen, limits(chosen))
+    for number in range(3):
+        made.publish(scored_group(number))
+        made.publish(scored_group(number, node="beta", origin="external"))
+    made.read()
+    uniform = strategy_named("uniform")
+    made.assembly._strategy = replace(uniform, weigh=lambda *_: [math.nan] * 3)
+    with pytest.raises(StrategyError, match="strategy uniform returned, as weights, the number nan"):
+        made.decide()
+
+
+def test_some_weights_may_be_0_and_any_kind_of_number() -> None:
+    strategy = weighted("mine", lambda *_: (0, 5e-324, 1, True, 1e300, 0.0))
+    assert len(drawn(strategy, ENTRIES, 3, 2, random.Random(0), Knowledge())) == 3

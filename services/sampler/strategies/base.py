@@ -10,11 +10,12 @@ from typing import Literal
 from services.sampler.draws import in_order, weighted_order
 from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry
+from services.sampler.strategies.weights import Weigh, weights_of
 
+Prefers = Literal["near", "far"]
 LAST = 2.0**-60
 """A weight so small that its entry is practically never chosen while one of weight 1 is left."""
 
-Weigh = Callable[[Sequence[PoolEntry], int, Knowledge], list[float]]
 Draw = Callable[[Sequence[PoolEntry], int, int, random.Random, Knowledge], list[PoolEntry]]
 
 
@@ -27,15 +28,16 @@ class Strategy:
     in training order, at most `cap` of one node, with `rng` as the only source of randomness; a
     draw that returns anything else ends the sampler (`contract`).
     `entries` are in order of arrival. weigh(entries, wanted, knowledge): their weights in the draw,
-    above 0, on any scale; None for a strategy without weights. prefers: the trainer, which has the
-    model, keeps the likeliest (`near`) or least likely (`far`) of more candidates.
+    above 0, on any scale (`weights.weights_of`); None for a strategy without weights. prefers: the
+    trainer, which has the model, keeps the likeliest (`near`) or least likely (`far`) of more
+    candidates.
     """
 
     name: str
     keeps: Callable[[PoolEntry], bool]
     draw: Draw
     weigh: Weigh | None = None
-    prefers: Literal["near", "far"] | None = None
+    prefers: Prefers | None = None
 
 
 def has_advantage(entry: PoolEntry) -> bool:
@@ -58,6 +60,6 @@ def weighted(name: str, weigh: Weigh) -> Strategy:
     """
 
     def draw(entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge) -> list[PoolEntry]:
-        return in_order(weighted_order(entries, weigh(entries, wanted, knowledge), rng), wanted, cap)
+        return in_order(weighted_order(entries, weights_of(name, weigh, entries, wanted, knowledge), rng), wanted, cap)
 
     return Strategy(name, keeps=has_advantage, draw=draw, weigh=weigh)

@@ -13,12 +13,8 @@ from services.sampler.draws import available
 from services.sampler.knowledge import Knowledge
 from services.sampler.pool import PoolEntry
 from services.sampler.strategies.base import Strategy
+from services.sampler.strategies.weights import StrategyError
 from shared.registry import STRATEGIES
-from shared.runtime.errors import FatalError
-
-
-class StrategyError(FatalError):
-    """A strategy drew what it must not. The message names it and what it returned."""
 
 
 def drawn(
