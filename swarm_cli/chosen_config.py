@@ -46,15 +46,15 @@ def sources(config: Path | None) -> str:
 
 def check_objective(config: NodeConfig) -> None:
     """Refuse an objective that the other settings do not allow, as the trainer would. Does not
-    import torch itself, so that its loss is left to the trainer.
+    import torch itself, so that trying it is left to the trainer.
     """
     if problem := objective_problem(config, tried=False):
         raise CommandError(f"the configuration cannot be used:\n{problem}", EXIT_CONFIG)
 
 
 def objective_problem(config: NodeConfig, *, tried: bool = True) -> str:
-    """Why the trainer would refuse its objective; empty if it would not. tried: try the loss of an
-    installed one, for which torch is imported.
+    """Why the trainer would refuse its objective; empty if it would not. tried: try the loss and
+    the advantages of an installed one, for which torch is imported.
     """
     from services.trainer.objectives.config import configured_objective
 
@@ -64,9 +64,9 @@ def objective_problem(config: NodeConfig, *, tried: bool = True) -> str:
         return str(error)
     if not tried or configured.name in OBJECTIVES.built_in:
         return ""
-    from services.trainer.objectives.trial import loss_problem
+    from services.trainer.objectives.trial import trial_problem
 
-    return loss_problem(configured)
+    return trial_problem(configured)
 
 
 def entry_problems(config: NodeConfig) -> list[str]:

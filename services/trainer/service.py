@@ -19,7 +19,7 @@ from services.trainer.durable.keeper import CheckpointKeeper
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner
 from services.trainer.objectives.config import configured_objective
-from services.trainer.objectives.trial import loss_problem
+from services.trainer.objectives.trial import trial_problem
 from services.trainer.records import MetricsLog, StepRecord, scalars
 from services.trainer.selection.left_out import LeftOutNews
 from services.trainer.state import TrainedPosition
@@ -55,7 +55,7 @@ class TrainerService:
 
     def __init__(self, config: NodeConfig, learn: Callable[[NodeConfig], Learner] = Learner) -> None:
         try:
-            problem = loss_problem(configured_objective(config))
+            problem = trial_problem(configured_objective(config))
         except (ValueError, TypeError) as error:
             problem = str(error)
         if problem:

@@ -51,6 +51,7 @@ def _advantage_config(config: NodeConfig) -> AdvantageConfig:
         std_ddof=trainer.advantage_std_ddof,
         std_floor=trainer.advantage_std_floor,
         value_beta=trainer.oapl_value_beta,
+        objective=trainer.objective,
     )
 
 

@@ -151,6 +151,9 @@ mine = Objective(name="mine", loss=plain_loss, {declared})
             r"unknown advantages 'group_normalized' \(there are group_normalised, leave_one_out, soft_value, or a function",
         ),
         ('aggregation="token_mean", clips="low"', r"unknown clips 'low' \(there are True and False\)"),
+        ('aggregation="token_mean", uses_behaviour="no"', r"unknown uses_behaviour 'no' \(there are True and False\)"),
+        ('aggregation="token_mean", keeps="all"', r"unknown keeps 'all' \(there are functions and None\)"),
+        ('aggregation="token_mean", settings="abc"', r"unknown settings 'abc' \(there are tuples of the names of settings\)"),
     ],
 )
 def test_an_objective_that_declares_what_does_not_exist_is_refused_with_the_names_that_do(

@@ -1,5 +1,5 @@
-"""An installed objective whose loss cannot be used is told before a model is loaded, and if that
-shows later, the trainer ends with a sentence.
+"""An installed objective whose loss or advantages cannot be used is told before a model is loaded,
+and if that shows later, the trainer ends with a sentence.
 """
 
 from __future__ import annotations
@@ -33,6 +33,18 @@ def loss(terms):
     {does}
 
 mine = Objective(name="mine", loss=loss, aggregation="token_mean")
+"""
+ADVANTAGES = """
+from services.trainer.objectives.base import Objective
+from services.trainer.objectives.surrogate import plain_loss
+
+calls = []
+
+def advantages(rewards):
+    calls.append(rewards)
+    {does}
+
+mine = Objective(name="mine", loss=plain_loss, aggregation="token_mean", advantages=advantages)
 """
 NAMED = "objective mine of the package my-package"
 
@@ -75,6 +87,36 @@ def test_a_loss_that_cannot_be_used_is_told_by_config_check_and_ends_the_trainer
     check_objective(config)  # by `swarm up`, which does not import torch for it
 
 
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("return [1.0]", r"returned, for the rewards \[1.0, .*\], 1 numbers where 4 are needed"),
+        ("return [1.0] * 4", r"returned, for the rewards \[.*\], 4 numbers where 8 are needed"),
+        ("return [float('nan')] * len(rewards)", "returned, .*, the number nan, which is not finite"),
+        ("return None", "returned, .*, a NoneType, which is no list of numbers"),
+        ("return [rewards] * len(rewards)", "returned, .*, a list, which is no list of numbers"),
+        ("return rewords", r"fails on the rewards of two groups \(NameError: .*rewords"),
+    ],
+)
+def test_advantages_that_cannot_be_used_are_told_by_config_check_and_by_the_trainer(
+    does: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, "swarm.objectives", "mine", ADVANTAGES.format(does=does))
+    config = chosen()
+    wanted = f"the function advantages of {NAMED} {words}.*: correct it, or change trainer.objective"
+    with pytest.raises(FatalError, match=wanted):
+        TrainerService(config)
+    with pytest.raises(FatalError, match=wanted):
+        raise FatalError(objective_problem(config))
+
+
+def test_advantages_that_can_be_used_are_accepted_of_any_kind_of_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    does = "import torch; return torch.tensor(rewards) - 0.5"
+    install(tmp_path, monkeypatch, "swarm.objectives", "mine", ADVANTAGES.format(does=does))
+    TrainerService(chosen())
+    assert objective_problem(chosen()) == ""
+
+
 def test_a_loss_that_can_be_used_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "swarm.objectives", "mine", CODE.format(does="return plain"))
     TrainerService(chosen())
@@ -82,18 +124,28 @@ def test_a_loss_that_can_be_used_is_accepted(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-async def test_a_loss_that_fails_in_a_later_step_ends_every_process_of_the_trainer_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (CODE.format(does="return plain if plain.loss.numel() < 9 else None"), f"the loss of {NAMED} returned a NoneType"),
+        (
+            ADVANTAGES.format(does="return rewards if len(calls) < 3 else [1.0]"),
+            rf"the function advantages of {NAMED} returned, for the rewards \[.*\], 1 numbers where",
+        ),
+    ],
+    ids=["loss", "advantages"],
+)
+async def test_an_objective_that_fails_in_a_later_step_ends_every_process_of_the_trainer_with_a_sentence(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, monkeypatch, "swarm.objectives", "mine", CODE.format(does="return plain if plain.loss.numel() < 9 else None"))
+    install(tmp_path, monkeypatch, "swarm.objectives", "mine", code)
     assert objective_problem(chosen()) == ""
     config = node_config(tiny_policy(tmp_path / "tiny"), tmp_path, trainer={"objective": "mine"})
     learner, worker = Learner(config), TorchThread()
     batch = mixed_batch(learner.tokenizer, 1)
-    wanted = f"the loss of {NAMED} returned a NoneType"
-    with pytest.raises(FatalError, match=wanted):
+    with pytest.raises(FatalError, match=words):
         await DeviceStep(config, learner, worker, asyncio.Event()).train(batch)
     worker.shutdown()
-    with pytest.raises(FatalError, match=wanted):
+    with pytest.raises(FatalError, match=words):
         _do(learner, config, 1, Command.STEP, encode(batch))
     assert all(torch.isfinite(each).all() for each in learner.policy().values())

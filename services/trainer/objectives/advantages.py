@@ -10,11 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from services.trainer.objectives.base import AdvantageKind, GroupAdvantages
+from services.trainer.objectives.errors import unusable
+from shared.returned_numbers import finite_numbers
 from shared.rewards import is_informative
 
+ADVANTAGES = "function advantages"
+"""How messages name what an installed objective gives as `kind`."""
+_SHOWN_REWARDS = 16
 AdvantageScale = Literal["group", "batch", "none"]
 
 
@@ -28,7 +33,7 @@ class AdvantageConfig:
     nothing (`none`, Dr. GRPO). std_ddof: 1 for the sample standard deviation, 0 for the
     population's. std_eps: added to the standard deviation. std_floor: smallest standard deviation
     to divide by; without one, a group with rewards 0.01 and 0.05 has the advantages of one with 0
-    and 1. 0: none. value_beta: temperature of the soft value.
+    and 1. 0: none. value_beta: temperature of the soft value. objective: whose function `kind` is.
     """
 
     kind: AdvantageKind | GroupAdvantages = "group_normalised"
@@ -37,6 +42,7 @@ class AdvantageConfig:
     std_eps: float = 1e-4
     std_floor: float = 0.0
     value_beta: float = 1.0
+    objective: str = ""
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
@@ -57,14 +63,18 @@ class AdvantageConfig:
 def batch_advantages(group_rewards: Sequence[Sequence[float]], config: AdvantageConfig) -> list[list[float]]:
     """Advantages of every completion of every group; groups may differ in size.
 
-    Raises ValueError if a reward is not finite.
+    Raises ValueError if a reward is not finite, and ObjectiveError if a function returns anything
+    but one finite number for each reward.
 
     Example: `batch_advantages([[1.0, 0.0], [1.0]], AdvantageConfig(scale="none"))` is `[[0.5,
     -0.5], [0.0]]`.
     """
     _check_finite(group_rewards)
     if callable(config.kind):
-        return [_checked(config.kind, rewards) if is_informative(rewards) else [0.0] * len(rewards) for rewards in group_rewards]
+        return [
+            _checked(config.kind(rewards), rewards, config.objective) if is_informative(rewards) else [0.0] * len(rewards)
+            for rewards in group_rewards
+        ]
     if config.kind == "leave_one_out":
         return [leave_one_out(rewards) for rewards in group_rewards]
     if config.kind == "soft_value":
@@ -125,16 +135,15 @@ def soft_value(rewards: Sequence[float], beta: float) -> list[float]:
     return [reward - largest - beta * math.log(mean) for reward in rewards]
 
 
-def _checked(advantages_of: GroupAdvantages, rewards: Sequence[float]) -> list[float]:
+def _checked(found: Any, rewards: Sequence[float], objective: str) -> list[float]:
     """The advantages from an installed objective's function, refused if they would make the
     gradient invalid.
     """
-    advantages = [float(each) for each in advantages_of(rewards)]
-    if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
-        raise ValueError(
-            f"the objective's advantages of rewards {list(rewards)} are {advantages}: one finite number each is needed"
-        )
-    return advantages
+    try:
+        return finite_numbers(found, len(rewards))
+    except ValueError as error:
+        shown = f"{list(rewards[:_SHOWN_REWARDS])}{'...' if len(rewards) > _SHOWN_REWARDS else ''}"
+        raise unusable(objective, f"returned, for the rewards {shown}, {error}", ADVANTAGES) from None
 
 
 def _standard_deviation(values: Sequence[float], ddof: int) -> float:

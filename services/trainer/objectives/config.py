@@ -99,8 +99,14 @@ def _faults(objective: Objective) -> Iterator[str]:
     if not callable(objective.advantages) and objective.advantages not in get_args(AdvantageKind):
         known = f"there are {', '.join(get_args(AdvantageKind))}, or a function of a group's rewards"
         yield f"the unknown advantages {objective.advantages!r} ({known})"
-    if not isinstance(objective.clips, bool):
-        yield f"the unknown clips {objective.clips!r} (there are True and False)"
+    for name in ("clips", "moves_at_once", "uses_behaviour", "uses_group_likelihood", "counts_uninformative"):
+        if not isinstance(declared := getattr(objective, name), bool):
+            yield f"the unknown {name} {declared!r} (there are True and False)"
+    if objective.keeps is not None and not callable(objective.keeps):
+        yield f"the unknown keeps {objective.keeps!r} (there are functions and None)"
+    settings: Any = objective.settings
+    if not isinstance(settings, (tuple, list)) or not all(isinstance(each, str) for each in settings):
+        yield f"the unknown settings {settings!r} (there are tuples of the names of settings)"
 
 
 def _conflicts(trainer: TrainerSection) -> Iterator[str]:

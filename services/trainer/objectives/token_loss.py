@@ -10,12 +10,7 @@ from torch import Tensor
 
 from services.trainer.objectives.base import LOG_RATIO_BOUND, Loss, LossTerms
 from services.trainer.objectives.config import ConfiguredObjective
-from shared.registry import OBJECTIVES
-from shared.runtime.errors import FatalError
-
-
-class ObjectiveError(FatalError):
-    """An objective's loss cannot be used. The message names the objective and what is wrong."""
+from services.trainer.objectives.errors import unusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +96,6 @@ def token_loss(
         clipped=clipped.detach() & mask,
         reference_kl=reference_kl.detach().masked_fill(~mask, 0.0),
     )
-
-
-def unusable(name: str, why: str) -> ObjectiveError:
-    """The error of an objective with a loss of which `why` tells what is wrong."""
-    return ObjectiveError(f"the loss of {OBJECTIVES.described(name)} {why}: correct it, or change {OBJECTIVES.setting}")
 
 
 def _checked(found: Any, name: str, logprobs: Tensor) -> Loss:

@@ -1,28 +1,36 @@
-"""Tries the loss of an installed objective on two short answers, so that one that cannot be used is
-told before a model is loaded. Imports torch.
+"""Tries the loss of an installed objective on two short answers, and its advantages on the rewards
+of two groups, so that one that cannot be used is told before a model is loaded. Imports torch.
 """
 
 from __future__ import annotations
 
 import torch
 
+from services.trainer.objectives.advantages import ADVANTAGES, AdvantageConfig, batch_advantages
 from services.trainer.objectives.config import ConfiguredObjective
-from services.trainer.objectives.token_loss import ObjectiveError, token_loss, unusable
+from services.trainer.objectives.errors import ObjectiveError, unusable
+from services.trainer.objectives.token_loss import token_loss
 from shared.registry import OBJECTIVES, telling
 
+_REWARDS = ([1.0, 0.0, 0.0, 1.0], [0.0] * 7 + [1.0])
+"""Of groups of two sizes, as nodes may differ in theirs."""
 
-def loss_problem(configured: ConfiguredObjective) -> str:
-    """Why the objective's loss cannot be used; empty if it can, or if the objective is built in."""
+
+def trial_problem(configured: ConfiguredObjective) -> str:
+    """Why the objective's loss or advantages cannot be used; empty if they can, or if the objective
+    is built in.
+    """
     if configured.name in OBJECTIVES.built_in:
         return ""
     try:
-        _try(configured)
+        _try_loss(configured)
+        _try_advantages(configured)
     except ObjectiveError as error:
         return str(error)
     return ""
 
 
-def _try(configured: ConfiguredObjective) -> None:
+def _try_loss(configured: ConfiguredObjective) -> None:
     """Answers of three tokens and of one, of a policy that has moved a little; the first is good.
     Their loss must be finite, and so must be its gradient, which has to exist.
     """
@@ -46,3 +54,9 @@ def _try(configured: ConfiguredObjective) -> None:
         (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
         if not gradient.isfinite().all():
             raise unusable(name, f"has a gradient that is not finite on two short answers ({gradient.tolist()})")
+
+
+def _try_advantages(configured: ConfiguredObjective) -> None:
+    name, kind = configured.name, configured.objective.advantages
+    with telling(lambda why: unusable(name, f"fails on the rewards of two groups ({why})", ADVANTAGES), ObjectiveError):
+        batch_advantages(_REWARDS, AdvantageConfig(kind=kind, objective=name))
