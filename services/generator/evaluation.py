@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.generator.engines.base import Engine, Sample, SamplingParams
+from services.generator.engines.contract import sampled
 from services.generator.figures import Figures
 from services.generator.samples import samples_line
 from services.generator.tasks import PromptedTask
@@ -165,7 +166,7 @@ class Evaluator:
         # One call, so that one policy version gives all answers; weight swaps wait for it.
         async with self._engine.turn():
             started = time.monotonic()
-            samples = await self._engine.generate([each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
+            samples = await sampled(self._engine, [each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
         return _Answers([only for (only,) in samples], time.monotonic() - started)
 
     async def _report(self, answered: _Answers, scorers: ScorerPool) -> None:

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
+from services.generator.engines.contract import calls_of, sampled
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures
 from services.generator.file_names import record_file_names
@@ -111,6 +112,7 @@ class GeneratorService:
         secret, so that nobody can prepare answers to a node's next tasks.
         """
         config = self._config
+        calls = config.generator.calls or calls_of(self._engine)
         self._draws = DrawLedger(context.node, config.node.id, config.node.replica, config.generator.lease_s)
         await self._draws.release_own()
         if config.node.seed == 0:
@@ -121,7 +123,6 @@ class GeneratorService:
         await run_until_stopped(context.stopping, evaluator.begin())
         if context.stopping.is_set():
             return
-        calls = config.generator.calls or self._engine.good_calls
         context.log.info(
             "generating", engine=self._engine.name, model=self._model.name, calls=calls, held_out_tasks=len(self._held_out.tasks)
         )
@@ -213,7 +214,8 @@ class GeneratorService:
         config = self._config
         try:
             async with asyncio.timeout(config.generator.call_timeout_s):
-                return await self._engine.generate(
+                return await sampled(
+                    self._engine,
                     [each.prompt_ids for each in prompted],
                     config.generator.completions,
                     self._params,

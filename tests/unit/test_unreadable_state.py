@@ -21,6 +21,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from services.generator.engines.base import Sample
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures as GeneratorFigures
 from services.generator.ledger_store import DrawLedger
@@ -101,7 +102,7 @@ async def test_a_result_that_nobody_can_read_is_found_again(config: NodeConfig, 
 
     async def generate(*asked: Any, **settings: Any) -> list[list[Any]]:
         turns.append(1)
-        return [["an answer"]]
+        return [[Sample((1, 2), "an answer", "stop", None)]]
 
     @asynccontextmanager
     async def turn() -> AsyncIterator[None]:
@@ -122,7 +123,7 @@ async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(con
         began = time.monotonic()
         await asyncio.sleep(0.05)  # an engine's work
         took_s.append(time.monotonic() - began)
-        return [[SimpleNamespace(text="an answer", policy_version=0, token_ids=(1, 2), finish_reason="stop")]]
+        return [[Sample((1, 2), "an answer", "stop", None)]]
 
     @asynccontextmanager
     async def turn() -> AsyncIterator[None]:

@@ -18,6 +18,7 @@ from typing import Literal
 
 from shared.config.sections import GeneratorSection
 
+FinishReason = Literal["stop", "length"]
 MIN_TEMPERATURE = 0.01
 """vLLM raises smaller temperatures other than 0 to this one. Refusing them keeps the engines
 alike.
@@ -76,7 +77,7 @@ class Sample:
 
     token_ids: tuple[int, ...]
     text: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     logprobs: tuple[float, ...] | None
     policy_version: int = 0
 

@@ -1,0 +1,76 @@
+"""Holds what an engine returns to what `Engine` and `Sample` promise, because a group that the
+verifier cannot read would only be found there, as a dead letter that names no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, get_args
+
+from services.generator.engines.base import Engine, EngineError, FinishReason, Sample, SamplingParams
+from shared.contracts.codec import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from shared.registry import ENGINES
+from shared.runtime.errors import FatalError
+
+
+async def sampled(
+    engine: Engine, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int
+) -> list[list[Sample]]:
+    """What the engine generates.
+
+    Raises:
+        FatalError: it is not `n` usable samples for each prompt.
+        EngineError: the same of a built-in engine, which only passes on what a server says.
+    """
+    found: Any = await engine.generate(prompts, n, params, seed=seed)
+    if not (fault := _fault(found, len(prompts), n)):
+        return list(map(list, found))
+    if engine.name in ENGINES.built_in:
+        raise EngineError(f"engine {engine.name} returned {fault}")
+    raise FatalError(f"{ENGINES.described(engine.name)} returned {fault}: correct its generate, or change {ENGINES.setting}")
+
+
+def calls_of(engine: Engine) -> int:
+    """The number of concurrent calls that keep the engine busy. Raises FatalError if it is none,
+    with which nothing would ever be generated.
+    """
+    calls: Any = engine.good_calls
+    if not isinstance(calls, int) or calls < 1:
+        raise FatalError(
+            f"{ENGINES.described(engine.name)} has good_calls {calls!r}, and must have a whole number above 0: correct it, or set "
+            "generator.calls"
+        )
+    return calls
+
+
+def _fault(found: Any, prompts: int, n: int) -> str:
+    """What is wrong with samples, of which nothing is taken for granted; empty if nothing is."""
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, (list, tuple)) for each in found):
+        return f"a {type(found).__name__} that is no list of lists of samples"
+    if len(found) != prompts:
+        return f"samples of {len(found)} prompts where {prompts} were given"
+    if wrong := [len(each) for each in found if len(each) != n]:
+        return f"{wrong[0]} samples of a prompt where {n} were asked for"
+    return next(filter(None, map(_fault_of, chain.from_iterable(found))), "")
+
+
+def _fault_of(sample: Any) -> str:
+    """The same of one sample."""
+    if not isinstance(sample, Sample):
+        return f"a {type(sample).__name__} instead of a Sample"
+    if sample.finish_reason not in get_args(FinishReason):
+        return f"a sample with the unknown finish_reason {sample.finish_reason!r} (there are {', '.join(get_args(FinishReason))})"
+    version: Any = sample.policy_version
+    if not isinstance(version, int) or version < 0:
+        return f"a sample with policy_version {version!r}, which must be a whole number of 0 or more"
+    try:
+        part = "text"
+        sample.text.encode()
+        part = "token_ids"
+        ids = unpack_ids(pack_ids(sample.token_ids))
+        part = "logprobs"
+        logprobs = ids if sample.logprobs is None else unpack_logprobs(pack_logprobs(sample.logprobs))
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        return f"a sample whose {part} cannot be used ({error})"
+    return "" if len(logprobs) == len(ids) else f"a sample with {len(logprobs)} logprobs for {len(ids)} token_ids"

@@ -1,0 +1,100 @@
+"""An installed engine that returns what it must not is named, and ends the generator before a group
+of its samples is published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from services.generator.service import GeneratorService
+from shared.config import load_config
+from shared.contracts.streams import ensure_node_streams
+from shared.contracts.subjects import node_rollouts_stream
+from shared.runtime import FatalError, ServiceContext
+from shared.runtime.status import StatusBoard
+from shared.transport.connect import connect
+from tests.installed_packages import forget, install
+
+MODEL = Path(__file__).parents[2] / "models" / "base"
+ENGINE = """
+from services.generator.engines.base import Engine, Sample
+
+class mine(Engine):
+    name = "mine"
+    good_calls = {calls}
+    def __init__(self, settings): pass
+    async def start(self): pass
+    async def generate(self, prompts, n, params, *, seed):
+        one = dict(token_ids=(1, 2), text="7", finish_reason="stop", logprobs=(-1.0, -1.0))
+        return [[Sample(**{{**one, {changed}}})] * n for _ in prompts]
+    async def load_policy(self, file, version): pass
+    async def score(self, *asked): raise NotImplementedError
+    async def close(self): pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget_packages() -> Iterator[None]:
+    yield
+    forget()
+
+
+async def ended(nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, eval_tasks: int = 0) -> str:
+    """The sentence with which the generator ends."""
+    install(folder, monkeypatch, "swarm.engines", "mine", code)
+    node = f"g{uuid.uuid4().hex[:8]}"
+    given = {
+        "node": {"id": node, "var_dir": str(folder / "var")},
+        "model": {"path": str(MODEL)},
+        "tasks": [{"dataset": "gcd"}],
+        "generator": {"engine": "mine"},
+        "eval": {"tasks": eval_tasks},
+    }
+    config = load_config(None, given)
+    transport = await connect(nats_url, name=node)
+    await ensure_node_streams(transport, node)
+    context = ServiceContext(
+        config=config,
+        role="generator",
+        replica="0",
+        node=transport,
+        swarm=None,
+        log=structlog.get_logger("test"),
+        registry=CollectorRegistry(),
+        status=StatusBoard(node, "generator", "0"),
+        stopping=asyncio.Event(),
+    )
+    with pytest.raises(FatalError) as told:
+        await asyncio.wait_for(GeneratorService(config).run(context), 30.0)
+    assert (await transport.stream_state(node_rollouts_stream(node))).last_seq == 0
+    await transport.close()
+    return str(told.value)
+
+
+async def test_samples_that_nobody_could_use_end_the_generator_with_a_sentence_that_names_its_engine(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = await ended(nats_url, tmp_path, monkeypatch, ENGINE.format(calls=1, changed="'finish_reason': 'eos'"))
+    wanted = "engine mine of the package my-package returned a sample with the unknown finish_reason 'eos'"
+    assert told.startswith(wanted) and told.endswith(": correct its generate, or change generator.engine"), told
+
+
+async def test_the_answers_of_an_evaluation_are_held_to_the_same(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = ENGINE.format(calls=1, changed="'policy_version': -1")
+    assert "returned a sample with policy_version -1" in await ended(nats_url, tmp_path, monkeypatch, code, eval_tasks=2)
+
+
+async def test_an_engine_that_wants_no_calls_is_told_because_nothing_would_ever_be_generated(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = await ended(nats_url, tmp_path, monkeypatch, ENGINE.format(calls=0, changed=""))
+    assert told.startswith("engine mine of the package my-package has good_calls 0, and must have"), told
