@@ -22,6 +22,9 @@ from shared.contracts.streams import ensure_swarm_streams, verifier_consumer
 from shared.runtime.service import _connect_swarm_plane
 from shared.transport.base import Lowering, StreamSpec, Transport, TransportError
 from shared.transport.connect import connect
+from shared.transport.deadline import Deadline
+from shared.transport.nats import listing
+from shared.transport.nats.transport import connection_of
 from tests.integration.running_verifier import MakeServer, configured, generate, group, scored, until, verifier
 
 NO_JETSTREAM_FOR_US = "accounts { A { users: [ { user: a, password: a } ] } }\nno_auth_user: a"
@@ -43,6 +46,8 @@ REQUESTS: dict[str, Callable[[Transport], Awaitable[object]]] = {
     "write a key": lambda hub: hub.kv.put("b", "k", b"x"),
     "buckets": lambda hub: hub.kv.buckets(),
     "newest keys": lambda hub: hub.kv.newest("b", 10),
+    "read": lambda hub: hub.read("S", 5, 10),
+    "ends": lambda hub: hub.ends("S", 5),
     "swarm's streams": ensure_swarm_streams,
 }
 
@@ -184,10 +189,15 @@ async def test_a_server_that_cannot_serve_now_is_asked_a_few_times_a_second(nats
     assert 1 <= asked <= 15
 
 
-REFUSALS_AT_ONCE: dict[str, bytes | dict[str, str]] = {
-    "busy": b'{"error": {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}}',
-    "nothing there": {"Status": "404", "Description": "No Messages"},
-    "another leader": {"Status": "409", "Description": "Leadership Change"},
+REFUSALS_AT_ONCE: dict[str, tuple[bytes | dict[str, str], ...]] = {
+    "busy": (b'{"error": {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}}',),
+    "nothing there": ({"Status": "404", "Description": "No Messages"},),
+    "another leader": ({"Status": "409", "Description": "Leadership Change"},),
+    "a bad request": ({"Status": "400", "Description": "Bad Request"},),
+    "too many": ({"Status": "429", "Description": "Too Many Requests"},),
+    "more, and none of it": (end(5, 3),),
+    "more, from an earlier place": ({"Nats-Sequence": "x"}, end(1, 3)),
+    "a message, and one that is missing": (message(7), end(8, 3)),
 }
 
 
@@ -199,7 +209,7 @@ async def test_no_request_is_made_again_without_a_pause(nats_server: MakeServer)
     assert max(rates) <= 12, dict(zip(REFUSALS_AT_ONCE, rates, strict=True))
 
 
-async def asked_in_a_second(url: str, answer: bytes | dict[str, str]) -> float:
+async def asked_in_a_second(url: str, answers: tuple[bytes | dict[str, str], ...]) -> float:
     """How often each of the requests is made, on average, of who answers all of them so."""
     requests = [*REQUESTS.values(), lambda hub: hub.fetch("S", "C", 1, 5.0)]
     listener, asked = await nats.connect(url), 0
@@ -217,11 +227,30 @@ async def asked_in_a_second(url: str, answer: bytes | dict[str, str]) -> float:
     await listener.subscribe(">", cb=count)
     await listener.flush()
     began = time.monotonic()
-    async with answering(url, answer):
+    async with answering(url, *answers):
         await asyncio.gather(*map(make, requests))
         await listener.flush()
     await listener.close()
     return asked / len(requests) / (time.monotonic() - began)
+
+
+async def test_a_list_that_brings_nothing_new_ends(nats_server: MakeServer) -> None:
+    url = nats_server(jetstream=None).url
+    hub = await connect(url, name="test")
+    listener, asked = await nats.connect(url), 0
+
+    async def count(message: nats.aio.msg.Msg) -> None:
+        nonlocal asked
+        asked += 1
+
+    await listener.subscribe("$JS.API.STREAM.LIST", cb=count)
+    await listener.flush()
+    async with answering(url, b'{"total": 9999999, "streams": [{"name": "S"}], "missing": ["T"]}'):
+        listed = await listing.streams(connection_of(hub), Deadline(30.0))
+    await listener.flush()
+    await listener.close()
+    await hub.close()
+    assert (listed.entries, listed.missing, asked) == ([{"name": "S"}], ["T"], 2)
 
 
 NO_RESOURCES = b'{"error": {"code": 500, "err_code": 10023, "description": "insufficient resources"}}'

@@ -37,6 +37,8 @@ _SENT_MOST = 2
 _SHORTEST_SILENCE_S = 2.0
 _NOBODY_S = 1.0
 """How long a stream for which nobody answers is asked for its ends."""
+_AGAIN_S = 0.1
+"""Before the same request is made again."""
 _SERVER_HEADERS = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
     | {"Nats-Expected-Stream", "Nats-Expected-Last-Sequence", "Nats-Expected-Last-Subject-Sequence"}
@@ -143,7 +145,9 @@ async def ends(connection: Connection, stream: str, start_seq: int, deadline: De
             break
         if page.next_seq is None:
             return Ends()
-        if not page.messages:  # what a foreign publisher made unreadable, of which there may be many
+        if page.messages:  # a part of the answer was lost
+            await asyncio.sleep(min(_AGAIN_S, deadline.left_s))
+        else:  # what a foreign publisher made unreadable, of which there may be many
             position, most = page.next_seq, MAX_BATCH
         if deadline.passed:
             raise NotConnected(f"direct get from stream {stream} at {connection.options.url}: no complete answer in time")
@@ -191,7 +195,7 @@ async def batch(
             nobody_until = None
         if page is not None:
             return page
-        await asyncio.sleep(min(0.1, deadline.left_s))
+        await asyncio.sleep(min(_AGAIN_S, deadline.left_s))
     if nobody_until is not None:
         raise NoStream(absent)
     raise NotConnected(absent) if connection.connected else lost(what, connection.options)
@@ -202,7 +206,7 @@ async def _collect(
 ) -> Page | None:
     """The replies to one batched get, up to the status that ends it. Also stops if there are more
     than were requested, which an honest server does not send, and refuses what was stored before
-    `from_seq`.
+    `from_seq`. A status after nothing, which says that more follows, is an interrupted answer.
     """
     what = f"direct get from stream {stream}"
     messages: list[StoredMessage] = []
@@ -226,7 +230,8 @@ async def _collect(
                 with readable(what):
                     last = count_in(headers, "Nats-Last-Sequence", 0)
                     pending = count_in(headers, "Nats-Num-Pending", 0)
-                if previous is not None and messages and previous != last:
+                broken = messages and previous is not None and previous != last
+                if broken or (pending > 0 and (not size_bytes or last < from_seq)):  # asked on from `last`, it would not end
                     return _interrupted(messages, size_bytes)
                 return Page(messages, last + 1 if pending > 0 else None, size_bytes, pending=pending)
             if status == "404":

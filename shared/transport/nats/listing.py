@@ -67,10 +67,11 @@ async def _pages(connection: Connection, subject: str, field: str, what: str, de
             lost = [str(name) for name in page.get("missing") or []]
         except (KeyError, TypeError, ValueError):
             raise TransportError(f"{what}: the server's answer cannot be read") from None
+        known = len(found) + len(missing)
         found |= entries
         missing |= dict.fromkeys(lost)
         offset += len(entries) + len(lost)
-        if offset >= total or not (entries or lost):
+        if offset >= total or len(found) + len(missing) == known:
             break
     return Listed([found[name] for name in sorted(found)], sorted(missing), max(0, total - offset))
 
