@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import nats
 import nats.aio.msg
@@ -23,7 +24,8 @@ from shared.runtime.service import _connect_swarm_plane
 from shared.transport.base import Lowering, StreamSpec, Transport, TransportError
 from shared.transport.connect import connect
 from shared.transport.deadline import Deadline
-from shared.transport.nats import listing
+from shared.transport.nats import listing, pull
+from shared.transport.nats.snapshots import put_back, take_snapshot
 from shared.transport.nats.transport import connection_of
 from tests.integration.running_verifier import MakeServer, configured, generate, group, scored, until, verifier
 
@@ -35,6 +37,8 @@ ANSWERS = (
     b'{"state": {"first_seq": "x", "last_seq": {}, "messages": -1, "bytes": 1}, "config": {"max_bytes": "x", "metadata": 3}}',
     b'{"state": {"subjects": [1]}, "total": "x", "streams": [7], "seq": -1, "num_pending": null}',
     b'{"total": 1e400, "streams": {"a": 1}, "seq": 99999999999999999999999, "state": {"subjects": {"a": "b"}}}',
+    b'{"deliver_subject": 5, "config": 5, "state": 5, "consumers": {"a": 1}, "total": 1}',
+    b'{"deliver_subject": "x\\r\\nPUB y 0", "streams": [{"config": []}], "total": 1}',
 )  # fmt: skip
 REQUESTS: dict[str, Callable[[Transport], Awaitable[object]]] = {
     "state": lambda hub: hub.stream_state("S"),
@@ -49,6 +53,12 @@ REQUESTS: dict[str, Callable[[Transport], Awaitable[object]]] = {
     "read": lambda hub: hub.read("S", 5, 10),
     "ends": lambda hub: hub.ends("S", 5),
     "swarm's streams": ensure_swarm_streams,
+    "fetch": lambda hub: hub.fetch("S", "C", 1, 5.0),
+    "take a snapshot": lambda hub: take_snapshot(connection_of(hub), "S", lambda part: None),
+    "put a snapshot back": lambda hub: put_back(connection_of(hub), {"name": "S"}, {}, [], sure=lambda: None, timeout_s=2.0),
+    "the account": lambda hub: listing.account(connection_of(hub), Deadline(5.0)),
+    "list streams": lambda hub: listing.streams(connection_of(hub), Deadline(5.0)),
+    "list consumers": lambda hub: listing.consumers(connection_of(hub), ["S"], Deadline(5.0)),
 }
 
 
@@ -82,7 +92,7 @@ async def test_an_answer_that_is_none_is_a_request_that_failed(nats_server: Make
     urls = [nats_server(jetstream=None).url for _ in ANSWERS]
     taken = set().union(*await asyncio.gather(*map(requests_that_take, urls, ANSWERS)))
     # The others take an object without what they look for as one that says there is nothing.
-    assert not taken & {"state", "consumer", "publish", "write a key", "newest keys"}
+    assert not taken & {"state", "consumer", "publish", "write a key", "newest keys", "read", "ends", "take a snapshot"}
 
 
 async def requests_that_take(url: str, answer: bytes) -> set[str]:
@@ -114,6 +124,16 @@ async def test_headers_that_are_no_numbers_are_a_request_that_failed(nats_server
     async with answering(url, headers):
         with pytest.raises(TransportError, match="cannot be read"):
             await hub.read("S", 1, 10)
+    await hub.close()
+
+
+@pytest.mark.parametrize("said", ["$JS.ACK.x", "$JS.ACK.S.C.1.x.1.1.0", f"$JS.ACK.S.C.1.1.1.{10**400}.0"])
+async def test_a_delivery_whose_numbers_are_none_is_a_request_that_failed(nats_server: MakeServer, said: str) -> None:
+    # Built by hand: a real server lets no client send these, but one that lies sends them itself.
+    hub = await connect(nats_server(jetstream=None).url, name="test")
+    reply = SimpleNamespace(subject="s", reply=said, data=b"x", headers=None)
+    with pytest.raises(TransportError, match="cannot be read"):
+        pull._delivery(connection_of(hub), "S", reply, lambda message: None)
     await hub.close()
 
 
@@ -211,7 +231,6 @@ async def test_no_request_is_made_again_without_a_pause(nats_server: MakeServer)
 
 async def asked_in_a_second(url: str, answers: tuple[bytes | dict[str, str], ...]) -> float:
     """How often each of the requests is made, on average, of who answers all of them so."""
-    requests = [*REQUESTS.values(), lambda hub: hub.fetch("S", "C", 1, 5.0)]
     listener, asked = await nats.connect(url), 0
 
     async def count(message: nats.aio.msg.Msg) -> None:
@@ -228,10 +247,10 @@ async def asked_in_a_second(url: str, answers: tuple[bytes | dict[str, str], ...
     await listener.flush()
     began = time.monotonic()
     async with answering(url, *answers):
-        await asyncio.gather(*map(make, requests))
+        await asyncio.gather(*map(make, REQUESTS.values()))
         await listener.flush()
     await listener.close()
-    return asked / len(requests) / (time.monotonic() - began)
+    return asked / len(REQUESTS) / (time.monotonic() - began)
 
 
 async def test_a_list_that_brings_nothing_new_ends(nats_server: MakeServer) -> None:

@@ -80,15 +80,23 @@ async def call(
     wait_s = _FIRST_WAIT_S
     while True:
         reply = await connection.request(f"{connection.options.api_prefix}.{subject}", body, deadline, what=what)
-        answer = answer_object(reply.data, what)
-        if "error" not in answer:
-            return answer
-        with readable(what):
-            error = ApiError(what, answer["error"])
-        if not error.passing or deadline.left_s < wait_s + 0.4:
-            raise error
+        try:
+            return answered(reply.data, what)
+        except ApiError as error:
+            if not error.passing or deadline.left_s < wait_s + 0.4:
+                raise
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def answered(text: bytes, what: str) -> dict[str, Any]:
+    """The object in an answer of the JSON API. Raises as `call`, of which it is a part."""
+    answer = answer_object(text, what)
+    if "error" not in answer:
+        return answer
+    with readable(what):
+        error = ApiError(what, answer["error"])
+    raise error
 
 
 def stream_config(spec: StreamSpec) -> dict[str, Any]:

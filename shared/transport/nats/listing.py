@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.transport.base import TransportError
 from shared.transport.deadline import Deadline
+from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import call
 
@@ -61,12 +61,10 @@ async def _pages(connection: Connection, subject: str, field: str, what: str, de
     offset = total = 0
     while offset < MOST_LISTED:
         page = await call(connection, subject, {"offset": offset}, deadline, what)
-        try:
-            total = int(page["total"])
+        with readable(what):
+            total = count_of(page["total"])
             entries = {_name(entry): entry for entry in page.get(field) or []}
             lost = [str(name) for name in page.get("missing") or []]
-        except (KeyError, TypeError, ValueError):
-            raise TransportError(f"{what}: the server's answer cannot be read") from None
         known = len(found) + len(missing)
         found |= entries
         missing |= dict.fromkeys(lost)

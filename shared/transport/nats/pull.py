@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import nats.errors
 import structlog
 
-from shared.transport.base import LONGEST_FETCH_S, Delivery, NotConnected, StoredMessage
+from shared.transport.base import LONGEST_FETCH_S, Delivery, NotConnected, StoredMessage, TransportError
 from shared.transport.deadline import Deadline
+from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.direct import stored_message
 from shared.transport.nats.jetstream_api import NANOSECONDS
@@ -95,7 +97,7 @@ async def fetch(
     on_settled: Callable[[StoredMessage], None],
 ) -> list[Delivery]:
     """Up to `max_messages`, or none within `timeout_s`. Raises NotConnected if the consumer does
-    not exist.
+    not exist, TransportError if a delivery cannot be read.
     """
     deadline = Deadline(min(timeout_s, LONGEST_FETCH_S))
     missing = False
@@ -154,8 +156,9 @@ async def _pull(
                 found.append(delivery)
     except asyncio.CancelledError:
         while not replies.empty():
-            if (delivery := _delivery(connection, stream, replies.get_nowait(), on_settled)) is not None:
-                found.append(delivery)
+            with suppress(TransportError):
+                if (delivery := _delivery(connection, stream, replies.get_nowait(), on_settled)) is not None:
+                    found.append(delivery)
         for delivery in found:
             await connection.send(delivery._reply, b"-NAK")
         raise
@@ -164,12 +167,13 @@ async def _pull(
 
 def _delivery(connection: Connection, stream: str, reply: Any, on_settled: Callable[[StoredMessage], None]) -> NatsDelivery | None:
     """The delivery in a reply, or None for a status. The acknowledgement subject contains the
-    numbers, in two formats (ADR-15).
+    numbers, in two formats (ADR-15). Raises TransportError if it does not.
     """
     tokens = reply.reply.split(".")
     if tokens[:2] != ["$JS", "ACK"]:
         return None
     at = 4 if len(tokens) == 9 else 6
-    deliveries, seq, _, stored_ns = (int(token) for token in tokens[at : at + 4])
+    with readable(f"delivery from stream {stream}"):
+        deliveries, seq, _, stored_ns = (count_of(int(token)) for token in tokens[at : at + 4])
     message = stored_message(stream, reply.subject, seq, stored_ns / NANOSECONDS, bytes(reply.data), reply.headers or {})
     return NatsDelivery(connection, message, deliveries, reply.reply, on_settled)

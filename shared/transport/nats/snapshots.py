@@ -27,9 +27,9 @@ import nats.errors
 from shared.cancelling import cancel_and_wait
 from shared.transport.base import NotConnected, TransportError
 from shared.transport.deadline import Deadline
-from shared.transport.nats.answers import said
+from shared.transport.nats.answers import readable, said
 from shared.transport.nats.connection import Connection
-from shared.transport.nats.jetstream_api import ApiError
+from shared.transport.nats.jetstream_api import answered
 
 T = TypeVar("T")
 CHUNK_BYTES = 128 * 1024
@@ -80,6 +80,8 @@ async def take_snapshot(connection: Connection, stream: str, write: Callable[[by
     try:
         request = {"deliver_subject": inbox, "chunk_size": CHUNK_BYTES, "window_size": WINDOW_BYTES}
         answer = await _ask(connection, f"STREAM.SNAPSHOT.{stream}", request, what)
+        with readable(what):
+            taken = Taken(dict(answer["config"]), dict(answer["state"]))
         expected = 1
         while True:
             try:
@@ -101,7 +103,7 @@ async def take_snapshot(connection: Connection, stream: str, write: Callable[[by
             raise TransferLost(f"{what}: the server gave up: {said(status)} {said(reason)}")
         if connection.epoch != epoch:  # the last chunk has no number
             raise TransferLost(f"{what}: the connection was lost meanwhile")
-        return Taken(answer["config"], answer["state"])
+        return taken
     finally:
         with suppress(nats.errors.Error):
             await subscription.unsubscribe()
@@ -134,7 +136,8 @@ async def put_back(
     stream = config["name"]
     what = f"restore of stream {stream}"
     answer = await _ask(connection, f"STREAM.RESTORE.{stream}", {"config": config, "state": state}, what)
-    target = answer["deliver_subject"]
+    with readable(what):
+        target = str(answer["deliver_subject"])
     for chunk in chunks:
         await _send(connection, target, chunk, SILENCE_S, what)
     sure()
@@ -150,7 +153,7 @@ async def _ask(connection: Connection, subject: str, request: dict[str, Any], wh
         answer = await _once(connection, f"{connection.options.api_prefix}.{subject}", json.dumps(request).encode(), ANSWER_S)
     if answer is None:
         raise NotConnected(f"{what}: nobody answers: no leader, no such stream, or this key may not ask for it")
-    return _read(answer, what)
+    return answered(answer, what)
 
 
 async def _send(connection: Connection, subject: str, chunk: bytes, timeout_s: float, what: str) -> dict[str, Any]:
@@ -168,7 +171,7 @@ async def _send(connection: Connection, subject: str, chunk: bytes, timeout_s: f
             await asyncio.sleep(_INTEREST_WAIT_S)
     if answer is None:
         raise TransferLost(f"{what}: the server stopped answering or was restarted")
-    return _read(answer, what) if answer else {}
+    return answered(answer, what) if answer else {}
 
 
 async def _once(connection: Connection, subject: str, payload: bytes, timeout_s: float) -> bytes | None:
@@ -198,15 +201,3 @@ async def _while_connected(connection: Connection, waiting: Coroutine[Any, Any, 
         return task.result()
     finally:
         await cancel_and_wait(task)
-
-
-def _read(answer: bytes, what: str) -> dict[str, Any]:
-    try:
-        found = json.loads(answer)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise TransportError(f"{what}: the server's answer cannot be read")
-    if "error" in found:
-        raise ApiError(what, found["error"])
-    return found

@@ -23,6 +23,7 @@ from shared.transport.base import NotConnected
 from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
 from shared.transport.nats import listing
+from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import call
 from shared.transport.nats.snapshots import TransferLost, take_snapshot
@@ -121,15 +122,18 @@ async def _back_up(connection: Connection, folder: Path, wanted: Sequence[str], 
     listed = await listing.streams(connection, Deadline(LISTING_S))
     if listed.left_out:
         raise CommandError(f"{listed.left_out} streams too many for one backup: choose some with --stream")
-    found = {each["config"]["name"]: each for each in listed.entries}
+    with readable("the list of streams"):
+        found = {each["config"]["name"]: each for each in listed.entries}
+        in_memory = {name for name, each in found.items() if each["config"].get("storage") == "memory"}
+        sizes = {name: count_of(each["state"]["bytes"]) for name, each in found.items()}
     names = chosen(sorted([*found, *listed.missing]), wanted, node)
     if leaderless := [name for name in names if name in listed.missing]:
         raise CommandError(
             f"these streams have no leader and cannot be read: {', '.join(map(visible, leaderless))}: see `swarm nats report`"
         )
-    if in_memory := [name for name in names if found[name]["config"].get("storage") == "memory"]:
-        raise CommandError(f"JetStream cannot back up streams in memory: {', '.join(map(visible, in_memory))}: leave them out")
-    size_bytes = sum(int(found[name]["state"]["bytes"]) for name in names)
+    if unsaved := [name for name in names if name in in_memory]:
+        raise CommandError(f"JetStream cannot back up streams in memory: {', '.join(map(visible, unsaved))}: leave them out")
+    size_bytes = sum(sizes[name] for name in names)
     free_bytes = shutil.disk_usage(folder).free
     if size_bytes > free_bytes:
         raise CommandError(
@@ -183,9 +187,11 @@ async def _taken(connection: Connection, folder: Path, name: str) -> StreamEntry
         file.flush()
         os.fsync(file.fileno())
     after = await call(connection, f"STREAM.INFO.{name}", None, Deadline(LISTING_S), f"stream {name}")
-    was, now = (msgspec.convert(state, State) for state in (taken.state, after["state"]))
+    with readable(f"stream {name}"):
+        was, now = (msgspec.convert(state, State) for state in (taken.state, after["state"]))
+        durable = _durable(consumers.entries)
     removed = max(0, (now.last_seq - now.messages) - (was.last_seq - was.messages))
-    digest, durable = written.sha256.hexdigest(), _durable(consumers.entries)
+    digest = written.sha256.hexdigest()
     return StreamEntry(name, digest, written.size_bytes, taken.config, taken.state, durable, removed)
 
 

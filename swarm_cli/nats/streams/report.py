@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from shared.text import visible, visible_json
-from shared.transport.base import TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.nats import listing
+from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, say
@@ -91,11 +91,12 @@ def report(
         return until_settled(lambda: _look(connection, servers, node, stalled_s))
 
     found = with_connection(node_config, plane, key, node_url, swarm_url, look)
-    findings = found.findings()
+    with readable("what is there of the account, its servers and streams"):
+        findings, shown_lines = found.findings(), list(lines(found))
     if as_json:
         typer.echo(visible_json({**dataclasses.asdict(found), "findings": findings}, indent=2))
     else:
-        for line in lines(found):
+        for line in shown_lines:
             say(line)
     if findings:
         shown = findings[:SHOWN]
@@ -118,19 +119,16 @@ async def _look(connection: Connection, servers: tuple[Server, ...], node: str, 
     deadline = Deadline(LISTING_S)
     account = await listing.account(connection, deadline)
     listed = await listing.streams(connection, deadline)
-    try:
+    with readable("the list of streams"):
         entries = [each for each in listed.entries if not node or belongs_to(each["config"]["name"], node)]
         with_consumers = [each["config"]["name"] for each in entries if each["state"]["consumer_count"]]
-        consumers = await listing.consumers(connection, with_consumers, deadline)
-        now = time.time()
-        name, version = connection.client.server
+    consumers = await listing.consumers(connection, with_consumers, deadline)
+    now = time.time()
+    name, version = connection.client.server
+    with readable("the list of streams and consumers"):
         streams = [read_stream(each, _of(consumers, each), name, now) for each in entries]
         leaderless = [Stream(each, unsettled=True) for each in listed.missing if not node or belongs_to(each, node)]
-        left_out = listed.left_out + sum(each.left_out for each in consumers.values())
-    except (KeyError, TypeError, ValueError) as error:
-        raise TransportError(
-            f"the server's list of streams cannot be read ({type(error).__name__}): its version may not be supported"
-        ) from None
+    left_out = listed.left_out + sum(each.left_out for each in consumers.values())
     return Report(now, name, version, account, servers, (*leaderless, *streams), left_out, stalled_s)
 
 

@@ -16,6 +16,7 @@ import typer
 from shared.text import visible
 from shared.transport.deadline import Deadline
 from shared.transport.nats import listing
+from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import call
 from shared.transport.nats.snapshots import put_back
@@ -147,15 +148,18 @@ async def _look(connection: Connection, wanted: _Wanted) -> list[str]:
     """
     deadline = Deadline(LISTING_S)
     listed = await listing.streams(connection, deadline)
-    there = {each["config"]["name"]: each for each in listed.entries}
     names = [entry.name for entry in wanted.entries]
-    empty = [name for name in names if name in there and there[name]["state"]["last_seq"] == 0]
+    with readable("the list of streams"):
+        there = {each["config"]["name"]: each for each in listed.entries}
+        empty = [name for name in names if name in there and there[name]["state"]["last_seq"] == 0]
     filled = [name for name in names if name in listed.missing or (name in there and name not in empty)]
     if filled:
         raise CommandError(f"these streams exist and are not overwritten: {', '.join(filled)}: choose others with --stream")
     if empty and not wanted.replace_empty:
         raise CommandError(f"these streams exist, but never held a message: {', '.join(empty)}: replace them with --replace-empty")
-    _check_room(await listing.account(connection, deadline), wanted)
+    account = await listing.account(connection, deadline)
+    with readable("the account's figures"):
+        _check_room(account, wanted)
     return empty
 
 
@@ -187,8 +191,10 @@ async def _one(connection: Connection, wanted: _Wanted, entry: StreamEntry) -> l
     config["metadata"] = {name: text for name, text in (config.get("metadata") or {}).items() if not name.startswith("_nats.")}
     file = StreamFile(wanted.folder, entry)
     made = await put_back(connection, config, entry.server_state, file.parts(), sure=file.confirm, timeout_s=wanted.timeout_s)
+    with readable(f"stream {entry.name}"):
+        found = msgspec.convert(made["state"], State)
     try:
-        notes = _compare(entry, msgspec.convert(made["state"], State))
+        notes = _compare(entry, found)
     except CommandError:
         await _remove(connection, [entry.name])
         raise
@@ -230,8 +236,9 @@ async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> No
     deadline, wanted = Deadline(COPIES_S), {each.name: each.acknowledged_seq for each in entry.consumers}
     while True:
         listed = (await listing.consumers(connection, [entry.name], deadline))[entry.name].entries
-        found = {each["name"]: int(each["ack_floor"]["stream_seq"]) for each in listed if each["config"].get("durable_name")}
-        pushing = {each["name"] for each in listed if each["config"].get("deliver_subject")}
+        with readable(f"the list of consumers of stream {entry.name}"):
+            found = {each["name"]: int(each["ack_floor"]["stream_seq"]) for each in listed if each["config"].get("durable_name")}
+            pushing = {each["name"] for each in listed if each["config"].get("deliver_subject")}
         if more := sorted(pushing | (set(found) - set(wanted))):
             await _remove(connection, [entry.name])
             raise CommandError(
@@ -251,8 +258,10 @@ async def _copies_behind(connection: Connection, stream: str) -> bool:
     deadline = Deadline(COPIES_S)
     while True:
         info = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(LISTING_S), f"stream {stream}")
-        copies: Sequence[dict[str, Any]] = (info.get("cluster") or {}).get("replicas") or []
-        if all(each.get("current") and not each.get("offline") for each in copies):
+        with readable(f"stream {stream}"):
+            copies: Sequence[dict[str, Any]] = (info.get("cluster") or {}).get("replicas") or []
+            complete = all(each.get("current") and not each.get("offline") for each in copies)
+        if complete:
             return False
         if deadline.passed:
             return True
