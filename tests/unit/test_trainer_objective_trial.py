@@ -70,6 +70,8 @@ def chosen() -> NodeConfig:
         ("return plain._replace(loss=plain.loss / 0)", r"is not finite on two short answers \(\[\["),
         ("return plain._replace(loss=plain.loss.detach())", "does not depend on the logprobs of the policy"),
         ("return plain._replace(loss=(plain.loss * 0).sqrt())", "has a gradient that is not finite on two short answers"),
+        ("return plain._replace(loss=-plain.ratio.log().log())", "is not finite on two short answers"),
+        ("return plain._replace(loss=-plain.ratio.log().abs().sqrt())", "has a gradient that is not finite on two short answers"),
         ("return palin", r"fails on two short answers \(NameError: .*palin"),
         ("raise SystemExit(3)", r"fails on two short answers \(SystemExit: 3\)"),
     ],

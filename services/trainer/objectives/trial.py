@@ -14,6 +14,8 @@ from shared.registry import OBJECTIVES, telling
 
 _REWARDS = ([1.0, 0.0, 0.0, 1.0], [0.0] * 7 + [1.0])
 """Of groups of two sizes, as nodes may differ in theirs."""
+_MOVED = (0.0, 0.01, -0.01)
+"""A batch's first update begins at 0; afterwards tokens become likelier and less likely."""
 
 
 def trial_problem(configured: ConfiguredObjective) -> str:
@@ -23,20 +25,21 @@ def trial_problem(configured: ConfiguredObjective) -> str:
     if configured.name in OBJECTIVES.built_in:
         return ""
     try:
-        _try_loss(configured)
+        for moved in _MOVED:
+            _try_loss(configured, moved)
         _try_advantages(configured)
     except ObjectiveError as error:
         return str(error)
     return ""
 
 
-def _try_loss(configured: ConfiguredObjective) -> None:
-    """Answers of three tokens and of one, of a policy that has moved a little; the first is good.
-    Their loss must be finite, and so must be its gradient, which has to exist.
+def _try_loss(configured: ConfiguredObjective, moved: float) -> None:
+    """Answers of three tokens and of one, of a policy that has moved by `moved` nats a token; the
+    first is good. Their loss must be finite, and so must be its gradient, which has to exist.
     """
     name = configured.name
     logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-0.7, 0.0, 0.0]], requires_grad=True)
-    before = logprobs.detach() - 0.01
+    before = logprobs.detach() - moved
     with telling(lambda why: unusable(name, f"fails on two short answers ({why})"), ObjectiveError):
         loss = token_loss(
             configured,
