@@ -10,7 +10,7 @@ from numbers import Real
 from typing import Any
 
 from shared.contracts.messages import Task
-from shared.registry import DEFAULT_VERIFIER, PACKAGE_FAILURES, failure
+from shared.registry import DEFAULT_VERIFIER, PACKAGE_FAILURES, failure, telling
 from shared.tasks.answers import CLOSING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item
 from shared.tasks.verifiers import AnswerScorer, load_verifier
@@ -47,12 +47,8 @@ def scorer_of(verifier: str, item: Item) -> AnswerScorer:
             anything else, or makes nothing that can be called.
     """
     make = load_verifier(verifier)
-    try:
+    with telling(lambda why: TaskError("task_verifier", f"verifier {verifier} cannot judge this task: {why}"), TaskError):
         score = make(item)
-    except TaskError:
-        raise
-    except PACKAGE_FAILURES as error:
-        raise TaskError("task_verifier", f"verifier {verifier} cannot judge this task: {failure(error)}") from error
     if not callable(score):
         made = type(score).__name__
         raise TaskError("task_verifier", f"verifier {verifier} made {made} and no function that scores answers: `return` it")
@@ -71,7 +67,9 @@ def trial_problem(verifier: str, item: Item) -> TaskError | None:
         found = score(item.task.answer)
     except _ODD_TEXT:
         return None
-    except PACKAGE_FAILURES as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as `telling` does
         if isinstance(error, AttributeError) and error.obj is None:  # of a pattern that did not match
             return None
         raised = f"raised {failure(error)} for the reference answer"

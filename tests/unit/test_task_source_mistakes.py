@@ -18,6 +18,8 @@ from tests import installed_packages
 SOURCE = """
 import random
 class Text(str): pass
+class Panic(BaseException): "As a library in Rust raises it: no `Exception`."
+def panic(): raise Panic("rust")
 class mine:
     def __init__(self, settings, seed): self.seed = seed
     def __len__(self): return {size}
@@ -33,6 +35,8 @@ MISTAKES = {
     ("0", "'q'", "'1'"): "mine: its size is 0; let its `__len__` return at least 1",
     ("2**40", "'q'", "'1'"): "let its `__len__` return at most 1,073,741,824",
     ("random.choice", "'q'", "'1'"): "TypeError",
+    ("panic()", "'q'", "'1'"): "mine: config {} under seed 0 is refused: Panic: rust",
+    ("500", "panic()", "'1'"): "item 0 of seed 1 under {} cannot be generated: Panic: rust; correct its package",
 }
 
 

@@ -22,15 +22,19 @@ from swarm_cli.app import app
 from tests.integration.installed_verifier import install
 
 GCD = TaskSpec(dataset="gcd", verifier="mine")
+PANIC = "class Panic(BaseException): pass\n"
+"""As a library in Rust raises it: no `Exception`."""
 MISTAKES = {
     "def mine(item):\n    return float('blue')": "verifier mine cannot judge this task: ValueError: could not convert",
     "def mine(item):\n    raise SystemExit('bye')": "verifier mine cannot judge this task: SystemExit: bye",
+    f"{PANIC}def mine(item):\n    raise Panic('rust')": "verifier mine cannot judge this task: Panic: rust",
     "def mine(item):\n    lambda answer: 1.0": "verifier mine made NoneType and no function that scores answers: `return` it",
     "def mine(item):\n    return lambda answer: 'yes'": "verifier mine returned str (yes) for the reference answer: have it",
     "def mine(item):\n    return lambda answer: None": "verifier mine returned NoneType (None) for the reference answer",
     "def mine(item):\n    return lambda answer: float('nan')": "verifier mine returned float (nan) for the reference answer",
     "def mine(item):\n    return lambda answer: float(answr == 1)": "verifier mine raised NameError: name 'answr' is not defined",
     "def mine(item):\n    return lambda answer: __import__('sys').exit('bye')": "verifier mine raised SystemExit: bye",
+    f"{PANIC}def judged(answer):\n    raise Panic('rust')\ndef mine(item):\n    return judged": "verifier mine raised Panic: rust",
     "def mine(item):\n    return lambda answer: float(item.answer == answer)": "verifier mine raised AttributeError: 'Item' object",
     "def mine(item):\n    return lambda answer: open('/no/such/file')": "verifier mine raised FileNotFoundError",
     "mine = 'a word'": "verifier mine cannot judge this task: TypeError: 'str' object is not callable",
