@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from shared.text import visible
+from shared.transport.base import TransportError
 from swarm_cli.elsewhere import SERVER_LOG, run_on_server
 from swarm_cli.nats_monitor import health, monitor_of
 from swarm_cli.restart_command import restart_options, starts_again
@@ -32,7 +33,7 @@ def cannot_store(var_dir: Path, node_url: str) -> str:
     monitor = monitor_of(node_url, folder.parent.parent)
     try:
         status, why = health(monitor) if monitor else ("ok", "")
-    except (OSError, ValueError, KeyError, TypeError):
+    except TransportError:
         return ""
     if status == "ok":
         return ""

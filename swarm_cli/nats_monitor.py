@@ -1,21 +1,35 @@
-"""Asks the NATS server of a run of this machine how it is, at its monitoring port."""
+"""Asks a NATS server at its monitoring port how it is, and finds that port of a run on this
+machine.
+
+What answers there may be anything: another program, the server's port for clients, somebody who
+sends a byte a second or never ends.
+"""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
-import urllib.error
-import urllib.request
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+from shared.os_words import in_words
 from shared.plain_files import read_plain
+from shared.transport.base import TransportError
+from shared.transport.nats.answers import answer_object, readable, said
 from swarm_cli.loopback import LOOPBACK
 
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 TIMEOUT_S = 1.5
 """Less than the time between two scrapes."""
+_MOST_MIB = 16
+_LINES = {"http": (http.client.HTTPConnection, 80), "https": (http.client.HTTPSConnection, 443)}
+_EXAMPLE = "give http://HOST:8222"
 _NOTES_BYTES = 65_536
 
 
@@ -54,20 +68,79 @@ def _is_here(url: str) -> bool:
 
 
 def health(monitor_url: str) -> tuple[str, str]:
-    """What the server says of itself: `ok` or another status, and why it is not well.
+    """What the server says of itself: `ok` or another status, and why it is not well. Raises as
+    `answer`.
+    """
+    told = answer(monitor_url, "healthz", TIMEOUT_S)
+    with readable("healthz"):
+        return str(told["status"]), str(told.get("error", ""))
+
+
+def monitor_address(url: str) -> SplitResult:
+    """The parts of a monitoring port's address. Raises TransportError if it is none."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in _LINES and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:
+        pass
+    raise TransportError(f"this is no address of a monitoring port: {_EXAMPLE}")
+
+
+def answer(monitor_url: str, page: str, timeout_s: float) -> dict[str, Any]:
+    """The JSON object that is a page of a monitoring port, whatever its status: that of /healthz is
+    503, with the same body, if the server is not healthy.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: no NATS server answers there.
+        TransportError: it is none, or did not come as a whole within `timeout_s`; the message does
+            not name `monitor_url`.
     """
-    said = answer(f"{monitor_url}/healthz")
-    return str(said["status"]), str(said.get("error", ""))
-
-
-def answer(url: str) -> dict[str, Any]:
-    """The JSON object at a path of a monitoring port. Raises as `health`."""
+    parts = monitor_address(monitor_url)
     try:
-        with _NO_PROXY.open(url, timeout=TIMEOUT_S) as told:
-            found: dict[str, Any] = json.load(told)
-    except urllib.error.HTTPError as error:  # /healthz answers 503 with the same body if the server is not healthy
-        found = json.load(error)
-    return found
+        text = _text(parts, f"{parts.path.rstrip('/')}/{page}", timeout_s)
+    except (OSError, ValueError) as error:
+        raise TransportError(said(in_words(error))) from None
+    except http.client.HTTPException as error:
+        if str(error).startswith("INFO "):  # a NATS server greets its clients so
+            raise TransportError(f"NATS clients connect to this port, it is not the monitoring port: {_EXAMPLE}") from None
+        raise TransportError(f"what answers there is not a monitoring port ({said(in_words(error))}): {_EXAMPLE}") from None
+    return answer_object(text, page)
+
+
+def _text(parts: SplitResult, path: str, timeout_s: float) -> bytes:
+    """The body of the answer. Connects directly: what is asked is inside, where proxies are not."""
+    ends = time.monotonic() + timeout_s
+    kind, port = _LINES[parts.scheme]
+    line = kind(parts.hostname or "", parts.port or port, timeout=timeout_s)
+    with closing(line):
+        line.connect()
+        with _cut_at(ends, line.sock):
+            line.request("GET", path, headers={"Connection": "close"})
+            with line.getresponse() as told:
+                text: bytes = told.read(_MOST_MIB * 2**20 + 1)
+    if len(text) > _MOST_MIB * 2**20:
+        raise ValueError(f"its answer has more than {_MOST_MIB} MiB")
+    return text
+
+
+@contextmanager
+def _cut_at(moment: float, line: socket.socket) -> Iterator[None]:
+    """End what the block reads at that moment, and raise TimeoutError: with a socket's own timeout,
+    each byte begins the wait for the next one anew.
+    """
+    overdue = threading.Event()
+
+    def cut() -> None:
+        overdue.set()
+        with suppress(OSError):
+            socket.socket.shutdown(line, socket.SHUT_RDWR)  # a TLS line's own would also take the session from its reader
+
+    timer = threading.Timer(max(0.0, moment - time.monotonic()), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if overdue.is_set():
+            raise TimeoutError("timed out")

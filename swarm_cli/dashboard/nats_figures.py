@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from shared.transport.base import TransportError
+from shared.transport.nats.answers import readable
 from swarm_cli.nats.server_certificates import not_after
-from swarm_cli.nats_monitor import answer, health
+from swarm_cli.nats_monitor import TIMEOUT_S, answer, health
 
 _STREAM = {"total_messages": "messages", "total_bytes": "bytes", "first_seq": "first_seq", "last_seq": "last_seq"}
 _STREAM |= {"consumer_count": "consumer_count", "subject_count": "num_subjects"}
@@ -31,7 +33,7 @@ def figures(monitor_url: str) -> str:
     """
     try:
         return exposition(monitor_url)
-    except (OSError, ValueError, KeyError, TypeError):
+    except TransportError:
         return _line("nats_healthz_status_value", 0.0, {"server_id": "", "value": "unreachable"}) + "\n"
 
 
@@ -39,14 +41,20 @@ def exposition(monitor_url: str) -> str:
     """The figures of the server whose monitoring port is at `monitor_url`.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: no NATS server answers there.
+        TransportError: no NATS server answers there.
     """
-    varz, jsz = answer(f"{monitor_url}/varz"), answer(f"{monitor_url}/jsz?consumers=true&config=true&raft=true")
+    varz, jsz = (answer(monitor_url, page, TIMEOUT_S) for page in ("varz", "jsz?consumers=true&config=true&raft=true"))
+    status, _ = health(monitor_url)
+    with readable(monitor_url):
+        return _exposition(varz, jsz, status)
+
+
+def _exposition(varz: dict[str, Any], jsz: dict[str, Any], status: str) -> str:
+    """The figures of the server that gave these answers."""
     name = varz["server_name"]
     lines = [_line(f"nats_varz_{key}", value, {"server_id": name}) for key, value in _numbers(varz)]
     if (ends := not_after(varz)) is not None:  # the exporter leaves it out; in a cluster `swarm nats watch` has it
         lines.append(_line("swarm_nats_certificate_expiry_timestamp_seconds", ends, {"server": name}))
-    status, _ = health(monitor_url)
     lines.append(_line("nats_healthz_status_value", float(status == "ok"), {"server_id": name, "value": status}))
     lines += _jetstream(jsz, name)
     return "\n".join(lines) + "\n"

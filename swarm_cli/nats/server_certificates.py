@@ -9,25 +9,24 @@ older than the one that the server presents now.
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-import urllib.request
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 
+from shared.os_words import in_words
 from shared.runtime.tasks import sleep_unless_stopped
 from shared.runtime.watch_figures import Figures
+from shared.transport.base import TransportError
+from shared.transport.nats.answers import readable
+from swarm_cli.nats_monitor import answer, monitor_address
 
 log = structlog.get_logger(__name__)
 
 EVERY_S = 60.0
 ANSWER_S = 5.0
-_MOST_BYTES = 2**20
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def not_after(varz: dict[str, Any]) -> float | None:
@@ -46,14 +45,12 @@ def ask(monitors: Sequence[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for url in (each for monitor in monitors for each in _each_address(monitor)):
         try:
-            with _NO_PROXY.open(f"{url}/varz", timeout=ANSWER_S) as answer:
-                varz = json.loads(answer.read(_MOST_BYTES))
-            ends = not_after(varz)
-        except (OSError, ValueError) as error:
-            log.warning("server_not_asked", url=url, error=repr(error))
-            continue
-        if ends is not None:
-            found[str(varz["server_name"])] = ends
+            varz = answer(url, "varz", ANSWER_S)
+            with readable("varz"):
+                if (ends := not_after(varz)) is not None:
+                    found[str(varz["server_name"])] = ends
+        except TransportError as error:
+            log.warning("server_not_asked", url=url, error=str(error))
     return found
 
 
@@ -68,11 +65,11 @@ async def follow(monitors: Sequence[str], figures: Figures, stopping: asyncio.Ev
 
 
 def _each_address(monitor: str) -> Iterator[str]:
-    parts = urlsplit(monitor)
     try:
+        parts = monitor_address(monitor)
         found = socket.getaddrinfo(parts.hostname, parts.port or 8222, type=socket.SOCK_STREAM)
-    except OSError as error:
-        log.warning("server_not_asked", url=monitor, error=repr(error))
+    except (OSError, UnicodeError, TransportError) as error:
+        log.warning("server_not_asked", url=monitor, error=in_words(error))
         return
     for host in sorted({str(address[0]) for *_, address in found}):
         yield f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port or 8222}"

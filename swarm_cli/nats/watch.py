@@ -20,7 +20,7 @@ from shared.cancelling import cancel_and_wait
 from shared.identity.permissions import ADVISORY
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.metrics import service_registry
-from shared.runtime.tasks import sleep_unless_stopped
+from shared.runtime.tasks import run_until_stopped, sleep_unless_stopped
 from shared.runtime.watch_figures import Figures
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.options import Options
@@ -97,12 +97,12 @@ async def watch(options: Options, host: str, port: int, *, timeout_s: float, mon
     watching.append(Watch(connection, figures))
     server = HealthServer(host, port, registry, heartbeat, not_ready_because)
     beating = asyncio.create_task(heartbeat.beat())
-    asking = asyncio.create_task(follow(monitors, figures, stopping)) if monitors else None
     try:
         await connection.open(timeout_s)
         log.info("watching", url=options.url, metrics_port=server.port)
-        await watching[0].run(stopping)
+        asking = [follow(monitors, figures, stopping)] if monitors else []
+        await run_until_stopped(stopping, watching[0].run(stopping), *asking)
     finally:
-        await cancel_and_wait(beating, asking)
+        await cancel_and_wait(beating)
         server.close()
         await connection.close()

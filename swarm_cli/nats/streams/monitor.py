@@ -4,18 +4,15 @@ cluster's leader.
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from shared.transport.base import TransportError
+from shared.transport.nats.answers import readable
 from swarm_cli.nats.streams.findings import storage_finding
+from swarm_cli.nats_monitor import answer
 
 TIMEOUT_S = 3.0
-_ANSWER_BYTES = 16 * 2**20
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +51,25 @@ class Server:
 
 def ask(url: str) -> Server:
     """A server's figures. Never raises: if the server does not answer, `problem` says why."""
-    base = url.rstrip("/")
     try:
-        about, stored, health = (_get(f"{base}/{page}") for page in ("varz", "jsz", "healthz"))
-        meta = stored.get("meta_cluster")
-        copies = (meta or {}).get("replicas") or []
-        return Server(
-            url=url,
-            name=str(about["server_name"]),
-            version=str(about["version"]),
-            uptime=str(about["uptime"]),
-            health=str(health["status"] if health["status"] == "ok" else health.get("error") or health["status"]),
-            connections=int(about["connections"]),
-            slow_consumers=int(about["slow_consumers"]),
-            memory_bytes=int(about["mem"]),
-            store_bytes=int(stored["storage"]),
-            store_most_bytes=int(stored["config"]["max_storage"]),
-            reserved_bytes=int(stored["reserved_storage"]),
-            leader=None if meta is None else str(meta.get("leader") or ""),
-            offline=tuple(str(each.get("name")) for each in copies if each.get("offline")),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Server(url=url, problem=str(getattr(error, "reason", error)) or type(error).__name__)
-
-
-def _get(url: str) -> dict[str, Any]:
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("give http://HOST:8222")
-    try:
-        with _DIRECT.open(url, timeout=TIMEOUT_S) as answer:
-            text = answer.read(_ANSWER_BYTES)
-    except urllib.error.HTTPError as error:  # /healthz answers 503 with the same body if the server is not healthy
-        text = error.read(_ANSWER_BYTES)
-    found: dict[str, Any] = json.loads(text)
-    return found
+        about, stored, health = (answer(url, page, TIMEOUT_S) for page in ("varz", "jsz", "healthz"))
+        with readable("varz, jsz and healthz"):
+            meta = stored.get("meta_cluster")
+            copies = (meta or {}).get("replicas") or []
+            return Server(
+                url=url,
+                name=str(about["server_name"]),
+                version=str(about["version"]),
+                uptime=str(about["uptime"]),
+                health=str(health["status"] if health["status"] == "ok" else health.get("error") or health["status"]),
+                connections=int(about["connections"]),
+                slow_consumers=int(about["slow_consumers"]),
+                memory_bytes=int(about["mem"]),
+                store_bytes=int(stored["storage"]),
+                store_most_bytes=int(stored["config"]["max_storage"]),
+                reserved_bytes=int(stored["reserved_storage"]),
+                leader=None if meta is None else str(meta.get("leader") or ""),
+                offline=tuple(str(each.get("name")) for each in copies if each.get("offline")),
+            )
+    except TransportError as error:
+        return Server(url=url, problem=str(error))

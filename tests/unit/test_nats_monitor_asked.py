@@ -1,0 +1,123 @@
+"""Whatever answers where a NATS server's monitoring port should be: each who asks has a value or a
+sentence soon, and takes little of it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from shared.transport.base import TransportError
+from swarm_cli import nats_monitor
+from swarm_cli.dashboard.nats_figures import figures
+from swarm_cli.nats import server_certificates
+from swarm_cli.nats.streams import monitor
+from tests.nats_server import NatsServer, free_port
+
+SOON_S = 30.0
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+UNREACHABLE = 'nats_healthz_status_value{server_id="", value="unreachable"} 0.0\n'
+
+
+@contextmanager
+def serving(first: bytes, again: bytes = b"", pause_s: float = 0.0) -> Iterator[str]:
+    """A port that sends `first` to whoever asks, and then `again` without end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def send(line: socket.socket) -> None:
+            with line, suppress(OSError):
+                line.recv(4096)
+                line.sendall(first)
+                while again:
+                    line.sendall(again)
+                    time.sleep(pause_s)
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=send, args=(server.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_monitor, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(server_certificates, "ANSWER_S", 0.5)
+    monkeypatch.setattr(monitor, "TIMEOUT_S", SOON_S)  # its words are looked at: it ends by what it is sent
+
+
+def nobody_is_told_anything_by(url: str) -> str:
+    """Why not, in the words of the report."""
+    began = time.monotonic()
+    assert figures(url) == UNREACHABLE and server_certificates.ask([url]) == {}
+    with pytest.raises(TransportError):
+        nats_monitor.health(url)
+    problem = monitor.ask(url).problem
+    assert problem and problem.isprintable() and time.monotonic() - began < SOON_S
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "told"),
+    [
+        (b"INFO " + b"{}" * 500 + b"\r\n", b"", "not the monitoring port"),
+        (b"SSH-2.0-\x1b[2J\r\n", b"", "SSH-2.0-"),
+        (b"", b"", "closed"),
+        (HEAD + b"[" * 100_000, b"", "cannot be read"),
+        (HEAD + b"[]", b"", "cannot be read"),
+        (HEAD + b"{}", b"", "cannot be read"),
+        (HEAD + b'{"server_name": 1, "tls_cert_not_after": [], "meta_cluster": 1}', b"", "cannot be read"),
+        pytest.param(HEAD, b" " * 2**20, "more than 16 MiB", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_no_monitoring_port_is_told_in_a_sentence(first: bytes, again: bytes, told: str) -> None:
+    with serving(first, again) as url:
+        assert told in nobody_is_told_anything_by(url)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\nX: ", HEAD, b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"])
+def test_an_answer_that_drips_is_given_up_in_time(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "TIMEOUT_S", 0.5)
+    with serving(first, b" ", pause_s=0.1) as url:
+        assert "timed out" in nobody_is_told_anything_by(url)
+
+
+def test_the_clients_port_is_told_apart_from_the_monitoring_port(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path).start()
+    try:
+        assert "not the monitoring port" in nobody_is_told_anything_by(f"http://127.0.0.1:{server.port}")
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("url", ["nats-0:8222", "http://[::1", "http://127.0.0.1:abc", "http://127.0.0.1:99999", "http://"])
+def test_an_address_that_is_none_is_a_sentence(url: str) -> None:
+    nobody_is_told_anything_by(url)
+
+
+def test_a_servers_figures_that_are_none_are_a_server_that_is_away() -> None:
+    for figure in (b'"start": []', b'"meta_cluster": 1', b'"account_details": [7]', b'"tls_cert_not_after": 3'):
+        with serving(HEAD + b'{"server_name": "x", "status": "ok", "config": {"max_storage": 1}, %s}' % figure) as url:
+            assert figures(url) == UNREACHABLE, figure
+
+
+def test_an_address_may_end_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_monitor, "TIMEOUT_S", SOON_S)
+    port = free_port()
+    server = NatsServer(tmp_path, config=f'server_name: hub\nhttp: "127.0.0.1:{port}"').start()
+    try:
+        for url in (f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port}/"):
+            assert monitor.ask(url).name == "hub"
+            assert 'nats_server_total_streams{server_id="hub"' in figures(url)
+    finally:
+        server.kill()
