@@ -21,6 +21,7 @@ from services.generator.engines.contract import sampled
 from services.generator.figures import Figures
 from services.generator.samples import samples_line
 from services.generator.tasks import PromptedTask
+from services.generator.waiting import ServerWait
 from shared.config import TaskSpec
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, TrainerPosition
@@ -69,6 +70,7 @@ class Evaluator:
     ) -> None:
         """`sources`: the node's task sources, with their files already read."""
         self._context = context
+        self._server = ServerWait(context)
         self._sources = sources
         self._engine = engine
         self._tasks = tasks
@@ -163,6 +165,9 @@ class Evaluator:
             return None
 
     async def _answers(self) -> _Answers:
+        return await self._server.answer(self._asked)
+
+    async def _asked(self) -> _Answers:
         # One call, so that one policy version gives all answers; weight swaps wait for it.
         async with self._engine.turn():
             started = time.monotonic()

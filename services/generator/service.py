@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from services.generator.engines import create_engine
-from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
+from services.generator.engines.base import Engine, EngineAway, EngineError, Sample, SamplingParams
 from services.generator.engines.contract import calls_of, sampled
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures
@@ -28,6 +28,7 @@ from services.generator.policy_follower import PolicyFollower
 from services.generator.publishing import GroupPublisher
 from services.generator.server_key import server_key
 from services.generator.tasks import PromptedTask, Prompter
+from services.generator.waiting import ServerWait
 from shared.config import NodeConfig
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
@@ -74,6 +75,7 @@ class GeneratorService:
     async def run(self, context: ServiceContext) -> None:
         """Generate until told to stop."""
         self._context = context
+        self._server = ServerWait(context)
         self._figures = Figures(context.registry, context.status, (spec.dataset for spec in self._config.tasks))
         self._publisher = GroupPublisher(self._config.node.id, context, self._figures)
         self._record_files()
@@ -101,10 +103,13 @@ class GeneratorService:
                 await run_until_stopped(self._context.stopping, _enter(turn, self._engine.turn()))
                 if self._context.stopping.is_set():
                     return False
-                await self._engine.start()
+                if self._engine.shares_device:  # what computes here must not be left half started
+                    await self._engine.start()
+                else:
+                    await run_until_stopped(self._context.stopping, self._server.answer(self._engine.start))
         except EngineError as error:
             raise FatalError(str(error)) from None
-        return True
+        return not self._context.stopping.is_set()
 
     async def _generate(self, context: ServiceContext) -> None:
         """The base policy is evaluated before the first draw, because its answers are version 0's
@@ -193,10 +198,7 @@ class GeneratorService:
         """
         draws = range(lease.first, lease.first + lease.count)
         prompted = await asyncio.to_thread(lambda: [self._prompter.for_draw(draw) for draw in draws])
-        async with self._engine.turn():
-            started = time.monotonic()
-            samples = await self._samples(prompted, lease)
-            seconds = time.monotonic() - started
+        samples, seconds = await self._server.answer(lambda: self._timed_samples(prompted, lease))
         config = self._config
         now = time.time()
         groups = [
@@ -207,13 +209,18 @@ class GeneratorService:
         await asyncio.gather(*(self._publisher.publish(group, seconds) for group in groups))
         await self._draws.finish(lease.first)
 
+    async def _timed_samples(self, prompted: Sequence[PromptedTask], lease: DrawLease) -> tuple[list[list[Sample]], float]:
+        async with self._engine.turn():
+            started = time.monotonic()
+            return await self._samples(prompted, lease), time.monotonic() - started
+
     async def _samples(self, prompted: Sequence[PromptedTask], lease: DrawLease) -> list[list[Sample]]:
         """One list of completions per prompt. The seed is derived from the lease's first draw, so
         that the same draws give the same completions, whichever replica samples them.
         """
-        config = self._config
+        config, limit_s = self._config, self._config.generator.call_timeout_s
         try:
-            async with asyncio.timeout(config.generator.call_timeout_s):
+            async with asyncio.timeout(limit_s):
                 return await sampled(
                     self._engine,
                     [each.prompt_ids for each in prompted],
@@ -222,9 +229,10 @@ class GeneratorService:
                     seed=call_seed(config.node.id, config.node.seed, lease.first),
                 )
         except TimeoutError:
-            raise EngineError(
-                f"engine {self._engine.name}: no answer to {lease.count} prompts within {config.generator.call_timeout_s:.0f} s: "
-                "restarting; raise generator.call_timeout_s if answers really take that long"
+            here = self._engine.shares_device
+            raise (EngineError if here else EngineAway)(
+                f"engine {self._engine.name}: no answer to {lease.count} prompts within {limit_s:.0f} s: "
+                f"{'restarting' if here else 'asking again'}; raise generator.call_timeout_s if answers really take that long"
             ) from None
 
 
@@ -249,6 +257,7 @@ def _engine_of(config: NodeConfig, max_length: int) -> Engine:
             gpu_memory_utilization=generator.gpu_memory_fraction,
             start_timeout_s=generator.start_timeout_s,
             swap_timeout_s=generator.policy_load_timeout_s,
+            request_timeout_s=generator.call_timeout_s,
             adapter_rank=config.trainer.lora.rank if config.trainer.lora.publish == "adapters" else 0,
             kv_cache_bytes=generator.kv_cache_mb * 2**20 or None,
             tensor_parallel_size=generator.tensor_parallel,

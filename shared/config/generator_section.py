@@ -89,8 +89,8 @@ class GeneratorSection(Section):
     call_timeout_s: float = Field(
         1800.0,
         gt=0,
-        description="Deadline of one engine call in seconds; a process whose engine exceeds it is restarted. Half an hour, so that "
-        "only an engine that hangs exceeds it, and not a slow one.",
+        description="Deadline of one engine call in seconds; a process whose engine exceeds it is restarted, and a server "
+        "(engine openai) is asked again. Half an hour, so that only an engine that hangs exceeds it, and not a slow one.",
     )
     start_timeout_s: int = Field(
         1800,

@@ -34,8 +34,8 @@ class Behaviour:
 
 
 @contextmanager
-def openai_server(behaviour: Behaviour) -> Iterator[str]:
-    """Its base URL."""
+def openai_server(behaviour: Behaviour, port: int = 0) -> Iterator[str]:
+    """Its base URL. `port`: 0 for any free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -69,7 +69,7 @@ def openai_server(behaviour: Behaviour) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

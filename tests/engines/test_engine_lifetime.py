@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from services.generator.engines import EngineError, PolicyLoadError, SamplingParams, UnsupportedByEngine, create_engine
 from services.generator.engines.policy_gate import PolicyGate
+from shared.config.sections import GeneratorSection
 from tests.engines.conftest import Run, Subject, needs_vllm
 
 
@@ -36,9 +38,12 @@ def test_a_model_that_the_server_does_not_serve_is_named_at_start(
 def test_an_unreachable_server_is_reported_within_the_deadline(run: Run, model_folders: dict[bool, Path]) -> None:
     engine = create_engine("openai", str(model_folders[True]), base_url="http://127.0.0.1:9/v1", request_timeout_s=1.0)
     began = time.monotonic()
-    with pytest.raises(EngineError, match="127.0.0.1:9/v1/models: no answer after [2-9] tries in 1 s .*start the server"):
+    with pytest.raises(EngineError, match="127.0.0.1:9/v1/models: no answer after [2-9] tries in 1 s .*start the server") as told:
         run(engine.start())
     assert time.monotonic() - began < 60
+    named = re.findall(r"generator\.(\w+)", str(told.value))
+    assert named and set(named) <= set(GeneratorSection.model_fields), "a remedy names settings that exist"
+    assert "request timeout" not in str(told.value)
     run(engine.close())
 
 

@@ -29,6 +29,10 @@ class EngineError(RuntimeError):
     """An engine cannot do what was requested. The message names the cause and the remedy."""
 
 
+class EngineAway(EngineError):
+    """The engine's server does not answer; the same call may succeed when it is back."""
+
+
 class PolicyLoadError(EngineError):
     """A policy was not loaded. The engine still uses the previous version."""
 
@@ -139,7 +143,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Load the base policy. Raises `EngineError` on failure."""
+        """Load the base policy. Raises `EngineError` on failure. After `EngineAway` an engine
+        that runs elsewhere (`shares_device` is False) is started again until it answers.
+        """
 
     @abstractmethod
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:

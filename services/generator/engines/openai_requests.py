@@ -1,20 +1,33 @@
-"""Requests to a server with OpenAI's interface: retries while that may help, and describes a
-failure in one sentence.
+"""Requests to a server with OpenAI's interface: retries for a while where that may help, and
+describes a failure in one sentence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
 import httpx2
 
-from services.generator.engines.base import EngineError
+from services.generator.engines.base import EngineAway, EngineError
 
 _RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
+_AWAY_S = 5.0
+"""A server that cannot be reached for this long is away, and what else was asked of it is lost."""
+_BUSY_S = 120.0
+"""The same for one that answers that it is busy: as long as limits on requests per minute last."""
+_MISTAKES = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A machine that has lost its power is noticed in a minute, however long an answer may take."""
 
 
 class RefusedRequest(EngineError):
@@ -43,7 +56,7 @@ class OpenAiRequests:
         self._client = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx2.Timeout(timeout_s, connect=10.0),
-            limits=httpx2.Limits(max_connections=max_connections),
+            transport=httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=max_connections), socket_options=_KEEPALIVE),
         )
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -51,10 +64,13 @@ class OpenAiRequests:
 
         Raises:
             RefusedRequest: the server refused; retrying would not help.
-            EngineError: there was no answer in time, or it was not JSON.
+            EngineAway: there was no answer in time.
+            EngineError: the request cannot be sent, or the answer was not JSON.
         """
         url = self.base_url + path
-        give_up_at = time.monotonic() + self._timeout_s
+        began = time.monotonic()
+        give_up_at = began + self._timeout_s
+        failing_since: float | None = None
         pause_s = _FIRST_PAUSE_S
         for tries in range(1, 1_000_000):
             try:
@@ -68,16 +84,25 @@ class OpenAiRequests:
                         f"{method} {url}: refused with {cause}: check the server's address, key, model and version",
                         answer.status_code,
                     )
+                patience_s = _BUSY_S
+            except _MISTAKES as error:
+                raise EngineError(
+                    f"{method} {url}: this cannot be asked ({type(error).__name__}): correct generator.openai_url, which begins "
+                    "with http:// or https://, or the key"
+                ) from None
             except (httpx2.TransportError, TimeoutError) as error:
-                cause = f"{type(error).__name__}: {error}"
+                cause, patience_s = f"{type(error).__name__}: {error}", _AWAY_S
             except (ValueError, TypeError) as error:
                 raise EngineError(
                     f"{method} {url}: the answer is not JSON ({error}): is this an OpenAI-compatible server?"
                 ) from error
-            if time.monotonic() + pause_s >= give_up_at:
-                raise EngineError(
-                    f"{method} {url}: no answer after {tries} tries in {self._timeout_s:g} s ({cause}): "
-                    "start the server, correct its address or raise the request timeout"
+            now = time.monotonic()
+            failing_since = now if failing_since is None else failing_since
+            if now + pause_s >= min(give_up_at, failing_since + patience_s):
+                raise EngineAway(
+                    f"{method} {url}: no answer after {tries} tries in {now - began:.0f} s ({cause}): "
+                    "start the server, correct its address (generator.openai_url) or, if it is only slow, ask it for less at a "
+                    "time (generator.calls, generator.groups_per_call)"
                 )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
