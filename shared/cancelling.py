@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 ASKED_AGAIN_S = 1.0
 """How long a cancelled task has to end before it is cancelled again, which interrupts a clean-up
@@ -71,6 +72,17 @@ async def cancel_and_wait(
             log.warning("failed_and_cancelled", task=_name(task), error=f"{type(error).__name__}: {error}")
     if interrupted:
         raise asyncio.CancelledError
+
+
+async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """The results of all `work`, done at once. When one fails, or the caller is cancelled, the
+    others are cancelled, and have ended before the first one's exception is raised.
+    """
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancel_and_wait(*tasks)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from shared.transport.base import Conflict, TransportError
 
 _POLL_S = 0.1
 _FOLLOW_S = 2.0
+_NOT_ANSWERED = Sample((), "", "stop", None)
 
 
 def evaluation_due(version: int, last: int | None, every: int, *, finished: bool) -> bool:
@@ -104,8 +105,9 @@ class Evaluator:
                 await self._report(self._base_answers, scorers)
             while True:
                 try:
-                    if await self._due() and await self._take_turn(self._engine.policy_version):
-                        await self._report(await self._answers(), scorers)
+                    due = await self._due() and await self._take_turn(self._engine.policy_version)
+                    if due and (answers := await self._answers()) is not None:
+                        await self._report(answers, scorers)
                 except TransportError as error:
                     self._context.log.warning("evaluation_postponed", reason=str(error))
                     await asyncio.sleep(1.0)
@@ -164,15 +166,24 @@ class Evaluator:
             self._context.log.warning("evaluation_unreadable", reason=str(error), consequence="the policy is evaluated again")
             return None
 
-    async def _answers(self) -> _Answers:
-        return await self._server.answer(self._asked)
+    async def _answers(self) -> _Answers | None:
+        """None if the engine's server answers none of the tasks; one that it refuses to answer is
+        not solved.
+        """
+        given, seconds = await self._server.answer(self._asked)
+        if not any(given):
+            self._context.log.warning(
+                "evaluation_left_out", reason="no held-out task was answered", consequence="tried at the next start"
+            )
+            return None
+        return _Answers([samples[0] if samples else _NOT_ANSWERED for samples in given], seconds)
 
-    async def _asked(self) -> _Answers:
+    async def _asked(self) -> tuple[list[list[Sample]], float]:
         # One call, so that one policy version gives all answers; weight swaps wait for it.
         async with self._engine.turn():
             started = time.monotonic()
             samples = await sampled(self._engine, [each.prompt_ids for each in self._tasks], 1, self._params, seed=0)
-        return _Answers([only for (only,) in samples], time.monotonic() - started)
+        return samples, time.monotonic() - started
 
     async def _report(self, answered: _Answers, scorers: ScorerPool) -> None:
         """Score and report. The file is written before the bucket: a report that is lost with this

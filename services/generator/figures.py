@@ -23,6 +23,12 @@ class Figures:
         self._groups = Counter("swarm_rollouts_generated_total", "Groups generated, by dataset.", ["task"], registry=registry)
         for dataset in datasets:
             self._groups.labels(dataset)
+        self._left_out = Counter(
+            "swarm_groups_left_out_total",
+            "Groups not made because the server of engine openai refused the prompt or gave a completion that cannot be used; "
+            "their draws are not repeated.",
+            registry=registry,
+        )
         self._tokens = Histogram(
             "swarm_completion_tokens",
             "Tokens per completion; the sum is the number of tokens generated.",
@@ -88,6 +94,10 @@ class Figures:
         self._status.add(StatusFigure.GROUPS_GENERATED, len(groups))
         self._status.add(StatusFigure.TOKENS_GENERATED, tokens)
         self._status.set(StatusFigure.TOKENS_PER_S, tokens / max(seconds, 1e-9))
+
+    def left_out(self, groups: int) -> None:
+        """Count groups that the engine's server gave no completions for."""
+        self._left_out.inc(groups)
 
     def draws_allowed(self, draws: int) -> None:
         """Set how many more draws admission would hand out."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from services.generator.engines import create_engine
-from services.generator.engines.base import Engine, EngineAway, EngineError, Sample, SamplingParams
+from services.generator.engines.base import Engine, EngineAway, EngineError, Sample, SamplingParams, WrongSetting
 from services.generator.engines.contract import calls_of, sampled
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures
@@ -50,6 +50,7 @@ _NO_TRAINER = 2**60
 full queue limit the generator.
 """
 _SAMPLER_POLL_S = 1.0
+_LONGEST_REST_S = 60.0
 
 
 class GeneratorService:
@@ -70,6 +71,7 @@ class GeneratorService:
         self._prompter = Prompter(config, tokenizer, max_length, self._held_out)
         self._params = SamplingParams.of(generator)
         self._engine = _engine_of(config, max_length)
+        self._fruitless = 0
         self._sampler = SamplerPosition(batch_number=0, consumed_local=0, dropped_local=0)
 
     async def run(self, context: ServiceContext) -> None:
@@ -84,6 +86,8 @@ class GeneratorService:
         try:
             if await self._started():
                 await self._generate(context)
+        except WrongSetting as error:
+            raise FatalError(str(error)) from None
         finally:
             await self._engine.close()
 
@@ -204,10 +208,23 @@ class GeneratorService:
         groups = [
             rollout_group(task, answers, node=config.node.id, draw=draw, model=self._model, params=self._params, created_at=now)
             for draw, task, answers in zip(draws, prompted, samples, strict=True)
+            if answers
         ]
-        self._figures.generated(groups, seconds)
+        self._figures.left_out(len(prompted) - len(groups))
+        if groups:
+            self._figures.generated(groups, seconds)
         await asyncio.gather(*(self._publisher.publish(group, seconds) for group in groups))
         await self._draws.finish(lease.first)
+        self._fruitless = 0 if groups else self._fruitless + 1
+        if self._fruitless:
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """A server that refuses everything is asked ever less often."""
+        pause_s = min(2.0**self._fruitless / 2, _LONGEST_REST_S)
+        self._context.status.state("waiting: no usable answer")
+        self._context.log.warning("nothing_usable", calls=self._fruitless, consequence=f"asking again in {pause_s:g} s")
+        await asyncio.sleep(pause_s)
 
     async def _timed_samples(self, prompted: Sequence[PromptedTask], lease: DrawLease) -> tuple[list[list[Sample]], float]:
         async with self._engine.turn():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +22,7 @@ class Behaviour:
 
     ids: takes token ids. strict: refuses fields that are not OpenAI's own. many: heeds `n`.
     completions: has the endpoint at all. key: what it asks for.
+    instead: the status and content that it answers to a request; None: it answers as usual.
     """
 
     ids: bool = False
@@ -30,6 +31,7 @@ class Behaviour:
     completions: bool = True
     key: str | None = None
     models: tuple[str, ...] = ("tiny",)
+    instead: Callable[[dict[str, Any]], tuple[int, Any] | None] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -54,12 +56,15 @@ def openai_server(behaviour: Behaviour, port: int = 0) -> Iterator[str]:
                 self._answer(422, {"error": "prompt: a string is needed"})
             else:
                 behaviour.asked.append(body)
+                if behaviour.instead is not None and (answer := behaviour.instead(body)) is not None:
+                    self._answer(*answer)
+                    return
                 drawn = random.Random(body["seed"])
                 count = body["n"] if behaviour.many else 1
                 self._answer(200, {"choices": [_choice(index, drawn) for index in range(count)]})
 
-        def _answer(self, status: int, content: dict[str, Any]) -> None:
-            text = json.dumps(content).encode()
+        def _answer(self, status: int, content: Any) -> None:
+            text = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(text)))

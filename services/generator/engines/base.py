@@ -33,6 +33,10 @@ class EngineAway(EngineError):
     """The engine's server does not answer; the same call may succeed when it is back."""
 
 
+class WrongSetting(EngineError):
+    """The engine cannot go on until a setting is corrected; a restart does not help."""
+
+
 class PolicyLoadError(EngineError):
     """A policy was not loaded. The engine still uses the previous version."""
 
@@ -155,6 +159,8 @@ class Engine(ABC):
         later calls wait for the swap. The same seed, prompts and weights give the same samples
         (transformers on CPU: bit for bit; vLLM: up to rounding that depends on the rest of its
         batch). A completion also ends, with `length`, when the model's context is full.
+
+        An engine that loads no policies may give no samples of a prompt that its server refuses.
         """
 
     @abstractmethod

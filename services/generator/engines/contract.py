@@ -20,11 +20,12 @@ async def sampled(
     """What the engine generates.
 
     Raises:
-        FatalError: it is not `n` usable samples for each prompt.
+        FatalError: it is not `n` usable samples for each prompt, or none for one that a server
+            refused.
         EngineError: the same of a built-in engine, which only passes on what a server says.
     """
     found: Any = await engine.generate(prompts, n, params, seed=seed)
-    if not (fault := _fault(found, len(prompts), n)):
+    if not (fault := _fault(found, len(prompts), n, may_refuse=not engine.loads_policies)):
         return list(map(list, found))
     if engine.name in ENGINES.built_in:
         raise EngineError(f"engine {engine.name} returned {fault}")
@@ -44,13 +45,15 @@ def calls_of(engine: Engine) -> int:
     return calls
 
 
-def _fault(found: Any, prompts: int, n: int) -> str:
-    """What is wrong with samples, of which nothing is taken for granted; empty if nothing is."""
+def _fault(found: Any, prompts: int, n: int, *, may_refuse: bool) -> str:
+    """What is wrong with samples, of which nothing is taken for granted; empty if nothing is.
+    `may_refuse`: a prompt may have none.
+    """
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, (list, tuple)) for each in found):
         return f"a {type(found).__name__} that is no list of lists of samples"
     if len(found) != prompts:
         return f"samples of {len(found)} prompts where {prompts} were given"
-    if wrong := [len(each) for each in found if len(each) != n]:
+    if wrong := [len(each) for each in found if len(each) != n and (each or not may_refuse)]:
         return f"{wrong[0]} samples of a prompt where {n} were asked for"
     return next(filter(None, map(_fault_of, chain.from_iterable(found))), "")
 

@@ -20,18 +20,30 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 
-from services.generator.engines.base import Engine, EngineError, EngineSettings, Sample, SamplingParams, UnsupportedByEngine
+from services.generator.engines.base import (
+    Engine,
+    EngineError,
+    EngineSettings,
+    Sample,
+    SamplingParams,
+    UnsupportedByEngine,
+    WrongSetting,
+)
 from services.generator.engines.model_folder import ModelFolder, derived_seed, read_model_folder
+from services.generator.engines.openai_answers import UnusableAnswer, has_tokens, read_choices, sample
 from services.generator.engines.openai_requests import OpenAiRequests, RefusedRequest
+from shared.cancelling import together
 
 log = structlog.get_logger(__name__)
 
 _NOT_TAKEN = (400, 404, 405, 422, 501)
 """Statuses with which servers refuse unknown fields or endpoints."""
+_NO_ENTRY = (401, 403)
+"""Statuses with which servers refuse a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,8 @@ class OpenAiEngine(Engine):
 
     async def generate(self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int) -> list[list[Sample]]:
         """Sample as `Engine.generate` describes, with one request per prompt if the server gives
-        several completions. How reproducible the samples are depends on the server.
+        several completions. How reproducible the samples are depends on the server. Prompts that
+        it refuses, and those whose completions cannot be used, get none.
         """
         if self._folder is None:
             raise EngineError("the openai engine has not started: await start() first")
@@ -113,10 +126,11 @@ class OpenAiEngine(Engine):
             ]
             for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
         ]
-        answered = await asyncio.gather(*(self._server.ask("POST", "/completions", body) for each in bodies for body in each))
-        samples = [self._samples(answer, per_request, folder) for answer in answered]
-        grouped = [sum(samples[first : first + requests], []) for first in range(0, len(samples), requests)]
-        return [group * (n // n_asked) for group in grouped]
+        groups = await together(*(self._group(each, per_request, folder) for each in bodies))
+        refusals = [group for group in groups if isinstance(group, EngineError)]
+        if refusals:
+            log.warning("prompts_without_answer", prompts=len(refusals), of=len(prompts), reason=str(refusals[0]))
+        return [[] if isinstance(group, EngineError) else group * (n // n_asked) for group in groups]
 
     async def load_policy(self, weights_file: Path, version: int) -> None:
         """Always refuses, because this node does not own the server's weights."""
@@ -142,11 +156,12 @@ class OpenAiEngine(Engine):
         try:
             listed = (await self._server.ask("GET", "/models")).get("data") or []
             served = [str(model["id"]) for model in listed]
+            "".join(served).encode()  # a lone surrogate is no name
         except RefusedRequest as error:
             if self._served_model is None or error.status not in _NOT_TAKEN:
                 raise
             return self._served_model
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, UnicodeEncodeError) as error:
             raise EngineError(
                 f"{self._server.base_url}/models: not the list of an OpenAI-compatible server ({error!r}): check the address"
             ) from None
@@ -173,13 +188,13 @@ class OpenAiEngine(Engine):
                 if tokens and error.status in _NOT_TAKEN:
                     continue
                 raise EngineError(f"{error} (the completions interface is needed; chat alone is not enough)") from None
-            choices = answer.get("choices") or []
-            if not choices or not all(isinstance(choice, dict) and isinstance(choice.get("text"), str) for choice in choices):
+            choices = read_choices(answer, self._server.base_url)
+            if not choices:
                 raise EngineError(
-                    f"{self._server.base_url}/completions answered without the text of a completion: is this a server with "
+                    f"{self._server.base_url}/completions answered without a completion: is this a server with "
                     "OpenAI's completions interface?"
                 )
-            if not tokens or all(_has_tokens(choice) for choice in choices):
+            if not tokens or all(has_tokens(choice) for choice in choices):
                 return Abilities(tokens=tokens, many=len(choices) == 2)
         raise AssertionError("unreachable: with text alone there is an answer or an error")
 
@@ -212,33 +227,25 @@ class OpenAiEngine(Engine):
             "return_token_ids": True,
         }
 
+    async def _group(self, bodies: Sequence[dict[str, Any]], n: int, folder: ModelFolder) -> list[Sample] | EngineError:
+        """The completions of one prompt, or why the server gives none that can be used, which says
+        nothing of other prompts.
+        """
+        try:
+            answers = await together(*(self._server.ask("POST", "/completions", body) for body in bodies))
+            return [sample for answer in answers for sample in self._samples(answer, n, folder)]
+        except RefusedRequest as error:
+            if error.status in _NO_ENTRY:
+                raise WrongSetting(str(error)) from None
+            return error
+        except UnusableAnswer as error:
+            return error
+
     def _samples(self, answer: dict[str, Any], n: int, folder: ModelFolder) -> list[Sample]:
-        choices = sorted(answer.get("choices") or [], key=lambda choice: int(choice["index"]))
+        choices = read_choices(answer, self._server.base_url)
         if len(choices) != n:
             raise EngineError(f"{self._server.base_url} returned {len(choices)} completions of {n}, unlike when it was started")
-        return [self._sample(choice, folder) for choice in choices]
-
-    def _sample(self, choice: dict[str, Any], folder: ModelFolder) -> Sample:
-        """One completion. The server must still support what it supported at the start. Raises
-        `EngineError`.
-        """
-        finish: Literal["stop", "length"] | Any = choice.get("finish_reason")
-        if finish not in ("stop", "length"):
-            raise EngineError(f"{self._server.base_url} ended a completion with {finish}: see the server's log")
-        if not self._abilities.tokens:
-            text = str(choice["text"])
-            ids = folder.tokenizer.encode(text, add_special_tokens=False)
-            return Sample((*ids, *(folder.end_token_ids[:1] if finish == "stop" else ())), text, finish, None)
-        if not _has_tokens(choice):
-            raise EngineError(f"{self._server.base_url} returned no token ids with their logprobs, unlike when it was started")
-        token_ids = choice["token_ids"]
-        logprobs = tuple(float(logprob) for logprob in choice["logprobs"]["token_logprobs"])
-        return Sample(tuple(token_ids), folder.text(token_ids), finish, logprobs)
-
-
-def _has_tokens(choice: dict[str, Any]) -> bool:
-    token_ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    return token_ids is not None and logprobs is not None and len(token_ids) == len(logprobs)
+        return [sample(choice, folder, tokens=self._abilities.tokens, where=self._server.base_url) for choice in choices]
 
 
 def _as_text(folder: ModelFolder, prompt: Sequence[int]) -> str:

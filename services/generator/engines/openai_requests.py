@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 
 from services.generator.engines.base import EngineAway, EngineError
+from services.generator.engines.openai_answers import UnusableAnswer
 
 _RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _FIRST_PAUSE_S = 0.2
@@ -65,7 +66,7 @@ class OpenAiRequests:
         Raises:
             RefusedRequest: the server refused; retrying would not help.
             EngineAway: there was no answer in time.
-            EngineError: the request cannot be sent, or the answer was not JSON.
+            EngineError: the request cannot be sent, or the answer is not JSON.
         """
         url = self.base_url + path
         began = time.monotonic()
@@ -92,8 +93,8 @@ class OpenAiRequests:
                 ) from None
             except (httpx2.TransportError, TimeoutError) as error:
                 cause, patience_s = f"{type(error).__name__}: {error}", _AWAY_S
-            except (ValueError, TypeError) as error:
-                raise EngineError(
+            except (ValueError, TypeError, RecursionError) as error:
+                raise UnusableAnswer(
                     f"{method} {url}: the answer is not JSON ({error}): is this an OpenAI-compatible server?"
                 ) from error
             now = time.monotonic()
