@@ -39,14 +39,23 @@ LIES = {
     "no text": content(without("text")),
     "half a surrogate pair": content(choice(text="\ud800")),
     "a list": lambda _: (200, [1]),
-    "nested": lambda _: (200, b"[" * 100_000),
+    "nested": lambda _: (200, b"[" * 50_000),
+}
+TOO_MUCH = {
+    "a body without end": content(choice(text="7" * 10_000_000)),
+    "a long text": content(choice(text="7 " * 16_000)),
+    "a text of too many tokens": content(choice(text="7 " * 100)),
+    "too many tokens": content(choice(token_ids=[7] * (ASKED + 1), logprobs={"token_logprobs": [-1.0] * (ASKED + 1)})),
 }
 
 
-def answered(folder: Path, instead: Callable[[dict[str, Any]], Any], *, at_start: bool = False) -> tuple[list[list[Sample]], str]:
+def answered(
+    folder: Path, instead: Callable[[dict[str, Any]], Any], *, at_start: bool = False, ids: bool = False
+) -> tuple[list[list[Sample]], str]:
     """The completions of two prompts by a server that answers `instead` to prompts, and its
-    address.
+    address; `ids`: it gives token ids with their logprobs.
     """
+    first = content(choice(token_ids=[7], logprobs={"token_logprobs": [-1.0]})) if ids else lambda _: None
 
     async def run(url: str) -> tuple[list[list[Sample]], str]:
         engine = create_engine("openai", str(folder), base_url=url, max_model_len=64, request_timeout_s=20.0)
@@ -56,7 +65,9 @@ def answered(folder: Path, instead: Callable[[dict[str, Any]], Any], *, at_start
         finally:
             await engine.close()
 
-    behaviour = Behaviour(instead=lambda body: instead(body) if at_start or body["max_tokens"] > 1 else None)
+    behaviour = Behaviour(
+        ids=ids, strict=not ids, instead=lambda body: (instead if at_start or body["max_tokens"] > 1 else first)(body)
+    )
     with openai_server(behaviour) as url:
         return asyncio.run(run(url))
 
@@ -70,6 +81,15 @@ def test_an_answer_that_cannot_be_read_gives_no_completions_and_is_told_with_the
     assert groups == [[], []]
     (told,) = [line for line in logs if line["event"] == "prompts_without_answer"]
     assert told["prompts"] == 2 and url in told["reason"]
+
+
+@pytest.mark.parametrize("much", TOO_MUCH)
+def test_more_than_was_asked_for_is_not_taken(model_folders: dict[bool, Path], much: str) -> None:
+    with capture_logs() as logs:
+        groups, url = answered(model_folders[True], TOO_MUCH[much], ids=much == "too many tokens")
+    assert groups == [[], []]
+    (told,) = [line for line in logs if line["event"] == "prompts_without_answer"]
+    assert url in told["reason"] and ("asked for" in told["reason"] or "larger than" in told["reason"])
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -13,6 +13,11 @@ from services.generator.engines.base import EngineError, Sample
 from services.generator.engines.model_folder import ModelFolder
 from shared.contracts.codec import MAX_LOGPROB
 
+_MOST_BYTES_PER_TOKEN = 1024
+"""Of a completion, with its text, token ids and logprobs in JSON: some ten times the usual."""
+_MOST_BYTES_BESIDE = 2**16
+_MORE_TOKENS = 16
+
 
 class UnusableAnswer(EngineError):
     """The answer to one request cannot be used; another may be."""
@@ -54,27 +59,39 @@ def read_choices(answer: dict[str, Any], where: str) -> list[Choice]:
     return sorted(choices, key=lambda choice: choice.index)
 
 
+def most_bytes(body: dict[str, Any]) -> int:
+    """How large the answer to a request may be. Some servers repeat the prompt in each choice."""
+    return _MOST_BYTES_BESIDE + body["n"] * (_MOST_BYTES_PER_TOKEN * body["max_tokens"] + 32 * len(body["prompt"]))
+
+
 def has_tokens(choice: Choice) -> bool:
     """Whether the completion comes with token ids and the logprob of each."""
     return _tokens(choice) is not None
 
 
-def sample(choice: Choice, folder: ModelFolder, *, tokens: bool, where: str) -> Sample:
-    """One completion; `tokens`: whether the server gave token ids when it was started.
+def sample(choice: Choice, folder: ModelFolder, *, most: int, tokens: bool, where: str) -> Sample:
+    """One completion of at most `most` tokens; `tokens`: whether the server gave token ids when it
+    was started.
 
     Raises:
-        UnusableAnswer: it ended in another way than a model ends.
+        UnusableAnswer: it is longer, or ended in another way than a model ends.
         EngineError: it lacks token ids.
     """
     finish: Literal["stop", "length"] | Any = choice.finish_reason
     if finish not in ("stop", "length"):
         raise UnusableAnswer(f"{where} ended a completion with {finish!r}: see the server's log")
     if not tokens:
-        ids: Sequence[int] = folder.tokenizer.encode(choice.text, add_special_tokens=False)
+        fits = len(choice.text) <= _MOST_BYTES_PER_TOKEN * most  # encoding a longer text takes long
+        ids: Sequence[int] = folder.tokenizer.encode(choice.text, add_special_tokens=False) if fits else ()
+        # Text that was cut within a character, or by another tokenizer, has some tokens more.
+        if not fits or len(ids) > 2 * most + _MORE_TOKENS:
+            raise UnusableAnswer(f"{where} gave a text of {len(choice.text)} characters where {most} tokens were asked for")
         return Sample((*ids, *(folder.end_token_ids[:1] if finish == "stop" else ())), choice.text, finish, None)
     found = _tokens(choice)
     if found is None:
         raise EngineError(f"{where} returned no token ids with their logprobs, unlike when it was started")
+    if len(found.token_ids) > most:
+        raise UnusableAnswer(f"{where} gave {len(found.token_ids)} tokens where {most} were asked for")
     return Sample(tuple(found.token_ids), folder.text(found.token_ids), finish, tuple(found.logprobs.token_logprobs))
 
 

@@ -34,7 +34,7 @@ from services.generator.engines.base import (
     WrongSetting,
 )
 from services.generator.engines.model_folder import ModelFolder, derived_seed, read_model_folder
-from services.generator.engines.openai_answers import UnusableAnswer, has_tokens, read_choices, sample
+from services.generator.engines.openai_answers import UnusableAnswer, has_tokens, most_bytes, read_choices, sample
 from services.generator.engines.openai_requests import OpenAiRequests, RefusedRequest
 from shared.cancelling import together
 
@@ -183,7 +183,7 @@ class OpenAiEngine(Engine):
         for tokens in (True, False):
             self._abilities = Abilities(tokens=tokens, many=True)
             try:
-                answer = await self._server.ask("POST", "/completions", self._body(folder, prompt, 2, 1, params, 1))
+                answer = await self._complete(self._body(folder, prompt, 2, 1, params, 1))
             except RefusedRequest as error:
                 if tokens and error.status in _NOT_TAKEN:
                     continue
@@ -232,8 +232,9 @@ class OpenAiEngine(Engine):
         nothing of other prompts.
         """
         try:
-            answers = await together(*(self._server.ask("POST", "/completions", body) for body in bodies))
-            return [sample for answer in answers for sample in self._samples(answer, n, folder)]
+            answers = await together(*(self._complete(body) for body in bodies))
+            most = bodies[0]["max_tokens"]
+            return [each for answer in answers for each in self._samples(answer, n, most, folder)]
         except RefusedRequest as error:
             if error.status in _NO_ENTRY:
                 raise WrongSetting(str(error)) from None
@@ -241,11 +242,14 @@ class OpenAiEngine(Engine):
         except UnusableAnswer as error:
             return error
 
-    def _samples(self, answer: dict[str, Any], n: int, folder: ModelFolder) -> list[Sample]:
+    async def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._server.ask("POST", "/completions", body, most_bytes=most_bytes(body))
+
+    def _samples(self, answer: dict[str, Any], n: int, most: int, folder: ModelFolder) -> list[Sample]:
         choices = read_choices(answer, self._server.base_url)
         if len(choices) != n:
             raise EngineError(f"{self._server.base_url} returned {len(choices)} completions of {n}, unlike when it was started")
-        return [sample(choice, folder, tokens=self._abilities.tokens, where=self._server.base_url) for choice in choices]
+        return [sample(choice, folder, most=most, tokens=self._abilities.tokens, where=self._server.base_url) for choice in choices]
 
 
 def _as_text(folder: ModelFolder, prompt: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ describes a failure in one sentence.
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from typing import Any
@@ -29,6 +30,10 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 """A machine that has lost its power is noticed in a minute, however long an answer may take."""
+
+
+MOST_BYTES = 2**24
+"""Of an answer whose size the request does not determine: a list of all models."""
 
 
 class RefusedRequest(EngineError):
@@ -60,13 +65,17 @@ class OpenAiRequests:
             transport=httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=max_connections), socket_options=_KEEPALIVE),
         )
 
-    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Retry with growing pauses until there is an answer or the deadline has passed.
+    async def ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, most_bytes: int = MOST_BYTES
+    ) -> dict[str, Any]:
+        """Retry with growing pauses until there is an answer or the deadline has passed. An answer
+        of more than `most_bytes` is not read to its end.
 
         Raises:
             RefusedRequest: the server refused; retrying would not help.
             EngineAway: there was no answer in time.
-            EngineError: the request cannot be sent, or the answer is not JSON.
+            UnusableAnswer: the answer is not JSON, or too large.
+            EngineError: the request cannot be sent.
         """
         url = self.base_url + path
         began = time.monotonic()
@@ -75,11 +84,17 @@ class OpenAiRequests:
         pause_s = _FIRST_PAUSE_S
         for tries in range(1, 1_000_000):
             try:
-                async with self._turns, asyncio.timeout(max(give_up_at - time.monotonic(), 0.001)):
-                    answer = await self._client.request(method, url, json=body)
+                async with (
+                    self._turns,
+                    asyncio.timeout(max(give_up_at - time.monotonic(), 0.001)),
+                    self._client.stream(method, url, json=body) as answer,
+                ):
+                    content = await _start_of(answer, most_bytes)
                 if answer.is_success:
-                    return dict(answer.json())
-                cause = f"status {answer.status_code}: {self._without_key(answer.text)[:300]}"
+                    if len(content) > most_bytes:
+                        raise UnusableAnswer(f"{method} {url}: the answer is larger than {most_bytes} bytes: see the server's log")
+                    return dict(json.loads(content))
+                cause = f"status {answer.status_code}: {self._without_key(content.decode(errors='replace'))[:300]}"
                 if answer.status_code not in _RETRY_STATUS:
                     raise RefusedRequest(
                         f"{method} {url}: refused with {cause}: check the server's address, key, model and version",
@@ -116,3 +131,13 @@ class OpenAiRequests:
     def _without_key(self, text: str) -> str:
         """The text without the key, because some servers quote a key that they refuse."""
         return text.replace(self._api_key, "<the key>") if self._api_key else text
+
+
+async def _start_of(answer: httpx2.Response, most_bytes: int) -> bytes:
+    """The whole body, or its start of more than `most_bytes`."""
+    content = bytearray()
+    async for part in answer.aiter_bytes():
+        content += part
+        if len(content) > most_bytes:
+            break
+    return bytes(content)
