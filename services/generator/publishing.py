@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 
 from services.generator.figures import Figures
+from shared.cancelling import together
 from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
@@ -19,6 +21,12 @@ class GroupPublisher:
 
     def __init__(self, node: str, context: ServiceContext, figures: Figures) -> None:
         self._node, self._context, self._figures = node, context, figures
+
+    async def publish_all(self, groups: Iterable[RolloutGroup], generate_s: float) -> None:
+        """Store several groups at once. If one cannot be stored, none is still being sent when that
+        is raised.
+        """
+        await together(*(self.publish(group, generate_s) for group in groups))
 
     async def publish(self, group: RolloutGroup, generate_s: float) -> None:
         """Store a group. If the queue is full or the server unreachable, this waits and loses

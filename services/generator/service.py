@@ -213,7 +213,7 @@ class GeneratorService:
         self._figures.left_out(len(prompted) - len(groups))
         if groups:
             self._figures.generated(groups, seconds)
-        await asyncio.gather(*(self._publisher.publish(group, seconds) for group in groups))
+        await self._publisher.publish_all(groups, seconds)
         await self._draws.finish(lease.first)
         self._fruitless = 0 if groups else self._fruitless + 1
         if self._fruitless:

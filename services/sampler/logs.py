@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from services.sampler.memory import SamplerMemory
 from services.sampler.pool import PoolEntry
+from shared.cancelling import together
 from shared.contracts.codec import decode, encode
 from shared.contracts.limits import MIB, NODE_LIMITS
 from shared.contracts.messages import Batch, ScoredGroup
@@ -96,7 +97,7 @@ class ScoredLog:
                 message = await self._transport.get(self.stream, seq)
                 return seq, None if message is None else (await self._readable(message, []))[1]
 
-        return dict(await asyncio.gather(*(one(entry.seq) for entry in entries)))
+        return dict(await together(*(one(entry.seq) for entry in entries)))
 
     async def bounds(self) -> tuple[int, int]:
         """The first position still in the stream (one past the last if it is empty) and the last

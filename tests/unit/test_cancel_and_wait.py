@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from shared.cancelling import StillRunningError, cancel_and_wait
+from shared.cancelling import StillRunningError, cancel_and_wait, together
 from shared.runtime import run_until_stopped
 
 
@@ -31,7 +31,7 @@ class Swallowing:
                 self.left -= 1
 
 
-async def started(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+async def started(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     task = asyncio.create_task(work)
     await asyncio.sleep(0)
     return task
@@ -142,3 +142,31 @@ async def test_loops_that_swallow_their_cancellation_do_not_outlive_the_service(
     stopping.set()
     await asyncio.wait_for(service, 120)
     assert [each.left for each in swallowing] == [0, 0]
+
+
+async def test_when_one_of_several_fails_the_others_have_ended_before_its_error_is_raised() -> None:
+    ended: list[str] = []
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("first")
+
+    async def goes_on() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)  # a clean-up takes a while
+            ended.append("other")
+
+    with pytest.raises(KeyError, match="first"):
+        await together(goes_on(), fails())
+    assert ended == ["other"]
+
+
+async def test_several_give_their_results_in_order_and_end_with_their_caller() -> None:
+    assert await together(*(asyncio.sleep(0, number) for number in range(3))) == [0, 1, 2]
+    assert await together() == []
+    before = asyncio.all_tasks()
+    caller = await started(together(asyncio.sleep(3600), asyncio.sleep(3600)))
+    await cancel_and_wait(caller)
+    assert asyncio.all_tasks() == before

@@ -61,7 +61,8 @@ def read_choices(answer: dict[str, Any], where: str) -> list[Choice]:
 
 def most_bytes(body: dict[str, Any]) -> int:
     """How large the answer to a request may be. Some servers repeat the prompt in each choice."""
-    return _MOST_BYTES_BESIDE + body["n"] * (_MOST_BYTES_PER_TOKEN * body["max_tokens"] + 32 * len(body["prompt"]))
+    size: int = body["n"] * (_MOST_BYTES_PER_TOKEN * body["max_tokens"] + 32 * len(body["prompt"]))
+    return _MOST_BYTES_BESIDE + size
 
 
 def has_tokens(choice: Choice) -> bool:

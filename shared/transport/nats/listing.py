@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from shared.cancelling import together
 from shared.transport.deadline import Deadline
 from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
@@ -49,7 +50,7 @@ async def consumers(connection: Connection, names: Iterable[str], deadline: Dead
             return await _pages(connection, f"CONSUMER.LIST.{stream}", "consumers", what, deadline)
 
     chosen = list(names)
-    return dict(zip(chosen, await asyncio.gather(*map(one, chosen)), strict=True))
+    return dict(zip(chosen, await together(*map(one, chosen)), strict=True))
 
 
 async def _pages(connection: Connection, subject: str, field: str, what: str, deadline: Deadline) -> Listed:
