@@ -41,6 +41,7 @@ LIES = {
     "a list": lambda _: (200, [1]),
     "nested": lambda _: (200, b"[" * 50_000),
 }
+TOO_FEW = {"a completion too few": lambda body: (200, {"choices": [choice()] * (body["n"] - 1)})}
 TOO_MUCH = {
     "a body without end": content(choice(text="7" * 10_000_000)),
     "a long text": content(choice(text="7 " * 16_000)),
@@ -72,12 +73,12 @@ def answered(
         return asyncio.run(run(url))
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", LIES | TOO_FEW)
 def test_an_answer_that_cannot_be_read_gives_no_completions_and_is_told_with_the_address(
     model_folders: dict[bool, Path], lie: str
 ) -> None:
     with capture_logs() as logs:
-        groups, url = answered(model_folders[True], LIES[lie])
+        groups, url = answered(model_folders[True], (LIES | TOO_FEW)[lie])
     assert groups == [[], []]
     (told,) = [line for line in logs if line["event"] == "prompts_without_answer"]
     assert told["prompts"] == 2 and url in told["reason"]

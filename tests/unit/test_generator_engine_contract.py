@@ -23,13 +23,13 @@ def with_(**changed: Any) -> list[list[Sample]]:
     return [[GOOD] * 3, [GOOD, GOOD, replace(GOOD, **changed)]]
 
 
-async def returned(found: Any, name: str = "mine") -> list[list[Sample]]:
+async def returned(found: Any, name: str = "mine", *, loads_policies: bool = True) -> list[list[Sample]]:
     """What passes of an engine that returns `found`; nothing else is asked of it here."""
 
     async def generate(*asked: Any, **settings: Any) -> Any:
         return found
 
-    engine: Any = SimpleNamespace(name=name, generate=generate)
+    engine: Any = SimpleNamespace(name=name, generate=generate, loads_policies=loads_policies)
     return await sampled(engine, [[1], [2]], 3, SamplingParams(), seed=0)
 
 
@@ -39,6 +39,7 @@ async def returned(found: Any, name: str = "mine") -> list[list[Sample]]:
         (None, "a NoneType that is no list of lists of samples"),
         ([GOOD, GOOD], "a list that is no list of lists of samples"),
         ([[GOOD] * 3], "samples of 1 prompts where 2 were given"),
+        ([[GOOD] * 3, []], "0 samples of a prompt where 3 were asked for"),
         ([[GOOD] * 3, [GOOD] * 2], "2 samples of a prompt where 3 were asked for"),
         ([[{}] * 3] * 2, "a dict instead of a Sample"),
         (with_(finish_reason="eos"), r"a sample with the unknown finish_reason 'eos' \(there are stop, length\)"),
@@ -67,6 +68,7 @@ async def test_samples_that_can_be_used_pass_as_they_are() -> None:
     text_only, whole = replace(GOOD, logprobs=None), with_(token_ids=(), logprobs=(), finish_reason="length")
     assert await returned(with_(logprobs=None)) == [[GOOD] * 3, [GOOD, GOOD, text_only]]
     assert await returned(tuple(map(tuple, whole))) == whole
+    assert await returned([[GOOD] * 3, []], loads_policies=False) == [[GOOD] * 3, []], "of a prompt that a server refuses"
 
 
 def test_an_engine_that_wants_no_calls_is_told_with_both_remedies() -> None:

@@ -248,7 +248,10 @@ class OpenAiEngine(Engine):
     def _samples(self, answer: dict[str, Any], n: int, most: int, folder: ModelFolder) -> list[Sample]:
         choices = read_choices(answer, self._server.base_url)
         if len(choices) != n:
-            raise EngineError(f"{self._server.base_url} returned {len(choices)} completions of {n}, unlike when it was started")
+            raise UnusableAnswer(
+                f"{self._server.base_url} returned {len(choices)} completions of {n}, unlike when it was started: see the server's "
+                "log; if it was replaced, restart the generator"
+            )
         return [sample(choice, folder, most=most, tokens=self._abilities.tokens, where=self._server.base_url) for choice in choices]
 
 
