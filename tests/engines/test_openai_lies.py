@@ -149,6 +149,6 @@ async def test_a_generator_whose_key_is_refused_ends_with_78_and_a_sentence(
     behaviour = Behaviour(instead=lambda body: (401, {"error": "expired"}) if body["max_tokens"] > 1 else None)
     with openai_server(behaviour) as url:
         async with served_node(nats_url, model_folders[True], url, tmp_path) as node:
-            assert await asyncio.to_thread(node.process.wait, 60) == EXIT_CONFIG
+            assert await asyncio.to_thread(node.process.wait, 120) == EXIT_CONFIG
             (told,) = node.told("cannot_go_on")
             assert "401" in told["reason"] and not node.told("crashed")
