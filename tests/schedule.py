@@ -29,6 +29,7 @@ DEAREST = (
     "tests/chaos/test_chaos_node.py",
     "tests/k8s/test_run_overlay.py",
     "tests/integration/test_task_audit.py",
+    "tests/integration/test_unreadable_answers.py",
     "tests/integration/test_silent_server.py",
     "tests/integration/test_join_hub.py",
     "tests/e2e/test_extension_examples.py",

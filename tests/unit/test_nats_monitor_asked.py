@@ -87,8 +87,9 @@ def test_what_is_no_monitoring_port_is_told_in_a_sentence(first: bytes, again: b
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\nX: ", HEAD, b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"])
 def test_an_answer_that_drips_is_given_up_in_time(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "TIMEOUT_S", 0.5)
-    with serving(first, b" ", pause_s=0.1) as url:
+    for asking, limit in ((nats_monitor, "TIMEOUT_S"), (server_certificates, "ANSWER_S"), (monitor, "TIMEOUT_S")):
+        monkeypatch.setattr(asking, limit, 0.2)
+    with serving(first, b" ", pause_s=0.05) as url:
         assert "timed out" in nobody_is_told_anything_by(url)
 
 
