@@ -108,7 +108,7 @@ async def test_a_result_that_nobody_can_read_is_found_again(config: NodeConfig, 
     async def turn() -> AsyncIterator[None]:
         yield
 
-    engine = cast("Any", SimpleNamespace(policy_version=0, generate=generate, turn=turn))
+    engine = cast("Any", SimpleNamespace(policy_version=0, loads_policies=True, generate=generate, turn=turn))
     task = Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question="q", answer="1")
     evaluator = an_evaluator(config, transport, engine, SimpleNamespace(task=task, prompt_ids=[1]))
     await evaluator.begin()
@@ -132,7 +132,7 @@ async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(con
     async def score(*asked: Any) -> list[list[float]]:
         return [[1.0]]
 
-    engine = cast("Any", SimpleNamespace(policy_version=0, generate=generate, turn=turn))
+    engine = cast("Any", SimpleNamespace(policy_version=0, loads_policies=True, generate=generate, turn=turn))
     task = SimpleNamespace(prompt_ids=[1], task=Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question="q", answer="1"))
     evaluator = an_evaluator(config, transport, engine, task)
     await evaluator._report(await evaluator._answers(), cast("Any", SimpleNamespace(score=score)))
