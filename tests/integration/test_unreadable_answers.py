@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -83,6 +84,23 @@ async def answering(url: str, *answers: bytes | dict[str, str], subject: str = "
         yield
     finally:
         await stranger.close()
+
+
+@asynccontextmanager
+async def heard(url: str) -> AsyncIterator[Counter[str]]:
+    """Counts, by subject, the requests that are made meanwhile."""
+    listener, asked = await nats.connect(url), Counter[str]()
+
+    async def count(message: nats.aio.msg.Msg) -> None:
+        asked[message.subject] += bool(message.reply)
+
+    await listener.subscribe(">", cb=count)
+    await listener.flush()
+    try:
+        yield asked
+    finally:
+        await listener.flush()
+        await listener.close()
 
 
 @pytest.mark.deadline(300)
@@ -195,21 +213,12 @@ async def test_a_node_scores_on_whatever_places_its_swarm_tells(
 
 async def test_a_server_that_cannot_serve_now_is_asked_a_few_times_a_second(nats_server: MakeServer) -> None:
     url = nats_server(config=NO_JETSTREAM_FOR_US).url
-    listener, asked = await nats.connect(url), 0
-
-    async def count(message: nats.aio.msg.Msg) -> None:
-        nonlocal asked
-        asked += 1
-
-    await listener.subscribe("$JS.API.STREAM.INFO.S", cb=count)
-    await listener.flush()
     hub = await connect(url, name="test")
-    with pytest.raises(TransportError, match="JetStream not enabled for account"):
-        await hub.stream_state("S")  # within five seconds
-    await listener.flush()
+    async with heard(url) as asked:
+        with pytest.raises(TransportError, match="JetStream not enabled for account"):
+            await hub.stream_state("S")  # within five seconds
     await hub.close()
-    await listener.close()
-    assert 1 <= asked <= 15
+    assert 1 <= asked["$JS.API.STREAM.INFO.S"] <= 15
 
 
 REFUSALS_AT_ONCE: dict[str, tuple[bytes | dict[str, str], ...]] = {
@@ -234,11 +243,6 @@ async def test_no_request_is_made_again_without_a_pause(nats_server: MakeServer)
 
 async def asked_in_a_second(url: str, answers: tuple[bytes | dict[str, str], ...]) -> float:
     """How often each of the requests is made, on average, of who answers all of them so."""
-    listener, asked = await nats.connect(url), 0
-
-    async def count(message: nats.aio.msg.Msg) -> None:
-        nonlocal asked
-        asked += bool(message.reply)
 
     async def make(ask: Callable[[Transport], Awaitable[object]]) -> None:
         hub = await connect(url, name="test")
@@ -246,33 +250,20 @@ async def asked_in_a_second(url: str, answers: tuple[bytes | dict[str, str], ...
             await ask(hub)
         await hub.close()
 
-    await listener.subscribe(">", cb=count)
-    await listener.flush()
-    began = time.monotonic()
-    async with answering(url, *answers):
+    async with heard(url) as asked, answering(url, *answers):
+        began = time.monotonic()
         await asyncio.gather(*map(make, REQUESTS.values()))
-        await listener.flush()
-    await listener.close()
-    return asked / len(REQUESTS) / (time.monotonic() - began)
+        seconds = time.monotonic() - began
+    return asked.total() / len(REQUESTS) / seconds
 
 
 async def test_a_list_that_brings_nothing_new_ends(nats_server: MakeServer) -> None:
     url = nats_server(jetstream=None).url
     hub = await connect(url, name="test")
-    listener, asked = await nats.connect(url), 0
-
-    async def count(message: nats.aio.msg.Msg) -> None:
-        nonlocal asked
-        asked += 1
-
-    await listener.subscribe("$JS.API.STREAM.LIST", cb=count)
-    await listener.flush()
-    async with answering(url, b'{"total": 9999999, "streams": [{"name": "S"}], "missing": ["T"]}'):
+    async with heard(url) as asked, answering(url, b'{"total": 9999999, "streams": [{"name": "S"}], "missing": ["T"]}'):
         listed = await listing.streams(connection_of(hub), Deadline(30.0))
-    await listener.flush()
-    await listener.close()
     await hub.close()
-    assert (listed.entries, listed.missing, asked) == ([{"name": "S"}], ["T"], 2)
+    assert (listed.entries, listed.missing, asked["$JS.API.STREAM.LIST"]) == ([{"name": "S"}], ["T"], 2)
 
 
 NO_RESOURCES = b'{"error": {"code": 500, "err_code": 10023, "description": "insufficient resources"}}'

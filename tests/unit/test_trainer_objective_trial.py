@@ -59,6 +59,15 @@ def chosen() -> NodeConfig:
     return load_config(None, {"tasks": [{"dataset": "gcd"}], "trainer": {"objective": "mine"}})
 
 
+def check_told(part: str, words: str) -> None:
+    """The trainer ends at its start with a sentence of these words, and `config check` says it."""
+    wanted = f"the {part} of {NAMED} {words}.*: correct it, or change trainer.objective"
+    with pytest.raises(FatalError, match=wanted):
+        TrainerService(chosen())
+    with pytest.raises(FatalError, match=wanted):
+        raise FatalError(objective_problem(chosen()))
+
+
 @pytest.mark.parametrize(
     ("does", "words"),
     [
@@ -80,13 +89,8 @@ def test_a_loss_that_cannot_be_used_is_told_by_config_check_and_ends_the_trainer
     does: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "swarm.objectives", "mine", CODE.format(does=does))
-    config = chosen()
-    wanted = f"the loss of {NAMED} {words}.*: correct it, or change trainer.objective"
-    with pytest.raises(FatalError, match=wanted):
-        TrainerService(config)
-    with pytest.raises(FatalError, match=wanted):
-        raise FatalError(objective_problem(config))
-    check_objective(config)  # by `swarm up`, which does not import torch for it
+    check_told("loss", words)
+    check_objective(chosen())  # by `swarm up`, which does not import torch for it
 
 
 @pytest.mark.parametrize(
@@ -104,12 +108,7 @@ def test_advantages_that_cannot_be_used_are_told_by_config_check_and_by_the_trai
     does: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "swarm.objectives", "mine", ADVANTAGES.format(does=does))
-    config = chosen()
-    wanted = f"the function advantages of {NAMED} {words}.*: correct it, or change trainer.objective"
-    with pytest.raises(FatalError, match=wanted):
-        TrainerService(config)
-    with pytest.raises(FatalError, match=wanted):
-        raise FatalError(objective_problem(config))
+    check_told("function advantages", words)
 
 
 def test_advantages_that_can_be_used_are_accepted_of_any_kind_of_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
