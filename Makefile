@@ -79,6 +79,7 @@ test-cluster: $(VENV)/.installed-test  ## Apply the overlays to KUBECONFIG's clu
 
 check: $(VENV)/.installed-dev  ## The quick part: lint, types, boundaries, unit tests (about 45 seconds on 2 cores; without mypy's cache half a minute more)
 	@$(MAKE) --no-print-directory -j 2 lint quick-tests
+	@scripts/house
 
 quick-tests: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m 'not slow and not vllm' --numprocesses auto --dist loadfile
