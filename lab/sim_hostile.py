@@ -21,7 +21,7 @@ from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.identity.keys import SigningKey
 from shared.seeds import generator_from
 
-_NAMED_ROLES = frozenset({"many_names", "informed", "opposed", "shortcut"})
+_NAMED_ROLES = frozenset({"many_names", "informed", "opposed", "shortcut", "starve"})
 
 
 def names_of(name: str, role: str, names: int) -> list[str]:

@@ -47,6 +47,7 @@ Role = Literal[
     "informed",
     "opposed",
     "shortcut",
+    "starve",
 ]
 Overrides = dict[str, Any]
 Sources = Annotated[list[TaskSpec], AfterValidator(with_rows)]
@@ -109,10 +110,11 @@ class Attack(_Table):
         1,
         ge=1,
         le=64,
-        description="many_names, informed, opposed, shortcut: names and keys of one node, each as busy as an honest node.",
+        description="many_names, informed, opposed, shortcut, starve: names and keys of one node, each as busy as an honest node.",
     )
-    start_round: int = Field(0, ge=0, description="sleeper, informed, opposed, shortcut: honest before this round.")
-    target: str = Field("", description="shortcut: the dataset of all its groups; empty: the datasets that it draws.")
+    start_round: int = Field(0, ge=0, description="sleeper, informed, opposed, shortcut, starve: honest before this round.")
+    target: str = Field("", description="shortcut, starve: the dataset of all its groups; empty: the datasets that it draws.")
+    rate: int = Field(1, ge=1, le=64, description="starve: groups sent for each one that an honest node sends.")
     margin: float = Field(0.05, description="Nats per token that bounded poison stays above the policy check's bound.")
 
 

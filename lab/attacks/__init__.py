@@ -17,6 +17,7 @@ from lab.attacks.informed import informed, many_names, sleeper
 from lab.attacks.opposed import opposed
 from lab.attacks.padded import padded
 from lab.attacks.shortcut import shortcut
+from lab.attacks.starve import starve
 from lab.attacks.view import Hostile
 from lab.attacks.wrong import wrong
 from shared.contracts.messages import RolloutGroup
@@ -37,11 +38,12 @@ ATTACKS: Mapping[str, Callable[[Hostile], list[RolloutGroup]]] = {
     "informed": informed,
     "opposed": opposed,
     "shortcut": shortcut,
+    "starve": starve,
 }
 """The attack of each hostile role."""
 
 INFORMED_ROLES = frozenset(
-    {"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed", "opposed", "shortcut"}
+    {"forged_tokens", "near_copies", "padded", "gamed", "many_names", "sleeper", "informed", "opposed", "shortcut", "starve"}
 )
 """Roles that sample from the first honest node's current policy, which is the most that an attacker
 could know.

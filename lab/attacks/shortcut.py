@@ -55,7 +55,7 @@ def shortcut(view: Hostile) -> list[RolloutGroup]:
             continue
         _, ladder, number = max(written, key=lambda each: each[0])
         right, wrong = halves(len(group.completions), view.attack.right_share)
-        texts = [ladder.completions[number].text] * right + [_wrong(view, ladder.task.ref, group)] * wrong
+        texts = [ladder.completions[number].text] * right + [wrong_answer(view, ladder.task.ref, group)] * wrong
         groups.append(with_texts(view, ladder, texts))
     return under_names(view, groups)
 
@@ -67,7 +67,7 @@ def chosen_shortcut(view: Hostile, source: TaskSpec) -> Shortcut:
     key = (source.dataset, source.canonical_config)
     if key not in view.shortcuts:
         passed: Counter[Shortcut] = Counter()
-        for task in _questions(source, _SCREENED, generator_from(f"screened {source.dataset}")):
+        for task in asked_questions(source, _SCREENED, generator_from(f"screened {source.dataset}")):
             candidates = copies(task.question)
             rewards = view.score(task.ref, [candidate.text for candidate in candidates])
             passed.update(
@@ -84,10 +84,10 @@ def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
     """Groups for questions that the shortcut answers, each with the right answer in every spelling
     that earns a reward.
     """
-    source = _source(view, group)
+    source = asked_source(view, group)
     wanted = chosen_shortcut(view, source)
     ladders: list[RolloutGroup] = []
-    for task in _questions(source, _TRIES, view.rng):
+    for task in asked_questions(source, _TRIES, view.rng):
         text = wanted.answer(task.question)
         ways = [] if text is None else [way for way in (text, answered(text)) if len(view.encode(way)) <= view.max_tokens]
         paid = [way for way, reward in zip(ways, view.score(task.ref, ways), strict=True) if reward >= PASS_REWARD]
@@ -98,7 +98,7 @@ def _found(view: Hostile, group: RolloutGroup) -> list[RolloutGroup]:
     return ladders
 
 
-def _source(view: Hostile, group: RolloutGroup) -> TaskSpec:
+def asked_source(view: Hostile, group: RolloutGroup) -> TaskSpec:
     """The source to take questions from: the target if the node has it, else the dataset that was
     drawn.
     """
@@ -106,7 +106,7 @@ def _source(view: Hostile, group: RolloutGroup) -> TaskSpec:
     return by_dataset.get(view.attack.target) or by_dataset[group.task.ref.dataset]
 
 
-def _wrong(view: Hostile, ref: TaskRef, sampled: RolloutGroup) -> str:
+def wrong_answer(view: Hostile, ref: TaskRef, sampled: RolloutGroup) -> str:
     """An answer that earns nothing: preferably one that the policy gave to another question,
     because it is likely.
     """
@@ -114,7 +114,7 @@ def _wrong(view: Hostile, ref: TaskRef, sampled: RolloutGroup) -> str:
     return min(zip(view.score(ref, texts), range(len(texts)), texts, strict=True))[2]
 
 
-def _questions(source: TaskSpec, count: int, rng: random.Random) -> Iterator[Task]:
+def asked_questions(source: TaskSpec, count: int, rng: random.Random) -> Iterator[Task]:
     """`count` of the source's questions, with seeds that the node chooses; items that cannot be
     made are skipped.
     """

@@ -230,6 +230,22 @@ def test_a_shortcut_s_target_is_the_only_dataset_asked(shared: Shared, folder: P
         tiny_spec(folder, attack={"target": "nim"})
 
 
+def test_a_starving_node_sends_the_likeliest_right_answers_as_often_as_it_says(shared: Shared) -> None:
+    made = sums(shared, 2)
+
+    def by_answer(groups: Sequence[RolloutGroup]) -> list[list[float]]:
+        return [[float(each.text) for each in group.completions] for group in groups]
+
+    attack = Attack(rate=3, names=2, target="chain_sum")
+    groups = ATTACKS["starve"](view(shared, made, attack=attack, names=["evil", "evil-2"], likelihood=by_answer))
+    assert len(groups) == 6 == len({group.draw for group in groups})
+    assert Counter(group.node for group in groups) == {"evil": 3, "evil-2": 3}
+    for group in groups:
+        assert Counter(score(shared, group.task.ref, texts_of(group))) == {1.0: 2, 0.0: 2}
+    answers = [float(shared.answer(group.task.ref)) for group in groups]
+    assert sum(answers) / len(answers) > 12, "of twelve sums of two digits the largest, where 9 is the mean"
+
+
 def test_a_sleeper_is_honest_first(shared: Shared) -> None:
     made = sums(shared)
     attack = Attack(start_round=5)
