@@ -70,8 +70,8 @@ class Policy:
     """A pretrained model in float32 on the CPU, which samples and rates text."""
 
     def __init__(self, path: Path) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(path, revision=None)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(path, revision=None, dtype=torch.float32).eval()
         self.end: int = self.tokenizer.eos_token_id
 
     def sampled(self, task: Task, count: int) -> list[list[int]]:

@@ -1,5 +1,5 @@
-"""One simulated node: calls the services' ledger, sampler memory, assembly and steering directly
-instead of through streams.
+"""One simulated node: calls the services' ledger, sampler memory, assembly and share controller
+directly instead of through streams.
 
 Time is simulated. The services' pure code makes every decision; this file keeps the state that the
 processes would keep.
@@ -21,19 +21,16 @@ from services.generator.groups import rollout_group
 from services.generator.ledger import draws_allowed
 from services.generator.tasks import PromptedTask
 from services.sampler.assembly import Assembly, BatchPlan
-from services.sampler.bandit import Evaluation
 from services.sampler.composition import compose, taken_of
 from services.sampler.knowledge import knowledge_of
-from services.sampler.memory import SamplerMemory
-from services.sampler.settings import limits_of, steering_rules_of
-from services.sampler.steering import InForce, after_batch, in_force, reconciled
-from services.sampler.strategies import configured_strategy
+from services.sampler.memory import SamplerMemory, limits_of
+from services.sampler.share_controller import Evaluation, Shares, after_batch, next_shares, reconciled
+from services.sampler.strategies import strategy_named
 from services.trainer.selection.capability import Window
 from services.trainer.settings import intake_rules
 from shared.contracts.codec import content_id, encode
 from shared.contracts.control import TaskLedger, TrainerPosition
 from shared.contracts.messages import Batch, BatchItem, ModelIdentity, RolloutGroup, ScoredGroup
-from shared.contracts.sampler_state import SteeringState
 from shared.identity.keys import SigningKey
 from shared.model.prompts import encode_answer
 from shared.model.tokenizer_hash import tokenizer_hash
@@ -69,10 +66,9 @@ class SimNode:
         # All nodes' rounds are in step, so when a batch is due every node has already sent its
         # groups.
         settings = config.sampler.model_copy(update={"shortage_wait_s": 0.0})
-        self._steering_rules = steering_rules_of(config)
-        self._steering: SteeringState = reconciled(self._steering_rules, SteeringState(), 1)
+        self._sharing = reconciled(None, config.sampler)
         self._assembly = Assembly(settings, node=config.node.id, seed=config.node.seed)
-        self._memory = SamplerMemory(limits_of(config), configured_strategy(settings).keeps)
+        self._memory = SamplerMemory(limits_of(config.sampler), strategy_named(settings.strategy).keeps)
         self._payloads: dict[int, ScoredGroup] = {}
         self._seq = 0
         self._next_draw = 0
@@ -83,15 +79,15 @@ class SimNode:
         """What its trainer knows about the senders in earlier batches."""
 
     @property
-    def in_force(self) -> InForce:
-        """I, J and the strategy for the next batch."""
-        return in_force(self._steering_rules, self._steering)
+    def shares(self) -> Shares:
+        """I and J of the next batch."""
+        return next_shares(self._sharing, self.config.sampler)
 
     def draws_allowed(self) -> int:
         """How many task draws admission allows now."""
         return draws_allowed(
             TaskLedger(next_draw=self._next_draw),
-            groups_per_step=self.in_force.local,
+            groups_per_step=self.shares.local,
             max_staleness=self.config.sampler.max_staleness,
             consumed_local=self._memory.consumed_local,
             dropped_local=self._memory.dropped_local,
@@ -137,22 +133,15 @@ class SimNode:
             now_s,
             self._memory.heard_of,
             knowledge_of(self._memory.own),
-            self.in_force,
+            self.shares,
             self._memory.replayable,
         )
         if not isinstance(plan, BatchPlan):
             return None
-        self._steering = after_batch(
-            self._steering_rules,
-            self._steering,
-            plan.number,
-            own=self._memory.own,
-            batch=taken_of(plan, now_s),
-            evaluation=self.evaluation,
-        )
+        self._sharing = after_batch(self._sharing, self.config.sampler, self._memory.own, taken_of(plan, now_s), self.evaluation)
         chosen = (*plan.local, *plan.external)
         payloads = {entry.seq: self._payloads[entry.seq] for entry in (*chosen, *plan.replayed)}
-        state = self._memory.take(chosen, plan.aged, self._steering)
+        state = self._memory.take(chosen, plan.aged, self._sharing)
         batch = compose(plan, payloads, state, now_s)
         self._memory.advance()
         self._forget()

@@ -24,7 +24,7 @@ from lab.stacked_params import Architecture
 from lab.step_record import step_record
 from lab.task_desk import Shared, TaskDesk
 from services.generator.engines.base import SamplingParams
-from services.sampler.bandit import Evaluation
+from services.sampler.share_controller import Evaluation
 from services.verifier.sharing_rules import is_shared
 from shared.contracts.messages import Batch
 from shared.evaluation import PASS_REWARD, summarise
@@ -103,10 +103,10 @@ class Simulation:
         for node in self.honest:
             rng = generator_from(f"local {node.name} {self.run_plan.seed} {number}")
             flags = [group.informative for group in own[node.name]]
-            for group in local_part(node.local, own[node.name], flags, node.in_force.local, rng):
+            for group in local_part(node.local, own[node.name], flags, node.shares.local, rng):
                 node.take_own(group, now_s)
             refused[node.name] = Counter()
-            if node.in_force.external:
+            if node.shares.external:
                 accepted, refused[node.name] = node.border.admit(messages, now_s + 1.0, self.run_plan.round_s)
                 node.take_foreign(accepted)
             batches[node.name] = node.batch(number, now_s + 1.0)
@@ -162,7 +162,7 @@ class Simulation:
             if turn:
                 return 0
             return node.draws_allowed() if node.role == "honest" else self._hostile.groups_a_round(node)
-        return groups_to_make(node.local, node.in_force.local, [group.informative for group in own])
+        return groups_to_make(node.local, node.shares.local, [group.informative for group in own])
 
     def _scored(self, made: Made, now_s: float) -> LocalGroup:
         group = made.node.group(made.draw, made.task, made.samples, now_s)
@@ -170,7 +170,7 @@ class Simulation:
 
     def _shared_by(self, node: SimNode, own: Sequence[LocalGroup], number: int) -> list[SwarmMessage]:
         """The messages in which a node shares the groups that it made this round."""
-        if not any(each.in_force.external for each in self.honest):
+        if not any(each.shares.external for each in self.honest):
             return []
         if node.role != "honest":
             return self._hostile.messages(node, own, number)

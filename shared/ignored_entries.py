@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shared.config import NodeConfig
-from shared.config.sampler_section import BANDIT
 from shared.registry import (
     ENGINES,
     OBJECTIVES,
@@ -27,9 +26,7 @@ def chosen_entries(config: NodeConfig) -> Iterator[tuple[Role, Registry, str]]:
     first. A word that leaves the choice to the service, such as `auto`, is not among them.
     """
     yield "trainer", OBJECTIVES, config.trainer.objective
-    sampler = config.sampler
-    for name in sampler.bandit_arms if sampler.strategy == BANDIT else [sampler.strategy]:
-        yield "sampler", STRATEGIES, name
+    yield "sampler", STRATEGIES, config.sampler.strategy
     if config.generator.engine != "auto":
         yield "generator", ENGINES, config.generator.engine
     yield "trainer", POLICY_STORES, policy_store_name(config.policy_store_uri)

@@ -241,10 +241,7 @@ STRATEGIES = Registry(
     "strategy",
     "swarm.strategies",
     "sampler.strategy",
-    {
-        name: _strategy(name)
-        for name in ("uniform", "learnability", "spread", "freshness", "balanced", "rescue", "likelihood_near", "likelihood_far")
-    },
+    {name: _strategy(name) for name in ("uniform", "learnability", "rescue", "likelihood_near")},
 )
 ENGINES = Registry(
     "engine",

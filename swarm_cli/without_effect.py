@@ -32,7 +32,6 @@ _FOREIGN_GROUP_SETTINGS = (
 )
 _EXTERNAL_DRAW_SETTINGS = (
     "strategy",
-    "bandit_arms",
     "oversample",
     "adapt",
     "adapt_period",
@@ -71,11 +70,8 @@ def _sampler_reasons(sampler: SamplerSection) -> Reasons:
         yield "sampler.external is 0", _EXTERNAL_DRAW_SETTINGS
     if not sampler.replay:
         yield "sampler.replay is 0", ("replay_batches",)
-    if sampler.strategy != "bandit":
-        yield f"sampler.strategy is {sampler.strategy}, not bandit", ("bandit_arms",)
-    drawn_by = sampler.bandit_arms if sampler.strategy == "bandit" else [sampler.strategy]
-    if not any(name.startswith("likelihood_") for name in drawn_by):
-        yield f"no likelihood_* strategy is used: it is {', '.join(drawn_by)}", ("oversample",)
+    if not sampler.strategy.startswith("likelihood_"):
+        yield f"sampler.strategy is {sampler.strategy}, not likelihood_near", ("oversample",)
     if sampler.adapt == "off":
         yield "sampler.adapt is off", ("adapt_period", "adapt_informative")
     if sampler.shortage == "wait":

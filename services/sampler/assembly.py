@@ -14,7 +14,8 @@ groups, and for J foreign ones.
   available local groups up to the missing number. It does not wait for those: the generator's pace
   depends on I, so they may never come. No policy makes an empty batch.
 * **Newcomers**: all senders that have not earned a whole share yet get a part of the foreign groups
-  together, or what the established ones leave (`newcomers`).
+  together, or what the established ones leave, so that a young swarm, in which every node is new,
+  shares at full speed. A thousand new keys get no more of a batch than one.
 * **Replay**: local groups of earlier batches are added to I and J (`replay`). Nothing waits for
   them, and they never make a batch alone.
 * **Cap**: one node's groups get at most a share (`draws.node_cap`) as soon as other nodes have been
@@ -22,9 +23,9 @@ groups, and for J foreign ones.
   otherwise one node's flood would make the trainer wait for the slowest of the others. It has fewer
   foreign groups, or local ones instead if the policy is `fill_local`.
 
-If I and J move (`steering`), a batch prefers local groups that no later batch may take to foreign
-ones, even beyond I: when I has just become smaller, the generator has started groups that the next
-batches could not use in time.
+If I and J move (`share_controller`), a batch prefers local groups that no later batch may take to
+foreign ones, even beyond I: when I has just become smaller, the generator has started groups that
+the next batches could not use in time.
 
 The shortage clock runs from the moment the pool became short, across batches and while the trainer
 trains. So a node whose swarm has gone silent waits once, not at every step; the clock restarts as
@@ -41,18 +42,52 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Literal
 
-from services.sampler.draws import available, candidates, local_order, node_cap
+from services.sampler.draws import available, candidates, local_order, node_cap, part_of
 from services.sampler.knowledge import Knowledge
-from services.sampler.newcomers import draw_with_newcomers, newcomers_most, newcomers_of
 from services.sampler.pool import PoolEntry
 from services.sampler.replay import replayed
-from services.sampler.steering import InForce
-from services.sampler.strategies import configured_strategy
-from services.sampler.strategies.weights import weights_of
+from services.sampler.share_controller import Shares, next_shares
+from services.sampler.strategies import Strategy, strategy_named
+from services.sampler.strategies.base import drawn, weights_of
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.contracts.messages import Preference
 from shared.seeds import number_from
+
+
+def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
+    """The shares of which no entry was accepted from an established node."""
+    return frozenset(entry.node for entry in entries) - {entry.node for entry in entries if entry.established}
+
+
+def newcomers_most(established: Sequence[PoolEntry], wanted: int, cap: int, part: float) -> int:
+    """How many of `wanted` may come from newcomers: `part` of them, rounded down but at least one,
+    plus what established nodes cannot fill.
+    """
+    return max(1, part_of(wanted, part), wanted - available(established, wanted, cap))
+
+
+def draw_with_newcomers(
+    strategy: Strategy,
+    entries: Sequence[PoolEntry],
+    wanted: int,
+    cap: int,
+    part: float,
+    rng: random.Random,
+    knowledge: Knowledge,
+) -> list[PoolEntry]:
+    """Like `drawn`, with as many entries, at most `newcomers_most` of them from newcomers. Raises
+    StrategyError as it does.
+    """
+    chosen = drawn(strategy, entries, wanted, cap, rng, knowledge)
+    new = newcomers_of(entries)
+    established = [entry for entry in entries if entry.node not in new]
+    newcomers = [entry for entry in chosen if entry.node in new]
+    most = newcomers_most(established, wanted, cap, part)
+    if len(newcomers) <= most:
+        return chosen
+    return newcomers[:most] + drawn(strategy, established, wanted - most, cap, rng, knowledge)
+
 
 _NOTHING_KNOWN = Knowledge()
 
@@ -94,9 +129,10 @@ class BatchPlan:
     shortage: Literal["none", "fill_local", "short"]
     node_cap: int
     """Largest number of foreign groups that one node may have in this batch."""
-    in_force: InForce
-    """The I, J and strategy with which it was built. Local groups added because they would
-    otherwise become too stale are included in I.
+    strategy: str
+    shares: Shares
+    """The I and J with which it was built. Local groups added because they would otherwise become
+    too stale are included in I.
     """
     weights: Mapping[int, float]
     """By position of the external entries: weight in the draw divided by the pool's mean weight;
@@ -122,7 +158,7 @@ class Assembly:
         """
         self.settings = settings
         self._node, self._seed = node, seed
-        self._strategy = configured_strategy(settings)
+        self._strategy = strategy_named(settings.strategy)
         self._short_since: float | None = None
 
     def decide(
@@ -134,7 +170,7 @@ class Assembly:
         now: float,
         heard_of: Mapping[str, float] = MappingProxyType({}),
         knowledge: Knowledge = _NOTHING_KNOWN,
-        in_force: InForce | None = None,
+        shares: Shares | None = None,
         replayable: Iterable[PoolEntry] = (),
     ) -> Wait | BatchPlan:
         """Wait, or build batch `number`.
@@ -149,34 +185,34 @@ class Assembly:
             heard_of: Other nodes and when the newest usable group of each arrived
                 (`SamplerMemory.heard_of`).
             knowledge: What the strategy may use besides the entries.
-            in_force: I, J and the strategy of this batch; None: as configured.
+            shares: I and J of this batch; None: as configured.
             replayable: Local entries of earlier batches that this one may repeat
                 (`SamplerMemory.replayable`).
         """
         settings = self.settings
         own = sorted(local, key=local_order)
-        force = self._in_force(in_force or self._unmoved(), own, number)
+        shares = self._with_last_chances(shares or next_shares(None, settings), own, number)
         everything = list(external)
         fresh = [entry for entry in everything if entry.age_s(now) <= settings.max_external_age_s]
         nodes = {entry.node for entry in fresh} | {node for node, at in heard_of.items() if now - at <= settings.max_external_age_s}
-        cap = node_cap(force.external, settings.max_share_per_node, len(nodes))
-        usable = available(fresh, force.external, cap)
-        waited_s = self._short_for(len(fresh) < force.external, now)
+        cap = node_cap(shares.external, settings.max_share_per_node, len(nodes))
+        usable = available(fresh, shares.external, cap)
+        waited_s = self._short_for(len(fresh) < shares.external, now)
 
         trained = position.policy_version if position is not None else 0
         if number > trained + settings.prefetch or (position is not None and position.finished):
             return Wait(WaitFor.TRAINER, trained, number - settings.prefetch)
-        if len(own) < force.local:
-            return Wait(WaitFor.LOCAL, len(own), force.local)
-        missing = max(0, force.external - usable)
-        if len(fresh) < force.external and (settings.shortage == "wait" or waited_s < settings.shortage_wait_s):
-            return Wait(WaitFor.EXTERNAL, len(fresh), force.external)
-        filled = own[: force.local + missing] if settings.shortage == "fill_local" else own[: force.local]
+        if len(own) < shares.local:
+            return Wait(WaitFor.LOCAL, len(own), shares.local)
+        missing = max(0, shares.external - usable)
+        if len(fresh) < shares.external and (settings.shortage == "wait" or waited_s < settings.shortage_wait_s):
+            return Wait(WaitFor.EXTERNAL, len(fresh), shares.external)
+        filled = own[: shares.local + missing] if settings.shortage == "fill_local" else own[: shares.local]
         if not filled and not fresh:
-            return Wait(WaitFor.EXTERNAL, 0, force.external)
+            return Wait(WaitFor.EXTERNAL, 0, shares.external)
 
         seed = batch_seed(self._seed, self._node, number)
-        chosen, preference = self._draw(fresh, force, cap, random.Random(seed), knowledge)
+        chosen, preference = self._draw(fresh, shares.external, cap, random.Random(seed), knowledge)
         kept = set(map(id, fresh))
         again = list(replayable)
         return BatchPlan(
@@ -189,52 +225,41 @@ class Assembly:
             pool_external=len(fresh),
             shortage="none" if not missing else "short" if settings.shortage == "wait" else settings.shortage,
             node_cap=cap,
-            in_force=force,
-            weights=_relative_weights(fresh, chosen, force, knowledge),
+            strategy=self._strategy.name,
+            shares=shares,
+            weights=_relative_weights(self._strategy, fresh, chosen, shares.external, knowledge),
             preference=preference,
             replayed=tuple(replayed(again, settings.replay, seed)),
             pool_replay=len(again),
         )
 
-    def _unmoved(self) -> InForce:
-        """I, J and the strategy as configured."""
-        local = self.settings.local
-        return InForce(
-            local=local,
-            external=self.settings.external,
-            most_local=local,
-            strategy=self._strategy,
-            explained=self._strategy.name,
-        )
-
-    def _in_force(self, force: InForce, own: Sequence[PoolEntry], number: int) -> InForce:
+    def _with_last_chances(self, shares: Shares, own: Sequence[PoolEntry], number: int) -> Shares:
         """Raise I, and lower J equally, so that local groups that would be too stale for the next
         batch are used now.
         """
-        if force.most_local == force.local:
-            return force
+        if shares.most_local == shares.local:
+            return shares
         last_chance = sum(entry.staleness(number + 1) > self.settings.max_staleness for entry in own)
-        local = min(max(force.local, last_chance), force.most_local)
-        return replace(force, local=local, external=force.external - (local - force.local))
+        local = min(max(shares.local, last_chance), shares.most_local)
+        return replace(shares, local=local, external=shares.external - (local - shares.local))
 
     def _draw(
-        self, fresh: Sequence[PoolEntry], force: InForce, cap: int, rng: random.Random, knowledge: Knowledge
+        self, fresh: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge
     ) -> tuple[list[PoolEntry], Preference | None]:
-        wanted, strategy = force.external, force.strategy
         if not wanted:
             return [], None
-        if strategy.prefers is None:
-            return draw_with_newcomers(strategy, fresh, wanted, cap, self.settings.newcomer_share, rng, knowledge), None
+        if self._strategy.prefers is None:
+            return draw_with_newcomers(self._strategy, fresh, wanted, cap, self.settings.newcomer_share, rng, knowledge), None
         drawn = candidates(len(fresh), wanted, self.settings.oversample)
         # A cap in the same proportion leaves, among the candidates, as many as the trainer may
         # keep.
         wider = cap * drawn // wanted
-        chosen = draw_with_newcomers(strategy, fresh, drawn, wider, self.settings.newcomer_share, rng, knowledge)
+        chosen = draw_with_newcomers(self._strategy, fresh, drawn, wider, self.settings.newcomer_share, rng, knowledge)
         new = newcomers_of(fresh)
         established = [entry for entry in chosen if entry.node not in new]
         newcomers = sorted({entry.node for entry in chosen} & new)
         most = newcomers_most(established, wanted, cap, self.settings.newcomer_share) if newcomers else None
-        return chosen, Preference(keep=wanted, by=strategy.prefers, node_cap=cap, newcomers=newcomers, newcomers_most=most)
+        return chosen, Preference(keep=wanted, by=self._strategy.prefers, node_cap=cap, newcomers=newcomers, newcomers_most=most)
 
     def _short_for(self, short: bool, now: float) -> float:
         if not short:
@@ -245,11 +270,11 @@ class Assembly:
 
 
 def _relative_weights(
-    fresh: Sequence[PoolEntry], chosen: Sequence[PoolEntry], force: InForce, knowledge: Knowledge
+    strategy: Strategy, fresh: Sequence[PoolEntry], chosen: Sequence[PoolEntry], wanted: int, knowledge: Knowledge
 ) -> dict[int, float]:
-    if force.strategy.weigh is None or not chosen:
+    if strategy.weigh is None or not chosen:
         return {}
-    weights = weights_of(force.strategy.name, force.strategy.weigh, fresh, force.external, knowledge)
+    weights = weights_of(strategy.name, strategy.weigh, fresh, wanted, knowledge)
     mean = math.fsum(weights) / len(weights)
     by_seq = {entry.seq: weight / mean for entry, weight in zip(fresh, weights, strict=True)}
     return {entry.seq: by_seq[entry.seq] for entry in chosen}

@@ -8,10 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.sampler.assembly import BatchPlan, WaitFor
 from services.sampler.memory import DropReason, SamplerMemory
-from services.sampler.steering import InForce
+from services.sampler.share_controller import Shares
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.wire import Origin
-from shared.registry import STRATEGIES
 from shared.runtime.metrics import ACK_BUCKETS_S, LateGauge, buckets_from
 from shared.runtime.status import StatusBoard
 
@@ -70,12 +69,6 @@ class Figures:
             ["origin"],
             registry=registry,
         )
-        self._strategy = Gauge(
-            "swarm_sampler_strategy_in_force",
-            "1 for the strategy of the next batch, 0 for the others.",
-            ["strategy"],
-            registry=registry,
-        )
         self._waiting = Counter(
             "swarm_sampler_waiting_seconds_total",
             "Time during which no batch could be built, by what was missing; trainer: the next step of this node's trainer.",
@@ -111,8 +104,6 @@ class Figures:
                 family.labels(origin)
             for reason in _DROPS[origin]:
                 self._dropped.labels(origin, reason)
-        for name in STRATEGIES.names():
-            self._strategy.labels(name)
         for waiting in WaitFor:
             if waiting is not WaitFor.NOTHING:
                 self._waiting.labels(waiting.name.lower())
@@ -132,14 +123,12 @@ class Figures:
         self._largest_share.set(max(collections.Counter(entry.node for entry in plan.external).values(), default=0))
         self._build.observe(seconds)
 
-    def steered(self, in_force: InForce) -> None:
+    def moved(self, shares: Shares) -> None:
         """Set the composition of the next batch."""
-        self._wanted.labels("local").set(in_force.local)
-        self._wanted.labels("external").set(in_force.external)
-        self._status.set(StatusFigure.WANTED_LOCAL, in_force.local)
-        self._status.set(StatusFigure.WANTED_EXTERNAL, in_force.external)
-        for name in STRATEGIES.names():
-            self._strategy.labels(name).set(name == in_force.strategy.name)
+        self._wanted.labels("local").set(shares.local)
+        self._wanted.labels("external").set(shares.external)
+        self._status.set(StatusFigure.WANTED_LOCAL, shares.local)
+        self._status.set(StatusFigure.WANTED_EXTERNAL, shares.external)
 
     def waited(self, reason: WaitFor, seconds: float) -> None:
         """Add time in which the next batch was waiting for `reason`."""

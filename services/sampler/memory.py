@@ -23,8 +23,9 @@ import msgspec
 from services.sampler.knowledge import observed
 from services.sampler.pool import Pool, PoolEntry, pool_entry, task_source
 from services.sampler.replay import ReplayPool, oldest_replayable
+from shared.config.sampler_section import SamplerSection
 from shared.contracts.messages import ScoredGroup
-from shared.contracts.sampler_state import SamplerState, SteeringState
+from shared.contracts.sampler_state import SamplerState, SharingState
 from shared.contracts.wire import Origin
 
 DUPLICATE_POSITIONS = 4096
@@ -38,7 +39,6 @@ MAX_POSITIONS = 100_000
 positions in a batch stays small.
 """
 
-_UNMOVED = SteeringState()
 
 DropReason = Literal["failed", "stale", "duplicate", "overflow", "without_advantage", "aged", "lost", "too_large", "unreadable"]
 
@@ -59,6 +59,23 @@ class Limits:
     newcomer_share: float
     in_flight_local: int
     replay_batches: int = 0
+
+
+def limits_of(sampler: SamplerSection) -> Limits:
+    """The settings of the memory. A pool holds at least one batch plus the groups that the
+    generator may have in progress, even if a smaller size is configured; otherwise local groups
+    would be discarded and generated again for ever.
+    """
+    most_local = sampler.local + (sampler.external if sampler.adapt == "adaptive" else 0)
+    in_flight = (sampler.max_staleness + 1) * most_local
+    return Limits(
+        max_staleness=sampler.max_staleness,
+        pool_local=max(sampler.pool_local, in_flight, 1),
+        pool_external=max(sampler.pool_external, sampler.external, 1),
+        newcomer_share=sampler.newcomer_share,
+        in_flight_local=in_flight,
+        replay_batches=sampler.replay_batches if sampler.replay else 0,
+    )
 
 
 class SamplerMemory:
@@ -149,11 +166,11 @@ class SamplerMemory:
                 self._drop(entry.origin, reason)
         self.replayable.forget(seq)
 
-    def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry], steering: SteeringState = _UNMOVED) -> SamplerState:
+    def take(self, chosen: Iterable[PoolEntry], aged: Iterable[PoolEntry], sharing: SharingState | None = None) -> SamplerState:
         """Remove a batch's groups and those that have become too old. Returns the state that is
         stored in this batch.
 
-        `chosen` excludes replayed groups, for which nothing changes. `steering` decides the next
+        `chosen` excludes replayed groups, for which nothing changes. `sharing` decides the next
         batch.
         """
         entries = list(chosen)
@@ -164,7 +181,7 @@ class SamplerMemory:
         for entry in aged:
             if self.external.remove(entry.seq) is not None:
                 self._drop("external", "aged")
-        return self.state(steering)
+        return self.state(sharing)
 
     def advance(self) -> None:
         """The batch is in the log: increase the number, and drop the local groups that no later
@@ -177,7 +194,7 @@ class SamplerMemory:
                 self.local.remove(entry.seq)
                 self._drop("local", "stale")
 
-    def state(self, steering: SteeringState = _UNMOVED) -> SamplerState:
+    def state(self, sharing: SharingState | None = None) -> SamplerState:
         """The memory as stored in a batch: everything seen and not in a pool is settled."""
         oldest = [seq for pool in (self.local, self.external) if (seq := pool.oldest_seq()) is not None]
         floor_seq = min(oldest) - 1 if oldest else self.cursor
@@ -190,7 +207,7 @@ class SamplerMemory:
             consumed_local=self.consumed_local,
             dropped_local=self.dropped_local,
             own=self.own,
-            steering=steering,
+            sharing=sharing,
             replayable=self.replayable.state(self.next_number + 1),
         )
 

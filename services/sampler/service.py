@@ -14,21 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.sampler.assembly import Assembly, BatchPlan, Wait, WaitFor
-from services.sampler.composition import compose, taken_of
+from services.sampler.composition import LogRoom, compose, taken_of
 from services.sampler.figures import Figures
-from services.sampler.heard import Heard
 from services.sampler.knowledge import knowledge_of
-from services.sampler.log_room import LogRoom
-from services.sampler.logs import BatchLog, ScoredLog
-from services.sampler.memory import SamplerMemory, state_for_new_stream
-from services.sampler.settings import limits_of, steering_rules_of
-from services.sampler.steering import after_batch, in_force, reconciled
-from services.sampler.strategies import configured_strategy
-from services.sampler.told import ConsumedReport, WaitingTold, tell_of_gone, tell_of_move, tell_of_unreadable
+from services.sampler.logs import BatchLog, NodeNews, ScoredLog
+from services.sampler.memory import SamplerMemory, limits_of, state_for_new_stream
+from services.sampler.reports import ConsumedReport, WaitingReport, log_gone, log_move, log_unreadable
+from services.sampler.share_controller import after_batch, moves, next_shares, reconciled
+from services.sampler.strategies import strategy_named
 from shared.config import NodeConfig
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.rollout_id import batch_fields
-from shared.contracts.sampler_state import SamplerState, SteeringState
+from shared.contracts.sampler_state import SamplerState, SharingState
 from shared.contracts.wire import MessageError
 from shared.runtime import FatalError, ServiceContext, run_until_stopped, spans
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
@@ -55,8 +52,8 @@ class _Loaded:
     memory: SamplerMemory
     after_seq: int
     published: SamplerState
-    steering: SteeringState
-    """What decides the next batch's I, J and strategy."""
+    sharing: SharingState | None
+    """What decides the next batch's I and J; None if they do not move."""
 
 
 class SamplerService:
@@ -64,14 +61,13 @@ class SamplerService:
 
     def __init__(self, config: NodeConfig, clock: Callable[[], float] = time.time) -> None:
         try:
-            self._strategy = configured_strategy(config.sampler)
-            self._steering_rules = steering_rules_of(config)
+            self._strategy = strategy_named(config.sampler.strategy)
         except ValueError as error:
             raise FatalError(str(error)) from None
-        self._limits = limits_of(config)
+        self._limits = limits_of(config.sampler)
         self._settings, self._node, self._seed = config.sampler, config.node.id, config.node.seed
         self._clock = clock
-        self._steers = bool(self._steering_rules.arms) or self._steering_rules.moves_j
+        self._moves = moves(config.sampler)
 
     async def run(self, context: ServiceContext) -> None:
         """Build batches until `context.stopping` is set."""
@@ -80,10 +76,10 @@ class SamplerService:
         self._scored = ScoredLog(context.node, self._node)
         self._batches = BatchLog(context.node, self._node, NODE_LIMITS.batch_bytes(self._settings.prefetch))
         self._room = LogRoom(self._batches.stream, context.log)
-        self._heard = Heard(self._node, context.node, context.log)
+        self._news = NodeNews(self._node, context.node, context.log)
         self._consumed = ConsumedReport(context.node, self._node)
-        self._waiting = WaitingTold(context.log)
-        following = [self._heard.follow_trainer(), *([self._heard.follow_evaluations()] if self._steers else [])]
+        self._waiting = WaitingReport(context.log)
+        following = [self._news.follow_trainer(), *([self._news.follow_evaluations()] if self._moves else [])]
         await run_until_stopped(context.stopping, *following, self._go_on())
 
     async def _go_on(self) -> None:
@@ -119,8 +115,8 @@ class SamplerService:
             raise FatalError(
                 f"the newest batch in {self._batches.stream} cannot be read: {error}: run the software version that wrote it"
             ) from None
-        if self._steers:
-            await self._heard.read_evaluation()
+        if self._moves:
+            await self._news.read_evaluation()
         self._scored.begin()
         first_held, last_used = await self._scored.bounds()
         state = newest.batch.state if newest.batch is not None else SamplerState()
@@ -132,7 +128,7 @@ class SamplerService:
         number = newest.batch.number + 1 if newest.batch is not None else 1
         memory = SamplerMemory(self._limits, self._strategy.keeps, state, number)
         memory.skip_to(first_held)
-        tell_of_unreadable(self._context.log, await self._scored.read_to(last_used, memory, _REPLAY_TIMEOUT_S))
+        log_unreadable(self._context.log, await self._scored.read_to(last_used, memory, _REPLAY_TIMEOUT_S))
         self._context.log.info(
             "logs_read",
             next_batch=number,
@@ -140,8 +136,8 @@ class SamplerService:
             pool_external=len(memory.external),
             seconds=round(time.monotonic() - started, 3),
         )
-        loaded = _Loaded(memory, newest.seq, state, reconciled(self._steering_rules, state.steering, number))
-        self._figures.steered(in_force(self._steering_rules, loaded.steering))
+        loaded = _Loaded(memory, newest.seq, state, reconciled(state.sharing, self._settings))
+        self._figures.moved(next_shares(loaded.sharing, self._settings))
         return loaded
 
     async def _build_batches(self, loaded: _Loaded) -> None:
@@ -153,19 +149,19 @@ class SamplerService:
         purged_at = time.monotonic()
         self._waiting.begin(purged_at)
         while True:
-            self._heard.news.clear()
+            self._news.news.clear()
             cursor = memory.cursor
-            tell_of_unreadable(self._context.log, await self._scored.read_into(memory))
+            log_unreadable(self._context.log, await self._scored.read_into(memory))
             decided_at = time.monotonic()
             decision = assembly.decide(
                 memory.local,
                 memory.external,
                 memory.next_number,
-                self._heard.position,
+                self._news.position,
                 self._clock(),
                 memory.heard_of,
                 knowledge_of(memory.own),
-                in_force(self._steering_rules, loaded.steering),
+                next_shares(loaded.sharing, self._settings),
                 memory.replayable,
             )
             if isinstance(decision, BatchPlan):
@@ -177,7 +173,7 @@ class SamplerService:
                 continue
             self._figures.refresh(memory, decision.reason)
             await self._report(loaded)
-            if not (self._heard.position and self._heard.position.finished):
+            if not (self._news.position and self._news.position.finished):
                 self._waiting.waits(decision, memory.next_number, time.monotonic())
             if time.monotonic() - purged_at > _PURGE_EVERY_S:
                 purged_at = time.monotonic()
@@ -195,22 +191,15 @@ class SamplerService:
         if len(present) < len(payloads):
             for gone in payloads.keys() - present.keys():
                 loaded.memory.lose(gone)
-            tell_of_gone(self._context.log, [entry for entry in plan.replayed if entry.seq not in present])
+            log_gone(self._context.log, [entry for entry in plan.replayed if entry.seq not in present])
             return False
         smaller = self._room.fitting(plan, present, loaded.memory)
         if smaller is None:
             return False
         plan = smaller
         now = self._clock()
-        steering = after_batch(
-            self._steering_rules,
-            loaded.steering,
-            plan.number,
-            own=loaded.memory.own,
-            batch=taken_of(plan, now),
-            evaluation=self._heard.evaluation,
-        )
-        state = loaded.memory.take((*plan.local, *plan.external), plan.aged, steering)
+        sharing = after_batch(loaded.sharing, self._settings, loaded.memory.own, taken_of(plan, now), self._news.evaluation)
+        state = loaded.memory.take((*plan.local, *plan.external), plan.aged, sharing)
         batch = compose(plan, present, state, now)
         try:
             seq = await self._batches.append(batch, loaded.after_seq)
@@ -221,8 +210,11 @@ class SamplerService:
             raise TransportError(f"{error}: is the trainer alive?") from None
         if seq is None:
             raise Conflict(f"batch {plan.number} is already in the log")
-        self._tell_of_moves(loaded.steering, state.steering)
-        loaded.after_seq, loaded.published, loaded.steering = seq, state, state.steering
+        before, after = next_shares(loaded.sharing, self._settings), next_shares(sharing, self._settings)
+        if sharing is not None and before != after:
+            self._figures.moved(after)
+            log_move(self._context.log, after, sharing)
+        loaded.after_seq, loaded.published, loaded.sharing = seq, state, sharing
         loaded.memory.advance()
         for item in batch.items if spans.wanted() else ():
             waited = now - item.scored.scored_at
@@ -241,14 +233,8 @@ class SamplerService:
         )
         return True
 
-    def _tell_of_moves(self, before: SteeringState, after: SteeringState) -> None:
-        was, becomes = in_force(self._steering_rules, before), in_force(self._steering_rules, after)
-        if was != becomes:
-            self._figures.steered(becomes)
-            tell_of_move(self._context.log, was, becomes, after)
-
     async def _report(self, loaded: _Loaded) -> None:
-        local = in_force(self._steering_rules, loaded.steering).local if self._steering_rules.moves_j else None
+        local = next_shares(loaded.sharing, self._settings).local if self._moves else None
         await self._consumed.tell(loaded.memory, local)
 
     async def _pause(self, waiting: Wait) -> None:
@@ -256,6 +242,6 @@ class SamplerService:
         pause_s = IDLE_WHILE_TRAINING_S if waiting.reason is WaitFor.TRAINER else IDLE_S
         try:
             async with asyncio.timeout(pause_s):
-                await self._heard.news.wait()
+                await self._news.news.wait()
         except TimeoutError:
             return

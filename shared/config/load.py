@@ -122,8 +122,6 @@ class NodeConfig(BaseSettings):
                 f"sampler.external is {self.sampler.external} but nats.swarm_url is none: there is no swarm to receive foreign "
                 "groups from; set sampler.external = 0 or set nats.swarm_url"
             )
-        if self.sampler.strategy == "bandit" and not self.eval.tasks:
-            yield "sampler.strategy bandit learns from held-out results: set eval.tasks above 0, or choose another strategy"
         if self.generator.engine == "openai" and not self.generator.openai_url:
             yield "generator.engine is openai: set generator.openai_url to the server's base URL"
 

@@ -11,8 +11,6 @@ from pydantic import Field, field_validator, model_validator
 from shared.config.section import Section
 from shared.registry import STRATEGIES
 
-BANDIT = "bandit"
-"""A strategy setting that is no strategy itself: it chooses among several by the gain of each."""
 _MOST_GROUPS = 65_536
 """Most groups in a batch, as in `shared.contracts.messages.Batch`."""
 
@@ -32,21 +30,15 @@ class SamplerSection(Section):
     )
     strategy: str = Field(
         "likelihood_near",
-        description="How foreign groups are drawn: uniform (the paper's), learnability, spread, freshness, balanced, rescue, "
-        "likelihood_near, likelihood_far, bandit, or a `swarm.strategies` entry point; see docs/sampling.md. With "
-        "likelihood_near, informed hostile nodes caused no measured loss (docs/results.md).",
-    )
-    bandit_arms: list[str] = Field(
-        ["uniform", "learnability", "spread", "freshness", "balanced"],
-        min_length=1,
-        max_length=16,
-        description="The strategies that bandit chooses from, by the held-out gain of each.",
+        description="How foreign groups are drawn: uniform (the paper's), learnability, rescue, likelihood_near, or a "
+        "`swarm.strategies` entry point; see docs/sampling.md. With likelihood_near, "
+        "informed hostile nodes caused no measured loss (docs/results.md).",
     )
     oversample: float = Field(
         3.0,
         ge=1,
         le=64,
-        description="With the strategies likelihood_*: number of foreign groups sent to the trainer for each one that it keeps.",
+        description="With likelihood_near: number of foreign groups sent to the trainer for each one that it keeps.",
     )
     adapt: Literal["off", "adaptive"] = Field(
         "adaptive", description="adaptive: J moves between 0 and `external` while I + J stays constant."
@@ -134,20 +126,13 @@ class SamplerSection(Section):
     @field_validator("strategy")
     @classmethod
     def _strategy_is_known(cls, value: str) -> str:
-        return STRATEGIES.check(value, (BANDIT,))
-
-    @field_validator("bandit_arms")
-    @classmethod
-    def _arms_are_known(cls, value: list[str]) -> list[str]:
-        return [STRATEGIES.check(name) for name in value]
+        return STRATEGIES.check(value)
 
     @model_validator(mode="after")
     def _can_move(self) -> SamplerSection:
         few, enough = self.adapt_informative
         if not 0.0 <= few < enough <= 1.0:
             raise ValueError(f"adapt_informative {[few, enough]} must be two shares, 0 <= first < second <= 1")
-        if len(set(self.bandit_arms)) < len(self.bandit_arms):
-            raise ValueError(f"bandit_arms {self.bandit_arms} names one of them twice")
         return self
 
     @model_validator(mode="after")

@@ -229,7 +229,7 @@ class Batch(Message, frozen=True, kw_only=True):
     shortage: Literal["none", "fill_local", "short"]
     state: SamplerState
     """The sampler's state after this batch. `state.own` holds the pass rates of this node that the
-    draw used; `state.steering` decides the next batch's composition.
+    draw used; `state.sharing` decides the next batch's composition.
     """
     preference: Preference | None = None
     """None: the trainer trains on every group of the batch."""

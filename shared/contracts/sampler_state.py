@@ -14,7 +14,6 @@ from shared.contracts.wire import Count, DatasetName, Message, Reward, ShortText
 
 Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A count in which older events have less weight."""
-Gain = Annotated[float, Meta(ge=-1e12, le=1e12)]
 MAX_REPLAYABLE = 65_536
 """Largest number of local groups that may be replayed; beyond it the oldest are forgotten. Their
 positions take a quarter of a megabyte in each batch.
@@ -48,41 +47,6 @@ class OwnRecord(Message, frozen=True, kw_only=True):
     informative: Count = 0
     reward_sum: Discounted = 0.0
     reward_squares: Discounted = 0.0
-
-
-class ArmRecord(Message, frozen=True, kw_only=True):
-    """The bandit's record of one strategy: how long it was used and the gain meanwhile, both
-    discounted.
-    """
-
-    strategy: ShortText
-    windows: Discounted = 0.0
-    gain: Gain = 0.0
-
-
-class ArmRun(Message, frozen=True, kw_only=True):
-    """`strategy` is used from batch `first_batch` on; an empty string stands for batches without
-    foreign groups.
-    """
-
-    first_batch: Count
-    strategy: ShortText
-
-
-class BanditState(Message, frozen=True, kw_only=True):
-    """State of the bandit that chooses strategies (`services.sampler.bandit`).
-
-    version, pass_rate: the newest held-out result that was counted. scale: discounted mean square
-    of the gains; scale_weight: its weight. runs: the strategies used since that result; the last
-    one is the next batch's.
-    """
-
-    arms: Annotated[list[ArmRecord], Meta(max_length=64)] = []
-    runs: Annotated[list[ArmRun], Meta(max_length=65_536)] = []
-    version: Count | None = None
-    pass_rate: Reward = 0.0
-    scale: Discounted = 0.0
-    scale_weight: Discounted = 0.0
 
 
 class Level(Message, frozen=True, kw_only=True):
@@ -128,13 +92,6 @@ class SharingState(Message, frozen=True, kw_only=True):
     why: ShortText = ""
 
 
-class SteeringState(Message, frozen=True, kw_only=True):
-    """What determines the next batch's I, J and strategy if the configuration lets them change."""
-
-    bandit: BanditState | None = None
-    sharing: SharingState | None = None
-
-
 class TrainedGroups(Message, frozen=True, kw_only=True):
     """Positions of local groups that were first used in `batch` and may be replayed
     (`services.sampler.replay`).
@@ -158,6 +115,7 @@ class SamplerState(Message, frozen=True, kw_only=True):
     consumed_local: Count = 0
     dropped_local: Count = 0
     own: OwnRecord = OwnRecord()
-    steering: SteeringState = SteeringState()
+    sharing: SharingState | None = None
+    """What decides the next batch's I and J; None if they do not move."""
     replayable: Annotated[list[TrainedGroups], Meta(max_length=MAX_REPLAYABLE)] = []
     """The settled positions that the next batch may use again (`sampler.replay`)."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.sampler.assembly import Assembly, BatchPlan
-from services.sampler.fitting import fitted
+from services.sampler.composition import fitted
 from services.sampler.pool import pool_entry
 from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition

@@ -77,8 +77,8 @@ def test_records_keep_apart_whose_rewards_they_are_and_add_up(folder: Path, tmp_
 def test_a_node_steers_by_the_held_out_results_that_are_written_dataset_by_dataset(
     folder: Path, tmp_path: Path, shared: Shared
 ) -> None:
-    steering = {"adapt": "adaptive", "adapt_period": 1}
-    simulation = simulate(folder, tmp_path / "r.gz", shared, rounds=3, sampler=steering)
+    moving = {"adapt": "adaptive", "adapt_period": 1}
+    simulation = simulate(folder, tmp_path / "r.gz", shared, rounds=3, sampler=moving)
     written = {line["node"]: line["tasks"] for line in records_of_kind(tmp_path / "r.gz", "eval") if line["round"] == 3}
     followed = {line["node"]: line["tasks"] for line in records_of_kind(tmp_path / "r.gz", "eval") if line["round"] == 2}
     for node in simulation.honest:
@@ -87,8 +87,8 @@ def test_a_node_steers_by_the_held_out_results_that_are_written_dataset_by_datas
         assert known.keys() == written[node.name].keys()
         assert all(figures == pytest.approx(written[node.name][name], abs=1e-6) for name, figures in known.items())
         batch = simulation.batches[node.name]
-        assert batch is not None and batch.state.steering.sharing is not None
-        levels = {level.dataset: [level.n, level.rate] for level in batch.state.steering.sharing.datasets}
+        assert batch is not None and batch.state.sharing is not None
+        levels = {level.dataset: [level.n, level.rate] for level in batch.state.sharing.datasets}
         assert levels.keys() == followed[node.name].keys()
         assert all(figures == pytest.approx(followed[node.name][name][:2], abs=1e-6) for name, figures in levels.items())
 
@@ -210,7 +210,7 @@ def test_text_alone_is_trained_on_without_weights_and_shared_tokens_with_them(fo
     assert max(tokens) > 1e-4
 
 
-@pytest.mark.parametrize("strategy", ["learnability", "rescue", "likelihood_near", "bandit"])
+@pytest.mark.parametrize("strategy", ["learnability", "rescue", "likelihood_near"])
 def test_strategies_that_ask_the_policy_or_the_past_give_full_batches(
     folder: Path, tmp_path: Path, shared: Shared, strategy: str
 ) -> None:

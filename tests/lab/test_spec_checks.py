@@ -56,7 +56,6 @@ def test_the_readme_s_least_spec_runs_and_its_table_has_every_key(tmp_path: Path
         ({"nodes": [{"tasks": [{"dataset": "gdc"}]}]}, "  [[nodes]] 1: [[tasks]] 1: gdc: "),
         ({"nodes": [{}, {"sampler": {"locl": 2}}]}, "  [[nodes]] 2: sampler.locl: unknown key"),
         ({"nodes": [{}, {"model": {"path": "nowhere"}}]}, "  [[nodes]] 2: model.path: model folder nowhere"),
-        ({"sampler": {"strategy": "bandit"}, "eval": {"tasks": 0}}, "  sampler.strategy bandit learns from"),
     ],
 )
 def test_what_the_spec_s_top_says_wrong_is_said_once(folder: Path, changes: dict[str, Any], said: str) -> None:

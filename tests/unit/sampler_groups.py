@@ -16,13 +16,14 @@ def scored_group(
     created_at: float = 1000.0,
     failure: str | None = None,
     text_chars: int = 3,
+    dataset: str = "chain_sum",
 ) -> ScoredGroup:
     """A group with an id of its own for every node and draw; `failure` empties its rewards."""
     group = RolloutGroup(
         node=node,
         created_at=created_at,
         draw=draw,
-        task=Task(ref=TaskRef(dataset="chain_sum", seed=draw, index=0), question="1+1", answer="2"),
+        task=Task(ref=TaskRef(dataset=dataset, seed=draw, index=0), question="1+1", answer="2"),
         completions=[Completion(text="x" * text_chars, finish_reason="stop", token_count=2) for _ in rewards],
         model=ModelIdentity(name="tiny", tokenizer_hash="0" * 64),
         policy_version=version,

@@ -5,12 +5,11 @@ whenever one likes.
 from __future__ import annotations
 
 from services.sampler.assembly import Assembly, BatchPlan, Wait
-from services.sampler.bandit import Evaluation
 from services.sampler.composition import compose, taken_of
 from services.sampler.knowledge import knowledge_of
 from services.sampler.memory import Limits, SamplerMemory
-from services.sampler.steering import SteeringRules, after_batch, in_force, reconciled
-from services.sampler.strategies import configured_strategy
+from services.sampler.share_controller import Evaluation, after_batch, next_shares, reconciled
+from services.sampler.strategies import strategy_named
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.contracts.messages import Batch, ScoredGroup
@@ -56,10 +55,10 @@ def position(trained: int, finished: bool = False) -> TrainerPosition:
 
 
 class History:
-    def __init__(self, settings: SamplerSection, limits: Limits, steering: SteeringRules | None = None) -> None:
+    def __init__(self, settings: SamplerSection, limits: Limits, moving: SamplerSection | None = None) -> None:
+        """moving: the settings by which I and J move; None: they do not."""
         self.settings, self.limits = settings, limits
-        self.steering_rules = steering or SteeringRules(settings.model_copy(update={"adapt": "off"}))
-        self.moved = steering is not None
+        self.moving = moving or settings.model_copy(update={"adapt": "off"})
         self.evaluation: Evaluation | None = None
         self.stream: dict[int, ScoredGroup] = {}
         self.last_seq = 0
@@ -71,9 +70,9 @@ class History:
     def crash(self) -> None:
         """Forget everything but the two logs, and start again."""
         state = self.batches[-1].state if self.batches else SamplerState()
-        self.memory = SamplerMemory(self.limits, configured_strategy(self.settings).keeps, state, len(self.batches) + 1)
+        self.memory = SamplerMemory(self.limits, strategy_named(self.settings.strategy).keeps, state, len(self.batches) + 1)
         self.assembly = Assembly(self.settings, node="alpha", seed=1)
-        self.steering = reconciled(self.steering_rules, state.steering, len(self.batches) + 1)
+        self.sharing = reconciled(state.sharing, self.moving)
         self.memory.skip_to(min(self.stream, default=self.last_seq + 1))
         self.read()
 
@@ -101,7 +100,7 @@ class History:
             self.now,
             memory.heard_of,
             knowledge_of(memory.own),
-            in_force(self.steering_rules, self.steering) if self.moved else None,
+            next_shares(self.sharing, self.moving) if self.sharing is not None else None,
             memory.replayable,
         )
 
@@ -111,15 +110,9 @@ class History:
         decision = self.decide()
         if isinstance(decision, BatchPlan):
             chosen = (*decision.local, *decision.external)
-            self.steering = after_batch(
-                self.steering_rules,
-                self.steering,
-                decision.number,
-                own=self.memory.own,
-                batch=taken_of(decision, self.now),
-                evaluation=self.evaluation,
-            )
-            state = self.memory.take(chosen, decision.aged, self.steering)
+            taken = taken_of(decision, self.now)
+            self.sharing = after_batch(self.sharing, self.moving, self.memory.own, taken, self.evaluation)
+            state = self.memory.take(chosen, decision.aged, self.sharing)
             payloads = {e.seq: self.stream[e.seq] for e in (*chosen, *decision.replayed)}
             self.batches.append(compose(decision, payloads, state, self.now))
             self.memory.advance()

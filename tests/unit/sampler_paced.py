@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from services.generator.ledger import consumed_with_moving_i, draws_allowed
 from services.sampler.assembly import BatchPlan
-from services.sampler.bandit import Evaluation
-from services.sampler.steering import SteeringRules, in_force
+from services.sampler.share_controller import Evaluation, next_shares
 from shared.contracts.control import SamplerPosition, TaskLedger
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, sampler
@@ -59,10 +58,10 @@ class World:
         moving = chosen.model_copy(
             update={"adapt": "adaptive", "adapt_period": self.period, "adapt_informative": (0.2, 0.6), "max_external_age_s": 600.0}
         )
-        self.steering_rules = SteeringRules(moving)
+        self.moving = moving
         most = sampler(local=self.groups, replay=self.replay)
         bounds = limits(most, self.max_staleness, pool_local=1, pool_external=64, replay_batches=3)
-        self.history = History(chosen, bounds, self.steering_rules)
+        self.history = History(chosen, bounds, moving)
         self.claimed = 0
         self.in_flight: list[tuple[int, int]] = []
         self.heard = self._position()
@@ -70,7 +69,7 @@ class World:
 
     @property
     def external_in_force(self) -> int:
-        return in_force(self.steering_rules, self.history.steering).external
+        return next_shares(self.history.sharing, self.moving).external
 
     def tick(self) -> None:
         """A moment in which everybody does a little."""
@@ -119,7 +118,7 @@ class World:
             batch_number=memory.next_number - 1,
             consumed_local=memory.consumed_local,
             dropped_local=memory.dropped_local,
-            local=in_force(self.steering_rules, self.history.steering).local,
+            local=next_shares(self.history.sharing, self.moving).local,
         )
 
     def _finish(self, draw: int, version: int) -> None:

@@ -79,7 +79,6 @@ def test_an_unknown_environment_variable_is_refused(monkeypatch: pytest.MonkeyPa
     [
         ("SWARM_TRAINER__VESPO_POSITIVE", "1.5,3.0", "give JSON, e.g. [1.5, 3.0]"),
         ("SWARM_TRAINER__SEQUENCE_MASK", "(0.5, 2)", "give JSON, e.g. [0.5, 2]"),
-        ("SWARM_SAMPLER__BANDIT_ARMS", "uniform, spread", 'give JSON, e.g. ["uniform", "spread"]'),
         ("SWARM_TRAINER__LORA__TARGET_MODULES", "q_proj", 'give JSON, e.g. ["q_proj"]'),
         ("SWARM_TASKS", "gcd", 'give JSON, e.g. [{"setting": "value"}]'),
         ("SWARM_TRAINER", "learning_rate=1", 'give JSON, e.g. {"setting": "value"}'),
@@ -107,7 +106,6 @@ def test_lists_words_and_nothing_can_come_from_the_environment(monkeypatch: pyte
     [
         ("trainer", {"objective": "m2p0"}, "did you mean m2po?"),
         ("sampler", {"strategy": "likelyhood_near"}, "did you mean likelihood_near"),
-        ("sampler", {"bandit_arms": ["spred"]}, "did you mean spread?"),
     ],
 )
 def test_a_near_miss_of_a_word_is_refused_with_the_word_that_was_meant(section: str, values: dict[str, Any], meant: str) -> None:

@@ -170,7 +170,7 @@ def test_mistakes_that_others_hide_are_told_and_those_that_only_follow_are_not(t
     told = faults_in(
         tmp_path,
         '[trainer]\nlearing_rate = 1e-5\ndual_clip = 1.0\nbetas = [0.9, 1.0]\ncispo_min = "low"\ncispo_max = 0.1\n'
-        "[sampler]\nlocal = -1\nexternal = 0\nstrategy = 'bandit'\nbandit_arms = ['uniform', 'uniform']\n"
+        "[sampler]\nlocal = -1\nexternal = 0\nadapt_informative = [0.6, 0.2]\n"
         "[eval]\ntasks = 0\n[generator]\nengine = 'openai'\nopenai_urll = 'http://x/v1'\n"
         "[[tasks]]\ndatasett = 'gcd'\n[[tasks]]\nweigth = 2.0\n"
         "[[tasks]]\nsource = 'file'\nconfig = { a = 1 }\nverifier = 'reasoning_gym'\n",
@@ -179,8 +179,8 @@ def test_mistakes_that_others_hide_are_told_and_those_that_only_follow_are_not(t
         *("trainer.learing_rate: unknown key", "trainer.cispo_min: ", "sampler.local: ", "generator.openai_urll: unknown key"),
         *("[[tasks]] 1: datasett: unknown key", "[[tasks]] 2: weigth: unknown key", '[[tasks]] 3: source = "file" needs path'),
         *("[[tasks]] 3: a file has no settings", "[[tasks]] 3: verifier reasoning_gym scores only"),
-        *("trainer: dual_clip 1.0 must be above", "trainer: betas [0.9, 1.0] must be", "sampler: bandit_arms"),
-        *("[[tasks]] 2: dataset is missing", "sampler.strategy bandit learns from held-out results"),
+        *("trainer: dual_clip 1.0 must be above", "trainer: betas [0.9, 1.0] must be", "sampler: adapt_informative"),
+        "[[tasks]] 2: dataset is missing",
     ]
     assert all(sum(line.startswith(each) for line in told) == 1 for each in begin), told
     assert len(told) == len(begin), "cispo_max, dataset and openai_url may be right once the others are"

@@ -114,15 +114,11 @@ def test_a_setting_of_the_trainer_that_cannot_act_is_named_with_the_reason(train
     ("sampler", "sentence"),
     [
         ({"replay_batches": 5}, "sampler.replay_batches = 5 has no effect: sampler.replay is 0"),
-        ({"external": 0, "strategy": "spread"}, "sampler.strategy = spread has no effect: sampler.external is 0"),
+        ({"external": 0, "strategy": "rescue"}, "sampler.strategy = rescue has no effect: sampler.external is 0"),
         ({"external": 0, "max_share_per_node": 1.0}, "sampler.max_share_per_node = 1.0 has no effect: sampler.external is 0"),
         (
-            {"bandit_arms": ["spread"]},
-            'sampler.bandit_arms = ["spread"] has no effect: sampler.strategy is likelihood_near, not bandit',
-        ),
-        (
             {"strategy": "uniform", "oversample": 4.0},
-            "sampler.oversample = 4.0 has no effect: no likelihood_* strategy is used: it is uniform",
+            "sampler.oversample = 4.0 has no effect: sampler.strategy is uniform, not likelihood_near",
         ),
         ({"adapt": "off", "adapt_period": 4}, "sampler.adapt_period = 4 has no effect: sampler.adapt is off"),
         ({"shortage": "wait", "shortage_wait_s": 1.0}, "sampler.shortage_wait_s = 1.0 has no effect: sampler.shortage is wait"),
@@ -151,7 +147,7 @@ def test_nothing_is_said_of_settings_of_foreign_text_alone_but_that_there_is_non
         ({"drop_foreign_negatives": False, "foreign_weight_negative": "one", "foreign_weight_positive": "capped"}, {}),
         ({"foreign_negative_divergence": 0.5, "lora": {"rank": 4, "dropout": 0.1}}, {}),
         ({"objective": "grpo", "aggregation": "token_mean", "foreign_share_factor": 2.0}, {}),
-        ({}, {"strategy": "bandit", "bandit_arms": ["likelihood_near", "uniform"], "oversample": 4.0}),
+        ({}, {"strategy": "likelihood_near", "oversample": 4.0}),
         ({}, {"replay": 4, "replay_batches": 5, "adapt": "off"}),
     ],
 )

@@ -35,7 +35,7 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_section_that_are_there(page:
     assert broken == []
 
 
-@pytest.mark.parametrize("arm", ["4-0-reuse", "likelihood_far"])
+@pytest.mark.parametrize("arm", ["replay", "rescue"])
 def test_the_page_on_sampling_sends_the_reader_where_the_arm_is_measured(arm: str) -> None:
     sampling = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
     paragraph = next(text for text in sampling.split("\n\n") if arm in text and "](results" in text)

@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from services.sampler.assembly import BatchPlan, Wait, WaitFor, batch_seed
-from services.sampler.told import WaitingTold
+from services.sampler.reports import WaitingReport
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, position, sampler
 
@@ -151,13 +151,13 @@ def test_every_node_and_batch_has_a_seed_of_its_own() -> None:
 
 
 def test_a_wait_for_a_batch_is_a_warning_and_while_the_models_load_only_after_ten_minutes() -> None:
-    def told(waiting: WaitingTold, until_s: float, since_s: float) -> list[tuple[str, str, int]]:
+    def told(waiting: WaitingReport, until_s: float, since_s: float) -> list[tuple[str, str, int]]:
         with structlog.testing.capture_logs() as logs:
             for second in range(int(since_s), int(until_s)):
                 waiting.waits(Wait(WaitFor.LOCAL, 0, 2), 1, float(second))
         return [(each["log_level"], each["event"], each["seconds"]) for each in logs]
 
-    waiting = WaitingTold(structlog.get_logger())
+    waiting = WaitingReport(structlog.get_logger())
     waiting.begin(0.0)
     starting = told(waiting, 300, 0)
     waiting.begin(300.0)  # the server was away, and the logs were read again

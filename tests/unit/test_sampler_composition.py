@@ -7,8 +7,7 @@ from dataclasses import replace
 from services.sampler.assembly import BatchPlan
 from services.sampler.composition import taken_of
 from services.sampler.pool import PoolEntry, pool_entry
-from services.sampler.steering import InForce
-from services.sampler.strategies.uniform import STRATEGY as UNIFORM
+from services.sampler.share_controller import Shares
 from tests.unit.sampler_groups import scored_group
 
 
@@ -18,7 +17,6 @@ def foreign(seq: int, node: str, *, created_at: float, received_at: float) -> Po
 
 
 def waited_s(*entries: PoolEntry, now: float = 1000.0) -> float:
-    force = InForce(local=2, external=6, most_local=8, strategy=UNIFORM, explained="uniform")
     plan = BatchPlan(
         number=1,
         local=(),
@@ -29,7 +27,8 @@ def waited_s(*entries: PoolEntry, now: float = 1000.0) -> float:
         pool_external=10,
         shortage="none",
         node_cap=6,
-        in_force=force,
+        strategy="uniform",
+        shares=Shares(local=2, external=6, most_local=8),
         weights={},
         preference=None,
     )

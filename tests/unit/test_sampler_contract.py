@@ -14,9 +14,7 @@ import pytest
 from services.sampler.knowledge import Knowledge
 from services.sampler.pool import pool_entry
 from services.sampler.strategies import strategy_named
-from services.sampler.strategies.base import Strategy, has_advantage, weighted
-from services.sampler.strategies.contract import drawn
-from services.sampler.strategies.weights import StrategyError
+from services.sampler.strategies.base import Strategy, StrategyError, drawn, has_advantage, weighted
 from tests.installed_packages import forget, install
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, sampler

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.sampler.assembly import Assembly, BatchPlan
+from services.sampler.assembly import Assembly, BatchPlan, draw_with_newcomers
 from services.sampler.draws import available, node_cap
 from services.sampler.knowledge import Knowledge
-from services.sampler.newcomers import draw_with_newcomers
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.strategies import strategy_named
 from services.trainer.selection.preference import preferred_indices
@@ -77,12 +76,11 @@ def test_a_thousand_new_keys_get_a_quarter_of_the_batch_and_a_swarm_of_newcomers
     assert (len(few), sum(each.established for each in few)) == (8, 1), "what the established cannot fill is newcomers'"
 
 
-@pytest.mark.parametrize("by", ["near", "far"])
-def test_where_likelihood_decides_newcomers_whose_text_is_preferred_get_no_more(by: str) -> None:
+def test_where_likelihood_decides_newcomers_whose_text_is_preferred_get_no_more() -> None:
     def trained(entries: list[PoolEntry]) -> list[PoolEntry]:
-        made = plan(entries, f"likelihood_{by}")
+        made = plan(entries, "likelihood_near")
         assert made.preference is not None
-        liked = [(-0.2 if by == "near" else -9.0) if not each.established else -0.5 for each in made.external]
+        liked = [-0.5 if each.established else -0.2 for each in made.external]
         kept = preferred_indices(liked, [each.node for each in made.external], made.preference)
         return [made.external[place] for place in kept]
 

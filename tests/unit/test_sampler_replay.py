@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.sampler.assembly import Assembly, BatchPlan
-from services.sampler.memory import DUPLICATE_POSITIONS, SamplerMemory, state_for_new_stream
+from services.sampler.memory import DUPLICATE_POSITIONS, SamplerMemory, limits_of, state_for_new_stream
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.replay import ReplayPool, replayed
-from services.sampler.settings import limits_of
-from services.sampler.steering import InForce
+from services.sampler.share_controller import Shares
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.config import NodeConfig
 from shared.contracts.codec import decode, encode
@@ -298,8 +297,8 @@ def configured(**sampler: object) -> NodeConfig:
 
 def test_the_settings_reach_the_rules_and_nonsense_is_refused() -> None:
     config = configured(replay=4, replay_batches=7)
-    assert limits_of(config).replay_batches == 7
-    assert limits_of(configured()).replay_batches == 0
+    assert limits_of(config.sampler).replay_batches == 7
+    assert limits_of(configured().sampler).replay_batches == 0
     assert configured(local=0, external=4, adapt="adaptive", replay=2).sampler.replay == 2, "I may become more than 0"
     for wrong, words in (
         ({"local": 0, "adapt": "off", "replay": 1}, "no local groups to replay"),
@@ -317,8 +316,8 @@ def test_moving_i_and_j_leaves_the_number_of_replayed_groups_as_configured() -> 
     old = [entry(seq) for seq in range(1, 9)]
     new = [entry(seq) for seq in range(9, 13)]
     for local in (1, 2, 4):
-        force = InForce(local=local, external=4 - local, most_local=4, strategy=UNIFORM, explained="uniform")
-        plan = Assembly(chosen, node="alpha", seed=1).decide(new, [], 2, position(1), 1000.0, in_force=force, replayable=old)
+        shares = Shares(local=local, external=4 - local, most_local=4)
+        plan = Assembly(chosen, node="alpha", seed=1).decide(new, [], 2, position(1), 1000.0, shares=shares, replayable=old)
         assert isinstance(plan, BatchPlan) and (len(plan.local), len(plan.replayed)) == (local, 3)
 
 

@@ -12,9 +12,8 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from services.sampler import share_controller
-from services.sampler.bandit import Evaluation
 from services.sampler.knowledge import observed
-from services.sampler.share_controller import Taken
+from services.sampler.share_controller import Evaluation, Taken
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import TaskScore
@@ -31,7 +30,9 @@ class Node:
     """The controller under local groups and batches made by hand."""
 
     def __init__(self, settings: SamplerSection = SETTINGS) -> None:
-        self.settings, self.state, self.own = settings, share_controller.start(settings), OwnRecord()
+        start = share_controller.reconciled(None, settings)
+        assert start is not None
+        self.settings, self.state, self.own = settings, start, OwnRecord()
         self.evaluation: Evaluation | None = None
 
     def period(self, *groups: list[float], batch: Taken = ALL_CAME) -> int:
@@ -45,7 +46,9 @@ class Node:
                 waited_s=batch.waited_s,
                 left=batch.left,
             )
-            self.state = share_controller.after_batch(self.state, self.settings, self.own, batch, self.evaluation)
+            after = share_controller.after_batch(self.state, self.settings, self.own, batch, self.evaluation)
+            assert after is not None
+            self.state = after
         return self.state.external
 
     def evaluate(self, version: int, rate: float, n: int = 200, **datasets: float) -> None:
@@ -161,8 +164,8 @@ def test_results_without_datasets_and_states_of_before_them_go_on_as_they_did() 
 
 
 def test_a_fall_without_sharing_is_not_blamed_on_it() -> None:
-    node = Node(SETTINGS.model_copy(update={"external": 0}))
-    assert node.period(*[PASSES, MIXED, MIXED] * 6) == 0
+    node = Node()
+    assert [node.period(*[PASSES, MIXED, MIXED] * 6) for _ in range(4)][-1] == 0
     patience = node.state.patience
     for _ in range(2):
         assert node.period(*[FAILS, MIXED, MIXED] * 6) == 0
@@ -183,8 +186,9 @@ def test_groups_that_do_not_come_or_come_late_are_wanted_less_without_a_loss_of_
 
 
 def test_a_configuration_with_fewer_groups_is_kept_to_at_once() -> None:
-    big = share_controller.start(SETTINGS.model_copy(update={"external": 24}))
-    assert share_controller.reconciled(big, SETTINGS).external == 6
+    big = share_controller.reconciled(None, SETTINGS.model_copy(update={"external": 24}))
+    fewer = share_controller.reconciled(big, SETTINGS)
+    assert big is not None and big.external == 24 and fewer is not None and fewer.external == 6
 
 
 # A world is a seed and a few numbers: nothing is gained by hours of making it smaller.
@@ -276,7 +280,7 @@ def test_a_batch_says_which_pass_rates_it_was_drawn_by_and_what_comes_next() -> 
     batch = world.history.batches[-1]
     [source] = batch.state.own.sources
     assert source.source == "chain_sum" and source.passes == pytest.approx(source.completions / 2)
-    assert batch.state.steering.sharing is not None
-    assert decode(encode(batch.state.steering.sharing), SharingState) == batch.state.steering.sharing
-    assert batch.state.steering.sharing.external == world.external_in_force
+    assert batch.state.sharing is not None
+    assert decode(encode(batch.state.sharing), SharingState) == batch.state.sharing
+    assert batch.state.sharing.external == world.external_in_force
     assert len(batch.state.own.sources) == 1 and batch.state.own.groups == batch.state.own.informative

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from services.sampler.draws import available, candidates
 from services.sampler.knowledge import RECENT_GROUPS, Knowledge, PassRecord
 from services.sampler.pool import PoolEntry, pool_entry, task_source
-from services.sampler.steering import BANDIT
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.config.sections import SamplerSection
@@ -63,15 +62,11 @@ def test_uniform_draws_from_a_seed_what_it_always_drew() -> None:
 
 def test_the_configuration_knows_the_strategies_that_there_are() -> None:
     for name in STRATEGIES.built_in:
-        assert SamplerSection(strategy=name, bandit_arms=[name]).strategy == strategy_named(name).name == name
-    with pytest.raises(ValidationError, match=r"no strategy is called 'best': there are .*, bandit \("):
+        assert SamplerSection(strategy=name).strategy == strategy_named(name).name == name
+    with pytest.raises(ValidationError, match=r"no strategy is called 'best': there are .*, likelihood_near \("):
         SamplerSection(strategy="best")
     with pytest.raises(ValidationError, match=r"no strategy is called 'unifrom': did you mean uniform\?"):
         SamplerSection(strategy="unifrom")
-    with pytest.raises(ValidationError, match="no strategy is called 'bandit'"):
-        SamplerSection(bandit_arms=["bandit"])
-    assert BANDIT not in STRATEGIES.names()
-    assert SamplerSection(strategy="bandit").strategy == BANDIT
 
 
 pools = st.lists(
@@ -120,33 +115,6 @@ def one_after_the_other(weights: dict[int, float], wanted: int, cap: int) -> Cha
     return chances
 
 
-def evenly(wanted: int, cap: int) -> Chances:
-    """The same for the draw that is even over sources first and nodes second."""
-    chances: Chances = {}
-
-    def least(names: set[str], taken: Counter[str]) -> list[str]:
-        return [name for name in sorted(names) if taken[name] == min(taken[each] for each in names)]
-
-    def draw(taken: tuple[PoolEntry, ...], chance: float) -> None:
-        nodes, sources = Counter(e.node for e in taken), Counter(e.source for e in taken)
-        urn = [e for e in POOL if e not in taken and nodes[e.node] < cap]
-        if len(taken) == wanted or not urn:
-            key = frozenset(e.seq for e in taken)
-            chances[key] = chances.get(key, 0.0) + chance
-            return
-        least_sources = least({e.source for e in urn}, sources)
-        for source in least_sources:
-            here = [e for e in urn if e.source == source]
-            least_nodes = least({e.node for e in here}, nodes)
-            for node in least_nodes:
-                groups = [e for e in here if e.node == node]
-                for each in groups:
-                    draw((*taken, each), chance / len(least_sources) / len(least_nodes) / len(groups))
-
-    draw((), 1.0)
-    return chances
-
-
 def beta_variance_weight(passes: float, failures: float) -> float:
     """E[p(1 - p)] under Beta(1 + passes, 1 + failures) as E[p] - E[p]^2 - Var[p]."""
     a, b = 1.0 + passes, 1.0 + failures
@@ -161,10 +129,6 @@ SOURCE_WEIGHTS = {
 LAW: dict[str, Callable[[int, int], Chances]] = {
     "uniform": lambda j, cap: one_after_the_other({e.seq: 1.0 for e in POOL}, j, cap),
     "learnability": lambda j, cap: one_after_the_other({e.seq: SOURCE_WEIGHTS[e.source] for e in POOL}, j, cap),
-    "spread": lambda j, cap: one_after_the_other({1: 0.5, 2: 0.33, 3: 0.4, 4: 0.1, 5: 0.25}, j, cap),
-    # Newest first: 1, 3, 5, 4, 2.
-    "freshness": lambda j, cap: one_after_the_other({s: 2.0 ** (-i / j) for i, s in enumerate((1, 3, 5, 4, 2))}, j, cap),
-    "balanced": evenly,
     # Only group 3 has a success where this node's policy fails.
     "rescue": lambda j, cap: one_after_the_other({e.seq: 1.0 if e.seq == 3 else 1e-30 for e in POOL}, j, cap),
 }
@@ -199,21 +163,6 @@ def test_learnability_follows_the_own_pass_rate_and_not_the_groups_reward() -> N
     by_source = dict(zip(SOURCES, weigh([entry(s, source=name) for s, name in enumerate(SOURCES)], 1, KNOWN), strict=True))
     assert by_source["middle"] > by_source["unseen"] > by_source["easy"] > by_source["hard"] > 0.0
     assert by_source["unseen"] == pytest.approx(1 / 6)
-
-
-def test_a_flood_of_one_source_does_not_move_the_balanced_draw() -> None:
-    pool = [*(entry(seq, "n0", "easy") for seq in range(1, 101)), entry(101, "n1", "middle"), entry(102, "n2", "hard")]
-    chosen = strategy_named("balanced").draw(pool, 3, 3, random.Random(1), KNOWN)
-    assert Counter(e.source for e in chosen) == {"easy": 1, "middle": 1, "hard": 1}
-
-
-def test_freshness_goes_by_the_earlier_of_a_groups_two_times() -> None:
-    liar = replace(entry(1), created_at=5000.0, received_at=900.0)
-    weigh = strategy_named("freshness").weigh
-    assert weigh is not None
-    assert weigh([liar, entry(2, created_at=950.0)], 1, KNOWN) == [0.5, 1.0]
-    many: Sequence[float] = weigh([entry(seq, created_at=float(seq)) for seq in range(1, 500)], 2, KNOWN)
-    assert min(many) == 2.0**-60
 
 
 def rescued(failed_groups: int, *, has_pass: bool = True) -> bool:

@@ -7,10 +7,9 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from services.sampler.strategies.base import Prefers, Strategy
-from shared.config.sampler_section import BANDIT, SamplerSection
 from shared.registry import STRATEGIES
 
-__all__ = ["Strategy", "configured_strategy", "strategy_named"]
+__all__ = ["Strategy", "strategy_named"]
 
 
 def strategy_named(name: str) -> Strategy:
@@ -34,10 +33,3 @@ def strategy_named(name: str) -> Strategy:
             f"None): correct that, or change {STRATEGIES.setting}"
         )
     return found
-
-
-def configured_strategy(settings: SamplerSection) -> Strategy:
-    """The configured strategy; `uniform` for the bandit, which chooses one for each batch. Raises
-    ValueError as `strategy_named` does.
-    """
-    return strategy_named("uniform" if settings.strategy == BANDIT else settings.strategy)
