@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shared.contracts.limits import MAX_TEXT_CHARS
-from shared.tasks.answers import CLOSING_TAG, OPENING_TAG
+from shared.tasks.answers import MAX_ANSWER_CHARS
 from shared.tasks.file_formats import Row, rows_of
 from shared.tasks.file_values import ValueProblem, as_text
-from shared.tasks.scoring import MAX_ANSWER_CHARS
 
 _NAMES_KEPT = 200
 _NAME_KEPT_CHARS = 200
@@ -82,12 +81,8 @@ def _question(value: Any) -> str:
 
 
 def _answer(value: Any) -> str:
-    """A reference answer that a completion can give. One that the scorers do not read, or of which
-    a part is cut away when the answer is extracted, would never be rewarded. Raises ValueProblem.
-    """
+    """A reference answer that is not too long to be scored. Raises ValueProblem."""
     text = _text(value)
     if len(text) > MAX_ANSWER_CHARS:
         raise ValueProblem(f"has {len(text):,} characters, but an answer of more than {MAX_ANSWER_CHARS:,} earns 0: shorten it")
-    if tag := next((tag for tag in (OPENING_TAG, CLOSING_TAG) if tag in text), ""):
-        raise ValueProblem(f"contains {tag}, which marks the answer in a completion and is no part of it: remove the tags")
     return text

@@ -14,6 +14,9 @@ digits could carry text.
 """
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?")
+_THOUSANDS = re.compile(
+    r"(?<![0-9.,_A-Za-z])[0-9]{1,3}(,\\!|\\,|\{,\}|[,_' \u00a0\u2007\u2009\u202f])[0-9]{3}(?:\1[0-9]{3})*(?!,?[0-9]|[0-9 ]*\s*/)"
+)
 _HAS_DIGIT = re.compile(r"[+-]?[,.]?[0-9]")
 
 
@@ -25,6 +28,19 @@ def read_number(text: str) -> Fraction | None:
     if len(text) > MAX_CHARS or not _HAS_DIGIT.match(text) or not _NUMBER.fullmatch(text):
         return None
     return Fraction(text.replace(",", ""))
+
+
+def joined_thousands(text: str) -> str:
+    """`text` without the separators of thousands in its numbers: `1,000`, `1 000`, `1_000`, `1'000`
+    and LaTeX's `1{,}000`. A comma within brackets separates the parts of a tuple: `(100,200)`.
+    """
+    depth, at, parts = 0, 0, []
+    for match in _THOUSANDS.finditer(text):
+        before = text[at : match.start()]
+        depth += sum(map(before.count, "([")) + before.count("\\{") - sum(map(before.count, ")]")) - before.count("\\}")
+        parts += [before, match[0] if depth and match[1] == "," else re.sub("[^0-9]", "", match[0])]
+        at = match.end()
+    return "".join([*parts, text[at:]])
 
 
 def decimal_places(text: str) -> int:

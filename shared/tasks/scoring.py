@@ -11,12 +11,9 @@ from typing import Any
 
 from shared.contracts.messages import Task
 from shared.registry import DEFAULT_VERIFIER, PACKAGE_FAILURES, failure, telling
-from shared.tasks.answers import CLOSING_TAG, extract_answer
+from shared.tasks.answers import extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item
 from shared.tasks.verifiers import AnswerScorer, load_verifier
-
-MAX_ANSWER_CHARS = 65_536
-"""Longest answer (after extraction) that is scored; longer ones earn 0."""
 
 _ODD_TEXT = (ValueError, ArithmeticError, LookupError, RecursionError)
 
@@ -90,7 +87,8 @@ def score_texts(
     rewards: list[float] | None = None,
     problems: list[str] | None = None,
 ) -> list[float]:
-    """`score_answer` for many texts of one derived task. A text that is None earns 0.
+    """`score_answer` for many texts of one derived task. A text that is None, or has no
+    answer, earns 0.
 
     `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. Rewards are
     appended to `rewards` one by one, so that another process can read them before the last one is
@@ -109,15 +107,14 @@ def score_texts(
         word[0] = step
         step += 1
         raw: Any = 0.0
-        if text is not None:
-            answer = extract_answer(text) if CLOSING_TAG in text else text.strip()
-            if len(answer) <= MAX_ANSWER_CHARS:
-                try:
-                    raw = score(answer)
-                except PACKAGE_FAILURES as error:  # whatever a scorer raises on odd text is the answer's fault
-                    raw = 0.0
-                    if problems == []:
-                        problems.append(f"raised {failure(error)}")
+        answer = None if text is None else extract_answer(text)
+        if answer is not None:
+            try:
+                raw = score(answer)
+            except PACKAGE_FAILURES as error:  # whatever a scorer raises on odd text is the answer's fault
+                raw = 0.0
+                if problems == []:
+                    problems.append(f"raised {failure(error)}")
         if type(raw) is float and 0.0 <= raw <= 1.0:
             rewards.append(raw)
             continue

@@ -15,19 +15,25 @@ beginning of `4 * 2 = 8 + 1` or of `4 * 2 = 81`. Give answers enough room with
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
+from shared.tasks.answers import extract_answer
 from shared.tasks.derive import Item, TaskError
-from shared.tasks.numerals import read_number
+from shared.tasks.numerals import joined_thousands, read_number
 from shared.tasks.verifiers import AnswerScorer
+from shared.tasks.verify_exact import in_usual_characters
 
 MAX_END_CHARS = 80
 """Only this many characters at the end of an answer are examined."""
 
-_STATED = re.compile(
-    r"(?:^|[=:\n]|\b(?:is|equals)\b)[ *_$\\(\[{]*"
-    r"([+\-\u2212]?(?:[0-9][0-9,]{0,30}(?:\.[0-9]{1,17})?|\.[0-9]{1,17}))[ *_$\\)\]}.]*$",
-    re.IGNORECASE,
+_OPENING = r"[ *_$\\(\[{\u20ac\u00a3\u00a5]*"
+_NUMBER = (
+    r"([+\-\u2212]?(?:[0-9]{1,3}(?:[ '_\u00a0\u2007\u2009\u202f][0-9]{3})+(?:\.[0-9]{1,17})?"
+    r"|[0-9][0-9,]{0,30}(?:\.[0-9]{1,17})?|\.[0-9]{1,17}))"
 )
+_END = rf"{_OPENING}{_NUMBER}[ *_$\\)\]}}.]*"
+_STATED = re.compile(rf"(?:^|[=:\n]|\b(?:is|equals)\b){_END}$", re.IGNORECASE)
+_WHOLE = re.compile(_END)
 _GAP = r"[\s=:*_$\\(\[{]*"
 # < > <= >= != ~ +- and + / - times, divided by, to the power of; but not the rule `---`.
 _SIGN = re.compile(rf"(?:[<>\u2264\u2265\u2260~\u00b1+/\u2212\u00d7\u00f7^]|(?<!--)-){_GAP}$")
@@ -52,24 +58,30 @@ def verifier(item: Item) -> AnswerScorer:
     Raises:
         TaskError: the dataset's reference answer is not a number.
     """
-    wanted = read_number(item.task.answer or "")
+    reference = _WHOLE.fullmatch(in_usual_characters(extract_answer(item.task.answer or "") or ""))
+    wanted = _value(reference[1]) if reference else None
     if wanted is None:
         raise TaskError(
             "task_verifier",
             f"{item.task.ref.dataset}: verifier final_number needs a number as reference answer, and this dataset gives "
-            f"{(item.task.answer or '')[:60]!r}; use math, or for a file exact, for a dataset reasoning_gym",
+            f"{(item.task.answer or '')[:60]!r}; keep only the number, or use math for formulas, and for words exact (a file) or "
+            "reasoning_gym (a dataset)",
         )
 
     def score(answer: str) -> float:
         text = answer.rstrip()
         # A number at the start of the examined text is the start of the answer only if that is the
         # whole answer.
-        end = text if len(text) <= MAX_END_CHARS else "\0" + text[-MAX_END_CHARS:]
+        end = in_usual_characters(text if len(text) <= MAX_END_CHARS else "\0" + text[-MAX_END_CHARS:])
         match = _STATED.search(end)
         if match is None:
             return 0.0
         before = _TAG.sub("", end[: match.start(1)])  # The `>` of a tag is not a comparison.
         asserted = not any(pattern.search(before) for pattern in _NOT_ASSERTED)
-        return float(asserted and read_number(match[1].replace("\u2212", "-")) == wanted)
+        return float(asserted and _value(match[1]) == wanted)
 
     return score
+
+
+def _value(number: str) -> Fraction | None:
+    return read_number(joined_thousands(number.replace("\u2212", "-")))

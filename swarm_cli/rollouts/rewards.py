@@ -1,7 +1,7 @@
 """Why an answer has its reward: which verifier scored it, and which part of the text.
 
-A reward is one number from one verifier. It depends on what the verifier was given (the content of
-the last `<answer>` tag, or the whole text), on whether that earns full marks, some or none, and,
+A reward is one number from one verifier. It depends on what the verifier was given (the answer that
+was found in the text), on whether that earns full marks, some or none, and,
 for a foreign answer, on whether a near miss counts.
 """
 
@@ -74,9 +74,10 @@ class Judge:
 
     def of(self, scored: ScoredGroup, text: str, reward: float) -> Judged:
         """The explanation of one answer's reward."""
-        from shared.tasks.answers import CLOSING_TAG, extract_answer
+        from shared.tasks.answers import extract_answer
 
-        read = extract_answer(text) if CLOSING_TAG in text else text.strip()
+        read = extract_answer(text)
+        read = "no answer: only a thought, too long, or mostly white space" if read is None else read
         return Judged(self.verifier(scored), None if read == text.strip() else read, marks(reward))
 
     def rules(self, scored: ScoredGroup) -> str:

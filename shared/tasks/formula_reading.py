@@ -1,0 +1,659 @@
+r"""Reads a mathematical answer: all of it, or not at all.
+
+`read` takes what people and models write (LaTeX, plain `2*x**2`, Unicode's signs) and returns a
+`Reading`: numbers and formulas as sympy expressions, and around them lists, tuples, sets,
+intervals, matrices, equations and inequalities. A sign, a word or an order of signs that has no one
+meaning here makes it `Unreadable`: `3-5` may be a range, `1/2x` one of two fractions, `east` a
+word. References and answers are read by the same code.
+
+No text is evaluated as code. The work is linear in the length of a text, which `MAX_CHARS` and the
+limits on depth, digits and powers bound.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+
+from shared.tasks.answers import bare
+from shared.tasks.numerals import joined_thousands, read_number
+from shared.tasks.verify_exact import in_usual_characters
+
+MAX_CHARS = 1000
+SPARE_CHARS, SPARE_DIGITS = 40, 8
+"""Characters that an answer may have beyond four times the reference's, and digits beyond twice the
+reference's.
+"""
+MAX_PARTS = 30
+MAX_DEPTH = 8
+MAX_POWER_OF_A_GROUP = 20
+"""Largest sum of the exponents of everything in parentheses or braces; `(x+y+z)^{999}` has half a
+million terms.
+"""
+MAX_POWER_BITS = 20_000
+"""Largest power of numbers, in bits."""
+
+
+class Unreadable(ValueError):
+    """A text is no formula as a whole. The message continues `the answer ...`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`kind` is `number` (a plain one, `value` exact), `formula`, `sign` (infinity, the empty set),
+    `base` (digits in a base that is not ten), or what `parts` make together: `set`, `()`, `[]`,
+    `(]`, `[)`, `matrix RxC`, `union`, `=`, or a chain of comparisons such as `< le`.
+
+    `name`: of `x = 5` and `x \\in [0, 1]`. `mark`: `%`, `°` or a currency's sign. `text`: as it is
+    compared, without name and mark. `letters`: the variables in it.
+    """
+
+    kind: str
+    text: str
+    value: Any = None
+    parts: tuple[Reading, ...] = ()
+    name: str = ""
+    mark: str = ""
+    letters: frozenset[str] = frozenset()
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether its parts may be in any order."""
+        return self.kind in ("set", "union", "=", "ne")
+
+
+def read(text: str) -> Reading:
+    """What the whole of `text` says.
+
+    Raises:
+        Unreadable: it says nothing, or nothing that has one meaning.
+    """
+    plain = _in_ascii(text)
+    if len(plain) > MAX_CHARS:
+        raise Unreadable(f"has more than {MAX_CHARS:,} characters")
+    return _read(plain, MAX_DEPTH)
+
+
+def is_about_as_long(text: str, reference: str) -> bool:
+    """Whether `text` has not many more characters and digits than the reference.
+
+    A term that evaluates to 0 could carry any text, so an answer that is right but much longer, or
+    has many more digits, is not accepted.
+    """
+    return len(text) <= min(MAX_CHARS, SPARE_CHARS + 4 * len(reference)) and _digits(text) <= SPARE_DIGITS + 2 * _digits(reference)
+
+
+def _digits(text: str) -> int:
+    return sum(map(str.isdigit, text))
+
+
+# --- One way of writing -------------------------------------------------------------------------
+
+_GREEK = {sign: unicodedata.name(sign).rpartition(" ")[2].lower().replace("lamda", "lambda") for sign in "αβγδεζηθκλμνξρστφχψω"}
+_SIGNS = {sign: f" \\{name} " for sign, name in _GREEK.items()} | {
+    "π": r" \pi ",
+    "∞": r" \infty ",
+    "∅": r" \emptyset ",
+    "ℝ": r" \mathbb{R} ",
+    "ℤ": r" \mathbb{Z} ",
+    "ℕ": r" \mathbb{N} ",
+    "−": "-",
+    "\u2010": "-",
+    "\u2011": "-",
+    "×": r" \times ",
+    "·": r" \cdot ",
+    "⋅": r" \cdot ",
+    "∗": "*",
+    "÷": "/",
+    "∕": "/",
+    "⁄": "/",
+    "≤": r" \le ",
+    "≥": r" \ge ",
+    "≠": r" \ne ",
+    "±": r" \pm ",
+    "∪": r" \cup ",
+    "∈": r" \in ",
+}
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "0123456789+-()nx", strict=True))
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_RAISED, _LOWERED = (re.compile(f"[{''.join(signs)}]+") for signs in (_SUPERSCRIPTS, _SUBSCRIPTS))
+_ROOT = re.compile(r"([√∛])\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])|(?=\())")
+_SPACES = re.compile(r"(\\\\)|\\(?:[,;: !]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
+_NO_MEANING = re.compile(r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigg|Bigg)(?![A-Za-z])")
+_WORD_BETWEEN = re.compile(
+    r"\s*,?\s*(?:\\(?:text|mbox|mathrm|textrm)\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*"
+)
+_DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])|(?<=[0-9])\s*degrees?(?![A-Za-z]))")
+_PERCENT = re.compile(r"\s*\\?%|(?<=[0-9])\s*(?:\\text\s*\{\s*)?percent(?![A-Za-z])\s*\}?")
+_SYNONYMS = {"dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge"}
+_SYNONYMS |= {"neq": "ne", "lt": "<", "gt": ">", "lbrace": "\x01", "rbrace": "\x02", "varnothing": "emptyset", "varphi": "phi"}
+_SYNONYMS |= {"lvert": "|", "rvert": "|", "mid": "|", "lbrack": "[", "rbrack": "]", "ast": "*", "varepsilon": "epsilon", "div": "/"}
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_LETTERS_AND_SIGNS = re.compile(r"[0-9A-Za-z+\-*/^_=().,|{}\[\]<>\\ %°&\n$€£¥'\x01\x02]*")
+_SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])")
+_OPEN, _CLOSED = "([\x01", ")]\x02"
+_CURRENCY = "$€£¥"
+
+
+def _in_ascii(text: str) -> str:
+    """The text with one spelling for each sign: ASCII and LaTeX commands, and °, \x01 and \x02 for
+    degrees and the braces of sets.
+    """
+    if len(text) > 2 * MAX_CHARS:
+        raise Unreadable(f"has more than {MAX_CHARS:,} characters")
+    text = bare(bare(" ".join(text.split())).removesuffix("."))
+    if "\x01" in text or "\x02" in text:
+        raise Unreadable("has control characters")
+    if not text.isascii():
+        text = _RAISED.sub(lambda run: "^{" + "".join(map(_SUPERSCRIPTS.__getitem__, run[0])) + "}", in_usual_characters(text))
+        text = _LOWERED.sub(lambda run: "_{" + "".join(map(_SUBSCRIPTS.__getitem__, run[0])) + "}", text)
+        text = _ROOT.sub(_root, text)
+        text = "".join(_fraction(sign) for sign in text)
+    text = _DEGREE.sub("°", _PERCENT.sub("%", text))
+    text = _WORD_BETWEEN.sub(", ", joined_thousands(text))
+    text = (
+        _NO_MEANING.sub("", _SPACES.sub(lambda space: space[1] or " ", text))
+        .replace(r"\$", "$")
+        .replace(r"\{", "\x01")
+        .replace(r"\}", "\x02")
+    )
+    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", _COMMAND.sub(_one_name, text))
+    if odd := _LETTERS_AND_SIGNS.sub("", text)[:1]:
+        raise Unreadable(f"contains {odd!r}, which has no meaning in a formula here")
+    return text.strip()
+
+
+def _root(match: re.Match[str]) -> str:
+    command = r"\sqrt" if match[1] == "√" else r"\sqrt[3]"
+    return f"{command}{{{match[2]}}}" if match[2] else command
+
+
+def _fraction(sign: str) -> str:
+    if unicodedata.decomposition(sign).startswith("<fraction>"):
+        top, _, bottom = unicodedata.normalize("NFKC", sign).partition("⁄")
+        if bottom:
+            return f"\\frac{{{top}}}{{{bottom}}}"
+    return _SIGNS.get(sign, sign)
+
+
+def _one_name(match: re.Match[str]) -> str:
+    name = _SYNONYMS.get(match[1], match[1])
+    return f"\\{name}" if name.isalpha() else name
+
+
+# --- Structure ----------------------------------------------------------------------------------
+
+_NAME = re.compile(
+    r"\s*([A-Za-z](?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]\}))?(?:\([A-Za-z]\))?|\([A-Za-z](?:,\s*[A-Za-z])+\))\s*(=|\\in(?![A-Za-z]))"
+)
+_RELATION = re.compile(r"[<>=]|\\(?:le|ge|ne)(?![A-Za-z])")
+_FLIPPED = {">": "<", "ge": "le"}
+_CUP = re.compile(r"\\cup(?![A-Za-z])")
+_PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
+_BASE = re.compile(r"\(?\s*([0-9A-Za-z]*[0-9][0-9A-Za-z]*)\s*\)?\s*_\s*(?:([0-9])|\{\s*([0-9]{1,2})\s*\})")
+_MATRIX = re.compile(r"\\begin\s*\{([pbvB]?)matrix\}(.*)\\end\s*\{\1matrix\}", re.DOTALL)
+_ATOMS = frozenset({r"\infty", r"+\infty", r"-\infty", r"\emptyset", r"\mathbb{R}", r"\mathbb{Z}", r"\mathbb{N}"})
+_JOINED = re.compile(r"[0-9.]+(?:\s*-\s*[0-9.]+)+|[0-9.]+(?:\s*/\s*[0-9.]+){2,}")
+_LEADING_ZEROS = re.compile(r"0[0-9]")
+
+
+def _read(text: str, depth: int) -> Reading:
+    if depth < 0:
+        raise Unreadable("is nested too deeply")
+    text = text.strip()
+    if not text:
+        raise Unreadable("lacks a part")
+    items = _split(text, re.compile(","))
+    if len(items) > 1:
+        return _list(text, [_read(item, depth - 1) for item, _ in items])
+    if (name := _NAME.match(text)) and not _RELATION.search(text, name.end()):
+        inner = _read(text[name.end() :], depth - 1)
+        if not inner.name and inner.kind not in ("=", "ne"):
+            return _with(inner, name="".join(name[1].split()))
+    sides = _split(text, _RELATION)
+    if len(sides) > 1:
+        return _relation(text, sides, depth)
+    parts = _split(text, _CUP)
+    if len(parts) > 1:
+        return _group("union", text, [_read(part, depth - 1) for part, _ in parts])
+    if (whole := _whole_bracket(text, depth)) is not None:
+        return whole
+    if (matrix := _MATRIX.fullmatch(text)) is not None:
+        rows = [row.split("&") for row in matrix[2].strip().removesuffix(r"\\").split(r"\\")]
+        if len({len(row) for row in rows}) > 1:
+            raise Unreadable("is a matrix with rows of different lengths")
+        cells = [_read(cell, depth - 1) for row in rows for cell in row]
+        return _group(f"matrix {matrix[1]} {len(rows)}x{len(rows[0])}", text, cells)
+    if _PLUS_MINUS.search(text):
+        return _list(text, [_read(_PLUS_MINUS.sub(f" {sign} ", text), depth - 1) for sign in "+-"], once=_PLUS_MINUS)
+    return _leaf(text)
+
+
+def _with(reading: Reading, *, name: str) -> Reading:
+    return Reading(reading.kind, reading.text, reading.value, reading.parts, name, reading.mark, reading.letters)
+
+
+def _group(kind: str, text: str, parts: list[Reading]) -> Reading:
+    if len(parts) > MAX_PARTS:
+        raise Unreadable(f"has more than {MAX_PARTS} parts")
+    return Reading(kind, text, None, tuple(parts), letters=frozenset().union(*(part.letters for part in parts)))
+
+
+def _list(text: str, parts: list[Reading], once: re.Pattern[str] | None = None) -> Reading:
+    """Values without brackets are those of a set: `1, 2` are two solutions. `x = 1, 2` and `x = 1,
+    x = 2` say the same.
+    """
+    if once is not None and len(once.findall(text)) > 1:
+        raise Unreadable("has several signs ±")
+    names = {part.name for part in parts}
+    first = parts[0].name
+    if first and (names == {first} or not any(part.name for part in parts[1:])):
+        return _with(_group("set", text, [_with(part, name="") for part in parts]), name=first)
+    return _group("set", text, parts)
+
+
+def _relation(text: str, sides: list[tuple[str, str]], depth: int) -> Reading:
+    signs = [sign.lstrip("\\") for _, sign in sides[:-1]]
+    parts = [_read(side, depth - 1) for side, _ in sides]
+    if all(sign in _FLIPPED for sign in signs):
+        signs, parts = [_FLIPPED[sign] for sign in reversed(signs)], parts[::-1]
+    if signs == ["="]:
+        for one, other in (parts, parts[::-1]):
+            if one.kind == "formula" and one.text.isalpha() and len(one.text) == 1 and not other.name:
+                return _with(other, name=one.text)
+    return _group(" ".join(signs), text, parts)
+
+
+def _whole_bracket(text: str, depth: int) -> Reading | None:
+    opening, closing = _OPEN.find(text[0]), _CLOSED.find(text[-1])
+    if opening < 0 or closing < 0 or next(_closings(text)) != len(text) - 1:
+        return None
+    items = _split(text[1:-1], re.compile(","))
+    if "\x01" in (text[0], _OPEN[closing]):
+        if opening != closing:
+            raise Unreadable("has a brace that another bracket closes")
+        inner = text[1:-1].strip()
+        if not inner:
+            return Reading("sign", r"\emptyset")
+        return _group("set", text, [_read(item, depth - 1) for item, _ in items])
+    if len(items) == 1:
+        if text[0] == "(" and text[-1] == ")":
+            return None
+        return _group(f"one {text[0]}{text[-1]}", text, [_read(text[1:-1], depth - 1)])
+    parts = [_read(item, depth - 1) for item, _ in items]
+    if any(_LEADING_ZEROS.match(item.strip()) for item, _ in items):
+        raise Unreadable("has commas that may part numbers or thousands")
+    return _group(text[0] + text[-1], text, parts)
+
+
+def _closings(text: str) -> Iterator[int]:
+    """Where the brackets that are open at no other place close."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character in _OPEN) - (character in _CLOSED)
+        if depth == 0 and character in _CLOSED:
+            yield place
+    yield -1
+
+
+def _split(text: str, separator: re.Pattern[str]) -> list[tuple[str, str]]:
+    """The parts between separators outside of all brackets, each with the separator after it."""
+    depth, start, parts = 0, 0, []
+    places = {match.start(): match for match in separator.finditer(text)}
+    for place, character in enumerate(text):
+        depth += (character in _OPEN or character == "{") - (character in _CLOSED or character == "}")
+        if depth < 0:
+            raise Unreadable("closes a bracket that was not opened")
+        if depth == 0 and (match := places.get(place)) is not None:
+            parts.append((text[start:place], match[0]))
+            start = match.end()
+    if depth:
+        raise Unreadable("opens a bracket that is not closed")
+    return [*parts, (text[start:], "")]
+
+
+def _leaf(text: str) -> Reading:
+    plain, mark = text, ""
+    if text[-1] in "%°" + _CURRENCY:
+        plain, mark = text[:-1].strip(), text[-1]
+    elif text[0] in _CURRENCY:
+        plain, mark = text[1:].strip(), text[0]
+    if (sign := "".join(plain.split())) in _ATOMS and not mark:
+        return Reading("sign", sign.removeprefix("+"))
+    if (base := _BASE.fullmatch(plain)) is not None and plain.count("(") == plain.count(")"):
+        return _in_base(plain, base[1], int(base[2] or base[3]))
+    if _JOINED.fullmatch(plain):
+        raise Unreadable("may be a range, a date or a difference")
+    number = read_number(plain)
+    if number is not None:
+        # `compared` is exact; what has a percent sign is no plain number any more.
+        value = sympy.Rational(*(number / (100 if mark == "%" else 1)).as_integer_ratio())
+        return Reading("formula" if mark == "%" else "number", plain, value, mark=mark)
+    parser = _Parser(plain)
+    value = parser.whole()
+    return Reading("formula", plain, value / 100 if mark == "%" else value, mark=mark, letters=frozenset(parser.letters))
+
+
+def _in_base(text: str, digits: str, base: int) -> Reading:
+    if base == 10 or not 2 <= base <= 36:
+        raise Unreadable(f"has a subscript {base} that is no base")
+    try:
+        int(digits, base)
+    except ValueError:
+        raise Unreadable(f"has digits that base {base} has not") from None
+    return Reading("base", text, (digits.lstrip("0").upper(), base))
+
+
+# --- Formulas -----------------------------------------------------------------------------------
+
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    **{
+        name: getattr(sympy, name)
+        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "log", "sqrt")
+    },
+    "ln": sympy.log,
+    "arcsin": sympy.asin,
+    "arccos": sympy.acos,
+    "arctan": sympy.atan,
+    "asin": sympy.asin,
+    "acos": sympy.acos,
+    "atan": sympy.atan,
+}
+_CONSTANTS = {"pi": sympy.pi}
+_TOKEN = re.compile(
+    r"\s*(?:([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3}(?![0-9]))?|\.[0-9]+)|\\([A-Za-z]+)|([A-Za-z]+)|(\*\*|[+\-*/^_(){}\[\]|]))"
+)
+_EXPLOSION = re.compile(
+    r"[0-9]{40}|[0-9.] *[eE] *[+-]? *[0-9]{3}|(?:\^|\*\*)\s*[{(]*\s*-?\s*[0-9]{4}|(?:\^|\*\*)[^+\-*/]*(?:\^|\*\*)"
+)
+"""Short texts that cause unbounded work: long numbers, large decimal exponents, powers with four
+digits, powers of powers.
+"""
+_GROUP_POWER = re.compile(r"[)}\]]\s*(?:\^|\*\*)\s*[{(]?\s*-?\s*([0-9]+)")
+_ARGUMENTS = ("number", "letter", "frac", "sqrt")
+
+
+class _Parser:
+    """Recursive descent over one formula. `letters`: the variables that it has met."""
+
+    def __init__(self, text: str) -> None:
+        powers = sum(int(power[:9]) for power in _GROUP_POWER.findall(text))
+        if _EXPLOSION.search(text) or powers > MAX_POWER_OF_A_GROUP:
+            raise Unreadable("has numbers or powers that are too large")
+        if max(_depths(text), default=0) > MAX_DEPTH:
+            raise Unreadable("is nested too deeply")
+        self.letters: set[str] = set()
+        self._tokens = list(_tokens(text))
+        self._at = 0
+        self._in_bars = False
+        words = [value for kind, value in self._tokens if kind == "word"]
+        if any(len(word) > 1 for word in words) and len(words) == len(self._tokens):
+            raise Unreadable(f"is the word {text[:40]!r}")
+        self._tokens = [token for kind, value in self._tokens for token in _letters(kind, value)]
+
+    def whole(self) -> Any:
+        """The value of all tokens."""
+        value = self._sum()
+        if self._at < len(self._tokens):
+            raise Unreadable(f"cannot be read from {self._tokens[self._at][1]!r} on")
+        return value
+
+    def _next(self) -> tuple[str, str]:
+        return self._tokens[self._at] if self._at < len(self._tokens) else ("end", "its end")
+
+    def _take(self, *values: str) -> str:
+        kind, value = self._next()
+        if kind == "sign" and value in values:
+            self._at += 1
+            return value
+        return ""
+
+    def _need(self, value: str) -> None:
+        if not self._take(value):
+            raise Unreadable(f"has {self._next()[1]!r} where {value!r} is needed")
+
+    def _sum(self) -> Any:
+        sign = self._take("+", "-")
+        value = self._product()
+        value = -value if sign == "-" else value
+        while sign := self._take("+", "-"):
+            other = self._product()
+            value = value - other if sign == "-" else value + other
+        return value
+
+    def _product(self) -> Any:
+        """A number after a factor without a sign between them is no product: `x 2`, `3 hours 20`.
+        Nor is it known what a factor after a slash belongs to: `1/2x`.
+        """
+        value, after_slash = self._factor(), False
+        while True:
+            kind, token = self._next()
+            if sign := self._take("*", "/", "cdot", "times"):
+                other = self._signed_factor()
+                after_slash = sign == "/"
+                if other.is_zero or value.is_zero:
+                    raise Unreadable("multiplies by zero, which would hide the other factor, or divides by it")
+                value = value / other if after_slash else value * other
+                continue
+            if kind not in ("number", "letter", "constant", "function", "frac", "sqrt") and not (
+                kind == "sign" and (token in "({" or (token == "|" and not self._in_bars))
+            ):
+                return value
+            if kind == "number":
+                raise Unreadable(f"has {token!r} after a factor without a sign between them")
+            if after_slash:
+                raise Unreadable("has a factor after a fraction with a slash, which may belong to either part: write parentheses")
+            value = value * self._factor()
+
+    def _signed_factor(self) -> Any:
+        sign = self._take("+", "-")
+        factor = self._factor()
+        return -factor if sign == "-" else factor
+
+    def _factor(self) -> Any:
+        return self._raised(self._atom())
+
+    def _raised(self, base: Any) -> Any:
+        if not self._take("^", "**"):
+            return base
+        exponent = self._exponent()
+        if exponent.is_zero or base == 1:
+            raise Unreadable("has a power that is 1 whatever its other part is")
+        if base.is_number and exponent.is_number:
+            bits = _bits(base) * abs(exponent.evalf(5)) if exponent.is_real else MAX_POWER_BITS + 1
+            if base.is_zero and not exponent.is_positive or not bits <= MAX_POWER_BITS and base not in (sympy.E,):
+                raise Unreadable("has a power that is too large")
+        return base**exponent
+
+    def _exponent(self) -> Any:
+        if self._take("{"):
+            value = self._sum()
+            self._need("}")
+            return value
+        sign = self._take("+", "-")
+        value = self._atom()
+        return -value if sign == "-" else value
+
+    def _atom(self) -> Any:
+        kind, token = self._next()
+        self._at += 1
+        if kind == "number":
+            return self._number(token)
+        if kind == "letter":
+            return self._letter(token)
+        if kind == "constant":
+            return _CONSTANTS[token]
+        if kind == "frac":
+            top, bottom = self._argument(), self._argument()
+            if bottom.is_zero:
+                raise Unreadable("divides by zero")
+            return top / bottom
+        if kind == "sqrt":
+            return self._sqrt()
+        if kind == "function":
+            return self._function(token)
+        if kind == "sign" and token in ("(", "{"):
+            value = self._sum()
+            self._need(")" if token == "(" else "}")
+            return value
+        if kind == "sign" and token == "|" and not self._in_bars:
+            self._in_bars = True
+            value = self._sum()
+            self._in_bars = False
+            self._need("|")
+            self.letters.add("|")
+            return sympy.Abs(value)
+        raise Unreadable(f"has {token!r} where a number or a letter is needed")
+
+    def _number(self, token: str) -> Any:
+        value = _rational(token)
+        if not token.isdigit():
+            return value
+        # Mixed numbers: `3 1/2` and `3\frac{1}{2}`.
+        following = self._tokens[self._at : self._at + 7]
+        kinds, texts = [kind for kind, _ in following], [text for _, text in following]
+        if kinds[:1] == ["number"] and texts[1:2] == ["/"] and kinds[2:3] == ["number"]:
+            top, bottom, count = texts[0], texts[2], 3
+        elif kinds[:1] == ["frac"] and [*texts[1:2], *texts[3:5], *texts[6:7]] == ["{", "}", "{", "}"]:
+            top, bottom, count = texts[2], texts[5], 7
+        else:
+            return value
+        if not (top.isdigit() and bottom.isdigit()):
+            return value
+        before = self._tokens[self._at - 2] if self._at > 1 else ("sign", "(")
+        if not int(top) < int(bottom) or before[0] != "sign" or before[1] in "^_**/)}|":
+            raise Unreadable("has a number before a fraction that do not make a mixed number")
+        self._at += count
+        return value + sympy.Rational(int(top), int(bottom))
+
+    def _letter(self, token: str) -> Any:
+        if self._take("_"):
+            token = f"{token}_{self._index()}"
+        elif token in ("e", "i"):
+            self.letters.add(token)
+            return sympy.E if token == "e" else sympy.I
+        self.letters.add(token)
+        return sympy.Symbol(token)
+
+    def _index(self) -> str:
+        braced = self._take("{")
+        kind, token = self._next()
+        if kind not in ("number", "letter") or not token.isalnum() or (kind == "number" and len(token) > (2 if braced else 1)):
+            raise Unreadable("has a subscript that is neither a number nor a letter")
+        self._at += 1
+        if braced:
+            self._need("}")
+        return token
+
+    def _argument(self) -> Any:
+        r"""In braces, or one digit or letter: `\frac12`."""
+        kind, token = self._next()
+        if kind == "number" and len(token) > 1 and token.isdigit():
+            self._tokens[self._at] = ("number", token[1:])
+            return _rational(token[0])
+        if self._take("{"):
+            value = self._sum()
+            self._need("}")
+            return value
+        return self._atom()
+
+    def _sqrt(self) -> Any:
+        degree = sympy.Integer(2)
+        if self._take("["):
+            kind, token = self._next()
+            self._at += 1
+            if kind != "number" or not token.isdigit() or not 2 <= int(token[:3]) <= 20 or len(token) > 2:
+                raise Unreadable("has a root of no small degree")
+            degree = sympy.Integer(int(token))
+            self._need("]")
+        return self._argument() ** (1 / degree)
+
+    def _function(self, name: str) -> Any:
+        base = None
+        if name == "log" and self._take("_"):
+            base = self._argument()
+        power = None
+        if self._take("^", "**"):
+            power = self._exponent()
+            if not power.is_Integer or not 2 <= power <= MAX_POWER_OF_A_GROUP:
+                raise Unreadable(f"has a power of the function {name} that is read in several ways")
+        kind, token = self._next()
+        if kind == "sign" and token in ("(", "{"):
+            argument = self._atom()
+        else:
+            argument = self._signed_factor()
+            while self._next()[0] in ("letter", "constant", "frac", "sqrt"):
+                argument = argument * self._factor()
+        value = _FUNCTIONS[name](argument)
+        if base is not None:
+            value = value / sympy.log(base)
+        if not value.is_number or value.is_finite is not False:
+            return value if power is None else value**power
+        raise Unreadable("is infinite in a part")
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            if not text[at:].strip():
+                return
+            raise Unreadable(f"cannot be read from {text[at:].strip()[:20]!r} on")
+        at = match.end()
+        number, command, word, sign = match.groups()
+        if number:
+            yield "number", number
+        elif sign:
+            yield "sign", sign
+        elif word:
+            yield "word", word
+        elif command in ("frac", "sqrt"):
+            yield command, command
+        elif command in ("cdot", "times"):
+            yield "sign", command
+        elif command in _FUNCTIONS:
+            yield "function", command
+        elif command in _CONSTANTS:
+            yield "constant", command
+        elif command in _GREEK.values():
+            yield "letter", command
+        else:
+            raise Unreadable(f"contains \\{command}, which has no meaning in a formula here")
+
+
+def _letters(kind: str, value: str) -> Iterator[tuple[str, str]]:
+    """A run of letters is a product only if nobody would read a word: `abc` is, `hours` is not."""
+    if kind != "word":
+        yield kind, value
+    elif value == "sqrt":
+        yield "sqrt", value
+    elif value in _FUNCTIONS:
+        yield "function", value
+    elif value in _CONSTANTS:
+        yield "constant", value
+    elif len(value) > 2 and list(value) != sorted(set(value)):
+        raise Unreadable(f"contains the word {value[:40]!r}")
+    else:
+        yield from (("letter", letter) for letter in value)
+
+
+def _rational(token: str) -> Any:
+    return sympy.Rational(*Fraction(token).as_integer_ratio())
+
+
+def _bits(base: Any) -> int:
+    return max(int(base.p).bit_length(), int(base.q).bit_length()) if base.is_Rational else 64
+
+
+def _depths(text: str) -> Iterator[int]:
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        yield depth
