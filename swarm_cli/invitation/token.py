@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from shared.config.task_spec import TaskSpec
-from shared.contracts.codec import decode, encode
+from shared.contracts.codec import decode_foreign, encode
 from shared.contracts.wire import Count, DatasetName, Message, MessageError, NodeId, PlainText, SchemaVersion, Seconds, SwarmId
 from shared.identity.keys import is_public_key, is_seed
 
@@ -127,7 +127,7 @@ def read_token(text: str) -> Invitation:
     if not body or check != _check(body):
         raise TokenError("the token is damaged (its checksum is wrong): copy it again, from the first character to the last")
     try:
-        invitation = decode(body, Invitation)
+        invitation = decode_foreign(body, Invitation)
     except MessageError as error:
         raise TokenError(f"the token cannot be used ({error}): ask for one made by this version of the software") from None
     if (word == SECRET) != (invitation.credential is not None):
