@@ -185,7 +185,7 @@ def unpack_logprobs(packed: bytes) -> list[float]:
     """
     values = _unpack("f", packed).tolist()
     if any(not math.isfinite(v) or v > MAX_LOGPROB for v in values):
-        raise MessageError("malformed", "a log-probability is not finite or positive")
+        raise MessageError("malformed", "a log-probability is infinite, NaN or positive")
     return values
 
 
