@@ -52,7 +52,7 @@ def ban(
     node_config = load_chosen(config)
     bucket = subjects.node_bucket(by or node_config.node.id)
     if not sender:
-        say("\n".join(asyncio.run(_with(node_config, node_url, lambda plane: _listing(plane, bucket)))))
+        say("\n".join(asyncio.run(_with(node_config, node_url, lambda plane: _listing(plane, bucket), acts=False))))
         return
     if not (is_node_name(sender) or is_public_key(sender)):
         raise CommandError(f"{sender[:80]!r} is neither a node's name nor a public key (U...)")
@@ -100,10 +100,10 @@ def _removed(bans: BanList, sender: str) -> BanList:
     return changed
 
 
-async def _with(config: NodeConfig, node_url: str, action: Callable[[Transport], Awaitable[T]]) -> T:
+async def _with(config: NodeConfig, node_url: str, action: Callable[[Transport], Awaitable[T]], *, acts: bool = True) -> T:
     target = default_target(config, node_url)
     with naming_silent_server(config.node.var_dir, target.node_url):
-        check_listening(config.node.var_dir, target)
+        check_listening(config.node.var_dir, target, acts=acts)
         plane = await connect_node_plane(config, OPERATOR, timeout_s=TIMEOUT_S, url=target.node_url)
         try:
             return await action(plane)

@@ -96,11 +96,11 @@ def requeue_letters(
             await requeue(plane, node_config.node.id, letter)
         return readable
 
-    done = _with_plane(node_config, node_url, put_back)
+    done = _with_plane(node_config, node_url, put_back, acts=True)
     typer.echo(f"requeued {len(done)}: {', '.join(str(letter.seq) for letter in done)}" if done else "requeued 0")
 
 
-def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaitable[T]]) -> T:
+def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaitable[T]], *, acts: bool = False) -> T:
     target = default_target(config, url)
 
     async def run() -> T:
@@ -111,7 +111,7 @@ def _with_plane(config: NodeConfig, url: str, work: Callable[[Transport], Awaita
             await plane.close()
 
     with naming_silent_server(config.node.var_dir, target.node_url):
-        check_listening(config.node.var_dir, target)
+        check_listening(config.node.var_dir, target, acts=acts)
         return asyncio.run(run())
 
 

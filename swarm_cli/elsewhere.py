@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from shared.config import NodeConfig
 from shared.text import visible
-from swarm_cli.running import LOCK, holder, read_note, running_runs
+from swarm_cli.errors import CommandError
+from swarm_cli.running import LOCK, holder, only_running, read_note, running_runs
 
 _PROCESSES = Path("/proc")
 _SAID = 5
@@ -48,6 +50,34 @@ def running_elsewhere() -> list[str]:
         f"Run {visible(folder.name, 80)} is running in {visible(str(folder.parent.parent), 200)}: --node-url {note.node_url}"
         for folder, note in noted[:_SAID]
     ]
+
+
+def unnamed_server(var_dir: Path, node_url: str) -> str:
+    """What is known of the server at the usual address if neither a run of this folder nor the user
+    names one: whoever started it, its run is not this folder's.
+    """
+    found = run_on_server(var_dir, node_url)
+    whose = (
+        f"which run {visible(found.name, 80)} of {visible(str(found.parent.parent), 400)} has started"
+        if found
+        else "which may be another user's"
+    )
+    return f"no run is running in this folder; the server at {visible(node_url, 400)} answers, {whose}"
+
+
+def refuse_unnamed_server(config: NodeConfig, node_url: str, swarm_url: str = "") -> None:
+    """Refuse to change anything on a server that nobody named.
+
+    Raises:
+        CommandError: neither the command line nor the configuration names a server, and no run, or
+            several, are running here.
+    """
+    if node_url or swarm_url or config.nats.model_fields_set & {"node_url", "swarm_url"} or only_running(config):
+        return
+    raise CommandError(
+        "no run is running in this folder, and neither the command nor the configuration names a server: add --node-url or "
+        "--swarm-url, or --config" + "".join(f"\n{line}" for line in running_elsewhere())
+    )
 
 
 def no_run_here(run: str, var_dir: Path, what_is_there: str) -> str:

@@ -34,11 +34,12 @@ from swarm_cli.running import RunNote, read_note, running_swarm
 
 LOOK_S = 3.0
 _CHOOSE = "swarm invite --url"
+_SHOWN = 5
 
 
 def invite(
     url: Annotated[
-        str, typer.Option(help="The swarm's server as others reach it.  [default: nats.swarm_url, or the running run's]")
+        str, typer.Option(help="The swarm's server as others reach it.  [default: nats.swarm_url, or that of the run here]")
     ] = "",
     roster: Annotated[Path | None, typer.Option(help="Roster that newcomers admit others by; they start with these lines.")] = None,
     ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
@@ -56,7 +57,7 @@ def invite(
         raise CommandError("--node makes a token for a newcomer, --observer one for spectators: give one of the two")
     chosen = load_chosen(config)
     here = None if url else _swarm_here(chosen)
-    address = url or (here.swarm_url if here else chosen.nats.swarm_url or "")
+    address = url or (here.swarm_url if here else _configured_swarm(chosen))
     swarm_id = chosen.nats.swarm_id
     if swarm_id == DEFAULT_SWARM_ID and here and here.swarm_id:
         swarm_id = here.swarm_id
@@ -85,30 +86,27 @@ def invite(
 
 
 def _swarm_here(config: NodeConfig) -> RunNote | None:
-    """The note of this machine's running run; None if none is running or the configuration names a
-    server.
+    """The note of the run that is running in this folder; None if none is, or the configuration
+    names a server.
     """
-    if "swarm_url" in config.nats.model_fields_set:
-        return None
-    return running_swarm(config.node.var_dir, _CHOOSE) or _swarm_elsewhere(config.nats.swarm_url or "")
+    return None if "swarm_url" in config.nats.model_fields_set else running_swarm(config.node.var_dir, _CHOOSE)
 
 
-def _swarm_elsewhere(default: str) -> RunNote | None:
-    """The note of the only run that this user is running in another folder; None if there is none,
-    or if a server answers at the `default` address, which is then meant.
+def _configured_swarm(config: NodeConfig) -> str:
+    """The swarm's server that the configuration names. The usual address is no answer: who is there
+    need not be of this user's swarm.
 
     Raises:
-        CommandError: several are running, in different swarms.
+        CommandError: it names none.
     """
+    if "swarm_url" in config.nats.model_fields_set:
+        return config.nats.swarm_url or ""
     noted = [(folder, left) for folder in runs_of_this_user() if (left := read_note(folder)) and left.swarm_url != "none"]
-    if not noted or not silent(default, LOOK_S):
-        return None
-    if len({left.swarm_url for _, left in noted}) > 1:
-        lines = [f"  {_CHOOSE} {shlex.quote(left.swarm_url)}   run {visible(str(folder), 400)}" for folder, left in noted]
-        raise CommandError("several runs are running on this machine: choose one with\n" + "\n".join(lines))
-    folder, found = noted[0]
-    note(f"for the swarm of run {visible(folder.name, 80)}, which is running in {visible(str(folder.parent.parent), 400)}")
-    return found
+    lines = [f"  {_CHOOSE} {shlex.quote(left.swarm_url)}   run {visible(str(folder), 400)}" for folder, left in noted[:_SHOWN]]
+    raise CommandError(
+        "no run is running in this folder, and the configuration names no nats.swarm_url: name the swarm's server with --url"
+        + "".join(f"\n{line}" for line in lines)
+    )
 
 
 def members_swarm(url: str) -> str:

@@ -22,6 +22,7 @@ import msgspec
 from services.verifier.bans import Bans
 from services.verifier.border_rules import BorderRules, Problem
 from services.verifier.copies import CopyMemory, Print, row_limit
+from services.verifier.other_tasks import DerivedOtherwise
 from services.verifier.refusals import BLAME, Refusal, Refused
 from services.verifier.replay import ReplayMemory
 from services.verifier.reputation import Reputation
@@ -29,7 +30,7 @@ from services.verifier.scoring_cost import ScoringCost
 from services.verifier.senders import Sender, Senders
 from services.verifier.trust import Trust
 from shared.contracts import subjects
-from shared.contracts.codec import content_id, decode
+from shared.contracts.codec import content_id, decode_foreign
 from shared.contracts.messages import RolloutGroup, SignedRollouts, signed_bytes
 from shared.contracts.wire import MessageError
 from shared.identity import keys
@@ -44,9 +45,10 @@ JUDGED_BODIES = 100_000
 """Number of refused bodies remembered with their signer, so that one sent again by somebody else is
 neither scored nor blamed twice.
 """
+_DIFFERENCES = (Refusal.TASK_UNDERIVABLE, Refusal.TASK_MISMATCH, Refusal.TASK_NOT_ALLOWED)
 _REASONS = {each.value: each for each in Refusal} | {"task_verifier": Refusal.TASK_NOT_ALLOWED}
-"""What the sandbox says, as a reason. That this node's verifier cannot judge a task is no fault of
-its sender.
+"""What the decoder or the sandbox says, as a reason. That this node's verifier cannot judge a task
+is no fault of its sender.
 """
 
 
@@ -86,6 +88,7 @@ class Border:
         self.reputation = Reputation()
         self._cost = ScoringCost()
         self._copies = copies or CopyMemory()
+        self._otherwise = DerivedOtherwise()
         self._senders = Senders(trust, self.reputation, rules.established_after)
 
     def refuse_unread(self, subject: str, size_bytes: int, now_s: float) -> Refused | None:
@@ -152,6 +155,7 @@ class Border:
                     or self._rules.age_problem(group, now_s)
                     or self._replay_problem(envelope.public_key, body_id)
                     or self._rules.task_problem(group)
+                    or self._otherwise.problem(envelope.public_key, group.task.ref.dataset, now_s)
                 )
                 if problem is None:
                     made = yield from _apart(lambda: self._print_or_problem(group))
@@ -181,6 +185,11 @@ class Border:
             return self._accept(candidate, now_s)
         reason = _REASONS.get(result.reason or "", Refusal.TASK_UNDERIVABLE)
         detail = result.detail if result.reason is not None else "not every answer has a reward"
+        if reason in _DIFFERENCES:
+            # Another version explains it: nobody is blamed, and these bytes are not derived again.
+            self._judged.remember(_judged_id(candidate.public_key, candidate.group_id), now_s)
+            self._otherwise.refused(candidate.public_key, candidate.group.task.ref.dataset, (reason, detail), now_s)
+            return Refused(reason, candidate.sender, detail)
         # On a busy machine an honest group may miss the deadline although it has used little CPU
         # time.
         part = min(1.0, result.cpu_s) if reason is Refusal.SCORING_TIMEOUT else 1.0
@@ -203,6 +212,7 @@ class Border:
         self._replay.remember(candidate.group_id, now_s)
         self._copies.remember(candidate.made, candidate.public_key, candidate.seq, now_s, candidate.stored_at_s)
         self.reputation.credit(candidate.public_key, candidate.sender, now_s)
+        self._otherwise.accepted(candidate.public_key, candidate.group.task.ref.dataset)
         return None
 
     def _refuse_copy(self, candidate: Candidate, now_s: float, *, accepting: bool = False) -> Refused | None:
@@ -282,9 +292,9 @@ def _apart(work: Callable[[], T]) -> Generator[Callable[[], Any], Any, T]:
 
 def _opened(payload: bytes, swarm_id: str) -> _Opened | Problem:
     try:
-        envelope = decode(payload, SignedRollouts)
+        envelope = decode_foreign(payload, SignedRollouts)
     except MessageError as error:
-        return _decode_reason(error), error.detail
+        return _REASONS[error.reason], error.detail
     if envelope.swarm != swarm_id:
         return Refusal.OTHER_SWARM, f"signed for nats.swarm_id {envelope.swarm!r}, and this node's is {swarm_id!r}"
     if not keys.verify(envelope.public_key, signed_bytes(envelope.swarm, envelope.body), envelope.signature):
@@ -294,19 +304,15 @@ def _opened(payload: bytes, swarm_id: str) -> _Opened | Problem:
 
 def _group(body: bytes, max_completions: int) -> RolloutGroup | Problem:
     try:
-        return with_first_completions(decode(body, RolloutGroup), max_completions)
+        return with_first_completions(decode_foreign(body, RolloutGroup), max_completions)
     except MessageError as error:
-        return _decode_reason(error), error.detail
+        return _REASONS[error.reason], error.detail
 
 
 def _judged_id(public_key: str, body_id: str) -> str:
     # The id includes the signer. Otherwise somebody who signs another's body with his own key could
     # have the original refused.
     return content_id(f"{public_key} {body_id}".encode())
-
-
-def _decode_reason(error: MessageError) -> Refusal:
-    return Refusal.SCHEMA_VERSION if error.reason == "schema_version" else Refusal.MALFORMED
 
 
 def with_first_completions(group: RolloutGroup, count: int) -> RolloutGroup:

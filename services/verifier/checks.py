@@ -44,6 +44,7 @@ class Check(NamedTuple):
         return f"{blamed}; nobody {self.spares}" if self.spares else blamed
 
 
+_AGAIN = "the key's last three groups of this dataset were refused for this below; one is tried again every ten minutes"
 _A_ROW, _SHORT = "for a row of a file", "if the answers are too short to tell"
 _UNSIGNED = (Stage.UNREAD, Stage.PAYLOAD, Stage.ENVELOPE)
 
@@ -65,18 +66,26 @@ CHECKS = (
     Check(Stage.PAYLOAD, Refusal.BLOB_MISSING, "chunks of its payload are gone"),
     Check(Stage.ENVELOPE, Refusal.SCHEMA_VERSION, "its schema version is another"),
     Check(Stage.ENVELOPE, Refusal.MALFORMED, "it is not an envelope"),
+    Check(Stage.ENVELOPE, Refusal.OUT_OF_RANGE, "a value in the envelope is none that this version takes"),
     Check(Stage.ENVELOPE, Refusal.OTHER_SWARM, "it is signed for another swarm (`nats.swarm_id`)"),
     Check(Stage.ENVELOPE, Refusal.SIGNATURE, "the signature is not from the key that it names"),
     Check(Stage.KEY, Refusal.BANNED, "the key is banned here"),
     Check(Stage.KEY, Refusal.QUARANTINED, "the key is in quarantine"),
     Check(Stage.BODY, Refusal.SCHEMA_VERSION, "the body's schema version is not supported"),
-    Check(Stage.BODY, Refusal.MALFORMED, "the body is not a rollout group, or its parts contradict each other"),
+    Check(
+        Stage.BODY,
+        Refusal.MALFORMED,
+        "the body is not a rollout group, names a field twice, is nested deeper than 16 levels or has more than 16,384 values",
+    ),
+    Check(Stage.BODY, Refusal.OUT_OF_RANGE, "a value is of the right type, but none that this version takes"),
     Check(Stage.BODY, Refusal.AUTHOR, "subject, envelope and body do not name the same node, or name this one"),
     Check(Stage.BODY, Refusal.UNKNOWN_KEY, "the key may not use that name (`verifier.trust`)"),
     Check(Stage.BODY, Refusal.TOO_OLD, "it is older than `verifier.max_age_s`"),
     Check(Stage.BODY, Refusal.FROM_FUTURE, "its creation time is more than `verifier.max_clock_skew_s` in the future"),
     Check(Stage.BODY, Refusal.REPLAYED, "it was accepted or judged before"),
     Check(Stage.BODY, Refusal.TASK_NOT_ALLOWED, "`verifier.accept` does not allow its task"),
+    Check(Stage.BODY, Refusal.TASK_UNDERIVABLE, _AGAIN),
+    Check(Stage.BODY, Refusal.TASK_MISMATCH, _AGAIN),
     Check(Stage.CONTENT, Refusal.HELD_OUT, "its question is in this node's held-out set"),
     Check(Stage.CONTENT, Refusal.LENGTHS, "a completion is longer than `verifier.max_answer_chars` or `max_foreign_length` allows"),
     Check(Stage.CONTENT, Refusal.MALFORMED, "a completion's tokens or logprobs cannot belong to its text"),
@@ -87,7 +96,7 @@ CHECKS = (
     Check(Stage.SANDBOX, Refusal.SCORING_COST, "the key's groups cost more than they are worth"),
     Check(Stage.SANDBOX, Refusal.TASK_UNDERIVABLE, "its task cannot be derived here"),
     Check(Stage.SANDBOX, Refusal.TASK_NOT_ALLOWED, "this node's verifier cannot judge its task"),
-    Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's question or answer differs from the group's"),
+    Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's question, answer or metadata differs from the group's"),
     Check(Stage.SANDBOX, Refusal.SCORING_TIMEOUT, "it was not judged within its limits"),
     Check(Stage.ACCEPTANCE, Refusal.REPLAYED, "the same message was accepted while it was being scored"),
     Check(Stage.ACCEPTANCE, Refusal.REPEATED, "a group of the key's with this task was accepted meanwhile", spares=_A_ROW),

@@ -26,15 +26,14 @@ def completion_problem(completion: Completion, max_chars: int, max_tokens: int) 
     """Why the completion is refused, or None. Whether the ids match the text is checked by the
     trainer, which has the tokenizer.
 
-    No engine samples an answer of no tokens, and a sampled token's logprob is finite and not above
-    0.
+    A sampled token's logprob is finite and not above 0; generators refuse samples with others.
     """
     if len(completion.text) > max_chars:
         return Refusal.LENGTHS, f"a text of {len(completion.text)} characters (verifier.max_answer_chars)"
     if completion.token_count > max_tokens:
         return Refusal.LENGTHS, f"an answer of {completion.token_count} tokens, at most {max_tokens} (verifier.max_foreign_length)"
     if completion.token_count == 0 and completion.text:
-        return Refusal.MALFORMED, "a text of no tokens"
+        return Refusal.LENGTHS, "a text of no tokens"
     for packed in (completion.token_ids, completion.behaviour_logprobs):
         if packed is not None and len(packed) != 4 * completion.token_count:
             return Refusal.MALFORMED, "token_ids, behaviour_logprobs and token_count disagree"

@@ -55,6 +55,11 @@ _NOT_THE_SENDERS_DOING = {
     Refusal.COPIED,
 }
 
+_OF_ANOTHER_VERSION = {Refusal.SCHEMA_VERSION, Refusal.OUT_OF_RANGE}
+"""In an envelope, which anybody can write, these cost the named sender nothing. In a signed body
+they use its turns, although nobody is blamed.
+"""
+
 
 class Intake:
     """Reads, checks, scores and stores foreign groups."""
@@ -247,7 +252,8 @@ class Intake:
             verdict = Refused(self._beyond_budget(verdict.sender, message), verdict.sender, FLOODED)
         self._refused.refuse(verdict, message)
         if not read or (message.inline is not None and message.size_bytes < REFUNDED_BYTES):
-            blameless = verdict.blamed is None and verdict.reason in _NOT_THE_SENDERS_DOING
+            unsigned = not verdict.group_id and verdict.reason in _OF_ANOTHER_VERSION
+            blameless = verdict.blamed is None and (unsigned or verdict.reason in _NOT_THE_SENDERS_DOING)
             self._waiting.refund(sender, blameless=blameless, size_bytes=message.size_bytes)
             self._news.set()
         return None

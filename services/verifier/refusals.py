@@ -23,6 +23,7 @@ class Refusal(Enum):
     """
     MALFORMED = "malformed"
     SCHEMA_VERSION = "schema_version"
+    OUT_OF_RANGE = "out_of_range"
     OTHER_SWARM = "other_swarm"
     SIGNATURE = "signature"
     BANNED = "banned"
@@ -59,12 +60,8 @@ Offence = Refusal | Found
 
 BLAME: dict[Offence, float] = {
     Refusal.MALFORMED: 1.0,
-    Refusal.TASK_MISMATCH: 1.0,
     Refusal.SCORING_TIMEOUT: 1.0,
     Refusal.SCORING_COST: 1.0,
-    Refusal.TASK_UNDERIVABLE: 0.5,
-    Refusal.FROM_FUTURE: 0.25,
-    Refusal.UNKNOWN_KEY: 0.25,
     Refusal.REPEATED: 0.25,
     Refusal.COPIED: 0.25,
     Found.ABSURD: 0.5,
@@ -82,17 +79,19 @@ under a third one's subject (`author`).
 counts once, however often it is sent.
 * Anyone who reads another swarm can copy its groups here (`other_swarm`), and an honest node may be
 misconfigured.
-* `task_not_allowed`, `held_out`, `lengths`, `schema_version`: an honest node cannot know this
-node's choices and version.
+* What another version, package, configuration or clock explains is blamed on nobody:
+`schema_version`, `out_of_range`, `task_mismatch`, `task_underivable`, `task_not_allowed`,
+`held_out`, `lengths`, `from_future`, `unknown_key`. Such a message uses its sender's turns, and a
+key whose tasks come out otherwise here is not derived again for a while
+(`services.verifier.other_tasks`).
 * `scoring_timeout` weighs as much as it cost (`services.verifier.border`); `scoring_cost` is a
 judgement on many groups (`services.verifier.scoring_cost`) and causes quarantine by itself.
 * A copy is blamed only if coincidence is excluded, and only on the later one in the stream
 (`services.verifier.copies`).
 * Text that is absurd under this node's policy may be something it has yet to learn: it counts by
 the fraction of absurd answers.
-* Weights up to a half never cause quarantine by themselves (`services.verifier.reputation`): a
-wrong clock, two nodes with one name. Messages that no honest node with the same software sends
-weigh 1.
+* Weights up to a half never cause quarantine by themselves (`services.verifier.reputation`).
+Messages that no version of the software sends weigh 1.
 """
 
 

@@ -20,6 +20,13 @@ from shared.transport.base import StoredMessage
 
 TOLD_OF = 64
 """Number of senders of another swarm that the log names, once each."""
+_OTHER_VERSION = "install the same version of the package that makes this dataset's tasks on both nodes"
+_OTHER_TASKS = {
+    Refusal.TASK_NOT_ALLOWED: "configure the same [[tasks]] on both nodes, or set verifier.accept (see swarm config show --all)",
+    Refusal.TASK_MISMATCH: _OTHER_VERSION,
+    Refusal.TASK_UNDERIVABLE: _OTHER_VERSION,
+}
+"""What makes the two nodes' tasks equal, by the reason of the refusal."""
 
 
 class RefusedMessages:
@@ -71,14 +78,9 @@ class RefusedMessages:
         self._log.debug(
             "foreign_group_refused", reason=reason, sender=refused.sender, detail=detail, swarm_seq=message.seq, **named
         )
-        if refused.reason is Refusal.TASK_NOT_ALLOWED and self._other_tasks.refused(refused.sender or ""):
-            self._log.warning(
-                "sender_has_other_tasks",
-                sender=refused.sender,
-                groups=TOLD_AFTER,
-                detail=detail,
-                remedy="configure the same [[tasks]] on both nodes, or set verifier.accept (see swarm config show --all)",
-            )
+        if refused.reason in _OTHER_TASKS and self._other_tasks.refused(sender):
+            remedy = _OTHER_TASKS[refused.reason]
+            self._log.warning("sender_has_other_tasks", sender=refused.sender, groups=TOLD_AFTER, detail=detail, remedy=remedy)
         self._figures.border.other_tasks(self._other_tasks.count())
         if refused.reason is Refusal.OTHER_SWARM and message.stored_at >= self._started_at:
             self._tell_of_another_swarm(refused)

@@ -1,9 +1,10 @@
 """Encodes messages to bytes and back, including their arrays of token ids and logprobs.
 
 Messages are packed with `msgpack` and unpacked directly into structs by msgspec's typed decoder.
-Unknown fields, missing fields, values out of range, over-long lengths, NaN and an unknown schema
-version are refused before any other code sees them, in time that does not depend on what a hostile
-sender put in.
+Missing fields, values out of range, over-long lengths, NaN and an unknown schema version are
+refused before any other code sees them. Fields that this version does not know are ignored: a newer
+node may have added them. They count in the message's size, and `decode_foreign` bounds what they
+hold.
 
 Token arrays are raw little-endian bytes (`int32` ids, `float32` logprobs) because decoding a list
 of a million Python integers costs far more than using it.
@@ -26,9 +27,24 @@ from shared.contracts.wire import Message, MessageError
 MAX_LOGPROB = 1e-3
 """The largest log-probability accepted. It should be at most 0, but engines round."""
 MAX_TOKENS = 1_048_576
+MAX_VALUES = 16_384
+"""Most maps and lists, their entries and elements, in another node's message, unknown fields
+included. A group of 1,024 completions has 7,200.
+"""
+MAX_DEPTH = 16
+"""Deepest nesting of another node's message; this version's reaches 3."""
 
 M = TypeVar("M", bound=Message)
 _decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
+
+
+class _Version(msgspec.Struct):
+    """The schema version of any message, wherever the field stands in the map."""
+
+    schema: int = 1
+
+
+_version_decoder = msgspec.msgpack.Decoder(_Version)
 
 
 def encode(message: Message) -> bytes:
@@ -38,11 +54,11 @@ def encode(message: Message) -> bytes:
 
 
 def decode(payload: bytes, kind: type[M]) -> M:
-    """Unpack and validate one message.
+    """Unpack and validate one message of this node's own processes.
 
     Raises:
-        MessageError: `schema_version` for a version this software does not know, `malformed` for
-            everything else.
+        MessageError: `schema_version` for a version this software does not know, `out_of_range` for
+            a value that it does not take and a later version may, `malformed` for everything else.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
@@ -50,11 +66,94 @@ def decode(payload: bytes, kind: type[M]) -> M:
     try:
         message: M = decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError, OverflowError) as error:
-        detail = str(error)[:200]
-        if detail.endswith("$.schema`"):
-            raise MessageError("schema_version", f"{kind.__name__}: {detail}: update the older node") from None
-        raise MessageError("malformed", f"{kind.__name__}: {detail}") from None
+        detail = f"{kind.__name__}: {str(error)[:200]}"
+        if _is_another_version(payload, kind):
+            raise MessageError("schema_version", f"{detail}: update the older node") from None
+        raise MessageError("out_of_range" if _is_out_of_range(error) else "malformed", detail) from None
     return message
+
+
+def decode_foreign(payload: bytes, kind: type[M]) -> M:
+    """Unpack and validate one message of another node. As `decode`, and no map has a key twice, so
+    that no two programs read different values, and what unknown fields hold is bounded.
+
+    Raises:
+        MessageError: as `decode`.
+    """
+    message = decode(payload, kind)
+    structure = _Structure()
+    try:
+        msgpack.unpackb(
+            payload,
+            raw=True,
+            object_pairs_hook=structure.on_map,
+            list_hook=structure.on_list,
+            max_map_len=MAX_VALUES,
+            max_array_len=MAX_VALUES,
+            ext_hook=lambda code, data: None,
+            timestamp=0,
+        )
+    except (ValueError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise MessageError("malformed", f"{kind.__name__}: {str(error)[:200]}") from None
+    return message
+
+
+class _Depth(int):
+    """The depth of a map or list, in whose place it stands. No unpacked value has this type."""
+
+
+_DEPTHS = tuple(map(_Depth, range(MAX_DEPTH + 1)))
+
+
+class _Structure:
+    """Counts the values of a message and measures its depth while it is unpacked, from the inside
+    out, so that no more than one path of it is kept.
+    """
+
+    def __init__(self) -> None:
+        self._values = 0
+
+    def on_map(self, pairs: list[tuple[object, object]]) -> _Depth:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a map has a key twice")
+        return self._above([value for _, value in pairs])
+
+    def on_list(self, values: list[object]) -> _Depth:
+        return self._above(values)
+
+    def _above(self, values: list[object]) -> _Depth:
+        self._values += 1 + len(values)
+        if self._values > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES} values")
+        depth = 1 + max((value for value in values if type(value) is _Depth), default=0) if values else 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        return _DEPTHS[depth]
+
+
+def _is_another_version(payload: bytes, kind: type[Message]) -> bool:
+    """Whether the message has a schema version of its own and it is not this kind's. Another
+    version may change any field, so the version alone says why the message cannot be read.
+    """
+    if "schema" not in kind.__struct_fields__:
+        return False
+    try:
+        return _version_decoder.decode(payload).schema != _known_version(kind)
+    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
+        return False
+
+
+def _known_version(kind: type[Message]) -> int:
+    (version,) = (field.default for field in msgspec.structs.fields(kind) if field.name == "schema")
+    return int(version)
+
+
+def _is_out_of_range(error: Exception) -> bool:
+    """Whether a value has the right type, but is none that this version takes. msgspec has one
+    error for both; its words differ.
+    """
+    wrong_form = (", got `", "missing required field")
+    return isinstance(error, msgspec.ValidationError) and not any(words in str(error) for words in wrong_form)
 
 
 def content_id(payload: bytes) -> str:
@@ -81,12 +180,12 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 
 
 def unpack_logprobs(packed: bytes) -> list[float]:
-    """Inverse of `pack_logprobs`. Raises MessageError (`malformed`) on a torn array, NaN, or a
-    value above 0 (rounding aside).
+    """Inverse of `pack_logprobs`. Raises MessageError (`malformed`) on a torn array, and on a value
+    that is not finite or above 0 (rounding aside), as other nodes do.
     """
     values = _unpack("f", packed).tolist()
-    if any(math.isnan(v) or v > MAX_LOGPROB for v in values):
-        raise MessageError("malformed", "a log-probability is NaN or positive")
+    if any(not math.isfinite(v) or v > MAX_LOGPROB for v in values):
+        raise MessageError("malformed", "a log-probability is infinite, NaN or positive")
     return values
 
 

@@ -63,5 +63,8 @@ class MessageError(ValueError):
         self.reason = reason
 
 
-class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every struct on the wire: immutable, keyword-only, no unknown fields."""
+class Message(Struct, frozen=True, kw_only=True):
+    """Base of every struct on the wire: immutable, keyword-only. Unknown fields are ignored, so a
+    newer version may add a field with a default. It raises the schema version instead if older
+    software must not ignore the field, or must not lose it when it writes a record back.
+    """

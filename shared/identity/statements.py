@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from shared.contracts.codec import decode, encode
+from shared.contracts.codec import decode_foreign, encode
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.statements import SignedStatement, statement_bytes
 from shared.contracts.wire import MessageError
@@ -60,10 +60,10 @@ def hear(payload: bytes, kind: type[S], now: float, swarm: str | None = None) ->
         MessageError: it is not a statement of this kind at all.
     """
     try:
-        signed = decode(payload, SignedStatement)
+        signed = decode_foreign(payload, SignedStatement)
     except MessageError:
-        return Heard(decode(payload, kind), Standing.UNSIGNED)
-    said = decode(signed.body, kind)
+        return Heard(decode_foreign(payload, kind), Standing.UNSIGNED)
+    said = decode_foreign(signed.body, kind)
     problem = _problem(signed, said, now, swarm)
     return Heard(said, Standing.REFUSED if problem else Standing.SIGNED, signed.public_key, signed.swarm, problem)
 
@@ -75,9 +75,9 @@ def said_in(payload: bytes, kind: type[S]) -> S:
         MessageError: it is not a statement of this kind.
     """
     try:
-        return decode(decode(payload, SignedStatement).body, kind)
+        return decode_foreign(decode_foreign(payload, SignedStatement).body, kind)
     except MessageError:
-        return decode(payload, kind)
+        return decode_foreign(payload, kind)
 
 
 def _problem(signed: SignedStatement, said: EvalReport | NodeRecord, now: float, swarm: str | None) -> str:

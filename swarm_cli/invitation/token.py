@@ -17,9 +17,10 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from shared.config.task_spec import TaskSpec
-from shared.contracts.codec import decode, encode
+from shared.contracts.codec import decode_foreign, encode
 from shared.contracts.wire import Count, DatasetName, Message, MessageError, NodeId, PlainText, SchemaVersion, Seconds, SwarmId
 from shared.identity.keys import is_public_key, is_seed
+from shared.identity.permissions import OPERATOR, WATCH
 
 PLAIN, SECRET = "swarm1", "swarm1-secret"
 """The prefix of a token; a token with the second one holds a key and must be kept secret."""
@@ -127,7 +128,7 @@ def read_token(text: str) -> Invitation:
     if not body or check != _check(body):
         raise TokenError("the token is damaged (its checksum is wrong): copy it again, from the first character to the last")
     try:
-        invitation = decode(body, Invitation)
+        invitation = decode_foreign(body, Invitation)
     except MessageError as error:
         raise TokenError(f"the token cannot be used ({error}): ask for one made by this version of the software") from None
     if (word == SECRET) != (invitation.credential is not None):
@@ -167,6 +168,11 @@ def _check_invitation(invitation: Invitation) -> None:
     encrypted = checked_urls(invitation.url).startswith("tls://")
     if (invitation.credential or invitation.authority) and not encrypted:
         raise TokenError("the token holds a key or a certificate but no tls:// address to use it with: ask for another token")
+    if invitation.credential is not None and invitation.credential.user in (OPERATOR, WATCH):
+        raise TokenError(
+            f"the token holds a key of {invitation.credential.user}, which no token may hold: tell the operator to replace that key, "
+            "and ask for a node's token"
+        )
     if invitation.credential is not None and not is_seed(invitation.credential.seed):
         raise TokenError("the key in the token is not valid: ask for another token")
     if invitation.authority and not re.fullmatch(

@@ -31,7 +31,7 @@ from swarm_cli.join import findings
 from swarm_cli.join.findings import Finding
 from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import look_at_hub
-from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, node_settings, task_entries
+from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, kept_tasks, node_settings, task_entries
 from swarm_cli.join.other_ports import other_ports
 from swarm_cli.join.roster_asked import confirmed, without_roster
 from swarm_cli.local.asked import Asked
@@ -274,6 +274,8 @@ def prepare(
     if not entries and chosen is None and base is None:
         raise CommandError("the token offers no tasks: name some with --tasks, or give --config with [[tasks]]")
     folder = JoinFolder(first_look(base, entries).node.var_dir / "joined" / invitation.swarm_id)
+    if not tasks and chosen is None:
+        entries = kept_tasks(entries, folder.known_tasks())
     folder.bind(invitation)
     folder.grown_roster(invitation.roster)
     signing_key = folder.signing_key().public_key

@@ -153,6 +153,14 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
             False,
             f"{look.unreachable}: ask the operator whether the server runs, and whether something on the way blocks its port",
         )
+    if look.operates and invitation.credential is not None:
+        return Finding(
+            "connection",
+            False,
+            f"the key in the token may do more than a node on {invitation.url}: it is the operator's, or the hub's accounts were "
+            "made by an earlier version. Tell the operator, who should replace that key or render the accounts again (`swarm nats "
+            "config`), and ask for another token",
+        )
     if not look.streams and invitation.url.startswith("tls://"):
         return Finding(
             "connection", False, "the swarm's streams do not exist: its operator must run `swarm nats init --plane swarm`"

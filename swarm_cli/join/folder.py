@@ -8,12 +8,15 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from shared.config.load import MAX_FILE_BYTES
 from shared.contracts.wire import is_node_name
 from shared.identity import keys
 from shared.identity.keys import KeyFileError, SigningKey
 from shared.identity.roster import RosterEntry, RosterError, read_roster, write_roster
 from shared.os_words import in_words
+from shared.plain_files import read_plain
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.token import Credential, Invitation, Member
 from swarm_cli.join.membership import bind, confirm
@@ -70,11 +73,22 @@ class JoinFolder:
         """The name under which this node joined before; empty if it never did or the file cannot be
         read.
         """
-        try:
-            name = tomllib.loads(self.config_file.read_text())["node"]["id"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+        node = self._joined_with().get("node")
+        name = node.get("id") if isinstance(node, dict) else None
         return name if isinstance(name, str) and is_node_name(name) else ""
+
+    def known_tasks(self) -> list[dict[str, Any]]:
+        """The `[[tasks]]` that this node joined with before; empty if it never did or the file
+        cannot be read.
+        """
+        tasks = self._joined_with().get("tasks")
+        return tasks if isinstance(tasks, list) and all(isinstance(each, dict) for each in tasks) else []
+
+    def _joined_with(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads(read_plain(self.config_file, MAX_FILE_BYTES).decode())
+        except (OSError, ValueError, RecursionError):
+            return {}
 
     def signing_key(self) -> SigningKey:
         """The node's key, made the first time. Raises CommandError."""

@@ -49,6 +49,8 @@ class HubLook:
     """The nodes whose directory entries are signed for this swarm."""
     room: Room | None = None
     """The room for the streams that the node would make; None if it makes none."""
+    operates: bool = False
+    """Whether this key may ask about the hub's streams; on a secured hub only an operator may."""
     others: int = 0
     """The number of other directory entries: unsigned, unreadable, or signed for another swarm."""
 
@@ -82,25 +84,25 @@ async def _look(hub: Transport, name: str, swarm: str) -> HubLook:
     except TransportError as error:
         cause = error.cause if isinstance(error, NotConnected) else error
         return HubLook(unreachable=f"it lets this machine in, but does not answer requests: {cause}")
-    skew_s = await _skew_s(hub)
+    operates, skew_s = await _skew_s(hub)
     listed, now = await read_directory(hub, [name]), time.time() - (skew_s or 0.0)
     nodes = tuple(each for each, payload in listed.payloads.items() if holder(payload, each, swarm, now))
     held_by, others = await _holder(hub, name, swarm, now), len(listed.names) - len(nodes) + listed.unreadable
-    return HubLook(streams=True, skew_s=skew_s, holder=held_by, nodes=nodes, others=others)
+    return HubLook(streams=True, skew_s=skew_s, holder=held_by, nodes=nodes, others=others, operates=operates)
 
 
-async def _skew_s(hub: Transport) -> float | None:
-    """How far this machine's clock is ahead of the server's: exactly, if this user may ask the
-    server about a stream, else by the entry that a node renewed last.
+async def _skew_s(hub: Transport) -> tuple[bool, float | None]:
+    """Whether this user may ask the server about a stream; and how far this machine's clock is
+    ahead of the server's: exactly, if so, else by the entry that a node renewed last.
     """
     before = time.time()
     with suppress(TransportError):
         try:
             at = (await hub.stream_state(subjects.SWARM_ROLLOUTS)).at
         except AccessDenied:
-            return await _skew_by_directory_s(hub)
-        return None if at is None else (before + time.time()) / 2 - at
-    return None
+            return False, await _skew_by_directory_s(hub)
+        return True, None if at is None else (before + time.time()) / 2 - at
+    return False, None
 
 
 async def _skew_by_directory_s(hub: Transport) -> float | None:

@@ -17,14 +17,20 @@ from msgspec.structs import replace
 from shared.contracts.codec import decode
 from shared.contracts.wire import Message, MessageError
 from shared.drafts import create_once
+from shared.os_words import in_words
+from shared.plain_files import read_plain
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.token import Invitation
 from swarm_cli.replace_file import replace_file
 
+_MOST_BYTES = 65_536
 
-class HubIdentity(Message, frozen=True, kw_only=True):
+
+class HubIdentity(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A hub as a token names it. `authority`: SHA-256 of its authority's certificates; empty if the
     system's authorities are used. `reached`: whether it ever answered this folder's keys.
+
+    A person may write the file, so a field that is not known is an error.
     """
 
     url: Annotated[str, Meta(max_length=1024)]
@@ -70,7 +76,9 @@ def bind(file: Path, authority: Path, invitation: Invitation, *, made: bool) -> 
             known = replace(wanted, reached=known.reached)
             replace_file(file, msgspec.json.encode(known).decode())
     except OSError as error:
-        raise CommandError(f"{file} cannot be used ({error.strerror}): set node.var_dir to a writable folder") from None
+        raise CommandError(
+            f"{file} cannot be used ({in_words(error)}): move it away if it is no file, or set node.var_dir to a writable folder"
+        ) from None
     except MessageError as error:
         raise CommandError(f"{file} does not name a hub ({error}): {remedy}") from None
     if (known.url, known.authority) != (wanted.url, wanted.authority):
@@ -81,7 +89,10 @@ def _trusts_less(file: Path, known: HubIdentity, invitation: Invitation) -> bool
     """Whether each certificate of the token is one of those that the folder trusts already, the
     newest among them: an older token, made before the newest was added, would take that away.
     """
-    trusted = file.read_bytes() if file.exists() else b""
+    try:
+        trusted = read_plain(file, _MOST_BYTES)
+    except OSError:  # there is none, or nothing that could be the authority's certificates
+        return False
     if not invitation.authority or hashlib.sha256(trusted).hexdigest() != known.authority:
         return False
     try:
@@ -104,7 +115,7 @@ def _read(file: Path) -> HubIdentity:
     """JSON, so that a person can write it when the hub changes; earlier versions wrote MessagePack.
     Raises OSError and MessageError.
     """
-    payload = file.read_bytes()
+    payload = read_plain(file, _MOST_BYTES)
     if not payload.lstrip().startswith(b"{"):
         return decode(payload, HubIdentity)
     try:

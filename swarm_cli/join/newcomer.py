@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.config import NodeConfig, load_config
+from shared.config import NodeConfig, TaskSpec, load_config
+from shared.text import visible
+from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.token import Invitation, task_specs
 from swarm_cli.join.folder import JoinFolder
@@ -60,6 +62,30 @@ def task_entries(asked: str, invitation: Invitation) -> list[dict[str, Any]]:
         return offered
     names = [name.strip() for name in asked.split(",") if name.strip()]
     return [entry for name in names for entry in [e for e in offered if e["dataset"] == name] or [{"dataset": name}]]
+
+
+def kept_tasks(offered: list[dict[str, Any]], known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tasks that a node joined with before, because a later token does not decide what it
+    trains on; `offered` if it has not joined yet. Says what the token offers instead.
+    """
+    if not known:
+        return offered
+    if _sources(known) != _sources(offered):
+        names = ",".join(dict.fromkeys(entry["dataset"] for entry in offered))
+        kept = ", ".join(dict.fromkeys(visible(str(entry.get("dataset") or entry.get("path")), 80) for entry in known))
+        note(f"this node keeps the tasks that it joined with ({kept}); the token offers others: to take them, add --tasks {names}")
+    return known
+
+
+def _sources(entries: list[dict[str, Any]]) -> list[tuple[str, str, float, str]]:
+    """What the tasks depend on, and how often they are drawn; empty if they are not valid, which is
+    told where they are used.
+    """
+    try:
+        specs = [TaskSpec.model_validate(entry) for entry in entries]
+    except ValueError:
+        return []
+    return sorted((spec.dataset or spec.path, spec.canonical_config, spec.weight, spec.verifier) for spec in specs)
 
 
 def base_config(config: Path | None, model: str) -> Path | None:

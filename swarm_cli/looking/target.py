@@ -17,7 +17,7 @@ from shared.config import NodeConfig
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.console import note as tell
-from swarm_cli.elsewhere import no_run_here
+from swarm_cli.elsewhere import no_run_here, unnamed_server
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.store_copy import STORE, StartedMeanwhile, server_on_copy
 from swarm_cli.loopback import LOOPBACK
@@ -67,9 +67,16 @@ def ended_here(var_dir: Path, target: Target) -> tuple[Path, RunEnd] | None:
     return None if target.run else newest_ended(var_dir, target.node_url if target.named else "")
 
 
-def check_listening(var_dir: Path, target: Target) -> None:
+def check_listening(var_dir: Path, target: Target, *, acts: bool = False) -> None:
     """Raises NotConnected at once if nothing listens on this machine's port and no run is about to,
     so that the user need not wait for a timeout; as RunGone if a run in `var_dir` explains it.
+
+    If something listens, but nobody named it and no run here started it, it says whose it is.
+
+    acts: the command changes something there, and so refuses in that case.
+
+    Raises:
+        CommandError: as said.
     """
     if target.run or "," in target.node_url:  # of several servers another may listen
         return
@@ -86,6 +93,11 @@ def check_listening(var_dir: Path, target: Target) -> None:
         ) from None
     except OSError:
         return  # connecting will report the problem
+    if not target.named:
+        there = unnamed_server(var_dir, target.node_url)
+        if acts:
+            raise CommandError(f"{there}: if you mean that one, add --node-url {shlex.quote(target.node_url)}")
+        tell(f"{there}: it is shown here. --node-url names another, --run a run of this folder")
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from shared.transport.base import Lowering
 from shared.transport.lowering import WouldLower
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note
+from swarm_cli.elsewhere import refuse_unnamed_server
 from swarm_cli.errors import CommandError
 from swarm_cli.loopback import LOOPBACK
 from swarm_cli.nats.account_list import (
@@ -212,7 +213,9 @@ def init(
     (nats.replicas, nats.swarm_replicas), and keep their messages. If that would lower replicas or a
     limit, the command refuses and names the differences.
     """
-    node_config = _on_servers(load_chosen(config), node_url, swarm_url)
+    chosen = load_chosen(config)
+    refuse_unnamed_server(chosen, node_url, swarm_url)
+    node_config = _on_servers(chosen, node_url, swarm_url)
     if plane in (Plane.SWARM, Plane.BOTH) and node_config.nats.swarm_url is None:
         raise CommandError("nats.swarm_url is none, so this node has no swarm plane: set nats.swarm_url, or use --plane node")
     for_node, for_swarm = _with_key(node_config, "node_key_file", key), _with_key(node_config, "swarm_key_file", key)

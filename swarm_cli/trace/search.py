@@ -14,7 +14,7 @@ from typing import TypeVar
 from services.verifier.border import without_tokens
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.codec import content_id, decode, decode_foreign, encode
 from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, signed_bytes
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
@@ -81,9 +81,9 @@ class Search:
                 continue
             left_bytes -= message.size_bytes
             try:
-                signed = decode(await plane.payload(message), SignedRollouts)
+                signed = decode_foreign(await plane.payload(message), SignedRollouts)
                 group_id = content_id(signed.body)
-                group = decode(signed.body, RolloutGroup)
+                group = decode_foreign(signed.body, RolloutGroup)
             except (MessageError, TransportError):
                 continue
             genuine = verify(signed.public_key, signed_bytes(signed.swarm, signed.body), signed.signature)

@@ -5,8 +5,10 @@ stay outside.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -25,6 +27,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, unpack_logprobs
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef, signed_bytes
+from shared.contracts.senders import SENDERS_PREFIX, SendersReport
 from shared.contracts.streams import ensure_node_streams, prepare_swarm_streams
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
@@ -34,7 +37,7 @@ from shared.run_records import refused_file
 from shared.runtime.status import StatusBoard
 from shared.tasks.derive import derive_task
 from shared.tasks.held_out import held_out_tasks
-from shared.transport.base import ConsumerSpec
+from shared.transport.base import ConsumerSpec, NoStream
 from shared.transport.connect import connect
 from tests.integration.installed_verifier import HANG, HANG_ASLEEP, HANGS, install
 from tests.integration.running_verifier import MakeServer, configured, generate, group, queue_is_empty, scored, until, verifier
@@ -141,6 +144,47 @@ async def test_a_group_delivered_again_after_a_crash_counts_once(nats_server: Ma
         assert len(await scored(again.node, "alpha")) == 1
         await until(lambda: again.status.get("shared") == 1)
     await crashed.close()
+
+
+async def test_nodes_with_and_without_further_fields_learn_from_each_other_and_blame_nobody(
+    nats_server: MakeServer, tmp_path: Path
+) -> None:
+    """The later version's fields stand at every level of its groups, scores and directory entry."""
+    url = nats_server().url
+    command = [sys.executable, "-m", "tests.integration.newer_node", "gamma", url, str(tmp_path)]
+    later = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+    assert later.stdin is not None
+    try:
+        async with verifier(configured("beta", url, tmp_path)) as beta:
+            assert beta.swarm is not None
+            await generate(beta.node, *(group("beta", index) for index in range(8)))
+            await until(lambda: beta.status.get("accepted") == 8)
+
+            async def heard_there() -> bool:
+                with suppress(NoStream):
+                    return sum(each.origin == "external" for each in await scored(beta.node, "gamma")) == 8
+                return False
+
+            await until(heard_there)
+            assert beta.status.get("refused") == 0
+            messages = await beta.swarm.read(subjects.SWARM_ROLLOUTS, 1, 99)
+            sent = [decode(await beta.swarm.payload(each), SignedRollouts) for each in messages]
+            bodies = {each.node: msgspec.msgpack.decode(each.body) for each in sent}
+            assert bodies["gamma"]["completions"][0]["added"] == bodies["gamma"]["added"] == ["parts", [1, 2]]
+            assert "added" not in bodies["beta"]
+
+            async def listed() -> bool:
+                assert beta.swarm is not None
+                entry = await beta.swarm.kv.get(subjects.SWARM_NODES_BUCKET, "gamma")
+                return entry is not None and hear(entry.value, NodeRecord, time.time()).standing is Standing.SIGNED
+
+            await until(listed)
+            for node in ("beta", "gamma"):
+                for each in await beta.node.kv.all(subjects.node_bucket(node), SENDERS_PREFIX):
+                    assert decode(each.value, SendersReport).worst == []
+    finally:
+        later.stdin.close()
+        assert await asyncio.wait_for(later.wait(), 20) == 0
 
 
 async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(

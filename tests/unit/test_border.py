@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused, without_tokens
+from services.verifier.other_tasks import AGAIN_S, TRIES
 from services.verifier.prints import Print
 from services.verifier.quarantine import FIRST_S, Quarantine
 from services.verifier.replay import ReplayMemory
@@ -142,7 +143,7 @@ ELSEWHERE = sign(group(), KEY, share_tokens=True, swarm_id="another")
         (Refusal.SCHEMA_VERSION, "swarm.rollouts.v1.beta.gcd", version_1_group()),
         (Refusal.OTHER_SWARM, SUBJECT, encode(sign(group(), KEY, share_tokens=True, swarm_id="another"))),
         (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm=DEFAULT_SWARM_ID))),
-        (Refusal.MALFORMED, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm="x\x00y"))),
+        (Refusal.OUT_OF_RANGE, SUBJECT, encode(msgspec.structs.replace(ELSEWHERE, swarm="x\x00y"))),
         (Refusal.SIGNATURE, SUBJECT, forged()),
         (Refusal.SIGNATURE, SUBJECT, encode(msgspec.structs.replace(sign(group(), KEY, share_tokens=True), public_key="U" * 56))),
         (Refusal.AUTHOR, subjects.rollouts("gamma"), signed(group())),
@@ -160,9 +161,9 @@ ELSEWHERE = sign(group(), KEY, share_tokens=True, swarm_id="another")
         (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(token_ids=pack_ids([1, 2, 3]))))),
         (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(behaviour_logprobs=pack_logprobs([-1.0]))))),
         (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions(**tokens_of(33))))),
-        (Refusal.MALFORMED, SUBJECT, signed(group(completions=completions(**tokens_of(0))))),
+        (Refusal.LENGTHS, SUBJECT, signed(group(completions=completions(**tokens_of(0))))),
         (
-            Refusal.MALFORMED,
+            Refusal.LENGTHS,
             SUBJECT,
             signed(group(completions=completions(token_count=0, token_ids=None, behaviour_logprobs=None))),
         ),
@@ -253,16 +254,22 @@ def test_what_the_sandbox_says_becomes_a_typed_reason_and_a_hang_a_quarantine(tm
     gate = border(tmp_path)
     candidate = gate.examine(SUBJECT, signed(group()), NOW_S)
     assert isinstance(candidate, Candidate)
-    for said, reason in (("task_mismatch", "task_mismatch"), ("task_index", "task_underivable"), ("???", "task_underivable")):
+    differences = {
+        "task_mismatch": Refusal.TASK_MISMATCH,
+        "task_index": Refusal.TASK_UNDERIVABLE,
+        "task_dataset": Refusal.TASK_UNDERIVABLE,
+        "task_verifier": Refusal.TASK_NOT_ALLOWED,
+        "???": Refusal.TASK_UNDERIVABLE,
+    }
+    for said, reason in differences.items():
         refused = gate.conclude(candidate, result(said), NOW_S)
         assert refused is not None
-        assert refused.reason.value == reason
-    own = gate.conclude(candidate, result("task_verifier"), NOW_S)
-    assert own is not None
-    assert (own.reason, own.blamed) == (Refusal.TASK_NOT_ALLOWED, None)
+        assert (refused.reason, refused.blamed) == (reason, None)
     incomplete = gate.conclude(candidate, JobResult([1.0], None, None, "", 0, 0.1), NOW_S)
     assert incomplete is not None
     assert incomplete.reason is Refusal.TASK_UNDERIVABLE
+    assert gate.reputation.worst(1, NOW_S) == []
+    gate = border(tmp_path)
     hanging = gate.examine(SUBJECT, signed(group(draw=1)), NOW_S)
     assert isinstance(hanging, Candidate)
     refused = gate.conclude(hanging, result("scoring_timeout", cpu_s=GRACE_S / 2), NOW_S)
@@ -392,3 +399,64 @@ def test_a_stranger_s_prompt_tokens_stay_outside(tmp_path: Path) -> None:
 def test_an_empty_answer_that_ended_at_once_is_an_answer(tmp_path: Path) -> None:
     verdict = border(tmp_path).examine(SUBJECT, signed(group(completions=completions(text="", **tokens_of(1)))), NOW_S)
     assert isinstance(verdict, Candidate)
+
+
+def test_a_key_whose_tasks_come_out_otherwise_here_is_heard_again_without_having_them_all_derived(tmp_path: Path) -> None:
+    """Its package has another version. An attacker gains no more by saying so than three
+    derivations in ten minutes for a key and dataset.
+    """
+    gate, derived, now_s = border(tmp_path), 0, NOW_S
+    for number in range(200):
+        verdict = gate.examine(SUBJECT, signed(group(draw=number, created_at=now_s)), now_s)
+        if isinstance(verdict, Candidate):
+            derived += 1
+            verdict = gate.conclude(verdict, result("task_mismatch"), now_s) or verdict
+        assert isinstance(verdict, Refused)
+        assert (verdict.reason, verdict.blamed, verdict.quarantined_s) == (Refusal.TASK_MISMATCH, None, 0.0)
+        now_s += AGAIN_S / 100
+    assert derived == TRIES + 1
+    assert gate.reputation.worst(1, now_s) == []
+    other_key = gate.examine(SUBJECT, signed(group(draw=300, created_at=now_s), THIRD_KEY), now_s)
+    assert isinstance(other_key, Candidate), "another key's groups are derived"
+    now_s += AGAIN_S
+    updated = gate.examine(SUBJECT, signed(group(draw=301, created_at=now_s)), now_s)
+    assert isinstance(updated, Candidate), "it may have been updated meanwhile"
+    assert gate.conclude(updated, result(), now_s) is None
+    assert isinstance(gate.examine(SUBJECT, signed(group(draw=302, created_at=now_s, task=task(index=7))), now_s), Candidate)
+
+
+def test_bytes_whose_task_came_out_otherwise_are_not_derived_again_whoever_sends_them(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    candidate = gate.examine(SUBJECT, signed(group()), NOW_S)
+    assert isinstance(candidate, Candidate)
+    assert gate.conclude(candidate, result("task_mismatch"), NOW_S) is not None
+    again = gate.examine(SUBJECT, signed(group()), NOW_S)
+    assert isinstance(again, Refused) and (again.reason, again.blamed) == (Refusal.REPLAYED, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"schema": 2}, Refusal.SCHEMA_VERSION),
+        ({"completions": [{"text": "2", "finish_reason": "tool_call", "token_count": 1}]}, Refusal.OUT_OF_RANGE),
+        ({"draw": "7"}, Refusal.MALFORMED),
+    ],
+    ids=["further-fields", "further-schema", "further-value", "another-form"],
+)
+def test_a_newer_nodes_group_is_taken_or_refused_and_its_key_blamed_only_for_what_no_version_sends(
+    change: dict[str, object], reason: Refusal | None, tmp_path: Path
+) -> None:
+    gate = border(tmp_path)
+    for number in range(20):
+        fields = msgpack.unpackb(encode(group(draw=number, task=task(index=number)))) | {"parts": [{"kind": "text"}]} | change
+        schema = fields.pop("schema")
+        verdict = gate.examine(SUBJECT, with_body(msgpack.packb({**fields, "schema": schema})), NOW_S)
+        if reason is None:
+            assert isinstance(verdict, Candidate)
+            continue
+        assert isinstance(verdict, Refused)
+        blamed = KEY.public_key if reason is Refusal.MALFORMED else None
+        if not verdict.quarantined_s and verdict.reason is not Refusal.QUARANTINED:
+            assert (verdict.reason, verdict.blamed) == (reason, blamed)
+    assert gate.reputation.quarantined(NOW_S) == (1 if reason is Refusal.MALFORMED else 0)

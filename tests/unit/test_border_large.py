@@ -78,7 +78,7 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: dict[str, set[int]] = {}
         for owner, name in (
-            (border_module, "decode"),
+            (border_module, "decode_foreign"),
             (border_module, "content_id"),
             (border_module.keys, "verify"),
             (border_rules_module, "completion_problem"),
@@ -106,7 +106,7 @@ async def test_what_grows_with_a_large_payload_is_done_outside_of_the_event_loop
     large, small = signed(group(prompt_ids=LARGE_PROMPT)), signed(group(draw=1))
     watch = Watch(monkeypatch)
     assert isinstance(await examined(examiner, large), Candidate)
-    assert set(watch.threads) == {"decode", "content_id", "verify", "completion_problem", "print_of"}
+    assert set(watch.threads) == {"decode_foreign", "content_id", "verify", "completion_problem", "print_of"}
     assert threading.get_ident() not in set().union(*watch.threads.values())
     assert len(set().union(*watch.threads.values())) == 1, "one processor for all strangers together"
     watch.threads.clear()

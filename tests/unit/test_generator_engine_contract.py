@@ -52,6 +52,7 @@ async def returned(found: Any, name: str = "mine", *, loads_policies: bool = Tru
         (with_(token_ids=None), "a sample whose token_ids cannot be used"),
         (with_(logprobs=(-1.0,)), "a sample with 1 logprobs for 2 token_ids"),
         (with_(logprobs=(math.nan, 0.0)), "a sample whose logprobs cannot be used .*NaN"),
+        (with_(logprobs=(-math.inf, 0.0)), "a sample whose logprobs cannot be used .*infinite"),
     ],
 )
 async def test_samples_that_nobody_could_use_are_told_with_the_name_of_their_engine(found: Any, words: str) -> None:

@@ -62,12 +62,12 @@ def test_a_file_of_19_999_names_of_one_key_from_an_earlier_version_holds_one_nam
     assert known_keys(tmp_path).key_of("honest") == THIRD_KEY.public_key, "a torn line before it does not swallow it"
 
 
-def test_a_key_that_has_a_name_is_refused_under_another_and_blamed_lightly(tmp_path: Path) -> None:
+def test_a_key_that_has_a_name_is_refused_under_another_and_not_blamed(tmp_path: Path) -> None:
     gate = border(tmp_path)
     taken_in(gate, subjects.rollouts("beta"), signed(group()))
     refused = gate.examine(subjects.rollouts("delta"), signed(group(node="delta", draw=1)), NOW_S)
     assert isinstance(refused, Refused)
-    assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.UNKNOWN_KEY, KEY.public_key, 0.0)
+    assert (refused.reason, refused.blamed, refused.quarantined_s) == (Refusal.UNKNOWN_KEY, None, 0.0)
 
 
 def test_two_names_of_a_key_that_are_scored_at_the_same_time_become_one(tmp_path: Path) -> None:

@@ -5,15 +5,28 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
+from random import Random
 
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from shared.contracts.codec import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    content_id,
+    decode,
+    decode_foreign,
+    encode,
+    pack_ids,
+    pack_logprobs,
+    unpack_ids,
+    unpack_logprobs,
+)
 from shared.contracts.control import PolicyPointer
-from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, Task, TaskRef
+from shared.contracts.messages import MAX_COMPLETIONS, Completion, ModelIdentity, RolloutGroup, Sampling, Task, TaskRef
 from shared.contracts.wire import MessageError
 
 
@@ -50,6 +63,10 @@ def test_the_id_is_the_hash_of_the_bytes() -> None:
     assert content_id(encode(a_group())) != content_id(encode(a_group(draw=4)))
 
 
+def _completion(**changes: object) -> dict[str, object]:
+    return {"text": "2", "finish_reason": "stop", "token_count": 1, **changes}
+
+
 def _with(changes: dict[str, object]) -> bytes:
     fields = msgpack.unpackb(encode(a_group()))
     fields.update(changes)
@@ -61,19 +78,83 @@ def _with(changes: dict[str, object]) -> bytes:
     ("changes", "reason"),
     [
         ({"schema": 2}, "schema_version"),
-        ({"extra": 1}, "malformed"),
-        ({"created_at": math.nan}, "malformed"),
-        ({"created_at": math.inf}, "malformed"),
-        ({"node": "Not A Name"}, "malformed"),
-        ({"completions": []}, "malformed"),
-        ({"draw": -1}, "malformed"),
+        ({"schema": 2, "draw": "another type"}, "schema_version"),
+        ({"created_at": math.nan}, "out_of_range"),
+        ({"created_at": math.inf}, "out_of_range"),
+        ({"node": "Not A Name"}, "out_of_range"),
+        ({"completions": []}, "out_of_range"),
+        ({"draw": -1}, "out_of_range"),
+        ({"completions": [_completion(finish_reason="tool_call")]}, "out_of_range"),
+        ({"completions": [_completion(text="x" * 4_194_305)]}, "out_of_range"),
         ({"policy_version": "7"}, "malformed"),
+        ({"completions": [{"text": "no reason"}]}, "malformed"),
+        ({"schema": "1"}, "malformed"),
     ],
 )
 def test_what_does_not_fit_is_refused_under_a_reason(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(MessageError) as refused:
         decode(_with(changes), RolloutGroup)
     assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize("reading", [decode, decode_foreign])
+def test_fields_that_a_newer_version_added_are_ignored_at_every_level(reading: Callable[..., RolloutGroup]) -> None:
+    fields = msgpack.unpackb(encode(a_group()))
+    added = {"turns": [1, {"of": [None, 2.5, "text"]}], "encoding": "none"}
+    for part in (fields, fields["task"], fields["task"]["ref"], *fields["completions"], fields["model"], fields["sampling"]):
+        part |= added
+    assert reading(msgpack.packb(fields), RolloutGroup) == a_group()
+
+
+@given(st.randoms())
+def test_the_order_of_fields_changes_neither_what_is_read_nor_why_it_is_refused(random: Random) -> None:
+    def shuffled(**changes: object) -> bytes:
+        pairs = [*(msgpack.unpackb(encode(a_group())) | changes).items()]
+        random.shuffle(pairs)
+        packed: bytes = msgpack.packb(dict(pairs))
+        return packed
+
+    assert decode_foreign(shuffled(), RolloutGroup) == a_group()
+    with pytest.raises(MessageError) as refused:
+        decode_foreign(shuffled(schema=3, task="another form", added=1), RolloutGroup)
+    assert refused.value.reason == "schema_version"
+
+
+def _added(name: str, packed: bytes) -> bytes:
+    """The group's bytes with one more field, which may be one that it has."""
+    whole = encode(a_group())
+    return bytes([whole[0] + 1]) + whole[1:] + msgpack.packb(name) + packed
+
+
+DEEP = b"\x91" * MAX_DEPTH + b"\x00"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        _added("draw", b"\x07"),
+        _added("added", b"\x01\x00"),
+        _added("added", b"\x82\xa1a\x01\xa1a\x01"),
+        _added("added", DEEP),
+        _added("added", b"\x91" * 100_000 + b"\x00"),
+        _added("added", msgpack.packb([0] * MAX_VALUES)),
+        _added("added", msgpack.packb([[{}] * 128] * 128)),
+        _added("added", b"\xdd\xff\xff\xff\xff"),
+        _added("added", b"\xc1"),
+    ],
+    ids=["twice", "trailing", "twice-within", "deep", "endless", "many", "many-maps", "claimed", "none"],
+)
+def test_what_unknown_fields_hold_is_bounded_and_no_field_comes_twice(payload: bytes) -> None:
+    with pytest.raises(MessageError) as refused:
+        decode_foreign(payload, RolloutGroup)
+    assert refused.value.reason == "malformed"
+
+
+def test_the_bounds_leave_room_for_the_largest_group_and_for_further_fields() -> None:
+    fields = msgpack.unpackb(encode(a_group()))
+    fields["completions"] = [_completion(token_ids=b"", behaviour_logprobs=b"", turns=3)] * MAX_COMPLETIONS
+    fields["added"] = msgpack.unpackb(DEEP[2:])
+    assert len(decode_foreign(msgpack.packb(fields), RolloutGroup).completions) == MAX_COMPLETIONS
 
 
 def test_a_truncated_message_is_refused() -> None:
@@ -106,8 +187,8 @@ def test_logprobs_survive_packing(logprobs: list[float]) -> None:
     assert unpack_logprobs(pack_logprobs(logprobs)) == logprobs
 
 
-@pytest.mark.parametrize("packed", [b"\x00", pack_logprobs([0.5]), pack_logprobs([math.nan])])
-def test_torn_nan_or_positive_logprobs_are_refused(packed: bytes) -> None:
+@pytest.mark.parametrize("packed", [b"\x00", pack_logprobs([0.5]), pack_logprobs([math.nan]), pack_logprobs([-math.inf])])
+def test_torn_infinite_or_positive_logprobs_are_refused(packed: bytes) -> None:
     with pytest.raises(MessageError):
         unpack_logprobs(packed)
 

@@ -82,7 +82,6 @@ def test_what_anybody_can_do_with_a_message_is_blamed_on_nobody(attack: Callable
         (Refusal.MALFORMED, with_body(b"\xc1")),
         (Refusal.MALFORMED, signed(group(completions=completions(token_ids=b"\xff" * 8)))),
         (Refusal.MALFORMED, signed(group(completions=completions(token_count=3)))),
-        (Refusal.FROM_FUTURE, signed(group(created_at=NOW_S + 61))),
     ],
 )
 def test_what_a_key_has_signed_is_blamed_on_the_key_and_once(reason: Refusal, payload: bytes, tmp_path: Path) -> None:
@@ -94,19 +93,23 @@ def test_what_a_key_has_signed_is_blamed_on_the_key_and_once(reason: Refusal, pa
     assert (standing.public_key, standing.name, standing.refused) == (KEY.public_key, "beta", {reason.value: 1})
 
 
-def test_a_thief_of_a_name_harms_himself_only(tmp_path: Path) -> None:
+def test_a_thief_of_a_name_gets_nothing_by_it(tmp_path: Path) -> None:
     gate = border(tmp_path)
     taken_in(gate, SUBJECT, signed(group(draw=1)))
     refused = tell(gate, SUBJECT, signed(group(), OTHER_KEY))
-    assert (refused.reason, refused.blamed) == (Refusal.UNKNOWN_KEY, OTHER_KEY.public_key)
+    assert (refused.reason, refused.blamed) == (Refusal.UNKNOWN_KEY, None), "two honest nodes may have one name"
     assert isinstance(gate.examine(SUBJECT, signed(group()), NOW_S), Candidate), "the same body under the true key still passes"
-    assert gate.reputation.suspicion(KEY.public_key, NOW_S) == 0.0
-    assert [each.name for each in gate.reputation.worst(5, NOW_S)] == [""], "the report does not name the robbed node"
+    assert gate.reputation.worst(5, NOW_S) == []
 
 
-def test_an_honest_node_is_not_blamed_for_what_it_cannot_know(tmp_path: Path) -> None:
+def test_an_honest_node_is_not_blamed_for_what_it_cannot_know_nor_for_its_clock(tmp_path: Path) -> None:
     gate = border(tmp_path)
-    for payload in (signed(group(task=task(dataset="lcm"))), signed(group(task=HELD))):
+    for payload in (
+        signed(group(task=task(dataset="lcm"))),
+        signed(group(task=HELD)),
+        signed(group(created_at=NOW_S + 61)),
+        signed(group(completions=completions(token_count=0, token_ids=None, behaviour_logprobs=None))),
+    ):
         assert tell(gate, SUBJECT, payload).blamed is None
 
 
@@ -133,7 +136,7 @@ def test_a_quarantined_body_is_not_decoded(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.sampled_from([reason for reason, weight in BLAME.items() if weight <= 0.5]), max_size=300))
-def test_a_wrong_clock_or_narrower_limits_alone_never_lead_to_quarantine(reasons: list[Refusal]) -> None:
+def test_light_offences_alone_never_lead_to_quarantine(reasons: list[Refusal]) -> None:
     reputation = Reputation()
     assert not any(reputation.blame("UK", "beta", reason, 0.0) for reason in reasons)
     assert reputation.suspicion("UK", 0.0) <= LIMIT
@@ -160,13 +163,13 @@ def test_mostly_good_groups_keep_a_key_in_and_half_bad_ones_do_not() -> None:
     mostly, half = Reputation(), Reputation()
     for number in range(400):
         if number % 5 == 0:
-            assert not mostly.blame("UK", "beta", Refusal.TASK_MISMATCH, float(number))
+            assert not mostly.blame("UK", "beta", Refusal.MALFORMED, float(number))
         else:
             mostly.credit("UK", "beta", float(number))
     lengths = []
     for number in range(400):
         if number % 5 < 3:
-            lengths.append(half.blame("UK", "beta", Refusal.TASK_MISMATCH, 0.0))
+            lengths.append(half.blame("UK", "beta", Refusal.MALFORMED, 0.0))
         else:
             half.credit("UK", "beta", 0.0)
     assert any(lengths)
@@ -175,10 +178,10 @@ def test_mostly_good_groups_keep_a_key_in_and_half_bad_ones_do_not() -> None:
 def test_the_worst_come_first_the_good_never_and_memory_is_bounded() -> None:
     reputation = Reputation()
     for number in range(MAX_KEYS + 5):
-        reputation.blame(f"U{number}", "many", Refusal.FROM_FUTURE, 0.0)
+        reputation.blame(f"U{number}", "many", Refusal.REPEATED, 0.0)
     reputation.credit("good", "good", 0.0)
     reputation.blame("hangs", "hangs", Refusal.SCORING_COST, 0.0)
-    reputation.blame("lies", "lies", Refusal.TASK_MISMATCH, 0.0)
+    reputation.blame("lies", "lies", Refusal.MALFORMED, 0.0)
     assert [each.public_key for each in reputation.worst(2, 0.0)] == ["hangs", "lies"]
     assert len(reputation.worst(10**6, 0.0)) < MAX_KEYS
 

@@ -160,7 +160,7 @@ def test_the_common_state_is_bounded_and_keeps_the_worst_and_the_best(tmp_path: 
     async def test(plane: Transport) -> None:
         replica = Replica(plane, tmp_path)
         for number in range(3 * MAX_REPUTATIONS):
-            replica.known.blame(f"U{number}", "many", Refusal.FROM_FUTURE, NOW_S)
+            replica.known.blame(f"U{number}", "many", Refusal.REPEATED, NOW_S)
         replica.known.blame("UBAD", "mallory", Refusal.SCORING_COST, NOW_S)
         for _ in range(2):
             replica.known.credit("UGOOD", "beta", NOW_S)

@@ -22,6 +22,7 @@ from shared.transport.nats.jetstream_api import call
 from shared.transport.nats.snapshots import put_back
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, note, say
+from swarm_cli.elsewhere import refuse_unnamed_server
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.streams.backup import LISTING_S, chosen
@@ -93,6 +94,7 @@ def restore(
             pass
         file.confirm()
     node_config = for_node(load_chosen(config), node)
+    refuse_unnamed_server(node_config, node_url, swarm_url)
     with_connection(node_config, plane, key, node_url, swarm_url, lambda connection: _restore(connection, wanted, manifest, check))
 
 
