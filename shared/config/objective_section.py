@@ -74,10 +74,9 @@ class ObjectiveSection(Section):
 
     @model_validator(mode="after")
     def _constants_have_a_meaning(self) -> Self:
-        if self.dual_clip and self.dual_clip <= 1 + (self.clip_high or 0.0):
-            raise ValueError(
-                f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1 + (self.clip_high or 0.0)}; 0 turns it off"
-            )
+        most = 1 + (self.clip_high or 0.0)
+        if self.dual_clip and self.dual_clip <= most:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {most}; 0 turns it off")
         if self.cispo_min >= self.cispo_max:
             raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
         if min(*self.vespo_positive, *self.vespo_negative) <= 0:

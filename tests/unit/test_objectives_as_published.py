@@ -126,7 +126,7 @@ def cispo(groups: Groups) -> float:
 
 
 def reinforce(groups: Groups) -> float:
-    """Williams 1992, section 4: (r - b) times the sum of the eligibilities, a mean over episodes."""
+    """Williams 1992, section 4: (r - b) times the sum of eligibilities, a mean over episodes."""
     return -sum(
         advantage * float(np.sum(answer.new)) / sum(map(len, groups))
         for group, rewards in zip(groups, REWARDS, strict=True)
@@ -185,7 +185,7 @@ def gepo(groups: Groups) -> float:
 
 
 def vespo(groups: Groups) -> float:
-    """2602.10693 and its authors' `core_algos.py`: e^l w^k e^(-l w) A lp, a mean over all tokens."""
+    """2602.10693 and its authors' `core_algos.py`: e^l w^k e^(-l w) A lp over all tokens."""
     gains, tokens = 0.0, sum(len(answer.new) for _, answer in answers(groups))
     for group, rewards in zip(groups, REWARDS, strict=True):
         for answer, advantage in zip(group, grpo_advantages(rewards), strict=True):

@@ -257,7 +257,5 @@ def test_an_impossible_objective_is_refused_by_the_fields_name(wrong: dict[str, 
 def test_an_aggregation_that_does_not_exist_is_no_mean_of_any_kind() -> None:
     """Nothing checks the section's values, as nothing checked those of an installed objective."""
     config = ConfiguredObjective(ObjectiveSection.model_construct(objective="grpo", aggregation="mean"))  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match="aggregation 'mean' is unknown: use sequence_mean, token_mean, fixed_length, sequence_sum"
-    ):
+    with pytest.raises(ValueError, match="aggregation 'mean' is unknown: use sequence_mean, token_mean, fixed_length, seq"):
         token_weights(config, MASK, COUNTS)

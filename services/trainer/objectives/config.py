@@ -45,11 +45,9 @@ class ConfiguredObjective:
             raise ValueError(
                 f"dual_clip is for objectives that clip, and {self.name} does not: set it to 0 or choose another objective"
             )
-        if self.settings.dual_clip and self.settings.dual_clip <= 1 + (self.settings.clip_high or 0.0):
-            raise ValueError(
-                f"dual_clip {self.settings.dual_clip:g} must be above 1 + clip_high = {1 + (self.settings.clip_high or 0.0):g}; "
-                "0 turns it off"
-            )
+        most = 1 + (self.settings.clip_high or 0.0)
+        if self.settings.dual_clip and self.settings.dual_clip <= most:
+            raise ValueError(f"dual_clip {self.settings.dual_clip} must be above 1 + clip_high = {most}; 0 turns it off")
         if self.aggregated_by == "fixed_length" and (self.max_completion_tokens or 0) < 1:
             raise ValueError(f"{self.name} divides by a constant length: set max_completion_tokens to 1 or more")
 
