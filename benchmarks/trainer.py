@@ -15,6 +15,7 @@ from benchmarks.table import median_of
 from benchmarks.workload import node_config, random_batch
 from services.trainer.learner import Learner
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
+from services.trainer.objectives.config import configured_objective
 from shared.config import NodeConfig
 from shared.contracts.codec import unpack_ids, unpack_logprobs
 from shared.contracts.messages import Batch
@@ -121,6 +122,7 @@ class BareLoop:
         )
         self._pad_token_id = pad_token_id
         self._trainer = trainer
+        self._clip_low, self._clip_high = configured_objective(config).objective.clip
 
     def tensors(self, batch: Batch) -> dict[str, Tensor]:
         """Made before the clock starts."""
@@ -139,7 +141,7 @@ class BareLoop:
         ratio = (logprobs - old).exp()
         weight = (old - rows["behaviour"]).exp().clamp(max=self._trainer.importance_cap)
         advantages = rows["advantages"].unsqueeze(1)
-        clipped = ratio.clamp(1 - self._trainer.clip_low, 1 + self._trainer.clip_high)
+        clipped = ratio.clamp(1 - self._clip_low, 1 + self._clip_high)
         per_token = -torch.minimum(ratio * advantages, clipped * advantages) * weight
         return (per_token * rows["mask"]).sum() / rows["mask"].sum()
 

@@ -30,6 +30,7 @@ from benchmarks.trainer import (
     trainer_config,
 )
 from services.trainer.learner import Learner
+from services.trainer.objectives.config import configured_objective
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.hub_models import hub_arguments
@@ -48,6 +49,7 @@ class Trl:
         from trl import GRPOConfig, GRPOTrainer
 
         trainer = config.trainer
+        clip_low, clip_high = configured_objective(config).objective.clip
         model = AutoModelForCausalLM.from_pretrained(
             config.model.path, dtype=torch.float32, **hub_arguments(config.model.path, config.model.revision)
         )
@@ -59,8 +61,8 @@ class Trl:
             gradient_accumulation_steps=1,
             max_completion_length=COMPLETION_TOKENS[1],
             loss_type="dapo",
-            epsilon=trainer.clip_low,
-            epsilon_high=trainer.clip_high,
+            epsilon=clip_low,
+            epsilon_high=clip_high,
             beta=0.0,
             learning_rate=trainer.learning_rate,
             adam_beta1=trainer.betas[0],

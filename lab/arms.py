@@ -22,6 +22,8 @@ _BARE = {
     "trainer": {
         "policy_check_fraction": 0.0,
         "count_uninformative": False,
+        "clip_low": 0.2,
+        "clip_high": 0.28,
         "foreign_norm_factor": 0.0,
         "foreign_share_factor": 0.0,
         "foreign_cost_factor": 0.0,

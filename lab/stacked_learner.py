@@ -22,7 +22,7 @@ from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves
 from services.trainer.gradient.rows import TokenGroup
-from services.trainer.gradient.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, without_dropped
+from services.trainer.gradient.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, with_masks
 from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.objectives.sums import LossSums
 from services.trainer.schedule import configured_rate
@@ -97,11 +97,12 @@ class StackedLearner:
             for node_groups, config in zip(groups, self._update_configs, strict=True)
         ]
         active = [intake is not None and bool(numbers) for (intake, _), numbers in zip(checked, wanted, strict=True)]
-        proximal = self._proximal(groups, wanted)
-        groups = [
-            without_dropped(node_groups, config, logprobs)
-            for node_groups, config, logprobs in zip(groups, self._update_configs, proximal, strict=True)
+        scored = [
+            [number for number, group in enumerate(node_groups) if config.is_scored(group)]
+            for node_groups, config in zip(groups, self._update_configs, strict=True)
         ]
+        proximal = self._proximal(groups, scored)
+        masking = [config.objective.objective.keeps is not None for config in self._update_configs]
         reference = self._reference(groups, wanted)
         stats: list[list[UpdateStats]] = [[] for _ in groups]
         norms: list[list[float]] = [[] for _ in groups]
@@ -111,6 +112,12 @@ class StackedLearner:
             takes = [on and update < trainer.updates_per_batch for on, trainer in zip(active, self._trainers, strict=True)]
             if not any(takes):
                 break
+            if any(masking):  # what an objective masks changes with the policy
+                current = self._where(masking, groups, wanted, base=False) if update else proximal
+                groups = [
+                    with_masks(node_groups, config, logprobs)
+                    for node_groups, config, logprobs in zip(groups, self._update_configs, current, strict=True)
+                ]
             part = [numbers if on else [] for numbers, on in zip(wanted, takes, strict=True)]
             gradient, node_stats, scaled = self._bounded(groups, part, proximal, reference)
             rates = [configured_rate(self._trainers[node], steps[node]) if on else None for node, on in enumerate(takes)]

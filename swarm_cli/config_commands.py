@@ -24,7 +24,7 @@ from swarm_cli.key_files import key_file_problems
 from swarm_cli.local.base_model import TOY_POLICY, toy_problem, toy_to_be_built
 from swarm_cli.model.facts import read_facts
 from swarm_cli.reachable import unreachable
-from swarm_cli.ruinous import ruinous_settings, ruinous_with_model, sent_key
+from swarm_cli.ruinous import ruinous_settings, ruinous_with_model, sent_key, unlike_its_source
 from swarm_cli.tasks_apart import SMALLER, begin_deriving
 from swarm_cli.toml_view import config_toml, left_out
 from swarm_cli.without_effect import settings_without_effect
@@ -109,7 +109,7 @@ def check(
 
 def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:
     sent = sent_key(config)
-    for sentence in [*settings_without_effect(config), *([sent] if sent else [])]:
+    for sentence in [*settings_without_effect(config), *unlike_its_source(config), *([sent] if sent else [])]:
         say(f"note: {sentence}")
     if toy:
         say(f"note: {TOY_POLICY} does not exist yet: `swarm up` builds it when it first starts; `swarm model init` builds it now")

@@ -1,12 +1,14 @@
-"""Warnings about settings that are allowed but have ruined runs, or most likely will, and of one
-that shows a key to others. Pure.
+"""Warnings about settings that are allowed but have ruined runs, or most likely will, that make an
+objective another than its name says, and of one that shows a key to others. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import urlsplit
 
+from services.trainer.objectives.config import configured_objective, departures
 from shared.config import NodeConfig
 from shared.config.sections import GeneratorSection
 from shared.text import visible
@@ -16,10 +18,6 @@ HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2
 """Learning rates of AdamW above which to warn. Full fine-tuning of pretrained policies takes 1e-6
 to 1e-5, the demo's toy 1e-4, and adapters ten times that.
 """
-WIDEST_SEQUENCE_CLIP = 0.01
-"""Clip bounds above which to warn where r is the geometric mean over an answer, which hardly moves:
-GSPO's authors (arXiv 2507.18071) clip at 3e-4 and 4e-4.
-"""
 _LONG_ANSWER = 65_536
 _HOT, _COLD = 1.5, 0.3
 
@@ -27,6 +25,14 @@ _HOT, _COLD = 1.5, 0.3
 def ruinous_settings(config: NodeConfig) -> list[str]:
     """A sentence for each setting that is likely to ruin the run, with the usual value."""
     return [*_training_ruin(config), *_sampling_ruin(config), *_shown_key(config)]
+
+
+def unlike_its_source(config: NodeConfig) -> list[str]:
+    """What the chosen objective deliberately leaves out of its source; empty if nothing."""
+    with suppress(ValueError, TypeError):
+        differs = configured_objective(config).objective.differs
+        return [f"trainer.objective = {config.trainer.objective}: {differs}"] if differs else []
+    return []
 
 
 def ruinous_with_model(config: NodeConfig, context_tokens: int, has_chat_template: bool) -> list[str]:
@@ -54,14 +60,8 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
     if trainer.learning_rate > (HIGHEST_ADAPTER_RATE if adapters else HIGHEST_RATE):
         usual = "1e-5 to 1e-4 with adapters" if adapters else "1e-6 to 1e-5 for a pretrained model"
         yield f"trainer.learning_rate = {trainer.learning_rate:g}: the policy forgets all it knows in a few steps; usual is {usual}"
-    # With one update per batch r is 1, whatever the bounds are. gepo's r is far from 1 at once.
-    bounds = {name: value for name in ("clip_low", "clip_high") if (value := getattr(trainer, name)) > WIDEST_SEQUENCE_CLIP}
-    if trainer.objective == "gspo" and trainer.updates_per_batch > 1 and bounds:
-        wide = " and ".join(f"{name} = {value:g}" for name, value in bounds.items())
-        yield (
-            f"trainer.objective = gspo with {wide}: the ratio is a mean over the answer and hardly moves, so nothing bounds the "
-            f"{trainer.updates_per_batch} updates on a batch; its authors use trainer.clip_low = 3e-4 and trainer.clip_high = 4e-4"
-        )
+    with suppress(ValueError, TypeError):  # `swarm_cli.chosen_config.objective_problem` says why
+        yield from departures(trainer, configured_objective(config).objective)
     if not config.sampler.local:
         yield "sampler.local = 0: the policy learns only from other nodes' answers, never from its own"
     if not config.eval.tasks:

@@ -116,8 +116,9 @@ def _objective_reasons(trainer: TrainerSection, objective: Objective) -> Reasons
             f"{chosen}, which does not divide by a deviation",
             ("advantage_scale", "advantage_std_ddof", "advantage_std_floor"),
         )
-    elif trainer.advantage_scale == "none":
-        yield "trainer.advantage_scale is none", ("advantage_std_ddof", "advantage_std_floor")
+    elif (trainer.advantage_scale or objective.scale) == "none":
+        scale = "trainer.advantage_scale is none" if trainer.advantage_scale else f"{chosen}, which does not divide by a deviation"
+        yield scale, ("advantage_std_ddof", "advantage_std_floor")
     if (trainer.aggregation or objective.aggregation) == "sequence_mean":
         yield "the loss is a mean over sequences, whatever their tokens", ("foreign_share_factor",)
 
@@ -127,7 +128,7 @@ def _clipping_reasons(trainer: TrainerSection, objective: Objective) -> Reasons:
     beforehand to decide which text to drop.
     """
     drops_by_likelihood = trainer.sequence_mask is not None or trainer.foreign_negative_divergence is not None
-    if trainer.updates_per_batch > 1 or drops_by_likelihood or objective.keeps is not None:
+    if trainer.updates_per_batch > 1 or drops_by_likelihood:
         return
     reason = "trainer.updates_per_batch is 1, so the clipped ratio is 1"
     if not objective.moves_at_once:

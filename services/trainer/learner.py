@@ -19,7 +19,7 @@ from torch import Tensor
 
 from services.trainer.gradient.bounded_step import BoundedGradient, bounded_gradients
 from services.trainer.gradient.shared_prompt import plain_rows_reason
-from services.trainer.gradient.update import BatchLogprobs, batch_logprobs, without_dropped
+from services.trainer.gradient.update import BatchLogprobs, batch_logprobs, with_masks
 from services.trainer.gradient.update_stats import UpdateStats
 from services.trainer.parallel.optimizer_state import split_optimizer_state, whole_optimizer_state
 from services.trainer.parallel.protocol import ALONE, Parallel
@@ -174,13 +174,15 @@ class Learner:
         reference: BatchLogprobs | None = None
         # Only these show what is dropped for its likelihood, which must not count in the divisor.
         if self._config.updates_per_batch > 1 or config.needs_proximal:
-            proximal = batch_logprobs(self.model, groups, config, self._parallel)
-            intake = replace(intake, groups=without_dropped(groups, config, proximal))
+            proximal = batch_logprobs(self.model, groups, config, self._parallel, counted=True)
         if self._reference is not None:
             reference = batch_logprobs(self._reference, groups, config, self._parallel)
         before_s = time.perf_counter() - started
-        updates = []
+        updates: list[_Update] = []
         for _ in range(self._config.updates_per_batch):
+            if config.objective.objective.keeps is not None:  # what it masks changes with the policy
+                current = batch_logprobs(self.model, groups, config, self._parallel) if updates else proximal
+                intake = replace(intake, groups=with_masks(groups, config, current))
             update = self._update(intake, proximal, reference, before_s)
             updates.append(update)
             before_s = 0.0

@@ -44,10 +44,10 @@ def _counts_uninformative(config: NodeConfig) -> bool:
 
 def _advantage_config(config: NodeConfig) -> AdvantageConfig:
     """The advantages of a node's configuration."""
-    trainer = config.trainer
+    trainer, objective = config.trainer, configured_objective(config).objective
     return AdvantageConfig(
-        kind=configured_objective(config).objective.advantages,
-        scale=trainer.advantage_scale,
+        kind=objective.advantages,
+        scale=trainer.advantage_scale or objective.scale,
         std_ddof=trainer.advantage_std_ddof,
         std_floor=trainer.advantage_std_floor,
         value_beta=trainer.oapl_value_beta,

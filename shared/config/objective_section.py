@@ -23,14 +23,20 @@ class ObjectiveSection(Section):
         default_factory=dict,
         description="Constants of an objective from an installed package, by name; see that objective's documentation.",
     )
-    aggregation: Literal["sequence_mean", "token_mean", "fixed_length"] | None = Field(
+    aggregation: Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum"] | None = Field(
         None, description="What the loss is averaged over. Unset: the objective's published choice."
     )
-    clip_low: float = Field(0.2, ge=0, le=1, description="Ratios below 1 - clip_low are clipped; 0.2 as in the paper; gspo: 3e-4.")
-    clip_high: float = Field(
-        0.28,
+    clip_low: float | None = Field(
+        None,
         ge=0,
-        description="Ratios above 1 + clip_high are clipped; higher than clip_low, as in DAPO and the paper; gspo: 4e-4.",
+        le=1,
+        description="Ratios below 1 - clip_low are clipped. Unset: the objective's published bound, 0.2; gspo: 3e-4.",
+    )
+    clip_high: float | None = Field(
+        None,
+        ge=0,
+        description="Ratios above 1 + clip_high are clipped. Unset: the objective's published bound: 0.28 for dapo, 4e-4 for gspo, "
+        "else 0.2. The SAPO paper trains grpo with 0.28.",
     )
     dual_clip: float = Field(
         0.0, ge=0, description="Limit of the ratio for negative advantages (dual-clip PPO), above 1 + clip_high; 0: off."
@@ -42,8 +48,8 @@ class ObjectiveSection(Section):
     m2_threshold: float = Field(
         0.04,
         gt=0,
-        description="For objective m2po: largest mean of (log behaviour - log policy)^2 over the kept tokens; 0.04 as in its "
-        "authors' code.",
+        description="For objective m2po: largest mean of (log policy - log behaviour)^2 over the kept tokens that an update moves "
+        "further from the policy that sampled them; 0.04 as in the paper.",
     )
     vespo_positive: tuple[float, float] = Field(
         (2.0, 3.0), description="For objective vespo: k and lambda for positive advantages, as in the paper and TRL."
@@ -68,8 +74,9 @@ class ObjectiveSection(Section):
 
     @model_validator(mode="after")
     def _constants_have_a_meaning(self) -> Self:
-        if self.dual_clip and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1 + self.clip_high}; 0 turns it off")
+        most = 1 + (self.clip_high or 0.0)
+        if self.dual_clip and self.dual_clip <= most:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {most}; 0 turns it off")
         if self.cispo_min >= self.cispo_max:
             raise ValueError(f"cispo_min {self.cispo_min} must be below cispo_max {self.cispo_max}")
         if min(*self.vespo_positive, *self.vespo_negative) <= 0:

@@ -53,16 +53,17 @@ class TrainerSection(ObjectiveSection):
     count_uninformative: bool | None = Field(
         None,
         description="Whether groups whose rewards are all equal count in the mean of the loss, which makes the step smaller. "
-        "Unset: true for grpo, false for all others (as in DAPO's dynamic sampling).",
+        "Unset: the objective's published choice, false for dapo and cispo (dynamic sampling), else true.",
     )
     drop_truncated: bool = Field(
         False,
         description="Leave answers that were truncated at the length limit out of the loss (DAPO's overlong filtering). Their "
         "rewards stay in the group's baseline.",
     )
-    advantage_scale: Literal["group", "batch", "none"] = Field(
-        "group",
-        description="What a group-centred reward is divided by: the group's standard deviation (GRPO), the batch's, or nothing.",
+    advantage_scale: Literal["group", "batch", "none"] | None = Field(
+        None,
+        description="What a group-centred reward is divided by: the group's standard deviation (GRPO), the batch's, or nothing. "
+        "Unset: the objective's published choice, nothing for dr_grpo, gepo and reinforce, else the group's.",
     )
     advantage_std_ddof: Literal[0, 1] = Field(1, description="1: the sample standard deviation, as in TRL; 0: the population's.")
     advantage_std_floor: float = Field(

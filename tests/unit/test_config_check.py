@@ -42,10 +42,10 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
         ({"eval": {"tasks": 0}}, "eval.tasks = 0"),
         ({"sampler": {"local": 0}}, "sampler.local = 0"),
         (
-            {"trainer": {"objective": "gspo", "updates_per_batch": 2}},
-            "gspo with clip_low = 0.2 and clip_high = 0.28: .*the 2 updates.*trainer.clip_low = 3e-4 and trainer.clip_high = 4e-4",
+            {"trainer": {"objective": "gspo", "updates_per_batch": 2, "clip_low": 0.2}},
+            "trainer.clip_low = 0.2: gspo as published has 0.0003",
         ),
-        ({"trainer": {"objective": "gspo", "updates_per_batch": 4, "clip_low": 3e-4}}, "gspo with clip_high = 0.28: "),
+        ({"trainer": {"objective": "dr_grpo", "advantage_scale": "group"}}, "trainer.advantage_scale = group: dr_grpo .* none"),
     ],
 )
 def test_what_is_allowed_and_ruinous_is_warned_of_with_what_is_usual(sections: dict[str, Any], words: str) -> None:
@@ -64,8 +64,8 @@ def test_the_demo_and_the_defaults_are_warned_of_nothing() -> None:
 @pytest.mark.parametrize(
     "trainer",
     [
-        {"objective": "gspo"},
-        {"objective": "gspo", "updates_per_batch": 4, "clip_low": 3e-4, "clip_high": 4e-4},
+        {"objective": "gspo", "updates_per_batch": 4},
+        {"objective": "gspo", "clip_low": 0.2, "clip_high": 0.28},
         {"objective": "dapo", "updates_per_batch": 4},
         {"objective": "gepo", "updates_per_batch": 4},
     ],

@@ -145,7 +145,7 @@ mine = Objective(name="mine", loss=plain_loss, {declared})
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
-        ('aggregation="mean"', r"unknown aggregation 'mean' \(there are sequence_mean, token_mean, fixed_length\)"),
+        ('aggregation="mean"', r"unknown aggregation 'mean' \(there are sequence_mean, token_mean, fixed_length, sequence_sum\)"),
         (
             'aggregation="token_mean", advantages="group_normalized"',
             r"unknown advantages 'group_normalized' \(there are group_normalised, leave_one_out, soft_value, or a function",

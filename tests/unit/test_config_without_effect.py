@@ -137,8 +137,8 @@ def test_nothing_is_said_of_settings_of_foreign_text_alone_but_that_there_is_non
     ("trainer", "sampler"),
     [
         ({}, {}),
-        ({"m2_threshold": 0.04, "clip_high": 0.28}, {}),
-        ({"objective": "m2po", "m2_threshold": 0.05, "clip_low": 0.1}, {}),
+        ({"m2_threshold": 0.04}, {}),
+        ({"objective": "m2po", "m2_threshold": 0.05}, {}),
         ({"objective": "gepo", "clip_low": 0.1, "sequence_mask": [0.5, 2.0], "kl_coefficient": 0.1}, {}),
         ({"objective": "vespo", "vespo_positive": [1.5, 3.0], "kl_coefficient": 0.1}, {}),
         ({"objective": "cispo", "cispo_max": 0.9}, {}),

@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from services.trainer.gradient.forward import SeparateHead, completion_logprobs
+from services.trainer.gradient.importance import ImportanceConfig
 from services.trainer.gradient.micro_batches import plan_rows
 from services.trainer.gradient.rows import build_rows
+from services.trainer.gradient.update import UpdateConfig, batch_logprobs
 from services.trainer.learner import Learner
 from services.trainer.probes import head_probe
 from services.trainer.schedule import learning_rate
 from services.trainer.selection.tokens import take_in
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
-from shared.contracts.messages import Batch
+from shared.contracts.codec import pack_logprobs
+from shared.contracts.messages import Batch, ScoredGroup
 from shared.model.reading import load_tokenizer
 from shared.registry import OBJECTIVES
 from tests.integration.trainer_life import (
@@ -40,6 +44,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_for(model: Path, **trainer: Any) -> NodeConfig:
     return node_config(model, model.parent, trainer=trainer)
+
+
+def with_logprobs(model: Path, group: ScoredGroup, off: float) -> ScoredGroup:
+    """The group as a policy would have sampled it that finds each token `off` nats less likely than
+    the policy at `model` does.
+    """
+    learner = Learner(config_for(model))
+    taken = take_in(batch_of(1, [group]), learner.rules).groups
+    ((*logprobs,),) = batch_logprobs(learner.model, [replace(taken[0], weight=1.0)], _SCORES_ALL, counted=True)
+    completions = [
+        structs.replace(completion, behaviour_logprobs=pack_logprobs((each - off).tolist()))
+        for completion, each in zip(group.group.completions, logprobs, strict=True)
+    ]
+    return structs.replace(group, group=structs.replace(group.group, completions=completions))
+
+
+_SCORES_ALL = UpdateConfig(importance=ImportanceConfig(sequence_bounds=(0.5, 2.0)), count_uninformative=True)
 
 
 def trained(learner: Learner, first: int, last: int) -> Learner:
@@ -197,7 +218,33 @@ def test_grpo_counts_groups_without_spread_and_dapo_does_not(model: Path) -> Non
     assert norm([useful, dull], objective="grpo") == pytest.approx(alone / 2, rel=1e-4)
     assert norm([useful, dull], objective="grpo", count_uninformative=False) == pytest.approx(alone, rel=1e-4)
     assert norm([useful, dull], objective="dapo") == pytest.approx(norm([useful], objective="dapo"), rel=1e-4)
-    assert norm([useful, dull], objective="gspo", count_uninformative=True) < 0.6 * norm([useful, dull], objective="gspo")
+    uncounted = norm([useful, dull], objective="gspo", count_uninformative=False)
+    assert norm([useful, dull], objective="gspo") < 0.6 * uncounted
+
+
+def test_a_sequence_mask_takes_answers_out_of_the_mean_in_groups_without_spread_too(model: Path) -> None:
+    tokenizer = load_tokenizer(ModelSection(path=str(model)))
+    useful = scored_group(tokenizer, random.Random(1))
+    dull = scored_group(tokenizer, random.Random(2), rewards=(1.0, 1.0, 1.0, 1.0))
+    useful, near, far = (with_logprobs(model, group, off) for group, off in ((useful, 0.0), (dull, 0.0), (dull, 5.0)))
+
+    def norm(groups: list[Any]) -> float:
+        return Learner(config_for(model, objective="grpo", sequence_mask=[0.5, 2.0])).step(batch_of(1, groups)).grad_norm
+
+    assert norm([useful, near]) == pytest.approx(norm([useful]) / 2, rel=1e-4)
+    assert norm([useful, far]) == pytest.approx(norm([useful]), rel=1e-4)
+
+
+def test_m2po_decides_its_mask_anew_before_each_update(model: Path) -> None:
+    """What the first update made much likelier than its author did is masked in the second."""
+    tokenizer = load_tokenizer(ModelSection(path=str(model)))
+    groups = [with_logprobs(model, scored_group(tokenizer, random.Random(1)), 0.0)]
+
+    def masked(updates: int) -> float:
+        settings = {"objective": "m2po", "learning_rate": 1e-2, "updates_per_batch": updates}
+        return Learner(config_for(model, **settings)).step(batch_of(1, groups)).clip_fraction
+
+    assert masked(1) == 0.0 < masked(4)
 
 
 def test_aggregation_and_the_standard_deviation_follow_the_configuration(model: Path) -> None:

@@ -16,8 +16,10 @@ Loss and its gradient with respect to logprobs are compared, under TRL's setting
 * cispo: loss_type cispo; TRL has no lower bound, so cispo_min is 0.
 * vespo: loss_type vespo.
 
-Not compared: reinforce, as TRL's RLOO trainer sums over the sequence, another objective; and
-group-normalised advantages, which TRL computes inside generation.
+* rloo and reinforce: `RLOOTrainer._compute_loss` on fresh text. TRL's loss is a ratio of whole
+  answers, clipped, so only its gradient is compared, which is that of `-A lp` there.
+
+Not compared: group-normalised advantages, which TRL computes inside generation.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ import pytest
 import torch
 
 from services.trainer.gradient.importance import ImportanceConfig, importance_weights
-from services.trainer.objectives.aggregation import Normaliser, token_weights
+from services.trainer.objectives.aggregation import Normaliser
 from services.trainer.objectives.token_loss import token_loss
-from tests.objectives import configured
+from tests.objectives import configured, step_loss
 
 SEQUENCES, LONGEST, MAX_COMPLETION = 10, 13, 20
 CAP = 2.0
@@ -76,7 +78,7 @@ def stand_in(logprobs: torch.Tensor, **settings: object) -> SimpleNamespace:
         "beta": 0.0,
         "loss_type": "grpo",
         "epsilon_low": 0.2,
-        "epsilon_high": 0.28,
+        "epsilon_high": 0.2,
         "use_vllm": False,
         "vllm_importance_sampling_correction": False,
         "current_gradient_accumulation_steps": 1,
@@ -152,7 +154,7 @@ def our_outcome(tensors, config, *, weigh):
         reference_logprobs=tensors["reference"],
     )
     counts = Normaliser.count(mask.sum(dim=1).tolist())
-    loss = (token_weights(config, mask, counts) * outcome.loss).sum()
+    loss = step_loss(config, outcome, mask, counts)
     loss.backward()
     return loss.item(), logprobs.grad, outcome
 
@@ -164,9 +166,12 @@ CASES = {
     "grpo with a dual clip": (configured("grpo", dual_clip=1.5), {"loss_type": "grpo", "delta": 1.5}),
     "grpo with importance weights": (configured("grpo"), {"loss_type": "grpo", **WITH_VLLM}),
     "dr_grpo": (configured("dr_grpo", max_completion_tokens=MAX_COMPLETION), {"loss_type": "dr_grpo"}),
-    "dapo": (configured("dapo"), {"loss_type": "dapo"}),
-    "dapo with all": (configured("dapo", kl_coefficient=0.1), {"loss_type": "dapo", "beta": 0.1, **WITH_VLLM}),
-    "dapo, bnpo": (configured("dapo"), {"loss_type": "bnpo"}),
+    "dapo": (configured("dapo"), {"loss_type": "dapo", "epsilon_high": 0.28}),
+    "dapo with all": (
+        configured("dapo", kl_coefficient=0.1),
+        {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.1, **WITH_VLLM},
+    ),
+    "dapo, bnpo": (configured("dapo"), {"loss_type": "bnpo", "epsilon_high": 0.28}),
     "gspo": (
         configured("gspo", clip_low=0.02, clip_high=0.03),
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.02, "epsilon_high": 0.03},
@@ -195,3 +200,30 @@ def test_loss_and_gradient_equal_those_of_trl(compute_loss, case: str) -> None:
         if config.objective.clips and not config.settings.dual_clip and config.name != "gspo":
             clipped = outcome.clipped.sum() / tensors["mask"].sum()
             assert clipped.item() == pytest.approx(metrics["clip_ratio/region_mean"][0], abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rloo", "reinforce"])
+def test_on_fresh_text_the_gradient_equals_that_of_trls_rloo(compute_loss, name: str) -> None:
+    from trl.trainer.rloo_trainer import RLOOTrainer
+
+    tensors = random_tensors(0)
+    tensors["proximal"] = tensors["logprobs"]
+    logprobs = tensors["logprobs"].clone().requires_grad_()
+    mask = tensors["mask"].to(torch.int64)
+    prompt = torch.ones(SEQUENCES, 2, dtype=torch.int64)
+    theirs = RLOOTrainer._compute_loss(
+        stand_in(logprobs),
+        None,
+        {
+            "prompt_ids": prompt,
+            "prompt_mask": prompt,
+            "completion_ids": torch.zeros_like(mask),
+            "completion_mask": mask,
+            "advantages": tensors["advantages"],
+            "old_logps": (tensors["logprobs"] * mask).sum(1),
+        },
+    )
+    theirs.backward()
+    _, our_gradient, _ = our_outcome(tensors, configured(name), weigh=False)
+    assert (our_gradient - logprobs.grad).abs().max() < 1e-9 < our_gradient.abs().max()

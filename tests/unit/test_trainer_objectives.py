@@ -14,7 +14,7 @@ from services.trainer.objectives.aggregation import Normaliser, token_weights
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.token_loss import token_loss
 from shared.config.objective_section import ObjectiveSection
-from tests.objectives import configured
+from tests.objectives import configured, step_loss
 
 # Two sequences, of 3 and 1 tokens. Ratios to the proximal policy: 1.5, 1.0, 0.5 with A = 2; 3.0
 # with A = -1.
@@ -38,7 +38,7 @@ def inputs(**overrides: object) -> dict[str, object]:
 
 
 def total(config: ConfiguredObjective, arguments: dict[str, object], counts: Normaliser = COUNTS) -> Tensor:
-    return (token_weights(config, MASK, counts) * token_loss(config, **arguments).loss).sum()
+    return step_loss(config, token_loss(config, **arguments), MASK, counts)
 
 
 def losses(config: ConfiguredObjective, **overrides: object) -> list[float]:
@@ -51,16 +51,16 @@ CLIPPED = [-2.56, -2.0, -1.0, 3.0]
 
 
 def test_the_clipped_surrogate_of_every_token_is_the_one_worked_out_by_hand() -> None:
-    assert losses(configured("grpo")) == pytest.approx(CLIPPED, abs=1e-12)
+    assert losses(configured("grpo", clip_high=0.28)) == pytest.approx(CLIPPED, abs=1e-12)
 
 
 def test_grpo_is_the_mean_of_sequence_means() -> None:
     # ((-2.56 - 2 - 1) / 3 + 3 / 1) / 2
-    assert total(configured("grpo"), inputs()).item() == pytest.approx((-5.56 / 3 + 3.0) / 2, abs=1e-12)
+    assert total(configured("grpo", clip_high=0.28), inputs()).item() == pytest.approx((-5.56 / 3 + 3.0) / 2, abs=1e-12)
 
 
 def test_dr_grpo_divides_by_sequences_times_a_constant_length() -> None:
-    config = configured("dr_grpo", max_completion_tokens=10)
+    config = configured("dr_grpo", max_completion_tokens=10, clip_high=0.28)
     # (-5.56 + 3) / (2 x 10)
     assert total(config, inputs()).item() == pytest.approx(-2.56 / 20, abs=1e-12)
 
@@ -73,7 +73,7 @@ def test_gspo_uses_the_geometric_mean_ratio_of_the_sequence() -> None:
     # first sequence: (1.5 x 1 x 0.5)^(1/3) = 0.75^(1/3) = 0.9086, not clipped: -2 x 0.9086 for each
     # token second: 3.0, A < 0, the larger loss is not clipped: 3
     first = 0.75 ** (1 / 3)
-    config = configured("gspo")
+    config = configured("gspo", clip_low=0.2, clip_high=0.28)
     assert losses(config) == pytest.approx([-2 * first] * 3 + [3.0], abs=1e-12)
     assert total(config, inputs()).item() == pytest.approx((-2 * first + 3.0) / 2, abs=1e-12)
 
@@ -90,7 +90,7 @@ def test_gspo_clips_the_whole_sequence() -> None:
 
 def test_gspo_gradient_is_the_sequence_ratio_times_the_mean_of_token_gradients() -> None:
     arguments = inputs()
-    total(configured("gspo"), arguments).backward()
+    total(configured("gspo", clip_low=0.2, clip_high=0.28), arguments).backward()
     # d/d lp of -A s / N, s = exp(mean log ratio), is -A s / (T N) for every token
     first = -2 * 0.75 ** (1 / 3) / 3 / 2
     assert arguments["logprobs"].grad[MASK].tolist() == pytest.approx([first] * 3 + [3.0 / 2], abs=1e-12)
@@ -109,10 +109,10 @@ def test_cispo_clamps_the_ratio_and_keeps_every_tokens_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["reinforce", "rloo"])
-def test_reinforce_is_minus_advantage_times_logprob_over_all_tokens(name: str) -> None:
-    # -2 x -1, -2 x -2, -2 x -3, 1 x -0.5; sum 11.5, over 4 tokens
+def test_reinforce_is_minus_advantage_times_logprob_of_whole_answers(name: str) -> None:
+    # -2 x -1, -2 x -2, -2 x -3, 1 x -0.5; sum 11.5, over 2 answers
     assert losses(configured(name)) == pytest.approx([2.0, 4.0, 6.0, -0.5], abs=1e-12)
-    assert total(configured(name), inputs()).item() == pytest.approx(11.5 / 4, abs=1e-12)
+    assert total(configured(name), inputs()).item() == pytest.approx(11.5 / 2, abs=1e-12)
 
 
 def test_an_objectives_aggregation_can_be_chosen() -> None:
@@ -152,7 +152,7 @@ def test_the_divergence_to_the_reference_is_k3_and_counts_where_the_advantage_is
     reference = torch.tensor(LOGPROBS, dtype=torch.float64) + math.log(2.0)
     config = configured("dapo", kl_coefficient=0.1)
     outcome = token_loss(config, **inputs(reference_logprobs=reference))
-    assert outcome.loss[MASK].tolist() == pytest.approx([value + 0.1 * k3 for value in CLIPPED], abs=1e-12)
+    assert outcome.loss[MASK].tolist() == pytest.approx(CLIPPED, abs=1e-12)
     assert outcome.reference_kl[MASK].tolist() == pytest.approx([k3] * 4, abs=1e-12)
     arguments = inputs(reference_logprobs=reference, advantages=torch.zeros(2, dtype=torch.float64))
     total(config, arguments).backward()
@@ -169,10 +169,9 @@ def test_importance_weights_multiply_the_policys_loss_and_not_the_divergence() -
     weights = torch.tensor([[0.5, 2.0, 1.0], [0.1, math.nan, 7.0]], dtype=torch.float64)
     reference = torch.tensor(LOGPROBS, dtype=torch.float64) + math.log(2.0)
     config = configured("dapo", kl_coefficient=1.0)
-    k3 = 1.0 - math.log(2.0)
-    expected = [-1.28 + k3, -4.0 + k3, -1.0 + k3, 0.3 + k3]
-    found = losses(config, importance_weights=weights, reference_logprobs=reference)
-    assert found == pytest.approx(expected, abs=1e-12)
+    outcome = token_loss(config, **inputs(importance_weights=weights, reference_logprobs=reference))
+    assert outcome.loss[MASK].tolist() == pytest.approx([-1.28, -4.0, -1.0, 0.3], abs=1e-12)
+    assert outcome.reference_kl[MASK].tolist() == pytest.approx([1.0 - math.log(2.0)] * 4, abs=1e-12)
 
 
 def test_dropped_tokens_leave_the_loss_and_the_denominator() -> None:
@@ -229,7 +228,8 @@ def test_on_policy_the_clipped_surrogates_have_the_gradient_of_reinforce() -> No
         total(configured(name), arguments).backward()
         found.append(arguments["logprobs"].grad[MASK].tolist())
     assert found[0] == pytest.approx([-0.5, -0.5, -0.5, 0.25], abs=1e-12)
-    assert found[1] == pytest.approx(found[0]) and found[2] == pytest.approx(found[0])
+    # reinforce divides by the 2 answers, the others by the 4 tokens
+    assert found[1] == pytest.approx([2 * each for each in found[0]]) and found[2] == pytest.approx(found[0])
 
 
 @pytest.mark.parametrize(
@@ -257,5 +257,5 @@ def test_an_impossible_objective_is_refused_by_the_fields_name(wrong: dict[str, 
 def test_an_aggregation_that_does_not_exist_is_no_mean_of_any_kind() -> None:
     """Nothing checks the section's values, as nothing checked those of an installed objective."""
     config = ConfiguredObjective(ObjectiveSection.model_construct(objective="grpo", aggregation="mean"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="aggregation 'mean' is unknown: use sequence_mean, token_mean, fixed_length"):
+    with pytest.raises(ValueError, match="aggregation 'mean' is unknown: use sequence_mean, token_mean, fixed_length, seq"):
         token_weights(config, MASK, COUNTS)

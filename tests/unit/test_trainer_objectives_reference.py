@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from services.trainer.gradient.importance import ImportanceConfig, importance_weights
-from services.trainer.objectives.aggregation import Normaliser, token_weights
+from services.trainer.objectives.aggregation import Normaliser
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.token_loss import token_loss
-from tests.objectives import configured
+from tests.objectives import configured, step_loss
 
 CONFIGS = [
     configured("grpo"),
@@ -55,6 +55,8 @@ def numpy_loss(config: ConfiguredObjective, batch: list[dict[str, np.ndarray]]) 
                 loss += value / len(kept_tokens) / sequences
             elif config.aggregated_by == "fixed_length":
                 loss += value / (sequences * config.max_completion_tokens)
+            elif config.aggregated_by == "sequence_sum":
+                loss += value / sequences
             else:
                 loss += value / tokens
     return loss
@@ -124,7 +126,7 @@ def tensor_loss(config: ConfiguredObjective, batch: list[dict[str, np.ndarray]],
     )
     assert 0 < int((mask & ~correction.keep).sum()) < int(mask.sum()) / 2, "the batch must try rejection"
     counts = Normaliser.count(correction.keep.sum(dim=1).tolist())
-    return float((token_weights(config, correction.keep, counts) * outcome.loss).sum())
+    return float(step_loss(config, outcome, correction.keep, counts))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.name}-{config.aggregated_by}")

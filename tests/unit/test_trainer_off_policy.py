@@ -9,42 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.gradient.behaviour import masked_by_objective
 from services.trainer.gradient.rows import TextLogprob
-from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, without_dropped
+from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, step_normaliser, with_masks
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.trainer.objectives.aggregation import Normaliser, token_weights
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.gepo import gepo_log_expectation
-from services.trainer.objectives.m2po import m2_keep
 from services.trainer.objectives.token_loss import token_loss
 from tests.objectives import configured
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 
 LENGTHS = [3, 5, 1, 4, 2, 6]
 GROUP_OF = [0, 0, 0, 1, 1, 1]
-
-
-def loop_m2(differences: list[float], threshold: float) -> list[bool]:
-    """As the paper says it: take the largest away until the mean of the rest is small enough; one
-    stays.
-    """
-    left = [index for index, each in enumerate(differences) if math.isfinite(each)]
-    while len(left) > 1 and sum(differences[index] ** 2 for index in left) / len(left) >= threshold:
-        left.remove(max(left, key=lambda index: differences[index] ** 2))
-    return [index in left for index in range(len(differences))]
-
-
-@pytest.mark.parametrize("threshold", [1e-6, 0.01, 0.04, 0.3, 100.0])
-def test_m2_drops_the_largest_squares_until_the_mean_of_the_rest_is_below_the_threshold(threshold: float) -> None:
-    for seed in range(20):
-        differences = np.random.default_rng(seed).normal(0, 0.4, 1 + 3 * seed)
-        if seed % 3 == 1:
-            differences[0] = np.nan
-        found = m2_keep(torch.tensor(differences), threshold)
-        assert found.tolist() == loop_m2(differences.tolist(), threshold), seed
-    assert m2_keep(torch.tensor([]), threshold).tolist() == []
-    assert m2_keep(torch.tensor([torch.inf]), threshold).tolist() == [False]
 
 
 def numbers(seed: int) -> list[dict[str, np.ndarray]]:
@@ -165,7 +141,7 @@ def test_a_steps_gradient_does_not_depend_on_how_it_is_cut(name: str) -> None:
         model = small_model(dtype=torch.float64)
         config = UpdateConfig(objective=configured(name, m2_threshold=0.3), budget_tokens=budget)  # type: ignore[arg-type]
         proximal = batch_logprobs(model, groups, config)
-        stats = accumulate_gradients(model, without_dropped(groups, config, proximal), config, proximal=proximal)
+        stats = accumulate_gradients(model, with_masks(groups, config, proximal), config, proximal=proximal)
         found.append(gradients(model))
         assert (stats.micro_batches == 1) == (budget > 24) and found[-1].norm() > 1e-6
     assert (found[0] - found[1]).norm() <= 1e-10 * found[1].norm()
@@ -175,22 +151,24 @@ def _texts(count: int) -> list[TextLogprob | None]:
     return [TextLogprob(-3.0 * (number + 1), number + 1) if number % 2 else None for number in range(count)]
 
 
-def test_m2_masks_tokens_over_the_whole_step_and_they_count_nowhere() -> None:
+def test_m2_masks_tokens_over_the_whole_update_and_they_count_in_the_mean() -> None:
     model = small_model(dtype=torch.float64)
     groups = ragged_groups(4)
     config = UpdateConfig(objective=configured("m2po", m2_threshold=0.3))
-    proximal = batch_logprobs(model, groups, config)
-    masked = without_dropped(groups, config, proximal)
-    dropped, kept = 0, []
-    for before, after, group_values in zip(groups, masked, proximal, strict=True):
-        for old, new, own in zip(before.behaviour_logprobs, after.behaviour_logprobs, group_values, strict=True):
-            if old is None:
-                assert new is None
-                continue
-            assert new is not None
-            dropped += sum(map(math.isnan, new))
-            kept += [(b - float(p)) ** 2 for b, p in zip(new, own, strict=True) if not math.isnan(b)]
-    assert dropped > 0 and sum(kept) / len(kept) < 0.3
-    stats = accumulate_gradients(model, masked, config, proximal=proximal)
-    assert stats.dropped_fraction * stats.tokens == pytest.approx(dropped)
-    assert masked_by_objective(groups, [], proximal, config.objective) == groups
+    logprobs = batch_logprobs(model, groups, config)
+    masked = with_masks(groups, config, logprobs)
+    tokens = sum(length for group in groups for length in group.completion_lengths)
+    count, constrained = 0, []
+    for group, after, group_values in zip(groups, masked, logprobs, strict=True):
+        assert after.behaviour_logprobs == group.behaviour_logprobs
+        for known, marks, own, advantage in zip(
+            group.behaviour_logprobs, after.masked, group_values, group.advantages, strict=True
+        ):
+            for b, mark, p in zip(own if known is None else known, marks, own, strict=True):
+                count += bool(mark)
+                if (float(p) - float(b)) * advantage > 0 and not mark:
+                    constrained.append((float(p) - float(b)) ** 2)
+    assert 0 < count < tokens and sum(constrained) / len(constrained) <= 0.3
+    stats = accumulate_gradients(model, masked, config, proximal=logprobs)
+    assert stats.clip_fraction * stats.tokens == pytest.approx(count) and stats.dropped_fraction == 0.0
+    assert step_normaliser(masked, config, logprobs).tokens == tokens

@@ -74,6 +74,8 @@ def straightforward_loss(model, groups, config: ConfiguredObjective, proximal) -
                 loss = loss + group.weight * loss_t.sum() / tokens
             elif config.aggregated_by == "fixed_length":
                 loss = loss + group.weight * loss_t.sum() / sequences / config.max_completion_tokens
+            elif config.aggregated_by == "sequence_sum":
+                loss = loss + group.weight * loss_t.sum() / sequences
             else:
                 loss = loss + group.weight * loss_t.mean() / sequences
     return loss
@@ -141,6 +143,24 @@ def test_zero_advantage_groups_may_count_in_the_mean_without_being_computed() ->
     tokens, extra = (sum(sum(group.completion_lengths) for group in part) for part in (groups, [dull]))
     assert stats.tokens == tokens
     torch.testing.assert_close(diluted, alone * tokens / (tokens + extra), atol=1e-7, rtol=1e-5)
+
+
+def test_answers_that_a_likelihood_filter_drops_count_in_no_mean_even_in_groups_without_advantage() -> None:
+    model = small_model()
+    groups = ragged_groups(3, with_behaviour=False)
+    near = replace(groups[0], advantages=[0.0] * len(groups[0].completions))
+    far = replace(near, behaviour_logprobs=[[-40.0] * length for length in near.completion_lengths])
+    config = UpdateConfig(
+        objective=configured("grpo"), importance=ImportanceConfig(sequence_bounds=(0.5, 2.0)), count_uninformative=True
+    )
+
+    def found(extra: list[TokenGroup]) -> torch.Tensor:
+        whole = [*groups, *extra]
+        return step(model, whole, config, proximal=batch_logprobs(model, whole, config, counted=True))[1]
+
+    sequences, dull = (sum(len(group.completions) for group in part) for part in (groups, [near]))
+    torch.testing.assert_close(found([far]), found([]))
+    torch.testing.assert_close(found([near]), found([]) * sequences / (sequences + dull), atol=1e-7, rtol=1e-5)
 
 
 def test_a_zero_advantage_group_is_computed_when_it_holds_the_policy_to_a_reference() -> None:

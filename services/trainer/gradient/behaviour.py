@@ -68,36 +68,29 @@ def log_expectations(groups: Sequence[TokenGroup], rows: CompletionRows, dtype: 
 
 
 def masked_by_objective(
-    groups: Sequence[TokenGroup], numbers: Sequence[int], proximal: Sequence[Sequence[Tensor]], configured: ConfiguredObjective
+    groups: Sequence[TokenGroup], numbers: Sequence[int], logprobs: Sequence[Sequence[Tensor]], configured: ConfiguredObjective
 ) -> list[TokenGroup]:
-    """`groups` with the tokens that the objective's `keeps` drops over the whole step marked as
-    unknown, so that they count nowhere.
+    """`groups` with the tokens marked that the objective's `keeps` gives no loss in an update.
 
-    numbers: indexes of the groups that take part. proximal: `batch_logprobs` at the start of the
-    batch.
+    numbers: indexes of the groups that take part. logprobs: `batch_logprobs` before the update;
+    where a token's behaviour is not known, they take its place.
     """
-    places = [
-        (group, completion)
-        for group in numbers
-        for completion, behaviour in enumerate(groups[group].behaviour_logprobs)
-        if behaviour is not None
-    ]
-    behaviours = [torch.tensor(list(groups[g].behaviour_logprobs[c] or ()), dtype=torch.float64) for g, c in places]
     keeps = configured.objective.keeps
-    if not behaviours or keeps is None:
+    places = [(group, completion) for group in numbers for completion in range(len(groups[group].completions))]
+    if not places or keeps is None:
         return list(groups)
-    differences = torch.cat(behaviours) - torch.cat([proximal[g][c].to(torch.float64) for g, c in places])
-    keep = torch.split(keeps(differences, configured.settings), [len(each) for each in behaviours])
-    masked = {
-        place: torch.where(kept, each, torch.nan).tolist() for place, kept, each in zip(places, keep, behaviours, strict=True)
-    }
-    return [
-        replace(
-            group,
-            behaviour_logprobs=[masked.get((index, number), logprobs) for number, logprobs in enumerate(group.behaviour_logprobs)],
-        )
-        for index, group in enumerate(groups)
+    current = [logprobs[g][c].to(torch.float64) for g, c in places]
+    behaviours = [
+        each if (known := groups[g].behaviour_logprobs[c]) is None else torch.tensor(list(known), dtype=torch.float64)
+        for (g, c), each in zip(places, current, strict=True)
     ]
+    advantages = [torch.full_like(each, groups[g].advantages[c]) for (g, c), each in zip(places, current, strict=True)]
+    keep = keeps(torch.cat(current) - torch.cat(behaviours), torch.cat(advantages), configured.settings)
+    masked = [(~part).to(torch.float64).tolist() for part in torch.split(keep, [len(each) for each in current])]
+    of_group: dict[int, list[list[float]]] = {}
+    for (group, _), each in zip(places, masked, strict=True):
+        of_group.setdefault(group, []).append(each)
+    return [replace(group, masked=of_group.get(index, ())) for index, group in enumerate(groups)]
 
 
 def _mean_logprobs(group: TokenGroup) -> list[float]:

@@ -39,8 +39,10 @@ class TokenGroup:
     counts, in the loss and in what the loss is divided by (`services.trainer.gradient.influence`).
     text_logprobs: per completion, the likelihood that its sender's policy gave to a text encoded
     again here; None: unknown. Empty: all unknown. replayed: a local group that an earlier step
-    trained on (`sampler.replay`). places: the index of each completion among the scored group's
-    answers; empty: unknown. Raises ValueError if lengths disagree.
+    trained on (`sampler.replay`). masked: per completion, the tokens that the objective gives no
+    loss in this update, 1 or 0 each, although they count in its mean; empty: none. places: the
+    index of each completion among the scored group's answers; empty: unknown. Raises ValueError if
+    lengths disagree.
     """
 
     prompt_ids: Sequence[int]
@@ -52,6 +54,7 @@ class TokenGroup:
     share: float = 1.0
     text_logprobs: Sequence[TextLogprob | None] = ()
     replayed: bool = False
+    masked: Sequence[Sequence[float]] = ()
     places: Sequence[int] = ()
 
     def __post_init__(self) -> None:
@@ -84,6 +87,7 @@ class TokenGroup:
             behaviour_logprobs=[self.behaviour_logprobs[number] for number in numbers],
             advantages=[self.advantages[number] for number in numbers],
             text_logprobs=[self.text_logprobs[number] for number in numbers] if self.text_logprobs else (),
+            masked=[self.masked[number] for number in numbers] if self.masked else (),
             places=[self.places[number] for number in numbers] if self.places else (),
         )
 

@@ -8,7 +8,7 @@ same step at once and without that bound: benchmarks and tests compare with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import NamedTuple
@@ -42,8 +42,9 @@ class UpdateConfig:
     """How a step's gradient is computed. Only the first four fields change its value.
 
     temperature: the one the completions were sampled at. count_uninformative: whether groups
-    without advantage count in the means. False (DAPO's dynamic sampling): such a group changes
-    nothing at all. True (plain GRPO): it takes its share of the mean and so makes the step smaller.
+    without advantage count in the mean of the loss. False (DAPO's dynamic sampling): such a group
+    changes nothing at all. True (plain GRPO): it takes its share of the mean and so makes the step
+    smaller. Neither changes with the divergence to the reference, which has a mean of its own.
     budget_tokens: padded tokens in one forward pass. shared_prompt: compute a group's prompt once;
     only where `supports_shared_prompt(model)`. autocast_bf16: bfloat16 matrix products with float32
     weights, logprobs and loss. separate_head: how logits are computed in chunks, from
@@ -72,15 +73,21 @@ class UpdateConfig:
         """
         return group.moves_policy or (self.objective.needs_reference and group.weight != 0.0)
 
+    def is_scored(self, group: TokenGroup) -> bool:
+        """Whether the group's logprobs at the start of the batch are needed: it takes part, or it
+        counts in the mean with what is not dropped for its likelihood.
+        """
+        return self.takes_part(group) or (self.count_uninformative and self.importance.drops_by_likelihood)
 
-def without_dropped(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None) -> list[TokenGroup]:
-    """`groups` with the tokens marked that the objective leaves out of the whole step, given the
-    logprobs at the batch's start.
+
+def with_masks(groups: Sequence[TokenGroup], config: UpdateConfig, logprobs: BatchLogprobs | None) -> list[TokenGroup]:
+    """`groups` with the tokens marked that the objective gives no loss in an update, given the
+    logprobs before it.
     """
-    if config.objective.objective.keeps is None or proximal is None:
+    if config.objective.objective.keeps is None or logprobs is None:
         return list(groups)
     numbers = [number for number, group in enumerate(groups) if config.takes_part(group)]
-    return masked_by_objective(groups, numbers, proximal, config.objective)
+    return masked_by_objective(groups, numbers, logprobs, config.objective)
 
 
 def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal: BatchLogprobs | None = None) -> Normaliser:
@@ -90,34 +97,40 @@ def step_normaliser(groups: Sequence[TokenGroup], config: UpdateConfig, proximal
     Dropped tokens do not count. Those dropped for their likelihood are known only with `proximal`;
     without it they count.
     """
-    total = Normaliser(0, 0)
+    total = Normaliser(0, 0, Normaliser(0, 0) if config.objective.needs_reference else None)
     for number, group in enumerate(groups):
-        if not (config.count_uninformative or config.takes_part(group)):
+        in_loss = config.count_uninformative or group.moves_policy
+        in_divergence = config.objective.needs_reference and group.weight != 0.0
+        if not (in_loss or in_divergence):
             continue
         group_logprobs = proximal[number] if proximal is not None and proximal[number] else [None] * len(group.completions)
         kept = [kept_tokens(config.importance, group, completion, logprobs) for completion, logprobs in enumerate(group_logprobs)]
-        total = total + Normaliser.count(kept, group.share)
+        counts = Normaliser.count(kept, group.share)
+        total = total + replace(counts if in_loss else Normaliser(0, 0), divergence=counts if in_divergence else None)
     return total
 
 
 def batch_logprobs(
-    model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE
+    model: nn.Module, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE, *, counted: bool = False
 ) -> BatchLogprobs:
     """Logprobs of every completion under the current `model`, without gradient; the same in all
-    processes.
+    processes. counted: also of groups that take no part but count in the mean
+    (`UpdateConfig.is_scored`).
 
     Called at the start of a batch it gives the proximal policy; with a frozen model, the reference.
     """
     mine: dict[tuple[int, int], Tensor] = {}
     dtype = torch.float32
-    for rows, counted in _micro_batches(model, groups, range(len(groups)), config, parallel):
+    scores = config.is_scored if counted else config.takes_part
+    numbers = [number for number, group in enumerate(groups) if scores(group)]
+    for rows, counts in _micro_batches(model, groups, numbers, config, parallel):
         # Adapters' dropout would make it another policy, a different one at every call.
         with torch.no_grad(), evaluating(model), _autocast(rows, config):
             scored = _completion_logprobs(model, rows, config).logprobs.cpu()
         dtype = scored.dtype
-        for row, (group, completion) in enumerate(rows.sequences if counted else []):
+        for row, (group, completion) in enumerate(rows.sequences if counts else []):
             mine[group, completion] = scored[row, : len(groups[group].completions[completion])]
-    lengths = [group.completion_lengths if config.takes_part(group) else [] for group in groups]
+    lengths = [group.completion_lengths if scores(group) else [] for group in groups]
     # Each completion is computed by one process, so adding the others' zeros changes no bit.
     flat = [
         mine.get((g, c), torch.zeros(length, dtype=dtype))
@@ -223,6 +236,7 @@ def accumulate_part(
     step's.
     """
     part = GradientPart(LossSums.zero(next(model.parameters()).device))
+    numbers = [number for number in numbers if config.takes_part(groups[number])]
     for rows, counted in _micro_batches(model, groups, numbers, config, parallel):
         found = _micro_batch_loss(model, groups, rows, config, normaliser, proximal, reference)
         (found.loss * (loss_scale if counted else 0.0)).backward()  # type: ignore[no-untyped-call]
@@ -294,6 +308,7 @@ def scored_loss(
         mask=rows.mask,
         importance_weights=None if objective.uses_behaviour else correction.weights,
         keep=correction.keep,
+        masked=_masked(groups, rows),
         reference_logprobs=None if reference is None else rows.pad(reference, dtype),
         behaviour_logprobs=behaviour_or(groups, rows, proximal_logprobs) if objective.uses_behaviour else None,
         log_denominators=log_expectations(groups, rows, dtype) if objective.uses_group_likelihood else None,
@@ -302,13 +317,22 @@ def scored_loss(
     # like any other.
     by_length = config.objective.aggregated_by != "sequence_mean"
     factors = [groups[group].weight * (groups[group].share if by_length else 1.0) for group, _ in rows.sequences]
-    group_weights = torch.tensor(factors, dtype=torch.float64, device=device)
-    weights = token_weights(config.objective, correction.keep, normaliser) * group_weights.unsqueeze(1)
-    loss = (weights * per_token.loss).sum()
+    of_group = torch.tensor(factors, dtype=torch.float64, device=device).unsqueeze(1)
+    pulls = torch.tensor([groups[group].moves_policy for group, _ in rows.sequences], device=device).unsqueeze(1)
+    loss = (token_weights(config.objective, correction.keep, normaliser) * of_group * pulls * per_token.loss).sum()
+    if normaliser.divergence is not None:
+        weights = token_weights(config.objective, correction.keep, normaliser.divergence) * of_group
+        loss = loss + config.objective.settings.kl_coefficient * (weights * per_token.reference_kl).sum()
     weighted = not objective.uses_behaviour
     log_ratio = proximal_logprobs - behaviour_logprobs
     answers = AnswerSums.of(rows.sequences, rows.mask, correction, per_token, log_ratio, weighted=weighted)
     return ScoredLoss(loss, _sums(loss, per_token, correction, scored.entropy, rows.mask), answers)
+
+
+def _masked(groups: Sequence[TokenGroup], rows: CompletionRows) -> Tensor | None:
+    if not any(groups[group].masked for group, _ in rows.sequences):
+        return None
+    return rows.pad([group.masked or [None] * len(group.completions) for group in groups]) > 0
 
 
 def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, entropy: Tensor, mask: Tensor) -> LossSums:
@@ -339,12 +363,11 @@ def _sums(loss: Tensor, per_token: TokenLoss, correction: ImportanceWeights, ent
 def _micro_batches(
     model: nn.Module, groups: Sequence[TokenGroup], numbers: Sequence[int], config: UpdateConfig, parallel: Parallel
 ) -> Iterator[tuple[TokenRows, bool]]:
-    """This process's rows of the groups at `numbers` that take part, one micro-batch at a time, on
-    the model's device; and whether they count.
+    """This process's rows of the groups at `numbers`, one micro-batch at a time, on the model's
+    device; and whether they count.
     """
     hidden_size = int(model.config.get_text_config().hidden_size)  # type: ignore[operator, union-attr]
     device = next(model.parameters()).device
-    numbers = [number for number in numbers if config.takes_part(groups[number])]
     planned = plan_rows(
         [groups[number] for number in numbers],
         shared_prompt=config.shared_prompt,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from services.trainer.objectives.base import AdvantageKind, GroupAdvantages
+from services.trainer.objectives.base import AdvantageKind, AdvantageScale, GroupAdvantages
 from services.trainer.objectives.errors import unusable
 from shared.returned_numbers import finite_numbers
 from shared.rewards import is_informative
@@ -20,7 +20,6 @@ from shared.rewards import is_informative
 ADVANTAGES = "function advantages"
 """How messages name what an installed objective gives as `kind`."""
 _SHOWN_REWARDS = 16
-AdvantageScale = Literal["group", "batch", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,14 @@ from services.trainer.objectives.config import ConfiguredObjective
 class Normaliser:
     """Counts over a whole optimizer step: sequences with at least one token of loss, and tokens of
     loss (multiplied by the share of groups that count in part).
+
+    divergence: the same for the divergence to the reference policy, which is a mean of its own:
+    over all groups, also those that have no loss otherwise. None: there is no such divergence.
     """
 
     sequences: int
     tokens: float
+    divergence: Normaliser | None = None
 
     @classmethod
     def count(cls, completion_lengths: Sequence[int], share: float = 1.0) -> Normaliser:
@@ -34,7 +38,10 @@ class Normaliser:
 
     def __add__(self, other: Normaliser) -> Normaliser:
         """Counts of two disjoint parts of a step, such as those of two processes."""
-        return Normaliser(self.sequences + other.sequences, self.tokens + other.tokens)
+        divergence = other.divergence if self.divergence is None else self.divergence
+        if self.divergence is not None and other.divergence is not None:
+            divergence = self.divergence + other.divergence
+        return Normaliser(self.sequences + other.sequences, self.tokens + other.tokens, divergence)
 
 
 def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Normaliser) -> Tensor:
@@ -52,6 +59,8 @@ def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Nor
         case "fixed_length":
             assert configured.max_completion_tokens is not None
             return present / (sequences * configured.max_completion_tokens)
+        case "sequence_sum":
+            return present / sequences
         case "sequence_mean":
             return present / present.sum(dim=1, keepdim=True).clamp(min=1.0) / sequences
         case unknown:

@@ -18,7 +18,8 @@ LOG_RATIO_BOUND = 20.0
 beyond any clip, and finite.
 """
 
-Aggregation = Literal["sequence_mean", "token_mean", "fixed_length"]
+Aggregation = Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum"]
+AdvantageScale = Literal["group", "batch", "none"]
 GroupAdvantages = Callable[[Sequence[float]], list[float]]
 """Advantages of a group's completions from their rewards, which are never all equal."""
 AdvantageKind = Literal["group_normalised", "leave_one_out", "soft_value"]
@@ -29,13 +30,14 @@ class LossTerms:
     """The inputs of a loss. N sequences of T completion tokens; padding is 0, and only `logprobs`
     has a gradient.
 
-    settings: the objective's part of `[trainer]`; an installed objective's own are in
-    `settings.objective_options`. logprobs: (N, T) of the policy being trained. proximal: (N, T) of
-    the policy when the batch arrived. log_ratio: (N, T) their difference, within +-
-    `LOG_RATIO_BOUND`. advantage: (N, 1). mask: (N, T) bool, True on completion tokens. present:
-    `mask` without dropped tokens. behaviour: (N, T) of the policy that sampled, `proximal` where
-    that is unknown; None unless the objective `uses_behaviour`. log_expectation: (N,) log of the
-    group's expected likelihood, NaN if unknown; None unless the objective `uses_group_likelihood`.
+    settings: the objective's part of `[trainer]`, with the clip bounds in force; an installed
+    objective's own are in `settings.objective_options`. logprobs: (N, T) of the policy being
+    trained. proximal: (N, T) of the policy when the batch arrived. log_ratio: (N, T) their
+    difference, within +- `LOG_RATIO_BOUND`. advantage: (N, 1). mask: (N, T) bool, True on
+    completion tokens. present: `mask` without dropped tokens, and without those that the
+    objective's `keeps` masks. behaviour: (N, T) of the policy that sampled, `proximal` where that
+    is unknown; None unless the objective `uses_behaviour`. log_expectation: (N,) log of the group's
+    expected likelihood, NaN if unknown; None unless the objective `uses_group_likelihood`.
     """
 
     settings: ObjectiveSection
@@ -71,30 +73,37 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """An objective, as registered in the entry-point group `swarm.objectives`.
+    """An objective, as registered in the entry-point group `swarm.objectives`: everything that its
+    source publishes under its name. `aggregation`, `scale`, `clip` and `counts_uninformative` hold
+    where the configuration does not say.
 
-    loss: from `LossTerms`. aggregation: what the loss is averaged over if the configuration does
-    not say. advantages: how rewards become advantages. clips: it uses `clip_low`, `clip_high` and
-    `dual_clip`, which have an effect where the ratio is not 1. moves_at_once: its ratio is not 1 in
-    the first update on a batch. uses_behaviour: it uses the sampling policy's logprobs itself, so
-    that importance weights do not apply. uses_group_likelihood: it needs the likelihood that the
-    senders of its group gave to their answers. counts_uninformative: whether groups with equal
-    rewards count in the means if the configuration does not say. keeps: which tokens of a whole
-    step stay, as (N,) bool, from (N,) log behaviour - log proximal of those for which it is known;
-    None: all of them. settings: the settings of `[trainer]` that apply to this objective alone.
+    loss: from `LossTerms`. aggregation: what the loss is averaged over. advantages: how rewards
+    become advantages. scale: what group-normalised advantages are divided by. clips: it uses
+    `clip_low`, `clip_high` and `dual_clip`, which have an effect where the ratio is not 1. clip:
+    those two bounds. moves_at_once: its ratio is not 1 in the first update on a batch.
+    uses_behaviour: it uses the sampling policy's logprobs itself, so that importance weights do not
+    apply. uses_group_likelihood: it needs the likelihood that the senders of its group gave to
+    their answers. counts_uninformative: whether groups with equal rewards count in the means.
+    keeps: which tokens of an update have a loss, as (N,) bool, from (N,) log of policy to behaviour
+    and (N,) advantages of all its tokens; the others still count in the means. None: all of them.
+    settings: the settings of `[trainer]` that apply to this objective alone. differs: what is
+    deliberately not as in its source; a sentence for users.
     """
 
     name: str
     loss: Callable[[LossTerms], Loss]
     aggregation: Aggregation
     advantages: AdvantageKind | GroupAdvantages = "group_normalised"
+    scale: AdvantageScale = "group"
     clips: bool = False
+    clip: tuple[float, float] = (0.2, 0.28)
     moves_at_once: bool = False
     uses_behaviour: bool = False
     uses_group_likelihood: bool = False
     counts_uninformative: bool = False
-    keeps: Callable[[Tensor, ObjectiveSection], Tensor] | None = None
+    keeps: Callable[[Tensor, Tensor, ObjectiveSection], Tensor] | None = None
     settings: tuple[str, ...] = ()
+    differs: str = ""
 
     @property
     def divides_by_deviation(self) -> bool:

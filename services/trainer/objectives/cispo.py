@@ -1,5 +1,5 @@
-"""CISPO (arXiv 2506.13585): `-sg[clamp(r, cispo_min, cispo_max)] A lp`, so that a clamped token
-keeps its gradient.
+"""CISPO (MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5): `-sg[clamp(r, cispo_min, cispo_max)] A lp`,
+so that a clamped token keeps its gradient; a mean over all tokens, with DAPO's dynamic sampling.
 
 The bounds apply to the ratio itself, not to its distance from 1; implementations differ in this.
 """

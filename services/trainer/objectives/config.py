@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from services.trainer.objectives.base import AdvantageKind, Aggregation, Objective
+from services.trainer.objectives.base import AdvantageKind, AdvantageScale, Aggregation, Objective
 from shared.config import NodeConfig
 from shared.config.objective_section import ObjectiveSection
 from shared.config.trainer_section import TrainerSection
@@ -18,8 +18,9 @@ class ConfiguredObjective:
     """An objective with its settings.
 
     settings: the part of `[trainer]` that an objective reads; each objective's file describes its
-    settings. max_completion_tokens: `generator.max_new_tokens`, the constant length that
-    `fixed_length` divides by; it must not change between steps.
+    settings. Clip bounds that it does not say become those of the objective.
+    max_completion_tokens: `generator.max_new_tokens`, the constant length that `fixed_length`
+    divides by; it must not change between steps.
     """
 
     settings: ObjectiveSection = field(default_factory=ObjectiveSection)
@@ -29,6 +30,13 @@ class ConfiguredObjective:
         """Refuse settings that do not apply to the objective, and one that declares what does not
         exist.
         """
+        given = self.settings
+        clip = {
+            name: published
+            for name, published in zip(("clip_low", "clip_high"), self.objective.clip, strict=True)
+            if getattr(given, name) is None
+        }
+        object.__setattr__(self, "settings", given.model_copy(update=clip))
         if faults := list(_faults(self.objective)):
             raise ValueError(
                 f"{OBJECTIVES.described(self.name)} has {' and '.join(faults)}: correct that, or change {OBJECTIVES.setting}"
@@ -37,6 +45,9 @@ class ConfiguredObjective:
             raise ValueError(
                 f"dual_clip is for objectives that clip, and {self.name} does not: set it to 0 or choose another objective"
             )
+        most = 1 + (self.settings.clip_high or 0.0)
+        if self.settings.dual_clip and self.settings.dual_clip <= most:
+            raise ValueError(f"dual_clip {self.settings.dual_clip} must be above 1 + clip_high = {most}; 0 turns it off")
         if self.aggregated_by == "fixed_length" and (self.max_completion_tokens or 0) < 1:
             raise ValueError(f"{self.name} divides by a constant length: set max_completion_tokens to 1 or more")
 
@@ -90,6 +101,29 @@ def configured_objective(config: NodeConfig) -> ConfiguredObjective:
     return wanted
 
 
+def departures(trainer: TrainerSection, objective: Objective) -> list[str]:
+    """A sentence for each setting that makes the loss another than the one that the objective's
+    source publishes under its name. Settings without an effect are left out.
+    """
+    published: dict[str, Any] = {
+        "aggregation": objective.aggregation,
+        "count_uninformative": objective.counts_uninformative,
+    }
+    if objective.divides_by_deviation:
+        published["advantage_scale"] = objective.scale
+    if objective.clips and (trainer.updates_per_batch > 1 or objective.moves_at_once):
+        published["clip_low"], published["clip_high"] = objective.clip
+    return [
+        f"trainer.{name} = {_written(value)}: {trainer.objective} as published has {_written(wanted)}"
+        for name, wanted in published.items()
+        if (value := getattr(trainer, name)) is not None and value != wanted
+    ]
+
+
+def _written(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
 def _faults(objective: Objective) -> Iterator[str]:
     """What an objective of a package declares that does not exist. Its types forbid it, but nothing
     has checked them.
@@ -99,6 +133,8 @@ def _faults(objective: Objective) -> Iterator[str]:
     if not callable(objective.advantages) and objective.advantages not in get_args(AdvantageKind):
         known = f"there are {', '.join(get_args(AdvantageKind))}, or a function of a group's rewards"
         yield f"the unknown advantages {objective.advantages!r} ({known})"
+    if objective.scale not in get_args(AdvantageScale):
+        yield f"the unknown scale {objective.scale!r} (there are {', '.join(get_args(AdvantageScale))})"
     for name in ("clips", "moves_at_once", "uses_behaviour", "uses_group_likelihood", "counts_uninformative"):
         if not isinstance(declared := getattr(objective, name), bool):
             yield f"the unknown {name} {declared!r} (there are True and False)"

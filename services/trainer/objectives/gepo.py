@@ -1,8 +1,8 @@
-"""GEPO (arXiv 2508.17850, HeteroRL): the clipped surrogate of a sequence whose ratio divides by an
-expectation over the group.
+"""GEPO (arXiv 2508.17850, section 3; HeteroRL's `learner_script_checkpoint.py`): the clipped
+surrogate of a sequence whose ratio divides by an expectation over the group.
 
 r = exp(mean lp) / (sum q^2 / sum q) over the group, with q = exp(mean log b) of each answer,
-instead of dividing by the answer's own q.
+instead of dividing by the answer's own q. A = r - mean: its authors train without a division.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ OBJECTIVE = Objective(
     name="gepo",
     loss=_loss,
     aggregation="sequence_mean",
+    scale="none",
     clips=True,
+    clip=(0.2, 0.2),
+    counts_uninformative=True,
     moves_at_once=True,
     uses_behaviour=True,
     uses_group_likelihood=True,

@@ -21,5 +21,8 @@ OBJECTIVE = Objective(
     aggregation="sequence_mean",
     advantages="soft_value",
     uses_behaviour=True,
+    counts_uninformative=True,
+    differs="its paper also pulls answers of groups whose rewards are all equal back to the policy that sampled them; here "
+    "such groups have no loss",
     settings=("oapl_value_beta", "oapl_scale"),
 )

@@ -1,8 +1,10 @@
-"""REINFORCE: `-A lp`, a mean over all tokens of the batch."""
+"""REINFORCE (Williams 1992, Machine Learning 8, section 4): `-A lp` summed over each answer, a mean
+over answers; A = r - mean of the group, its baseline.
+"""
 
 from __future__ import annotations
 
 from services.trainer.objectives.base import Objective
 from services.trainer.objectives.surrogate import plain_loss
 
-OBJECTIVE = Objective(name="reinforce", loss=plain_loss, aggregation="token_mean")
+OBJECTIVE = Objective(name="reinforce", loss=plain_loss, aggregation="sequence_sum", scale="none", counts_uninformative=True)

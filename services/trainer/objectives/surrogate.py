@@ -22,6 +22,7 @@ def clipped(terms: LossTerms, ratio: Tensor) -> Loss:
     (arXiv 1912.09729).
     """
     settings, advantage = terms.settings, terms.advantage
+    assert settings.clip_low is not None and settings.clip_high is not None, "`ConfiguredObjective` fills them in"
     low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
     loss = -(ratio * advantage).minimum(ratio.clamp(low, high) * advantage)
     cut = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))

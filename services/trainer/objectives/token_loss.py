@@ -15,7 +15,8 @@ from services.trainer.objectives.errors import unusable
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """An objective's result for every token; all (N, T), only `loss` has a gradient, padding is 0.
+    """An objective's result for every token; all (N, T), padding is 0. Only `loss` has a gradient,
+    and `reference_kl` where the configuration asks for a divergence.
 
     ratio: policy to proximal policy, as the objective defines it. clipped: bool, the ratio's
     gradient is cut (clipped objectives) or the ratio is clamped (cispo). reference_kl: k3 to the
@@ -37,19 +38,21 @@ def token_loss(
     mask: Tensor,
     importance_weights: Tensor | None = None,
     keep: Tensor | None = None,
+    masked: Tensor | None = None,
     reference_logprobs: Tensor | None = None,
     behaviour_logprobs: Tensor | None = None,
     log_denominators: Tensor | None = None,
 ) -> TokenLoss:
-    """Loss per token of `configured`, times the importance weight, plus `kl_coefficient` times k3
-    to the reference.
+    """Loss per token of `configured`, times the importance weight, and k3 to the reference, which
+    `kl_coefficient` adds to the loss of a step.
 
     logprobs, proximal_logprobs, reference_logprobs: (N, T) of the completion tokens; only
     `logprobs` has a gradient. advantages: (N,). mask: (N, T) bool, True on completion tokens.
-    importance_weights: (N, T), treated as constants. keep: (N, T) bool, False drops a token's whole
-    loss. Values where `mask` is False may be anything, finite or not. behaviour_logprobs: (N, T),
-    for objectives that use them; None: the proximal policy sampled. log_denominators: (N,), for
-    gepo; None or NaN: the sequence's own, so that its ratio is 1.
+    importance_weights: (N, T), treated as constants. keep: (N, T) bool, False drops a token's loss.
+    masked: (N, T) bool, tokens without a loss by the objective's `keeps`, told as clipped. Values
+    where `mask` is False may be anything, finite or not. behaviour_logprobs: (N, T), for objectives
+    that use them; None: the proximal policy sampled. log_denominators: (N,), for gepo; None or NaN:
+    the sequence's own, so that its ratio is 1.
 
     Raises:
         ObjectiveError: the objective returned something other than a `Loss` of tensors (N, T).
@@ -66,6 +69,9 @@ def token_loss(
 
     objective = configured.objective
     present = mask if keep is None else mask & keep
+    if masked is not None:
+        masked = masked & present
+        present = present & ~masked
     behaviour = None
     if objective.uses_behaviour:
         behaviour = proximal if behaviour_logprobs is None else behaviour_logprobs.detach().masked_fill(~mask, 0.0)
@@ -83,18 +89,19 @@ def token_loss(
         )
     )
     loss, ratio, clipped = _checked(found, configured.name, logprobs)
+    if masked is not None:
+        clipped = clipped | masked
     if importance_weights is not None:
         loss = loss * importance_weights.detach().masked_fill(~mask, 0.0)
     reference_kl = torch.zeros_like(logprobs)
     if reference_logprobs is not None:
-        reference_kl = k3_divergence(logprobs, reference_logprobs.detach().masked_fill(~mask, 0.0))
-        if configured.needs_reference:
-            loss = loss + settings.kl_coefficient * reference_kl
+        moving = logprobs if configured.needs_reference else logprobs.detach()
+        reference_kl = k3_divergence(moving, reference_logprobs.detach().masked_fill(~mask, 0.0))
     return TokenLoss(
         loss=loss.masked_fill(~present, 0.0),
         ratio=ratio.detach().masked_fill(~mask, 0.0),
         clipped=clipped.detach() & mask,
-        reference_kl=reference_kl.detach().masked_fill(~mask, 0.0),
+        reference_kl=reference_kl.masked_fill(~mask, 0.0),
     )
 
 

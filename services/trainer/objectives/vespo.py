@@ -1,5 +1,5 @@
-"""VESPO (arXiv 2602.10693; TRL's `loss_type="vespo"`): `-sg[e^l w^k e^(-l w)] A lp`, w = exp(sum
-(lp - log b)) of the sequence.
+"""VESPO (arXiv 2602.10693; its authors' `recipe/vespo`; TRL's `loss_type="vespo"`): `-sg[e^l w^k
+e^(-l w)] A lp`, w = exp(sum (lp - log b)) of the sequence.
 
 The weight is 1 at w = 1 and falls on both sides; (k, l) are `vespo_positive` or `vespo_negative`,
 by the advantage's sign.
@@ -32,5 +32,6 @@ OBJECTIVE = Objective(
     loss=_loss,
     aggregation="token_mean",
     uses_behaviour=True,
+    counts_uninformative=True,
     settings=("vespo_positive", "vespo_negative"),
 )
