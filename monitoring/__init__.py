@@ -1,4 +1,3 @@
-"""Dashboards, recording rules and alerts as code, rendered to files for Grafana and Prometheus.
-
-Nothing here runs in a service. Each metric is declared in the service that counts it.
+"""Reads the committed rules and dashboards, and writes the pages of metrics and of the border's
+checks from the code. Nothing here runs in a service.
 """

@@ -30,6 +30,7 @@ class Lease:
     """One process's lease: taken with `look`, then renewed, then released.
 
     lost: set when another process has taken it over; `loss` is then the message about it.
+    held_back: why nothing may be written for now, although the lease is this process's; or empty.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Lease:
         self._renewing = asyncio.Lock()
         self.lost = asyncio.Event()
         self.loss = ""
+        self.held_back = ""
         self.seen: LeaseRecord | None = None
         """The holder when the lease was last read."""
 
@@ -85,6 +87,8 @@ class Lease:
         """
         if self.lost.is_set():
             raise LeaseLost(self.loss)
+        if self.held_back:
+            raise NotConnected(self.held_back)
         if not self._term.holds(self._clock()):
             await self.renew()
 
@@ -92,6 +96,8 @@ class Lease:
         """Renew at the server, which also shows whether the lease is still this process's. Raises
         what `writable` raises.
         """
+        if self.held_back:
+            raise NotConnected(self.held_back)
         async with self._renewing:
             for _ in range(3):
                 sent_s = self._clock()

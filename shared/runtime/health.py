@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -19,6 +20,10 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from shared.runtime.errors import FatalError
 from shared.runtime.status import SILENT_S
+
+LONGEST_SCRAPE_S = 30.0
+"""A process that stops waits no longer for one more scrape."""
+SCRAPE_LATE_S = 2.0
 
 
 class Heartbeat:
@@ -48,6 +53,7 @@ class HealthServer:
         self._metrics = make_wsgi_app(registry)
         self._heartbeat = heartbeat
         self._not_ready_because = not_ready_because
+        self._scraped: deque[float] = deque(maxlen=2)
         try:
             self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_QuietHandler)
         except OSError as error:
@@ -58,6 +64,20 @@ class HealthServer:
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()
+
+    async def last_scrape(self, since: float) -> None:
+        """Wait until `/metrics` was read after `since` (of `time.monotonic`), if something reads it
+        regularly: at most the usual time between two reads, and no longer than `LONGEST_SCRAPE_S`.
+        """
+        if len(self._scraped) < 2 or self._scraped[-1] > since:
+            return
+        before, last = self._scraped
+        usual_s = last - before
+        until = min(last + usual_s, since + LONGEST_SCRAPE_S) + SCRAPE_LATE_S
+        while True:
+            if self._scraped[-1] > since or usual_s > LONGEST_SCRAPE_S or time.monotonic() >= until:
+                return
+            await asyncio.sleep(0.1)
 
     def close(self) -> None:
         """Stop serving."""
@@ -71,6 +91,7 @@ class HealthServer:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
             answer: Iterable[bytes] = self._metrics(environ, start_response)
+            self._scraped.append(time.monotonic())
             return answer
         if path == "/livez":
             age_s = self._heartbeat.age_s

@@ -58,9 +58,10 @@ PAYLOAD_BUCKETS_BYTES = buckets_from(1024.0, 2.0**28)
 """1 KiB to 256 MiB."""
 
 
-def service_registry(ready: Callable[[], bool], run: str = "") -> CollectorRegistry:
+def service_registry(ready: Callable[[], bool], run: str = "", stop_requested: Callable[[], float] = float) -> CollectorRegistry:
     """A registry with the metrics that every service exports. `ready` is called at each scrape;
     `run` is the name of the run (`node.run`), empty for a process that belongs to no run.
+    `stop_requested`: Unix time at which the process was asked to stop, 0 before.
     """
     # Without the `_created` series of every counter and histogram: `process_start_time_seconds`
     # says the same once.
@@ -77,6 +78,12 @@ def service_registry(ready: Callable[[], bool], run: str = "") -> CollectorRegis
     Gauge(
         "swarm_ready", "1 while the service is set up and connected to NATS, else 0, as /readyz says.", registry=registry
     ).set_function(ready)
+    Gauge(
+        "swarm_stop_requested_timestamp_seconds",
+        "Unix time at which the process was asked to stop (SIGTERM, SIGINT), 0 before. It waits for one more scrape, so that "
+        "alerts can tell a stop on purpose from a failure.",
+        registry=registry,
+    ).set_function(stop_requested)
     return registry
 
 
@@ -109,6 +116,7 @@ class PlaneMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._planes: dict[Plane, Callable[[], Transport | None]] = {}
+        self.streams_lost: Callable[[], int] = int
         if registry is not None:
             registry.register(self)
 
@@ -124,7 +132,8 @@ class PlaneMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families with a sample for each plane."""
-        connected, reconnects, errors, certificate = families = self._families()
+        connected, reconnects, errors, certificate, lost = families = self._families()
+        lost.add_metric(["node"], self.streams_lost())
         for plane, current in self._planes.items():
             transport = current()
             counters = transport.counters if transport is not None else Counters()
@@ -138,7 +147,7 @@ class PlaneMetrics(Collector):
         yield from families
 
     @staticmethod
-    def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
+    def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
         """Create the families anew for each scrape, because a family keeps every sample added to
         it.
         """
@@ -154,6 +163,11 @@ class PlaneMetrics(Collector):
                 "swarm_certificate_expiry_timestamp_seconds",
                 "Unix time at which the certificate of the plane's server expires, as presented when the connection was made. "
                 "Absent without TLS.",
+                labels=["plane"],
+            ),
+            GaugeMetricFamily(
+                "swarm_nats_streams_lost",
+                "Streams of the node that this process has used and that the plane's server no longer has.",
                 labels=["plane"],
             ),
         )

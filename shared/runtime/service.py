@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import signal
 import sys
@@ -42,6 +43,7 @@ from shared.runtime.naming import leased, lock_folder, take_lease
 from shared.runtime.otel import open_spans
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED, StatusBoard
+from shared.runtime.streams import KnownStreams, StreamsReplaced, refuse_empty_store
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 
 
@@ -105,6 +107,8 @@ def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
         _leave(EXIT_CONFIG)
     except KeyboardInterrupt:
         _leave(0)
+    except StreamsReplaced:
+        _leave(1)
     except Exception:
         log.exception("crashed")
         _leave(1)
@@ -126,27 +130,39 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
     and stops last, so that a probe can always learn why the process is not ready.
     """
     stopping = asyncio.Event()
+    stop_requested_at, asked_s = 0.0, math.inf
+
+    def stop() -> None:
+        nonlocal stop_requested_at, asked_s
+        if not stopping.is_set():
+            stop_requested_at, asked_s = time.time(), time.monotonic()
+        stopping.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop)
     started = time.monotonic()
     heartbeat = Heartbeat()
     context: ServiceContext | None = None
     plane: Transport | None = None
     swarm: Transport | None = None
     folder: FolderLock | None = None
+    known: KnownStreams | None = None
 
     def not_ready_because() -> str | None:
         if context is None:
             return "starting"
         if not context.node.connected:
             return "not connected to NATS"
+        if known is not None and known.missing:
+            return f"streams are gone: {', '.join(known.missing)}"
         return None if context.ready else "setting up"
 
-    registry = service_registry(lambda: not_ready_because() is None, config.node.run)
+    registry = service_registry(lambda: not_ready_because() is None, config.node.run, lambda: stop_requested_at)
     clock = ClockSkew(registry)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: plane)
+    planes.streams_lost = lambda: len(known.missing) if known is not None else 0
     sink = open_spans(config, role, log)
     spans.send_to(sink)
     health = HealthServer(config.http.host, config.http_port(role), registry, heartbeat, not_ready_because)
@@ -156,7 +172,7 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
         joined = await _join_node_plane(config, role, folder.place if folder else "", log, stopping)
         if joined is None:
             return
-        plane, lease = joined
+        plane, lease, known = joined
         async with leased(plane, lease, config, role, log) as node:
             if role == "verifier" and config.nats.swarm_url is not None:
                 swarm = await _connect_swarm_plane(config, log)
@@ -164,7 +180,7 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
             status.set(StatusFigure.HTTP_PORT, health.port)
             context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping, planes=planes)
             log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
-            await _work(await asyncio.to_thread(build, config), context, lease, clock)
+            await _work(await asyncio.to_thread(build, config), context, lease, known, clock)
             context.status.state(STOPPED)
             await context.status.report_once(node)
         log.info("stopped")
@@ -175,6 +191,8 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
         for each in (plane, swarm):
             if each is not None:
                 await each.close()
+        if stop_requested_at:
+            await health.last_scrape(asked_s)
         health.close()
         if sink is not None:
             sink.close()
@@ -182,17 +200,19 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
             folder.close()
 
 
-async def _work(service: Service, context: ServiceContext, lease: Lease, clock: ClockSkew) -> None:
+async def _work(service: Service, context: ServiceContext, lease: Lease, known: KnownStreams, clock: ClockSkew) -> None:
     """Run the service for as long as this process holds the node's name. Raises FatalError if
-    another process has taken over the name, and what the service raises.
+    another process has taken over the name, StreamsReplaced if the node's streams are others now,
+    and what the service raises.
     """
     reporting = asyncio.create_task(context.status.report(context.node, clock))
     working, lost = asyncio.create_task(service.run(context)), asyncio.create_task(lease.lost.wait())
+    watching = asyncio.create_task(known.watch(lease))
     try:
-        await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, lost, watching}, return_when=asyncio.FIRST_COMPLETED)
         if lease.lost.is_set():
             raise FatalError(lease.loss)
-        working.result()
+        await (watching if watching.done() else working)
     except NotConnected as error:
         # NATS servers are often stopped together with the services. Nothing is lost: messages that
         # were not acknowledged are delivered again.
@@ -201,15 +221,15 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, clock: 
         context.log.warning("stopped_without_server", reason=str(error))
     finally:
         try:
-            await cancel_and_wait(reporting, lost, working)
+            await cancel_and_wait(reporting, lost, watching, working)
         except StillRunningError as error:
             context.log.warning("work_goes_on", reason=str(error), consequence="the process ends anyway")
 
 
 async def _join_node_plane(
-    config: NodeConfig, role: str, place: str, log: Log, stopping: asyncio.Event
-) -> tuple[Transport, Lease] | None:
-    """The node plane, with its streams created, and this process's lease on it; None if the process
+    config: NodeConfig, role: Role, place: str, log: Log, stopping: asyncio.Event
+) -> tuple[Transport, Lease, KnownStreams] | None:
+    """The node plane, this process's lease on it, and its streams, which exist; None if the process
     is stopped in the meantime.
     """
     attempt = asyncio.create_task(_open_node_plane(config, role, place, log))
@@ -225,13 +245,16 @@ async def _join_node_plane(
         raise FatalError(str(error)) from None
 
 
-async def _open_node_plane(config: NodeConfig, role: str, place: str, log: Log) -> tuple[Transport, Lease]:
+async def _open_node_plane(config: NodeConfig, role: Role, place: str, log: Log) -> tuple[Transport, Lease, KnownStreams]:
     nats, node = config.nats, config.node
     transport = await connect_node_plane(config, role)
     try:
         await check_name(transport, node.id, node.run, nats.node_url)
+        await refuse_empty_store(transport, node.run_dir, nats.node_url)
         await prepare_node_streams(transport, node.id, create=nats.create_streams, replicas=nats.replicas)
-        return transport, await take_lease(transport, config, role, place, log)
+        known = KnownStreams(transport, node.id, nats.node_url, log)
+        await known.remember(role, node.run_dir)
+        return transport, await take_lease(transport, config, role, place, log), known
     except BaseException:
         await transport.close()
         raise

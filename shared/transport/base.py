@@ -48,6 +48,10 @@ class NoStream(NotConnected):
     """Nobody answers for the stream: it does not exist there, or the server is still starting."""
 
 
+class StreamMissing(TransportError):
+    """The server says that it has no such stream."""
+
+
 class AccessDenied(TransportError):
     """The server refuses this process's key, its identity cannot be verified, or a key file cannot
     be used. Waiting does not help. `key_refused`: a server that was verified refused the key.

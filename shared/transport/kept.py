@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class StreamState:
     """State of a stream. `last_seq` counts every message it ever stored; `first_seq` is the oldest
     kept. `at`: the server's clock at the time of the answer (Unix time), None if it does not report
-    it. `size_bytes`: None if this user may not ask for it.
+    it. `size_bytes`: None if this user may not ask for it. `created`: when the stream was created,
+    in the server's words; empty if that is unknown. It differs after a restore.
     """
 
     first_seq: int
@@ -18,6 +19,7 @@ class StreamState:
     messages: int
     size_bytes: int | None
     at: float | None = None
+    created: str = ""
 
 
 @dataclass(frozen=True, slots=True)

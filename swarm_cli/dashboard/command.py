@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from monitoring.dashboards import DASHBOARDS
-from monitoring.render import rule_file
+from monitoring.dashboards import dashboards
+from monitoring.rules import RULES, rule_file
 from shared.runtime.tasks import sleep_unless_stopped
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note
@@ -63,7 +63,7 @@ def dashboard(
     ended, from a copy of its server's store. When the run ends and another one starts, the page
     switches to it, unless a run or a server was named. Ctrl-C ends it.
     """
-    program = installed_prometheus()
+    program = installed_prometheus() if RULES.exists() else None
     node_config = load_chosen(config)
     wanted = {port: "the page"} | ({port + 1: "Prometheus"} if program else {})
     check_ports(wanted, "stop those processes, or choose others with --port 8500 (make dashboard: DASHBOARD_FLAGS='--port 8500')")
@@ -127,7 +127,9 @@ class Dashboard:
                 await asyncio.to_thread(self._prometheus.stop)
 
     def _serve(self) -> PageServer:
-        panels = page_panels([DASHBOARDS[name] for name in SHOWN], SCRAPE_S, prometheus=self._prometheus is not None)
+        known = dashboards()
+        shown = [known[name] for name in SHOWN if name in known]
+        panels = page_panels(shown, SCRAPE_S, prometheus=self._prometheus is not None)
         page = PageServer(
             self._port,
             self._prometheus.url if self._prometheus else "",

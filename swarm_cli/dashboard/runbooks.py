@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monitoring.rules.base import RUNBOOKS
 from shared.text import visible, visible_json
 
+RUNBOOKS = "docs/runbooks"
 FOLDER = Path(__file__).parents[2] / RUNBOOKS
 
 

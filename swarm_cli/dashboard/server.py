@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from monitoring.panels import Dashboard
+from monitoring.dashboards import Dashboard
 from swarm_cli.dashboard.prometheus import PREFIX
 from swarm_cli.dashboard.runbooks import runbook
 

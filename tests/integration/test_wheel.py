@@ -97,11 +97,6 @@ def test_the_servers_configuration_comes_with_the_package(installed: Path, tmp_p
     subprocess.run([find_binary(), "-t", "-c", file], capture_output=True, timeout=180, check=True)
 
 
-def test_the_dashboards_rules_come_with_the_package(installed: Path, tmp_path: Path) -> None:
-    told = run(installed, tmp_path, "-c", "from monitoring.render import rule_file; print(rule_file())")
-    assert "alert: SwarmTrainerStalled" in told.stdout, told.stderr
-
-
 def test_what_needs_a_run_or_results_says_so_in_a_sentence(installed: Path, tmp_path: Path) -> None:
     for arguments in (["plot", "monday"], ["experiment", "report", "results"], ["model", "export", "monday", "alpha", "out"]):
         refused = swarm(installed, tmp_path, *arguments)

@@ -6,11 +6,12 @@ import json
 
 import yaml
 
-from monitoring.dashboards import DASHBOARDS
-from monitoring.render import REPOSITORY, rendered
+from monitoring.dashboards import dashboards
+from monitoring.rules import RULES
 from tests.k8s.manifests import ROLES, label, name_of, node_of, pod_labels, pod_of, render, role_of, with_kind, workloads
 
 LAST_APPLIED_LIMIT_BYTES = 262_144
+DASHBOARDS = dashboards()
 META_LABEL = "__meta_kubernetes_pod_label_"
 
 
@@ -70,8 +71,7 @@ def test_a_cluster_without_the_operator_gets_the_same_rules_and_no_object_that_i
     objects = render("cluster-plainly-seen")
     assert not [each for each in objects if each["apiVersion"].startswith("monitoring.coreos.com")]
     by_name = {name_of(each): each for each in with_kind(objects, "ConfigMap")}
-    written = {path.name: text for path, text in rendered().items()}
-    assert by_name["swarm-prometheus-rules"]["data"] == {"swarm.yaml": written["swarm.yaml"]}
+    assert by_name["swarm-prometheus-rules"]["data"] == {"swarm.yaml": RULES.read_text()}
     scrape = yaml.safe_load(by_name["swarm-prometheus-scrape"]["data"]["swarm.yaml"])
     assert [job["job_name"] for job in scrape["scrape_configs"]] == ["swarm", "nats"]
     operators = {name_of(each): each for each in with_kind(render("cluster-watched"), "PodMonitor")}
@@ -83,5 +83,5 @@ def test_a_cluster_without_the_operator_gets_the_same_rules_and_no_object_that_i
 
 def test_rules_of_the_operator_s_object_are_those_that_are_tested() -> None:
     (rule,) = with_kind(render("cluster-watched"), "PrometheusRule")
-    tested = yaml.safe_load((REPOSITORY / "k8s/components/monitoring/rules/swarm.yaml").read_text())
+    tested = yaml.safe_load(RULES.read_text())
     assert rule["spec"]["groups"] == tested["groups"]

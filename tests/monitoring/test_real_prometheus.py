@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from monitoring.dashboards import DASHBOARDS
-from monitoring.panels import Panel
-from monitoring.render import rule_file
+from monitoring.dashboards import Panel, dashboards
+from monitoring.rules import rule_file
 from tests.e2e.processes import wait_until
 from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here
 from tests.monitoring.promql import substituted
@@ -80,7 +79,7 @@ def _filled_in(expr: str) -> str:
 
 
 def test_every_panel_shows_data(watched: Watched) -> None:
-    rows = [(name, row) for name, dashboard in DASHBOARDS.items() for row in dashboard.rows]
+    rows = [(name, row) for name, dashboard in dashboards().items() for row in dashboard.rows]
     panels = {f"{name}/{row.title}/{panel.title}": panel for name, row in rows for panel in row.panels}
     empty = {title for title in panels if title.split("/")[1] in EMPTY_ROWS or title.split("/")[2] in EMPTY_PANELS}
     missing = _without_data(watched, panels)

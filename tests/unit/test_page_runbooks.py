@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from monitoring.dashboards import DASHBOARDS
+from monitoring.dashboards import dashboards
 from swarm_cli.dashboard.command import SHOWN
 from swarm_cli.dashboard.runbooks import runbook
 from swarm_cli.dashboard.server import PAGE
@@ -27,7 +27,7 @@ def test_what_is_no_runbook_is_not_served_and_a_package_without_them_names_the_f
 
 
 def test_a_card_leads_to_the_panels_that_are_on_this_page() -> None:
-    shown = [DASHBOARDS[name].uid for name in SHOWN]
+    shown = [dashboards()[name].uid for name in SHOWN]
     assert all(uid in (PAGE / "swarm.js").read_text() for uid in shown)
     assert "swarm-nats" not in (PAGE / "swarm.js").read_text() and "swarm-nats" not in shown
 

@@ -16,7 +16,16 @@ from typing import Any
 
 import structlog
 
-from shared.transport.base import ConsumerSpec, ConsumerState, Lowering, NotConnected, StreamSpec, StreamState, TransportError
+from shared.transport.base import (
+    ConsumerSpec,
+    ConsumerState,
+    Lowering,
+    NotConnected,
+    StreamMissing,
+    StreamSpec,
+    StreamState,
+    TransportError,
+)
 from shared.transport.blobs import HEADER_ROOM_BYTES
 from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
@@ -274,12 +283,17 @@ async def ensure_consumer(connection: Connection, stream: str, spec: ConsumerSpe
 
 
 async def stream_state(connection: Connection, stream: str) -> StreamState:
-    """State of a stream."""
+    """State of a stream. Raises StreamMissing if the server has none of this name."""
     what = f"stream {stream}"
-    answer = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(READ_TIMEOUT_S), what)
+    try:
+        answer = await call(connection, f"STREAM.INFO.{stream}", None, Deadline(READ_TIMEOUT_S), what)
+    except ApiError as error:
+        if error.err_code == STREAM_NOT_FOUND:
+            raise StreamMissing(str(error)) from None
+        raise
     with readable(what):
         first, last, messages, size = (count_of(answer["state"][name]) for name in ("first_seq", "last_seq", "messages", "bytes"))
-        return StreamState(first, last, messages, size, _unix_time(answer.get("ts")))
+        return StreamState(first, last, messages, size, _unix_time(answer.get("ts")), str(answer.get("created", "")))
 
 
 async def counts(connection: Connection, stream: str, subject: str) -> Mapping[str, int]:

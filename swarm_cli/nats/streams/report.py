@@ -6,15 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from shared.config import NodeConfig
+from shared.contracts.streams import swarm_streams
+from shared.contracts.subjects import SWARM_NODES_BUCKET
+from shared.runtime.streams import FILE, names_of
 from shared.text import visible, visible_json
 from shared.transport.deadline import Deadline
+from shared.transport.keys import bucket_stream
 from shared.transport.nats import listing
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
@@ -26,6 +32,7 @@ from swarm_cli.nats.streams.backup import belongs_to
 from swarm_cli.nats.streams.findings import Consumer, Stream, read_stream, storage_finding, stream_findings
 from swarm_cli.nats.streams.monitor import Server, ask
 from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
+from swarm_cli.running import run_at
 
 COLUMNS = 100
 SHOWN = 60
@@ -53,11 +60,18 @@ class Report:
     streams: tuple[Stream, ...]
     left_out: int
     stalled_s: float
+    missing: tuple[str, ...] = ()
+    """Streams of a node or of the swarm that the plane should have."""
 
     def findings(self) -> list[str]:
         """A sentence for each problem: servers before streams."""
         limits = self.account.get("limits") or {}
         found = [sentence for server in self.servers for sentence in server.findings()]
+        found += [
+            f"{name} does not exist: if a node has run here, its store is lost: stop the node, then `swarm nats restore` "
+            "(docs/runbooks/SwarmStreamsLost.md)"
+            for name in self.missing
+        ]
         found += storage_finding("the account", int(self.account.get("storage", 0)), int(limits.get("max_storage", -1)))
         found += [sentence for stream in self.streams for sentence in stream_findings(stream, self.stalled_s)]
         return list(map(visible, found))
@@ -80,15 +94,20 @@ def report(
 ) -> None:
     """Show the servers, streams and consumers of a plane, and what is wrong with them.
 
-    Exits with 1 and a sentence for each problem: a copy that is offline, no leader or a copy behind
-    for 10 seconds, a queue or a store nearly full, a stalled consumer, an unhealthy server. It
-    changes nothing.
+    Exits with 1 and a sentence for each problem: a stream of a node that is gone, a copy that is
+    offline, no leader or a copy behind for 10 seconds, a queue or a store nearly full, a stalled
+    consumer, an unhealthy server. It changes nothing.
     """
     node_config = for_node(load_chosen(config), node)
     servers = tuple(map(ask, monitor or []))
 
+    def wanted(listed: Collection[str]) -> set[str]:
+        if plane is Plane.SWARM:
+            return {*(spec.name for spec in swarm_streams()), bucket_stream(SWARM_NODES_BUCKET)}
+        return {name for each in _nodes(node_config, node, node_url, listed) for name in names_of(each)}
+
     def look(connection: Connection) -> Awaitable[Report]:
-        return until_settled(lambda: _look(connection, servers, node, stalled_s))
+        return until_settled(lambda: _look(connection, servers, node, stalled_s, wanted))
 
     found = with_connection(node_config, plane, key, node_url, swarm_url, look)
     with readable("what is there of the account, its servers and streams"):
@@ -114,7 +133,25 @@ async def until_settled(look: Callable[[], Awaitable[Report]], patience_s: float
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
-async def _look(connection: Connection, servers: tuple[Server, ...], node: str, stalled_s: float) -> Report:
+def _nodes(config: NodeConfig, node: str, node_url: str, listed: Collection[str]) -> set[str]:
+    """The nodes whose streams must be there: the one that was named, else those of the run on this
+    machine and those with a stream; where there is neither, the configured one.
+    """
+    if node:
+        return {node}
+    run = run_at(config.node.var_dir, node_url or config.nats.node_url)
+    here = {file.parent.name for file in (config.node.var_dir / "runs" / run).glob(f"*/{FILE}")} if run else set()
+    found = (re.fullmatch(r"KV_node_(.+)|NODE_(.+)_(?:ROLLOUTS|SCORED|BATCHES|DEAD|SPENT)", name) for name in listed)
+    return here | {(each[1] or each[2]).lower() for each in found if each} or {config.node.id}
+
+
+async def _look(
+    connection: Connection,
+    servers: tuple[Server, ...],
+    node: str,
+    stalled_s: float,
+    wanted: Callable[[Collection[str]], set[str]],
+) -> Report:
     # Ask for consumers only if the stream has some; most have none.
     deadline = Deadline(LISTING_S)
     account = await listing.account(connection, deadline)
@@ -128,8 +165,10 @@ async def _look(connection: Connection, servers: tuple[Server, ...], node: str, 
     with readable("the list of streams and consumers"):
         streams = [read_stream(each, _of(consumers, each), name, now) for each in entries]
         leaderless = [Stream(each, unsettled=True) for each in listed.missing if not node or belongs_to(each, node)]
+        present = {*(each["config"]["name"] for each in listed.entries), *listed.missing}
+        gone = () if listed.left_out else tuple(sorted(wanted(present) - present))
     left_out = listed.left_out + sum(each.left_out for each in consumers.values())
-    return Report(now, name, version, account, servers, (*leaderless, *streams), left_out, stalled_s)
+    return Report(now, name, version, account, servers, (*leaderless, *streams), left_out, stalled_s, gone)
 
 
 def _of(consumers: dict[str, Any], entry: dict[str, Any]) -> Sequence[dict[str, Any]]:
