@@ -38,7 +38,8 @@ from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
-from shared.model.loading import DTYPES, end_token_id, end_token_ids, vocabulary_size
+from shared.model.loading import DTYPES, vocabulary_size
+from shared.model.reading import end_tokens
 from shared.model.weights import WeightsError, load_trainable, plain_name, policy_tensors, trainable_tensors
 
 
@@ -83,11 +84,12 @@ class Learner:
         self.model: Any = policy.model
         self._adapters = _published_adapters(config, self.model, policy.dtype)
         self.tokenizer = policy.tokenizer
+        ends = end_tokens(config.model, policy.tokenizer)
         self.rules = intake_rules(
             config,
             policy.tokenizer,
-            end_token_id=end_token_id(policy.model, policy.tokenizer),
-            end_token_ids=end_token_ids(policy.model, policy.tokenizer),
+            end_token_id=ends[0],
+            end_token_ids=ends,
             vocabulary_size=vocabulary_size(policy.model),
         )
         self._influence = influence_rules(config)

@@ -20,7 +20,8 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from shared.hub_models import hub_arguments
+from shared.model.quiet_reading import ModelLoadError
+from shared.model.weight_files import tensors_of, weight_files, weights_folder
 from shared.model.weights import WeightsError, as_it_is, trainable_tensors
 
 METADATA_KEY = "swarm_adapters"
@@ -122,25 +123,14 @@ def base_fingerprint(model_path: str, revision: str = "") -> str:
     """
     digest = hashlib.sha256()
     try:
-        files = _weight_files(_folder(model_path, revision))
-        if not files:
-            raise WeightsError(f"model {model_path}: holds no weights (*.safetensors, *.bin) to identify it by")
-        for file in files:
+        folder = weights_folder(model_path, revision)
+        if folder is None:
+            raise WeightsError(f"model {model_path}: is not in the hub's cache")
+        for file in weight_files(folder):
             _add(digest, file)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ModelLoadError) as error:
         raise WeightsError(f"model {model_path}: its weights cannot be read ({type(error).__name__}: {error})") from None
     return digest.hexdigest()
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        whole = folder / index.removesuffix(".index.json")
-        if whole.is_file():
-            return [whole]
-        if (folder / index).is_file():
-            named = set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values())
-            return [folder / name for name in sorted(named)]
-    return []
 
 
 def _add(digest: Any, file: Path) -> None:
@@ -153,26 +143,13 @@ def _add(digest: Any, file: Path) -> None:
     with file.open("rb") as stream:
         places = [(0, size)]
         if file.suffix == ".safetensors":
-            length = int.from_bytes(stream.read(8), "little")
-            header = stream.read(length)
-            digest.update(header)
-            offsets = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
-            places = [(8 + length + begin, end - begin) for begin, end in sorted(offsets)]
+            entries = sorted(entry["place"] for entry in tensors_of(file).values())
+            digest.update(stream.read(int.from_bytes(stream.read(8), "little")))
+            places = [(begin, end - begin) for begin, end in entries]
         for begin, held in places:
             for number in range(_BLOCKS):
                 stream.seek(begin + number * max(0, held - _BLOCK_BYTES) // (_BLOCKS - 1))
                 digest.update(stream.read(min(_BLOCK_BYTES, held)))
-
-
-def _folder(model_path: str, revision: str) -> Path:
-    if Path(model_path).is_dir():
-        return Path(model_path)
-    from transformers.utils.hub import cached_file
-
-    found = cached_file(model_path, "config.json", revision=hub_arguments(model_path, revision)["revision"])
-    if found is None:
-        raise WeightsError(f"model {model_path}: is not in the hub's cache")
-    return Path(found).parent
 
 
 def modules_of(tensors: Mapping[str, Any]) -> list[str]:

@@ -28,7 +28,7 @@ def read_configuration(path: str | Path, revision: str = "") -> Any:
 
     Raises:
         UnpinnedModelError: a hub name without its commit.
-        ValueError: it is not a JSON object, or states more layers than `MOST_LAYERS`.
+        ValueError: it is not a JSON object, or states numbers that no model can have.
         Exception: any kind that transformers raises; `shared.model.quiet_reading.library_cause`
             describes it.
     """
@@ -44,7 +44,9 @@ def read_configuration(path: str | Path, revision: str = "") -> Any:
     for layers in _stated_layers(stated):
         if layers > MOST_LAYERS:
             check_layers(layers)
-    return AutoConfig.from_pretrained(path, **arguments)
+    config = AutoConfig.from_pretrained(path, **arguments)
+    check_computable(config)
+    return config
 
 
 def check_computable(config: Any) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from shared.model.import_refused import ImportRefused
+from shared.model.quiet_reading import ModelLoadError
 
 MAGIC = b"GGUF"
 FLOAT_TYPES = {0: "float32", 1: "float16", 30: "bfloat16"}
@@ -79,17 +79,18 @@ class GgufHeader:
 def read_gguf_header(path: Path) -> GgufHeader:
     """Read everything up to the weights.
 
-    Raises: ImportRefused: it is not a GGUF file, has an unknown version, or ends inside its header.
+    Raises:
+        ModelLoadError: it is not a GGUF file, has an unknown version, or ends inside its header.
     """
     with path.open("rb") as file:
         reader = _Reader(path, file)
         if file.read(4) != MAGIC:
-            raise ImportRefused(
+            raise ModelLoadError(
                 f"{path} is not a GGUF file (it does not begin with the letters GGUF): give a file that llama.cpp reads"
             )
         version = reader.number("<I")
         if version not in _VERSIONS:
-            raise ImportRefused(
+            raise ModelLoadError(
                 f"{path} is a GGUF file of version {version}, or from a machine with another byte order; versions 2 and 3 are "
                 "supported: "
                 "convert it with a current llama.cpp"
@@ -100,7 +101,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         alignment = int(metadata.get("general.alignment", 32)) or 32
         data_start = math.ceil(file.tell() / alignment) * alignment
         if not isinstance(metadata.get("general.architecture"), str):
-            raise ImportRefused(f"{path} does not say its architecture (general.architecture): convert the model again")
+            raise ModelLoadError(f"{path} does not say its architecture (general.architecture): convert the model again")
         return GgufHeader(path, metadata, tensors, data_start, reader.size_bytes)
 
 
@@ -168,8 +169,8 @@ class _Reader:
             raise self._cut_off(f"{size} more bytes are announced")
         self._file.seek(size, 1)
 
-    def _cut_off(self, what: str) -> ImportRefused:
-        return ImportRefused(
+    def _cut_off(self, what: str) -> ModelLoadError:
+        return ModelLoadError(
             f"{self._path} ends inside its header or is damaged ({what} at byte {self._file.tell()} of {self.size_bytes}): "
             "download or convert it again"
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from shared.model.configuration import check_layers
 from shared.model.gguf_header import GgufHeader
-from shared.model.import_refused import ImportRefused
+from shared.model.quiet_reading import ModelLoadError
 
 _RENAMED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
 _NOT_CAUSAL = {"general", "tokenizer", "t5", "umt5", "t5encoder"}
@@ -24,12 +24,12 @@ def gguf_package() -> Any:
     """The package `gguf`, which `transformers` uses to read the files.
 
     Raises:
-        ImportRefused: it is not installed.
+        ModelLoadError: it is not installed.
     """
     try:
         import gguf
     except ImportError:
-        raise ImportRefused(
+        raise ModelLoadError(
             "reading a GGUF file needs the package gguf, which is not installed: pip install 'swarm-rl[gguf]' "
             "(in a checkout: pip install -c requirements/constraints.txt -e '.[gguf]')"
         ) from None
@@ -40,7 +40,7 @@ def check_readable(header: GgufHeader) -> None:
     """Refuse a file that is incomplete, or that `transformers` would turn into a different model.
 
     Raises:
-        ImportRefused: naming the problem.
+        ModelLoadError: naming the problem.
     """
     gguf = gguf_package()
     _check_is_one_model(header)
@@ -52,26 +52,26 @@ def check_readable(header: GgufHeader) -> None:
 
 def _check_is_one_model(header: GgufHeader) -> None:
     if int(header.metadata.get("split.count", 0) or 0) > 1:
-        raise ImportRefused(
+        raise ModelLoadError(
             f"{header.path} is one of {header.metadata['split.count']} parts of a model: join them first "
             "(llama-gguf-split --merge FIRST_PART WHOLE)"
         )
     if header.metadata.get("general.type", "model") != "model" or not header.tensors:
         kind = header.metadata.get("general.type", "file without tensors")
-        raise ImportRefused(f"{header.path} does not contain a model ({kind}): give the model's file")
+        raise ModelLoadError(f"{header.path} does not contain a model ({kind}): give the model's file")
 
 
 def _check_architecture(header: GgufHeader) -> None:
     name = header.architecture
     known = supported_architectures()
     if name not in known and _RENAMED.get(name) not in known:
-        raise ImportRefused(
+        raise ModelLoadError(
             f"{header.path} holds the architecture {name[:60]!r}, which transformers {version('transformers')} does not read from "
             f"GGUF (it reads {', '.join(sorted(known))}): give the model's Hugging Face folder instead"
         )
     scaling = header.metadata.get(f"{name}.rope.scaling.type", "none")
     if name not in _READS_ROPE_SCALING and scaling != "none":
-        raise ImportRefused(
+        raise ModelLoadError(
             f"{header.path} scales its rotary positions ({scaling}), which transformers ignores when it reads GGUF, so the "
             "result would be another model: give the model's Hugging Face folder instead"
         )
@@ -84,7 +84,7 @@ def _check_layers(header: GgufHeader) -> None:
         try:
             check_layers(layers)
         except ValueError as error:
-            raise ImportRefused(
+            raise ModelLoadError(
                 f"{header.path} is damaged or not a language model ({error}): download or convert it again"
             ) from None
 
@@ -107,7 +107,7 @@ def _check_types(header: GgufHeader, gguf: Any) -> None:
         name = _type_name(gguf, number)
         if not _is_readable_type(gguf, number):
             tensor = next(tensor.name for tensor in header.tensors if tensor.type_number == number)
-            raise ImportRefused(
+            raise ModelLoadError(
                 f"{header.path} holds {tensor} in the quantisation {name}, which the package gguf {_gguf_version()} cannot turn "
                 "into plain numbers: give a file in another one, such as Q8_0, Q4_K_M or F16"
             )
@@ -132,7 +132,7 @@ def _check_whole(header: GgufHeader, gguf: Any) -> None:
         end = header.data_start + tensor.offset + tensor.elements // block_elements * block_bytes
         needed = max(needed, end)
     if needed > header.size_bytes:
-        raise ImportRefused(
+        raise ModelLoadError(
             f"{header.path} is truncated: its header announces {needed} bytes and it has {header.size_bytes}: download or "
             "convert it "
             "again"

@@ -5,30 +5,30 @@ memory and disk space.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig
 
 from shared.hub_models import hub_arguments
 from shared.model.configuration import read_configuration
 from shared.model.gguf_header import GgufHeader, read_gguf_header
 from shared.model.gguf_readable import check_readable
-from shared.model.import_refused import ImportRefused
 from shared.model.import_source import ImportSource
-from shared.model.loading import DTYPES
+from shared.model.loading import DTYPES, check_not_quantised
 from shared.model.model_size import ModelSize, available_memory_bytes, model_size
-from shared.model.quiet_reading import reading
-from shared.model.safetensors_header import check_weights_whole
+from shared.model.quiet_reading import ModelLoadError, reading
+from shared.model.weight_files import tensors_of, weight_files
 
 # Measured peak for 134 and 545 million parameters: 7.2 to 7.8, without the process itself. It is
 # the model in float32 and the files' pages.
 _BYTES_PER_PARAMETER = 7.5
 _BESIDE_WEIGHTS_BYTES = 200e6
 _BESIDE_WEIGHTS_ON_DISK_BYTES = 32e6
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
+_STORED = {"BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
             quantised.
 
     Raises:
-        ImportRefused: the source cannot be read, is incomplete, or is not a causal language model.
+        ModelLoadError: the source cannot be read, is incomplete, or is not a causal language model.
     """
-    header = None
+    header, files = None, []
     with reading(source.origin, "configuration"):
         if source.kind == "gguf":
             header = read_gguf_header(source.path)
@@ -77,13 +77,12 @@ def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
             )
         else:
             config = read_configuration(source.path)
-            _check_not_quantised(source, config)
-            check_weights_whole(source.path)
-            _check_has_tokenizer(source.path)
+            check_not_quantised(config, source.origin)
+            files = weight_files(source.path)
         size = model_size(config)
     if header is not None:
         _check_tensors_used(header, size)
-    return ImportPlan(source, config, size, dtype or _own_dtype(header, config), header)
+    return ImportPlan(source, config, size, dtype or (header.plain_dtype or "bfloat16" if header else _own_dtype(files)), header)
 
 
 def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) -> None:
@@ -91,19 +90,19 @@ def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) 
     used instead of the machine's.
 
     Raises:
-        ImportRefused: naming the size that would fit.
+        ModelLoadError: naming the size that would fit.
     """
     free = available_memory_bytes() if memory_bytes is None else memory_bytes
     if free is not None and plan.memory_bytes > free:
         fits = max(0.0, (free - _BESIDE_WEIGHTS_BYTES) / _BYTES_PER_PARAMETER)
-        raise ImportRefused(
+        raise ModelLoadError(
             f"{plan.source.origin} has {_count(plan.size.parameters)} parameters: importing it takes about "
             f"{_gigabytes(plan.memory_bytes)} of memory, and {_gigabytes(free)} are free: a model of up to {_count(int(fits))} "
             "parameters fits here, or import it on a larger machine and copy the folder"
         )
     parent = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     if plan.folder_bytes > (left := shutil.disk_usage(parent).free):
-        raise ImportRefused(
+        raise ModelLoadError(
             f"{plan.source.origin} becomes a folder of about {_gigabytes(plan.folder_bytes)}, and the disk of {parent} has "
             f"{_gigabytes(left)} left: make room there or choose another folder"
         )
@@ -117,33 +116,20 @@ def _check_tensors_used(header: GgufHeader, size: ModelSize) -> None:
         return
     extra = [tensor.name for tensor in header.tensors if tensor.name.startswith("rope_")]
     about = f", among them {extra[0]}" if extra else ""
-    raise ImportRefused(
+    raise ModelLoadError(
         f"{header.path} holds {header.parameters} numbers{about}, and the {size.architecture} model that transformers makes of it "
         f"has {size.parameters}: it would be another model; give the model's Hugging Face folder instead"
     )
 
 
-def _check_not_quantised(source: ImportSource, config: Any) -> None:
-    quantised = getattr(config, "quantization_config", None)
-    if quantised is not None:
-        method = quantised.get("quant_method", "") if isinstance(quantised, dict) else getattr(quantised, "quant_method", "")
-        raise ImportRefused(
-            f"{source.path} holds quantised weights ({method}), which cannot be trained: give the unquantised model "
-            "or its GGUF file"
-        )
-
-
-def _check_has_tokenizer(folder: Path) -> None:
-    # Without any of these transformers creates an empty tokenizer of the model's kind.
-    if not any(found for pattern in _TOKENIZER_FILES for found in folder.glob(pattern)):
-        raise ImportRefused(f"{folder} holds no tokenizer (such as tokenizer.json): copy the whole folder")
-
-
-def _own_dtype(header: GgufHeader | None, config: Any) -> str:
-    if header is not None:
-        return header.plain_dtype or "bfloat16"
-    own = getattr(config, "dtype", None) or torch.float32
-    return next((name for name, dtype in DTYPES.items() if own in (dtype, name)), "float32")
+def _own_dtype(files: Sequence[Path]) -> str:
+    """What most of the weights are stored in, whatever config.json states."""
+    stored: Counter[str] = Counter()
+    for file in files:
+        for entry in tensors_of(file).values() if file.suffix == ".safetensors" else ():
+            begin, end = entry["place"]
+            stored[entry["dtype"]] += end - begin
+    return _STORED.get(stored.most_common(1)[0][0] if stored else "", "float32")
 
 
 def _gigabytes(size_bytes: float) -> str:

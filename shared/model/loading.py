@@ -1,26 +1,36 @@
-"""Loads the weights of any causal language model by folder or hub name, and its special tokens;
-`shared.model.reading` reads its tokenizer and configuration.
+"""Loads the weights of any causal language model by folder or hub name: the one place where
+`transformers` does that, for trainer, engines, evaluation, export and import.
+
+`transformers` fills what it does not find with random numbers, leaves out what it does not know,
+and says so on the console at most. Here each of these is refused. `shared.model.reading` reads the
+tokenizer and the other facts.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from torch import nn
+from transformers import AutoModelForCausalLM
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from shared.config.dtypes import Dtype
 from shared.config.sections import ModelSection
-from shared.hub_models import UnpinnedModelError, hub_arguments
+from shared.hub_models import hub_arguments
 from shared.model.attention import meant_attention
-from shared.model.prompts import turn_end
-from shared.model.reading import LOAD_ERRORS, ModelLoadError, check_source, load_problem
+from shared.model.configuration import read_configuration
+from shared.model.quiet_reading import ModelLoadError, reading
+from shared.model.reading import check_source
+from shared.model.weight_files import check_values, not_finite, tensors_of, tied_and_not, weight_files, weights_folder
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(Dtype)}
+LOOKED_AT = torch.device("meta")
+"""As `device`: every check is made, and no weight is kept in memory."""
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -54,42 +64,80 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype_name(name, on_gpu=device.type == "cuda")]
 
 
-def load_causal_lm(model: ModelSection, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model's weights in `dtype` on `device`.
+def load_causal_lm(
+    model: ModelSection, *, dtype: torch.dtype, device: torch.device, origin: str = "", gguf: tuple[str, Any] | None = None
+) -> Any:
+    """The model's weights in `dtype` on `device`, in eval mode; every weight is one of the file's,
+    and every tensor of the file is used.
+
+    Args:
+        model: folder, or hub name at a commit.
+        dtype: of the weights.
+        device: where they are used; `LOOKED_AT` to check them without keeping them.
+        origin: how messages name the model; "": as `model.path`.
+        gguf: name of a GGUF file in the folder, and the configuration read from it.
 
     Raises:
         ModelLoadError: no such folder or hub name, a hub name without a commit, not a causal
-            language model, or broken weights.
+            language model, or broken, missing, unused, quantised or non-finite weights.
     """
-    check_source(model)
-    try:
-        loaded: Any = read_causal_lm(model.path, model.revision, dtype=dtype)
-    except UnpinnedModelError as error:
-        raise ModelLoadError(str(error)) from None
-    except LOAD_ERRORS as error:
-        raise ModelLoadError(load_problem(model.path, "model", error)) from None
-    model_on_device: PreTrainedModel = loaded.to(device)
-    return model_on_device
-
-
-def read_causal_lm(path: str, revision: str, *, dtype: torch.dtype | str) -> Any:
-    """The weights as `transformers` reads them, with its own errors.
-
-    Raises:
-        UnpinnedModelError: a hub name without a commit, or a commit that holds an adapter.
-            transformers would go on to the model that the adapter names, and look for this commit
-            there.
-    """
-    pinned = hub_arguments(path, revision)
-    if "revision" in pinned and find_adapter_config_file(path, revision=revision):
-        raise UnpinnedModelError(
-            f"model.path {path!r} at {revision[:12]} holds an adapter for another model, which this revision does not pin: "
-            "merge the two and give the merged model's folder"
+    origin = origin or (check_source(model) if gguf is None else model.path)
+    pinned = hub_arguments(model.path, model.revision)
+    with reading(origin, "configuration"):
+        if "revision" in pinned and find_adapter_config_file(model.path, revision=model.revision):
+            # transformers would go on to the model that the adapter names, and look for this commit
+            # there.
+            raise ModelLoadError(
+                f"{origin} at {model.revision[:12]} holds an adapter for another model, which this revision does not pin: "
+                "merge the two and give the merged model's folder"
+            )
+        config = read_configuration(model.path, model.revision) if gguf is None else gguf[1]
+    if gguf is None:
+        check_not_quantised(config, origin)
+        _files(model)
+    attention = meant_attention(config)
+    with reading(origin, "weights"):
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            model.path,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, with their names
+            **pinned,
+            **({} if attention is None else {"attn_implementation": attention}),
+            **({} if gguf is None else {"gguf_file": gguf[0]}),
+            **({"device_map": {"": "meta"}} if device == LOOKED_AT else {}),
         )
-    attention = meant_attention(AutoConfig.from_pretrained(path, **pinned))
-    chosen = {} if attention is None else {"attn_implementation": attention}
-    with no_progress_bars():
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **chosen, **pinned)
+    loaded, found = read
+    ties = loaded.get_expanded_tied_weights_keys(all_submodels=True)
+    _check_names(origin, found["missing_keys"], found["unexpected_keys"], ties)
+    for name, in_file, in_model in sorted(found["mismatched_keys"]):
+        raise ModelLoadError(
+            f"{origin}: the weight {name} has the shape {tuple(in_file)} in the file and {tuple(in_model)} by config.json: give "
+            "the config.json and the weights of one model"
+        )
+    # transformers leaves two tensors apart where the file has two different ones.
+    for name in sorted(ties.keys() - (loaded.all_tied_weights_keys or {}).keys()):
+        raise ModelLoadError(tied_and_not(origin, name, ties[name]))
+    files = _files(model) if gguf is None else []  # those of a hub name are here by now
+    _check_not_packed(origin, loaded, files)
+    if device == LOOKED_AT:
+        check_values(files, ties)
+        return loaded
+    for name, value in loaded.state_dict().items():
+        if value.is_floating_point() and value.numel() and not all(map(torch.isfinite, torch.aminmax(value))):
+            raise ModelLoadError(not_finite(origin, name))
+    return loaded.to(device).eval()
+
+
+def check_not_quantised(config: Any, origin: str) -> None:
+    """Raise ModelLoadError if a configuration says that the weights are quantised."""
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        method = quantised.get("quant_method", "") if isinstance(quantised, dict) else getattr(quantised, "quant_method", "")
+        raise ModelLoadError(
+            f"{origin} holds quantised weights ({method}), which cannot be trained: give the unquantised model or its GGUF file"
+        )
 
 
 def vocabulary_size(model: Any) -> int:
@@ -97,45 +145,65 @@ def vocabulary_size(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def end_token_id(model: Any, tokenizer: Any) -> int | None:
-    """The token that ends an answer: the declared end token that the chat template writes after an
-    answer; else the tokenizer's, else the first in the model's config.
+def _files(model: ModelSection) -> list[Path]:
+    folder = weights_folder(model.path, model.revision)
+    return [] if folder is None or not (Path(model.path).is_dir() or any(folder.glob("*.safetensors"))) else weight_files(folder)
+
+
+def _check_names(origin: str, missing: Collection[str], unexpected: Collection[str], ties: Mapping[str, str]) -> None:
+    """Refuse names that the file lacks or that the architecture does not use; `transformers` has
+    left out those that the architecture declares to be of no matter.
     """
-    template_end = turn_end(tokenizer, _declared_ends(model, tokenizer))
-    if template_end is not None:
-        return template_end
-    if tokenizer.eos_token_id is not None:
-        return int(tokenizer.eos_token_id)
-    declared = getattr(model.config.get_text_config(), "eos_token_id", None)
-    first = declared[0] if isinstance(declared, list) and declared else declared
-    return int(first) if isinstance(first, int) else None
+    missing = {name for name in missing if ties.get(name, name) in missing}
+    if not missing and not unexpected:
+        return
+    if wrapper := _wrapper(missing, unexpected):
+        raise ModelLoadError(
+            f"{origin}: the names of its weights contain {wrapper!r}, such as {min(unexpected)}, as wrappers of training code "
+            "leave it, so the weights would not be found and be random: save the model inside the wrapper, or rename the tensors "
+            "without it"
+        )
+    if adapters := sorted(name for name in unexpected if "lora_" in name or ".base_layer." in name):
+        raise ModelLoadError(
+            f"{origin} holds {len(adapters)} tensors of adapters beside its weights, such as {adapters[0]}, which would be left "
+            "out: merge them (peft's merge_and_unload) and save the model again"
+        )
+    if missing:
+        head = "; if its output layer is its embedding, set tie_word_embeddings to true in config.json" if len(missing) == 1 else ""
+        raise ModelLoadError(
+            f"{origin} lacks {len(missing)} weights of its model, such as {min(missing)}, which would be random: give the complete "
+            f"model, with its own config.json{head}"
+        )
+    raise ModelLoadError(
+        f"{origin} holds {len(unexpected)} tensors that its architecture does not use, such as {min(unexpected)}: it would be "
+        "another model; give the config.json of the model that was saved, or take the tensors out"
+    )
 
 
-def end_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token at which engines end an answer, the same as
-    `services.generator.engines.model_folder` reads; `end_token_id` first.
+def _wrapper(missing: Collection[str], unexpected: Collection[str]) -> str:
+    """What the file's names have more than the model's, at their start or at one other place; empty
+    if that is not how they differ.
     """
-    first = end_token_id(model, tokenizer)
-    return tuple(dict.fromkeys([*([] if first is None else [first]), *_declared_ends(model, tokenizer)]))
+    found: Counter[str] = Counter()
+    for name in unexpected:
+        parts = name.split(".")
+        for place in range(len(parts)):
+            if place and ".".join(parts[place:]) in missing:
+                found[".".join(parts[:place]) + "."] += 1
+            elif ".".join(parts[:place] + parts[place + 1 :]) in missing:
+                found[parts[place] + "."] += 1
+    return found.most_common(1)[0][0] if found else ""
 
 
-def _declared_ends(model: Any, tokenizer: Any) -> list[int]:
-    declared = [
-        tokenizer.eos_token_id,
-        getattr(getattr(model, "generation_config", None), "eos_token_id", None),
-        getattr(model.config, "eos_token_id", None),
-        getattr(model.config.get_text_config(), "eos_token_id", None),
-    ]
-    return [int(token) for item in declared for token in (item if isinstance(item, list) else [item]) if token is not None]
-
-
-@contextlib.contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Keep transformers' progress bars out of a service's log."""
-    was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+def _check_not_packed(origin: str, model: nn.Module, files: Sequence[Path]) -> None:
+    """Refuse integers that would be read as weights: they are quantised, and the numbers that they
+    stand for are elsewhere.
+    """
+    floats = {name for name, value in model.state_dict().items() if value.is_floating_point()}
+    for file in files:
+        for name, entry in tensors_of(file).items() if file.suffix == ".safetensors" else ():
+            if name in floats and entry["dtype"] not in _FLOATS:
+                raise ModelLoadError(
+                    f"{origin}: the weight {name} is stored as {entry['dtype']}, so it is quantised and cannot be trained: give "
+                    "the unquantised model"
+                )

@@ -12,7 +12,8 @@ def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> lis
     """Token ids of a question up to where the answer starts.
 
     With a chat template: an optional system turn, one user turn and the assistant's opening. A base
-    model without one gets the system prompt, the question and a line break.
+    model without one gets the system prompt, the question and a line break, after the tokens with
+    which its tokenizer begins a text.
     """
     if tokenizer.chat_template:
         messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
@@ -20,7 +21,12 @@ def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> lis
         encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         return [int(token) for token in encoded]
     text = f"{system_prompt}\n\n{question}\n" if system_prompt else f"{question}\n"
-    return [int(token) for token in tokenizer(text)["input_ids"]]
+    ids = [int(token) for token in tokenizer(text)["input_ids"]]
+    # Some tokenizers also append an end token, after which nothing would be left to answer.
+    control = set(tokenizer.all_special_ids)
+    while ids and ids[-1] in control:
+        ids.pop()
+    return ids
 
 
 def encode_answer(tokenizer: Any, text: str, *, ended: bool, end_token_id: int | None) -> list[int]:

@@ -1,52 +1,60 @@
-"""For calls of third-party libraries that read models: suppresses their output and turns all their
-errors into one kind.
+"""The one error for a model that cannot be used, and the block in which third-party libraries read
+a model: it suppresses their output and turns all their errors into that one.
 """
 
 from __future__ import annotations
 
-import io
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 
 from transformers.utils import logging as transformers_logging
 
-from shared.model.import_refused import ImportRefused
-from shared.model.loading import no_progress_bars
+from shared.runtime.errors import FatalError
 
 _MOST_CHARACTERS = 240
 
 
+class ModelLoadError(FatalError):
+    """A model or tokenizer cannot be used, and a restart would not help; the message names the
+    cause and the remedy.
+    """
+
+
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Suppress progress bars and advice meant for people who load models by hand."""
+    """Suppress progress bars, reports and advice meant for people who load models by hand."""
     before = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        with no_progress_bars(), redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
         transformers_logging.set_verbosity(before)
+        if had_bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def reading(origin: str, part: str) -> Iterator[None]:
-    """Read the `part` of the model from `origin`; any error of the libraries becomes
-    ImportRefused.
+    """Read the `part` of the model that `origin` names; any error of the libraries becomes
+    ModelLoadError.
     """
     try:
         with quietly():
             yield
-    except ImportRefused:
+    except ModelLoadError:
         raise
     except MemoryError:
-        raise ImportRefused(f"{origin}: not enough memory to read its {part}: use a larger machine") from None
+        raise ModelLoadError(f"{origin}: not enough memory to read its {part}: use a larger machine") from None
     # The file comes from somebody else and may contain anything. Its readers pass on the errors of
     # all their layers, including plain Exception.
     except Exception as error:  # noqa: BLE001
-        raise ImportRefused(
-            f"the {part} of {origin} cannot be read ({library_cause(error)}): check that the file is complete and of a causal "
-            "language "
-            "model, or give its Hugging Face folder"
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise ModelLoadError(
+            f"the {part} of {origin} cannot be read{offline} ({library_cause(error)}): check that the files are complete and of a "
+            "causal language model, and for a hub name its spelling and the connection"
         ) from None
 
 

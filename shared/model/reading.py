@@ -1,51 +1,121 @@
-"""Reads a model's tokenizer and the length of its context by folder or hub name, with a clear error
-if that fails.
+"""Reads what services need to know of a model besides its weights: tokenizer, end tokens and the
+length of its context. Each is read here for all of them, and refused with cause and remedy.
 
 Nothing here needs torch, so that a command that only checks a configuration answers sooner.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
+from transformers.utils.hub import cached_file
 
 from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments, may_only_be_folder, pin_problem
 from shared.model.chat_template import template_problem
+from shared.model.configuration import read_configuration
+from shared.model.prompts import turn_end
+from shared.model.quiet_reading import ModelLoadError, reading
 from shared.model.rope import rope_problem, steady_rope_length
-from shared.runtime.errors import FatalError
-
-LOAD_ERRORS = (OSError, ValueError, KeyError, SafetensorError, RuntimeError)
-"""What transformers raises for a model that cannot be loaded."""
 
 _UNBOUNDED = 2**20
-
-
-class ModelLoadError(FatalError):
-    """A model or tokenizer cannot be loaded, and a restart would not help; the message names the
-    cause and the remedy.
-    """
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
 def load_tokenizer(model: ModelSection) -> Any:
     """The model's tokenizer.
 
     Raises:
-        ModelLoadError: there is none, `model.path` is a hub name without a commit, or the chat
-            template has no place for `model.system_prompt`.
+        ModelLoadError: there is none, it does not fit the model, `model.path` is a hub name without
+            a commit, or the chat template cannot write prompts.
     """
-    check_source(model)
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model.path, **hub_arguments(model.path, model.revision))
-    except LOAD_ERRORS as error:
-        raise ModelLoadError(load_problem(model.path, "tokenizer", error)) from None
-    if problem := template_problem(tokenizer, model.system_prompt):
-        raise ModelLoadError(f"model.path {model.path!r}: {problem}")
+    origin = check_source(model)
+    config = _configuration(model, origin)
+    tokenizer = read_tokenizer(model, origin)
+    check_tokenizer(tokenizer, config, origin, model.system_prompt)
     return tokenizer
+
+
+def read_tokenizer(model: ModelSection, origin: str) -> Any:
+    """The tokenizer, of which nothing is known yet. Raises ModelLoadError: there is none."""
+    folder = Path(model.path)
+    # Without any of these transformers creates an empty tokenizer of the model's kind.
+    if folder.is_dir() and not any(found for pattern in _TOKENIZER_FILES for found in folder.glob(pattern)):
+        raise ModelLoadError(f"{origin} holds no tokenizer (such as tokenizer.json): copy the whole folder")
+    with reading(origin, "tokenizer"):
+        return AutoTokenizer.from_pretrained(model.path, **hub_arguments(model.path, model.revision))
+
+
+def check_tokenizer(tokenizer: Any, config: Any, origin: str, system_prompt: str = "") -> None:
+    """Check that a tokenizer can write prompts for the model that `config` describes.
+
+    Raises:
+        ModelLoadError: it writes nothing, has tokens without weights, or its chat template has a
+            problem.
+    """
+    with reading(origin, "tokenizer"):
+        vocabulary, written = tokenizer.get_vocab(), tokenizer("1 + 1", add_special_tokens=False)["input_ids"]
+    if not written:
+        raise ModelLoadError(f"{origin}: its tokenizer writes no token for '1 + 1': copy the model's own tokenizer into the folder")
+    rows = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
+    if rows and max(vocabulary.values()) >= rows:
+        beyond = sorted((number, token) for token, number in vocabulary.items() if number >= rows)
+        raise ModelLoadError(
+            f"{origin}: its tokenizer has {len(beyond)} tokens without weights, such as {beyond[0][1]!r} (number {beyond[0][0]}; "
+            f"the model has {rows} rows): take them out of the tokenizer, or resize the model's embeddings "
+            "(resize_token_embeddings)"
+        )
+    if problem := template_problem(tokenizer, system_prompt):
+        raise ModelLoadError(f"{origin}: {problem}")
+
+
+def end_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
+    """Every token that ends an answer, for trainer and engines alike: those that generation
+    configuration, configuration and tokenizer declare.
+
+    The first is the one that is written after an answer that ended: the one with which the chat
+    template ends a turn, else the tokenizer's, else the first that the configuration declares.
+
+    Raises:
+        ModelLoadError: nothing declares one, or one is plain text or has no weights.
+    """
+    origin = check_source(model)
+    config = _configuration(model, origin)
+    sources = {
+        "the tokenizer": tokenizer.eos_token_id,
+        "generation_config.json": _generation_config(model, origin).get("eos_token_id"),
+        "config.json": getattr(config, "eos_token_id", None),
+        "the text part of config.json": getattr(config.get_text_config(), "eos_token_id", None),
+    }
+    ends: list[int] = []
+    rows = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
+    for source, declared in sources.items():
+        for token in declared if isinstance(declared, list) else [declared]:
+            if token is None:
+                continue
+            if not isinstance(token, int) or token < 0 or (rows and token >= rows):
+                raise ModelLoadError(
+                    f"{origin}: {source} declares the end token {token!r}, which the model does not have: correct it"
+                )
+            if token not in tokenizer.added_tokens_decoder and token not in tokenizer.all_special_ids and tokenizer.decode([token]):
+                raise ModelLoadError(
+                    f"{origin}: {source} declares that token {token} ends an answer (eos_token_id), which is the plain text "
+                    f"{tokenizer.decode([token])!r} for the tokenizer: answers would end in the middle; set it to the tokenizer's "
+                    f"end token ({tokenizer.eos_token_id})"
+                )
+            ends.append(token)
+    if not ends:
+        raise ModelLoadError(
+            f"{origin} has no token that ends an answer (eos_token_id), so answers would never end: set it in config.json or in "
+            "the tokenizer"
+        )
+    first = turn_end(tokenizer, ends)
+    return tuple(dict.fromkeys(ends if first is None else [first, *ends]))
 
 
 def model_max_length(model: ModelSection) -> int:
@@ -56,11 +126,7 @@ def model_max_length(model: ModelSection) -> int:
         ModelLoadError: the config cannot be read, or up to `model.max_length` a text's logprobs
             depend on its length.
     """
-    check_source(model)
-    try:
-        config = AutoConfig.from_pretrained(model.path, **hub_arguments(model.path, model.revision))
-    except LOAD_ERRORS as error:
-        raise ModelLoadError(load_problem(model.path, "config", error)) from None
+    config = _configuration(model, check_source(model))
     positions = int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 0) or _UNBOUNDED
     if not model.max_length:
         return min(positions, steady_rope_length(config) or positions)
@@ -70,42 +136,47 @@ def model_max_length(model: ModelSection) -> int:
     return length
 
 
-def check_source(model: ModelSection) -> None:
-    """Check that `model.path` is a model's folder or a hub name with its commit.
+def check_source(model: ModelSection) -> str:
+    """Check that `model.path` is a model's folder or a hub name with its commit. Returns how
+    messages name it.
 
     Raises:
         ModelLoadError: it is neither, or a folder with an adapter.
     """
     model_path = model.path
     folder = Path(model_path)
+    origin = f"model.path {model_path!r}"
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelLoadError(
-                f"model.path {model_path!r} is a folder without config.json: give a Hugging Face model folder, or import a "
+                f"{origin} is a folder without config.json: give a Hugging Face model folder, or import a "
                 f"model with `swarm model import SOURCE {model_path}`"
             )
         # transformers would load it too, and match its author's regular expressions against names.
         if os.path.lexists(folder / "adapter_config.json"):
-            raise ModelLoadError(
-                f"model.path {model_path!r} holds an adapter for another model: merge the two and give the merged model's folder"
-            )
-        return
+            raise ModelLoadError(f"{origin} holds an adapter for another model: merge the two and give the merged model's folder")
+        return origin
     if folder.exists() or may_only_be_folder(model_path):
         raise ModelLoadError(
-            f"model.path {model_path!r} is not a folder: check the spelling, import a model with "
+            f"{origin} is not a folder: check the spelling, import a model with "
             f"`swarm model import SOURCE {model_path}`, or build the toy policy in models/base with `swarm model init`"
         )
     problem = pin_problem(model_path, model.revision)
     if problem:
         raise ModelLoadError(problem)
+    return origin
 
 
-def load_problem(model_path: str, part: str, error: Exception) -> str:
-    """Names cause and remedy for a `part` of a model that transformers cannot load."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    where = "folder" if Path(model_path).is_dir() else "hub name"
-    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-    return (
-        f"the {part} of model.path {model_path!r} cannot be loaded from that {where}{offline}: {lines[0][:300]}: check the "
-        "spelling, the files and the connection to the hub"
-    )
+def _configuration(model: ModelSection, origin: str) -> Any:
+    with reading(origin, "configuration"):
+        return read_configuration(model.path, model.revision)
+
+
+def _generation_config(model: ModelSection, origin: str) -> Mapping[str, Any]:
+    pinned = {"revision": model.revision} if model.revision else {}
+    with reading(origin, "generation configuration"):
+        file = cached_file(model.path, "generation_config.json", _raise_exceptions_for_missing_entries=False, **pinned)
+        found = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("generation_config.json holds no JSON object")
+        return found

@@ -142,7 +142,7 @@ def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | Non
     """
     from services.trainer.durable.checkpoint import CheckpointError
     from services.trainer.durable.export import export_adapter, export_policy
-    from shared.model.reading import ModelLoadError
+    from shared.model.quiet_reading import ModelLoadError
     from shared.model.weights import WeightsError
 
     try:

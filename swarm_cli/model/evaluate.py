@@ -103,7 +103,8 @@ def _asked(
 ) -> tuple[Asked, list[list[int]]]:
     """The tasks and their prompts, in the same order. Tells how many may have been trained on."""
     from shared.model.prompts import render_prompt
-    from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
+    from shared.model.quiet_reading import ModelLoadError
+    from shared.model.reading import load_tokenizer, model_max_length
     from swarm_cli.model.held_out import asked_tasks, recorded_set
 
     section = ModelSection(

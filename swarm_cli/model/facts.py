@@ -85,7 +85,8 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
 
 
 def _facts(model: ModelSection) -> ModelFacts:
-    from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
+    from shared.model.quiet_reading import ModelLoadError
+    from shared.model.reading import load_tokenizer, model_max_length
 
     try:
         return ModelFacts([], model_max_length(model), bool(load_tokenizer(model).chat_template))

@@ -30,9 +30,9 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
     """
     from shared.model.gguf_once import gguf_read_once
     from shared.model.import_plan import check_room, plan_import
-    from shared.model.import_refused import ImportRefused
     from shared.model.import_source import find_source, whole_path
     from shared.model.importing import read_model, write_model
+    from shared.model.quiet_reading import ModelLoadError
     from shared.new_folder import appearing_whole, refuse_filled
 
     try:
@@ -49,7 +49,7 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
                 # Free its copy of the weights, which the test of the folder does not need.
                 del read
                 note(f"{'parity':<16} {_tried(staging, out)}")
-    except (ImportRefused, FileExistsError) as error:
+    except (ModelLoadError, FileExistsError) as error:
         raise CommandError(f"nothing was imported: {error}") from None
     except OSError as error:
         raise CommandError(f"nothing was imported: {_disk_trouble(error, out)}") from None

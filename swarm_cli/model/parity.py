@@ -61,8 +61,8 @@ def engine_parity(folder: str) -> Parity:
     """
     from services.generator.engines import EngineError
     from shared.model.prompts import render_prompt
-    from shared.model.quiet_reading import library_cause
-    from shared.model.reading import ModelLoadError, load_tokenizer
+    from shared.model.quiet_reading import ModelLoadError, library_cause
+    from shared.model.reading import load_tokenizer
 
     section = _section(folder)
     try:

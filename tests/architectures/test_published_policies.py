@@ -13,14 +13,14 @@ from transformers.utils import logging as transformers_logging
 
 from services.generator.engines import SamplingParams, create_engine
 from services.trainer.policy_model import with_adapters
-from shared.config.sections import LoraSection
+from shared.config.sections import LoraSection, ModelSection
 from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
-from shared.model.loading import read_causal_lm
+from shared.model.loading import load_causal_lm
 from shared.model.weights import policy_tensors, write_tensors
 from tests.architectures.checks import PROMPTS, alone
 from tests.architectures.table import committed_rows
 from tests.architectures.tiny import NotSmall, tiny_config, tiny_model
-from tests.engines.tiny_models import byte_tokenizer
+from tests.engines.tiny_models import END_TOKEN_ID, byte_tokenizer
 
 VOCABULARY = 260
 """That of the tokenizer."""
@@ -43,7 +43,7 @@ def _quiet_and_single() -> None:
 def write_folder(kind: str, folder: Path) -> None:
     try:
         named = [name for name in ("vocab_size", "vocab_size_per_layer_input") if hasattr(tiny_config(kind), name)]
-        tiny_model(kind, **dict.fromkeys(named, VOCABULARY)).save_pretrained(folder)
+        tiny_model(kind, **dict.fromkeys(named, VOCABULARY), eos_token_id=END_TOKEN_ID).save_pretrained(folder)
     except NotSmall as reason:
         pytest.skip(str(reason))
     byte_tokenizer().save_pretrained(folder)
@@ -51,7 +51,7 @@ def write_folder(kind: str, folder: Path) -> None:
 
 def check(kind: str, folder: Path) -> None:
     write_folder(kind, folder)
-    trained = read_causal_lm(str(folder), "", dtype=torch.float32).eval()
+    trained = load_causal_lm(ModelSection(path=str(folder)), dtype=torch.float32, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(2)
     answer = [11, 12, 13, 14, 15, 16]
     with torch.no_grad():
@@ -84,7 +84,7 @@ ADAPTED = {"gpt2": "all-linear", "gpt_oss": ["q_proj", "v_proj"], "llama": "all-
 def test_published_adapters_are_those_that_the_engine_samples_from(kind: str, tmp_path: Path) -> None:
     """GPT-2's layers keep their weights the other way round."""
     write_folder(kind, tmp_path)
-    base = read_causal_lm(str(tmp_path), "", dtype=torch.float32).eval()
+    base = load_causal_lm(ModelSection(path=str(tmp_path)), dtype=torch.float32, device=torch.device("cpu"))
     answer = [11, 12, 13, 14, 15, 16]
     with torch.no_grad():
         before = alone(base, PROMPTS[0], answer)

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPTNeoConfig, LlamaConfig, MistralConfig, MptConfig, Phi3Config
+from transformers import AutoTokenizer, GenerationConfig, GPTNeoConfig, LlamaConfig, MistralConfig, MptConfig, Phi3Config
 
 from services.generator.engines.base import EngineError
 from services.generator.engines.model_folder import read_model_folder
 from shared.config.sections import ModelSection
 from shared.model.attention import attention_windows
-from shared.model.loading import end_token_id, end_token_ids, load_causal_lm
-from shared.model.reading import ModelLoadError, model_max_length
+from shared.model.loading import load_causal_lm
+from shared.model.quiet_reading import ModelLoadError
+from shared.model.reading import end_tokens, model_max_length
 from shared.model.rope import steady_rope_length
 from tests.architectures.tiny import tiny_config, tiny_model
 from tests.engines.tiny_models import byte_tokenizer
@@ -24,7 +25,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0]
 
 
 def saved(folder: Path, kind: str, **options: object) -> Path:
-    tiny_model(kind, **options).save_pretrained(folder)
+    tiny_model(kind, **{"vocab_size": 300, "eos_token_id": 256} | options).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -90,26 +91,33 @@ TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize(("ends_with", "expected"), [("<|turn|>", 258), ("<|end|>", 256), ("!", 256)])
-def test_an_answer_ends_as_the_template_ends_a_turn(ends_with: str, expected: int) -> None:
+def folder_ending_with(folder: Path, ends: list[int], template: str | None) -> Path:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
     assert tokenizer.convert_tokens_to_ids("<|turn|>") == 258
-    model = tiny_model("llama")
-    model.generation_config.eos_token_id = [256, 258]
-    tokenizer.chat_template = TEMPLATE.replace("%END%", ends_with)
-    assert end_token_id(model, tokenizer) == expected
-    assert end_token_ids(model, tokenizer)[0] == expected
-    assert {256, 258} <= set(end_token_ids(model, tokenizer))
-    tokenizer.chat_template = None
-    assert end_token_id(model, tokenizer) == 256
-    tokenizer.chat_template = "{{ raise_exception('no') }}"
-    assert end_token_id(model, tokenizer) == 256
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    tiny_config("llama", vocab_size=300, eos_token_id=256).save_pretrained(folder)
+    GenerationConfig(eos_token_id=ends).save_pretrained(folder)
+    return folder
 
 
-def test_a_token_that_no_engine_stops_at_is_no_end() -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
-    tokenizer.chat_template = TEMPLATE.replace("%END%", "<|turn|>")
-    model = tiny_model("llama")
-    assert end_token_id(model, tokenizer) == 256
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (TEMPLATE.replace("%END%", "<|turn|>"), 258),
+        (TEMPLATE.replace("%END%", "<|end|>"), 256),
+        (TEMPLATE.replace("%END%", "!"), 256),
+        (None, 256),
+        ("{{ raise_exception('no') }}", 256),
+    ],
+)
+def test_an_answer_ends_as_the_template_ends_a_turn(tmp_path: Path, template: str | None, expected: int) -> None:
+    model = ModelSection(path=str(folder_ending_with(tmp_path, [256, 258], template)))
+    ends = end_tokens(model, AutoTokenizer.from_pretrained(tmp_path))
+    assert ends[0] == expected and set(ends) == {256, 258}
+
+
+def test_a_token_that_no_engine_stops_at_is_no_end(tmp_path: Path) -> None:
+    model = ModelSection(path=str(folder_ending_with(tmp_path, [256], TEMPLATE.replace("%END%", "<|turn|>"))))
+    assert end_tokens(model, AutoTokenizer.from_pretrained(tmp_path)) == (256,)

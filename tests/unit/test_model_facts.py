@@ -9,7 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from shared.config.sections import ModelSection
-from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
+from shared.model.quiet_reading import ModelLoadError
+from shared.model.reading import load_tokenizer, model_max_length
 from swarm_cli.model.facts import ModelFacts, read_facts
 from tests.architectures.tiny import tiny_config
 from tests.integration.trainer_life import tiny_policy

@@ -21,10 +21,10 @@ pytest.importorskip("gguf", reason="needs the extra `gguf`")
 
 from shared.config.sections import ModelSection
 from shared.model.import_plan import check_room, plan_import
-from shared.model.import_refused import ImportRefused
 from shared.model.import_source import find_source
 from shared.model.prompts import render_prompt
-from shared.model.reading import ModelLoadError, load_tokenizer
+from shared.model.quiet_reading import ModelLoadError
+from shared.model.reading import load_tokenizer
 from swarm_cli.errors import CommandError
 from swarm_cli.model import parity
 from swarm_cli.model.importing import import_model
@@ -251,10 +251,10 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
 def test_a_model_larger_than_memory_is_refused_before_it_is_read_with_the_size_that_fits(tmp_path: Path) -> None:
     plan = plan_import(find_source(str(write_gguf(tmp_path / "tiny.gguf"))))
     check_room(plan, tmp_path / "out", memory_bytes=2 * plan.memory_bytes)
-    with pytest.raises(ImportRefused, match=r"0 million parameters: .* a model of up to 0 million parameters fits here"):
+    with pytest.raises(ModelLoadError, match=r"0 million parameters: .* a model of up to 0 million parameters fits here"):
         check_room(plan, tmp_path / "out", memory_bytes=100_000_000)
     large = SimpleNamespace(source=plan.source, size=SimpleNamespace(parameters=70_000_000_000), memory_bytes=525e9, folder_bytes=1)
-    with pytest.raises(ImportRefused, match=r"70 billion parameters: .* 525.0 GB of memory, and 24.0 GB are free: .* 3.2 billion"):
+    with pytest.raises(ModelLoadError, match=r"70 billion parameters: .* 525.0 GB of memory, and 24.0 GB are free: .* 3.2 billion"):
         check_room(large, tmp_path / "out", memory_bytes=24_000_000_000)
 
 

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection, ModelSection
-from shared.model.loading import end_token_id, load_causal_lm, resolve_device, resolve_dtype, vocabulary_size
-from shared.model.reading import ModelLoadError, load_tokenizer, model_max_length
+from shared.model.loading import load_causal_lm, resolve_device, resolve_dtype, vocabulary_size
+from shared.model.quiet_reading import ModelLoadError
+from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 from shared.model.weights import (
     WeightsError,
     load_policy_tensors,
@@ -108,7 +109,7 @@ def test_a_torn_weights_file_is_refused(folder: Path, tmp_path: Path) -> None:
 
 def test_facts_of_a_model_are_read_from_its_folder(folder: Path) -> None:
     model, tokenizer = loaded(folder), load_tokenizer(ModelSection(path=str(folder)))
-    assert vocabulary_size(model) == 300 and end_token_id(model, tokenizer) == 256
+    assert vocabulary_size(model) == 300 and end_tokens(ModelSection(path=str(folder)), tokenizer) == (256,)
     assert [model_max_length(ModelSection(path=str(folder), max_length=n)) for n in (0, 100, 999)] == [256, 100, 256]
 
 
@@ -134,10 +135,10 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_a_remedy(tmp_path: Path)
     broken = tiny_policy(tmp_path / "broken")
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ModelLoadError, match="the model of model.path .* cannot be loaded"):
+    with pytest.raises(ModelLoadError, match="model.safetensors is not a safetensors file, or its header is truncated"):
         load_it(broken)
     (broken / "config.json").write_text("{")
-    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+    with pytest.raises(ModelLoadError, match="the configuration of model.path .* cannot be read"):
         load_it(broken)
 
 

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
 from services.generator.engines.base import EngineError, PolicyLoadError
-from shared.hub_models import UnpinnedModelError, hub_arguments
+from shared.config.sections import ModelSection
+from shared.model.loading import load_causal_lm
 from shared.model.prompts import answer_text
-from shared.model.rope import rope_problem
+from shared.model.quiet_reading import ModelLoadError
+from shared.model.reading import end_tokens, load_tokenizer, model_max_length
+from shared.model.weights import tied_names
 from shared.seeds import number_from
 
 WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -55,40 +57,47 @@ class ModelFolder:
         return [min(max_new_tokens, self.context_length - len(prompt)) for prompt in prompts]
 
 
-def read_model_folder(model_path: str, *, max_model_len: int, revision: str = "") -> ModelFolder:
-    """Read everything but the weights; for a hub name, at the commit `revision`."""
+def read_model_folder(model_path: str, *, max_model_len: int, revision: str = "", model: Any = None) -> ModelFolder:
+    """Read everything but the weights; for a hub name, at the commit `revision`.
+
+    model: the model as `shared.model.loading` loads it for the trainer, from which the tensors of
+    a policy file follow; None: the engine loads no policies.
+
+    Raises:
+        EngineError: something cannot be read or used; the message says why.
+    """
     try:
-        pinned = hub_arguments(model_path, revision)
-    except UnpinnedModelError as error:
-        raise EngineError(str(error)) from None
-    try:
-        config = AutoConfig.from_pretrained(model_path, **pinned)
-        tokenizer = AutoTokenizer.from_pretrained(model_path, **pinned)
-        with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, KeyError) as error:
-        raise EngineError(f"model {model_path}: cannot be read ({error}): give a Hugging Face model folder or hub name") from error
-    context_length = min(max_model_len, int(getattr(config.get_text_config(), "max_position_embeddings", None) or max_model_len))
-    if problem := rope_problem(config, context_length):
-        raise EngineError(f"model {model_path}: {problem}")
-    end_token_ids = _end_token_ids(model_path, pinned.get("revision"), config, tokenizer)
-    tied_names = frozenset(getattr(skeleton, "all_tied_weights_keys", {}))
-    pad_token_id = tokenizer.pad_token_id
+        section = section_of(model_path, revision)
+        tokenizer = load_tokenizer(section)
+        context_length = model_max_length(section.model_copy(update={"max_length": max_model_len}))
+        end_token_ids = end_tokens(section, tokenizer)
+    except (ModelLoadError, ValueError) as error:
+        raise EngineError(str(error)) from error
+    tied: frozenset[str] = frozenset() if model is None else tied_names(model)
+    state = {} if model is None else model.state_dict()
+    modules = [] if model is None else model.named_modules()
     return ModelFolder(
         tokenizer=tokenizer,
         end_token_ids=end_token_ids,
-        pad_token_id=end_token_ids[0] if pad_token_id is None else int(pad_token_id),
+        pad_token_id=end_token_ids[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id),
         context_length=context_length,
-        tensor_shapes={
-            name: tuple(tensor.shape)
-            for name, tensor in skeleton.state_dict().items()
-            if name not in tied_names and tensor.is_floating_point()
-        },
-        tied_names=tied_names,
-        transposed_names=frozenset(
-            f"{name}.weight" for name, module in skeleton.named_modules() if isinstance(module, (Conv1D, torch.nn.Embedding))
-        ),
+        tensor_shapes={name: tuple(part.shape) for name, part in state.items() if name not in tied and part.is_floating_point()},
+        tied_names=tied,
+        transposed_names=frozenset(f"{name}.weight" for name, part in modules if isinstance(part, (Conv1D, torch.nn.Embedding))),
     )
+
+
+def load_base(model_path: str, revision: str, *, dtype: torch.dtype, device: torch.device) -> Any:
+    """The base policy, as `load_causal_lm` loads it for the trainer. Raises EngineError."""
+    try:
+        return load_causal_lm(section_of(model_path, revision), dtype=dtype, device=device)
+    except (ModelLoadError, ValueError) as error:
+        raise EngineError(str(error)) from error
+
+
+def section_of(model_path: str, revision: str) -> ModelSection:
+    """The model's section, for an engine that has only its path."""
+    return ModelSection(path=model_path, revision=revision, name="base")
 
 
 def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
@@ -125,22 +134,3 @@ def derived_seed(seed: int, index: int) -> int:
     neighbouring seeds must be far apart.
     """
     return number_from(f"{seed}/{index}", 7)
-
-
-def _end_token_ids(model_path: str, revision: str | None, config: Any, tokenizer: Any) -> tuple[int, ...]:
-    """All ids that end a completion, in the order generation config, model config, tokenizer.
-    Engines stop at any of them.
-    """
-    try:
-        declared = [GenerationConfig.from_pretrained(model_path, revision=revision or "main").eos_token_id]
-    except OSError:
-        declared = []
-    declared += [getattr(config, "eos_token_id", None), tokenizer.eos_token_id]
-    ids: dict[int, None] = {}
-    for item in declared:
-        for token_id in item if isinstance(item, list) else [item]:
-            if token_id is not None:
-                ids[int(token_id)] = None
-    if not ids:
-        raise EngineError(f"model {model_path}: no end token in its configs or tokenizer: set eos_token_id in config.json")
-    return tuple(ids)

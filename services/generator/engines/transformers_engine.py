@@ -23,9 +23,9 @@ from services.generator.engines.adapters import AdapterSlot, adapters_in, warn_o
 from services.generator.engines.base import Engine, EngineError, EngineSettings, PolicyLoadError, Sample, SamplingParams
 from services.generator.engines.batching import WAYS, UnsafeModel, batches, choose_batching
 from services.generator.engines.decoding import Row, sample_completions, score_completions
-from services.generator.engines.model_folder import ModelFolder, check_policy_file, read_model_folder
+from services.generator.engines.model_folder import ModelFolder, check_policy_file, load_base, read_model_folder
 from shared.model.adapter_file import Adapters
-from shared.model.loading import read_causal_lm, resolve_device, resolve_dtype
+from shared.model.loading import resolve_device, resolve_dtype
 
 _T = TypeVar("_T")
 
@@ -119,9 +119,8 @@ class TransformersEngine(Engine):
     def _start(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        folder = read_model_folder(self._model_path, max_model_len=self._max_model_len, revision=self._revision)
-        model = self._read_base()
-        self._model = model.to(self._device).eval().requires_grad_(False)
+        self._model = load_base(self._model_path, self._revision, dtype=self._dtype, device=self._device).requires_grad_(False)
+        folder = read_model_folder(self._model_path, max_model_len=self._max_model_len, revision=self._revision, model=self._model)
         self._adapters = AdapterSlot(self._model)
         try:
             self._way = choose_batching(self._model, context_length=folder.context_length, pad_token_id=folder.pad_token_id)
@@ -130,12 +129,6 @@ class TransformersEngine(Engine):
         if self._way is not WAYS[0]:
             structlog.get_logger("generator").warning("engine_batches_less", model=self._model_path, way=self._way.name)
         self._folder = folder
-
-    def _read_base(self) -> Any:
-        try:
-            return read_causal_lm(self._model_path, self._revision, dtype=self._dtype)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise EngineError(f"model {self._model_path}: cannot load its weights ({error}): check the folder") from error
 
     def _generate(
         self, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, seed: int, given_up: threading.Event
@@ -208,7 +201,7 @@ class TransformersEngine(Engine):
             if not self._is_base:
                 # The trainer may have trained full weights before; its adapters belong to the
                 # base's weights.
-                base = self._read_base().state_dict()
+                base = load_base(self._model_path, self._revision, dtype=self._dtype, device=torch.device("cpu")).state_dict()
             self._adapters.load(tensors, adapters, modules)
         except EngineError as error:
             raise PolicyLoadError(f"policy file {weights_file}: holds adapters, and their base cannot be read: {error}") from error

@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from services.generator.engines.adapters import adapters_in
 from services.generator.engines.base import Engine, EngineError, EngineSettings, PolicyLoadError, Sample, SamplingParams
-from services.generator.engines.model_folder import ModelFolder, check_policy_file, derived_seed, read_model_folder
+from services.generator.engines.model_folder import ModelFolder, check_policy_file, derived_seed, load_base, read_model_folder
 from services.generator.engines.policy_gate import PolicyGate
 from services.generator.engines.vllm_adapters import VllmAdapters
 from services.generator.engines.vllm_process import MERGED, VllmProcess
-from shared.model.loading import resolve_device
+from shared.model.loading import LOOKED_AT, resolve_device
 
 
 class VllmEngine(Engine):
@@ -44,9 +46,7 @@ class VllmEngine(Engine):
         the event loop.
         """
         settings = self._settings
-        self._folder = await asyncio.to_thread(
-            read_model_folder, settings.model_path, max_model_len=settings.max_model_len, revision=settings.revision
-        )
+        self._folder = await asyncio.to_thread(_looked_at, settings)
         try:
             await self._process.start(self._folder.context_length)
         except ImportError as error:
@@ -209,6 +209,15 @@ class VllmEngine(Engine):
         if final is None or not final.finished:
             raise EngineError(f"vLLM ended request {request_id} without an answer")
         return final
+
+
+def _looked_at(settings: EngineSettings) -> ModelFolder:
+    """The model, after the checks that the trainer makes of the same files: vLLM reads them by
+    itself.
+    """
+    path, revision = settings.model_path, settings.revision
+    model = load_base(path, revision, dtype=torch.float32, device=LOOKED_AT)
+    return read_model_folder(path, max_model_len=settings.max_model_len, revision=revision, model=model)
 
 
 def _sample(completion: Any, folder: ModelFolder, version: int) -> Sample:

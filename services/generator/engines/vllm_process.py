@@ -118,6 +118,8 @@ class VllmProcess:
                         model=self._settings.model_path,
                         **self.pinned(),
                         skip_tokenizer_init=True,
+                        # The files that transformers reads, also where others lie beside them.
+                        load_format="hf",
                         dtype=dtype_name(self._settings.dtype, on_gpu=not on_cpu),
                         max_model_len=context_length,
                         logprobs_mode="processed_logprobs",

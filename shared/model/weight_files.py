@@ -1,0 +1,162 @@
+"""The files that hold a model's weights: which ones `transformers` reads, whether they are whole,
+and whether their numbers can be weights. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shared.hub_models import hub_arguments
+from shared.model.quiet_reading import ModelLoadError
+
+INDEX = "model.safetensors.index.json"
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_EXPONENTS: dict[str, tuple[Any, int]] = {
+    "F64": (np.uint64, 0x7FF0 << 48),
+    "F32": (np.uint32, 0x7F80 << 16),
+    "F16": (np.uint16, 0x7C00),
+    "BF16": (np.uint16, 0x7F80),
+}
+"""Unsigned type and exponent bits of the float types; a number whose exponent bits are all set is
+NaN or infinite.
+"""
+_AT_ONCE = 2**24
+
+
+def weights_folder(path: str, revision: str) -> Path | None:
+    """The folder that holds the files of a folder or hub name; None: a hub name of which nothing is
+    in the cache.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(path, "config.json", revision=hub_arguments(path, revision)["revision"])
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers reads, after a check that they are whole.
+
+    Raises:
+        ModelLoadError: there are none, one is missing or truncated, or other engines would read
+            other ones.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            absent = [name for name in named if not (folder / name).is_file()]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            raise ModelLoadError(f"{index} cannot be read: copy the folder again") from None
+        if absent:
+            raise ModelLoadError(f"{folder} lacks {absent[0][:100]} ({len(absent)} of {len(named)} parts): copy the whole folder")
+    # transformers looks for these in this order.
+    for whole in _WHOLE:
+        listed = folder / f"{whole}.index.json"
+        if (folder / whole).is_file():
+            files = [folder / whole]
+        elif listed.is_file():
+            files = [folder / name for name in sorted(set(json.loads(listed.read_text(encoding="utf-8"))["weight_map"].values()))]
+        else:
+            continue
+        break
+    else:
+        raise ModelLoadError(f"{folder} holds no weights (model.safetensors or pytorch_model.bin): copy the whole folder")
+    if others := sorted(set(folder.glob("model*.safetensors")) - set(files)):
+        raise ModelLoadError(
+            f"{folder} holds weights twice: transformers reads {files[0].name} and other engines read {others[0].name} too: "
+            "delete the files that are out of date, and the index if it names them"
+        )
+    for file in files:
+        if file.suffix == ".safetensors":
+            tensors_of(file)
+    return files
+
+
+def tensors_of(file: Path) -> dict[str, Any]:
+    """The entries of a safetensors file's header by tensor: dtype, shape, and `place`, the first
+    and last byte in the file.
+
+    Raises:
+        ModelLoadError: it is not a safetensors file, or truncated.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 0 < length <= size - 8:
+            raise ModelLoadError(f"{file} is not a safetensors file, or its header is truncated: copy it again")
+        try:
+            header = {name: entry for name, entry in json.loads(opened.read(length)).items() if name != "__metadata__"}
+            for entry in header.values():
+                begin, end = entry["data_offsets"]
+                entry["place"] = 8 + length + begin, 8 + length + end
+                _ = entry["dtype"], tuple(entry["shape"])
+            needed = max((entry["place"][1] for entry in header.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ModelLoadError(f"{file} has a header that cannot be read: copy it again") from None
+    if needed > size:
+        raise ModelLoadError(f"{file} is truncated: its header announces {needed} bytes and it has {size}: copy it again")
+    return header
+
+
+def check_values(files: Sequence[Path], tied: Mapping[str, str]) -> None:
+    """Check the numbers in safetensors files without torch; files in torch's format are not read.
+
+    tied: for each tensor that the model shares with another one, the other one's name.
+
+    Raises:
+        ModelLoadError: a number is NaN or infinite, or two tensors that are one in the model
+            differ.
+    """
+    held: dict[str, Any] = {}
+    for file in files:
+        if file.suffix != ".safetensors":
+            continue
+        for name, values, dtype in _arrays(file):
+            if name in tied or name in tied.values():
+                held[name] = values
+            unsigned, exponent = _EXPONENTS.get(dtype, (np.uint8, 256))
+            for first in range(0, len(values) if dtype in _EXPONENTS else 0, _AT_ONCE):
+                if int((values[first : first + _AT_ONCE].view(unsigned) & unsigned(exponent)).max()) == exponent:
+                    raise ModelLoadError(not_finite(str(file), name))
+    for name, other in tied.items():
+        if name in held and other in held and not np.array_equal(held[name], held[other]):
+            raise ModelLoadError(tied_and_not(str(files[0].parent), name, other))
+
+
+def _arrays(file: Path) -> Iterator[tuple[str, Any, str]]:
+    """Each tensor's name, bytes and dtype."""
+    entries = tensors_of(file)
+    if not entries:
+        return
+    with file.open("rb") as opened:
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    for name, entry in entries.items():
+        begin, end = entry["place"]
+        yield name, np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=begin), entry["dtype"]
+
+
+def not_finite(origin: str, tensor: str) -> str:
+    """What is said of a weight that is no number."""
+    return (
+        f"{origin}: the weight {tensor} holds NaN or infinity, so every answer would be noise: take an earlier checkpoint, or copy "
+        "the file again"
+    )
+
+
+def tied_and_not(origin: str, tensor: str, other: str) -> str:
+    """What is said of a file with two different tensors where the configuration has one."""
+    return (
+        f"{origin}: config.json says that {tensor} is {other} (tie_word_embeddings), and the file holds two different tensors, so "
+        "that trainer and engines would compute different models: set tie_word_embeddings to false in config.json if the "
+        f"model was trained with both, else remove {tensor} from the file"
+    )
