@@ -61,7 +61,9 @@ def test_a_role_takes_its_own_leases_only_and_any_role_the_nodes_name():
     for role in ROLES:
         assert may_publish(node_role("alpha", role), subjects.node_name("alpha"))
         assert not may_publish(node_role("beta", role), subjects.node_name("alpha"))
-    assert not any(may_publish(swarm_node("alpha"), subject) for subject in (subjects.node_name("alpha"), "$KV.node_alpha.lease.trainer"))
+    assert not any(
+        may_publish(swarm_node("alpha"), subject) for subject in (subjects.node_name("alpha"), "$KV.node_alpha.lease.trainer")
+    )
 
 
 @pytest.mark.parametrize(
