@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import nkeys
 
 from lab.task_desk import TaskDesk
 from services.trainer.findings import absurd_text
-from services.verifier.border import Border, Candidate, without_token_ids
+from services.verifier.border import Border, Candidate, Refused, without_token_ids
 from services.verifier.border_rules import BorderRules
 from services.verifier.copies import CopyMemory
 from services.verifier.fair_queue import FairQueue
 from services.verifier.foreign_rewards import foreign_rewards
-from services.verifier.prints import Printer, Text
+from services.verifier.prints import Fingerprint, Printer
 from services.verifier.replay import ReplayMemory
 from services.verifier.shared_reputation import FindingsReader
 from services.verifier.sharing_rules import sign
@@ -88,9 +88,9 @@ _MOST_PRINTS = 4096
 class _SharedPrints(CopyMemory):
     """A memory of copies whose fingerprints are computed once for all nodes of this process."""
 
-    def texts_of(self, answers: Sequence[str]) -> tuple[Text, ...]:
-        """See `Printer.texts`."""
-        return _texts_of(tuple(answers))
+    def fingerprint(self, answers: Sequence[str]) -> Fingerprint:
+        """See `Printer.fingerprint`."""
+        return _fingerprint(tuple(answers))
 
 
 @cache
@@ -99,8 +99,8 @@ def _printer() -> Printer:
 
 
 @lru_cache(_MOST_PRINTS)
-def _texts_of(answers: tuple[str, ...]) -> tuple[Text, ...]:
-    return _printer().texts(answers)
+def _fingerprint(answers: tuple[str, ...]) -> Fingerprint:
+    return _printer().fingerprint(answers)
 
 
 class SimBorder:
@@ -163,25 +163,26 @@ class SimBorder:
                 if isinstance(scored, ScoredGroup):
                     accepted.append(scored)
                 else:
-                    refused[scored] += 1
-                    self._queue.refund(sender, blameless=False)
+                    refused[scored.reason.value] += 1
+                    if not scored.costly:
+                        self._queue.refund(sender, blameless=False)
             if not len(self._queue):
                 break
         return accepted, +refused
 
-    def _look_at(self, message: SwarmMessage, seq: int, now_s: float) -> ScoredGroup | str:
-        """The scored group, or the reason for refusing it. Scoring happens in this process and
+    def _look_at(self, message: SwarmMessage, seq: int, now_s: float) -> ScoredGroup | Refused:
+        """The scored group, or why it is refused. Scoring happens in this process and
         costs nothing on the simulated clock; the time that a sender costs a verifier is measured
         only with real processes.
         """
         verdict = self._border.examine(message.subject, message.payload, now_s, seq)
         if not isinstance(verdict, Candidate):
-            return verdict.reason.value
+            return verdict
         group = verdict.group
         rewards = self._desk.score(group.task.ref, [completion.text for completion in group.completions])
         refused = self._border.conclude(verdict, JobResult(rewards, None, None, "", 0, 0.0), now_s)
         if refused is not None:
-            return refused.reason.value
+            return replace(refused, costly=True)
         signer = self._border.signer(verdict.public_key, now_s)
         same = group.model.tokenizer_hash == self._tokenizer_hash
         return ScoredGroup(

@@ -42,10 +42,15 @@ __all__ = ["Border", "BorderRules", "Candidate", "Examination", "Refusal", "Refu
 T = TypeVar("T")
 
 JUDGED_BODIES = 100_000
-"""Number of refused bodies remembered with their signer, so that one sent again by somebody else is
-neither scored nor blamed twice.
+"""Number of refused bodies remembered with their key, so that one that is sent again, by whomever,
+costs no more than its hash and is not blamed twice.
 """
 _DIFFERENCES = (Refusal.TASK_UNDERIVABLE, Refusal.TASK_MISMATCH, Refusal.TASK_NOT_ALLOWED)
+_MAY_PASS_LATER = {Refusal.BANNED, Refusal.QUARANTINED, Refusal.AUTHOR}
+"""Refusals that say nothing about the body: a ban ends, and the subject and the envelope's name are
+not signed, so that anyone can store a group in the wrong place.
+"""
+_SEEN = "group {} was seen before"
 _REASONS = {each.value: each for each in Refusal} | {"task_verifier": Refusal.TASK_NOT_ALLOWED}
 """What the decoder or the sandbox says, as a reason. That this node's verifier cannot judge a task
 is no fault of its sender.
@@ -142,6 +147,10 @@ class Border:
         if not isinstance(opened, _Opened):
             return Refused(opened[0], sender, opened[1])
         envelope, body_id = opened.envelope, opened.body_id
+        if self._was_seen(envelope.public_key, body_id):
+            return Refused(Refusal.REPLAYED, sender, _SEEN.format(body_id))
+        if not (yield from _apart(lambda: _is_signed(envelope))):
+            return Refused(Refusal.SIGNATURE, sender, "the signature is not by the key that the message names")
         made: Print | Problem | None = None
         group: RolloutGroup | Problem | None = None
         problem = self._key_problem(envelope.public_key, now_s)
@@ -153,20 +162,22 @@ class Border:
                 problem = (
                     self._author_problem(sender, envelope, group, now_s)
                     or self._rules.age_problem(group, now_s)
-                    or self._replay_problem(envelope.public_key, body_id)
                     or self._rules.task_problem(group)
                     or self._otherwise.problem(envelope.public_key, group.task.ref.dataset, now_s)
                 )
                 if problem is None:
                     made = yield from _apart(lambda: self._print_or_problem(group))
                     problem = None if isinstance(made, Print) else made
+        if problem is not None and self._was_seen(envelope.public_key, body_id):  # while these same bytes were looked at
+            problem = Refusal.REPLAYED, _SEEN.format(body_id)
         if problem is not None:
             refused = self._refuse(problem[0], sender, envelope.public_key, body_id, problem[1], now_s)
-            return replace(refused, group_id=body_id, group=group if isinstance(group, RolloutGroup) else None)
+            known = group if isinstance(group, RolloutGroup) else None
+            return replace(refused, group_id=body_id, group=known, costly=made is not None)
         assert sender is not None and isinstance(group, RolloutGroup) and isinstance(made, Print)
         candidate = Candidate(sender, envelope.public_key, body_id, without_prompt(group), made, seq, stored_at_s)
         copy = self._refuse_copy(candidate, now_s)
-        return candidate if copy is None else replace(copy, group_id=body_id, group=candidate.group)
+        return candidate if copy is None else replace(copy, group_id=body_id, group=candidate.group, costly=True)
 
     def conclude(self, candidate: Candidate, result: JobResult, now_s: float) -> Refused | None:
         """The verdict once the sandbox has derived the task again and scored the answers. None:
@@ -230,23 +241,26 @@ class Border:
             detail = "the sender has sent this task before, with the same answers or twice"
             return self._refuse(Refusal.REPEATED, sender, key, candidate.group_id, detail, now_s)
         if found.kind == "row":
-            return Refused(Refusal.REPEATED, sender, row_limit(same_answers=found.same_answers))
+            return self._refuse(
+                Refusal.REPEATED, sender, key, candidate.group_id, row_limit(same_answers=found.same_answers), now_s, 0.0
+            )
         detail = f"says what a group of {found.of or self._rules.node} said before"
-        if not found.telling:
-            return Refused(Refusal.COPIED, sender, detail)
-        self._senders.copied(key, now_s)
-        return self._refuse(Refusal.COPIED, sender, key, candidate.group_id, detail, now_s)
+        if found.telling:
+            self._senders.copied(key, now_s)
+        return self._refuse(Refusal.COPIED, sender, key, candidate.group_id, detail, now_s, float(found.telling))
 
     def _refuse(
         self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0
     ) -> Refused:
-        """Refuse a message that `key` has signed. If the key is at fault, blame it once, weighted
-        by `part`.
+        """Refuse a message that `key` has signed, and remember its body. If the key is at fault,
+        blame it once, weighted by `part`.
         """
         judged_id = _judged_id(key, body_id)
-        if reason not in BLAME or self._judged.contains(judged_id):
+        known = self._judged.contains(judged_id)
+        if reason not in _MAY_PASS_LATER:
+            self._judged.remember(judged_id, now_s)
+        if reason not in BLAME or not part or known:
             return Refused(reason, sender, detail)
-        self._judged.remember(judged_id, now_s)
         name = sender if sender is not None and self._trust.key_of(sender) in {key, None} else ""
         quarantined_s = self.reputation.blame(key, name, reason, now_s, part)
         return Refused(reason, sender, detail, blamed=key, quarantined_s=quarantined_s)
@@ -267,9 +281,8 @@ class Border:
             return Refusal.UNKNOWN_KEY, f"{envelope.node} is not the one name of this key (verifier.trust)"
         return None
 
-    def _replay_problem(self, public_key: str, group_id: str) -> Problem | None:
-        seen = self._replay.contains(group_id) or self._judged.contains(_judged_id(public_key, group_id))
-        return (Refusal.REPLAYED, f"group {group_id} was seen before") if seen else None
+    def _was_seen(self, public_key: str, body_id: str) -> bool:
+        return self._replay.contains(body_id) or self._judged.contains(_judged_id(public_key, body_id))
 
     def _print_or_problem(self, group: RolloutGroup) -> Print | Problem:
         """The group's print, or the problem of its texts or tokens. Reads nothing that changes."""
@@ -297,9 +310,11 @@ def _opened(payload: bytes, swarm_id: str) -> _Opened | Problem:
         return _REASONS[error.reason], error.detail
     if envelope.swarm != swarm_id:
         return Refusal.OTHER_SWARM, f"signed for nats.swarm_id {envelope.swarm!r}, and this node's is {swarm_id!r}"
-    if not keys.verify(envelope.public_key, signed_bytes(envelope.swarm, envelope.body), envelope.signature):
-        return Refusal.SIGNATURE, "the signature is not by the key that the message names"
     return _Opened(envelope, content_id(envelope.body))
+
+
+def _is_signed(envelope: SignedRollouts) -> bool:
+    return keys.verify(envelope.public_key, signed_bytes(envelope.swarm, envelope.body), envelope.signature)
 
 
 def _group(body: bytes, max_completions: int) -> RolloutGroup | Problem:

@@ -1,5 +1,5 @@
-"""Detects a group that repeats an earlier one: the same task with the same or nearly the same
-answers (`services.verifier.prints`).
+"""Detects a group that repeats an earlier one: the same task with the same answers, or with an
+earlier group's long answers in it (`services.verifier.prints`).
 
 Groups of one *task* are compared: dataset, question, and seed + index, because many datasets
 generate item `index` from their seed plus the index, so that two references with the same sum are
@@ -16,9 +16,11 @@ is the same question under every seed, so its references are unlimited and free 
 sender's groups are counted and compared whatever the reference. A node that trains on few rows
 returns to each of them, so nobody is blamed for that either.
 
+A group is compared with those of its task and its question, at most `_PER_TASK` and
+`_PER_QUESTION`, so that its cost does not grow with what is remembered.
+
 Pure except for the memory: one hour, at most `MAX_GROUPS` and `MAX_BYTES`; the entry that was seen
-or repeated longest ago is forgotten first. Each process has its own memory, which a restart clears:
-a copy is then accepted once more.
+or repeated longest ago is forgotten first.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from services.verifier.prints import SUSPECT, TELLING, Match, Print, Printer, Text, compare
+from services.verifier.prints import SUSPECT, TELLING, Fingerprint, Print, Printer, equal, evidence_of_copy, say_the_same
 from shared.contracts.messages import RolloutGroup, Task
 from shared.tasks.file_rows import is_file_name
 
@@ -51,7 +53,7 @@ count as a copy of itself for ever.
 """
 
 MAX_GROUPS = 16_384
-MAX_BYTES = 32 * 2**20
+MAX_BYTES = 64 * 2**20
 _PER_TASK = 16
 _PER_QUESTION = 16
 """Number of groups with distinctive text remembered per question, under any reference."""
@@ -101,12 +103,12 @@ class CopyMemory:
     def print_of(self, group: RolloutGroup) -> Print:
         """The group's print with this memory's salt."""
         task, question = self._ids(group.task)
-        texts = self.texts_of([completion.text for completion in group.completions])
-        return Print(task, question, texts, is_file_name(group.task.ref.dataset))
+        says = self.fingerprint([completion.text for completion in group.completions])
+        return Print(task, question, says, is_file_name(group.task.ref.dataset))
 
-    def texts_of(self, answers: Sequence[str]) -> tuple[Text, ...]:
-        """Prints of one group's answers, in order."""
-        return self._printer.texts(answers)
+    def fingerprint(self, answers: Sequence[str]) -> Fingerprint:
+        """The fingerprint of one group's answers."""
+        return self._printer.fingerprint(answers)
 
     def look(
         self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0
@@ -142,17 +144,16 @@ class CopyMemory:
         copiers: list[str] = []
         first: Likeness | None = None
         for seen in groups:
-            match = compare(made.texts, seen.made.texts)
-            if match is None:
-                continue
-            telling = match.evidence >= TELLING
             if seen.public_key == public_key:
-                return Likeness("repeated", telling, public_key), []
-            if _precedes(new, seen):
-                if telling:
+                if say_the_same(made.says, seen.made.says):
+                    return Likeness("repeated", True, public_key), []
+            elif _precedes(new, seen):
+                if evidence_of_copy(made.says, seen.made.says) >= TELLING:
                     copiers.append(seen.public_key)
-            elif first is None and _no_chance(match):
-                first = Likeness("copied", telling and not _may_precede(new, seen), seen.public_key)
+            elif first is None:
+                evidence = evidence_of_copy(seen.made.says, made.says)
+                if evidence >= SUSPECT or equal(made.says, seen.made.says):
+                    first = Likeness("copied", evidence >= TELLING and not _may_precede(new, seen), seen.public_key)
         own = sum(seen.public_key == public_key for seen in groups)
         if first is None and own >= GROUPS_OF_A_TASK:
             first = Likeness("repeated", False, public_key)
@@ -160,17 +161,16 @@ class CopyMemory:
 
     def _same_question(self, new: _Seen) -> Likeness | None:
         made = new.made
-        for seen in self._questions.get(made.question, ()) if made.evidence >= TELLING else ():
+        for seen in self._questions.get(made.question, ()):
             if seen.made.task == made.task or new.at_s - seen.at_s > REMEMBERED_S or _precedes(new, seen):
                 continue
-            match = compare(made.texts, seen.made.texts)
-            if match is not None and match.evidence >= TELLING:
+            if evidence_of_copy(seen.made.says, made.says) >= TELLING:
                 return Likeness("copied", False, seen.public_key)
         return None
 
     def _same_row(self, new: _Seen) -> Likeness | None:
         sent = [seen for seen in self._rows.get(_row(new), ()) if new.at_s - seen.at_s <= REMEMBERED_S]
-        alike = sum(compare(new.made.texts, seen.made.texts) is not None for seen in sent)
+        alike = sum(say_the_same(new.made.says, seen.made.says) for seen in sent)
         if alike < GROUPS_OF_A_TASK and len(sent) < GROUPS_OF_A_ROW:
             return None
         return Likeness("row", False, new.public_key, same_answers=alike >= GROUPS_OF_A_TASK)
@@ -179,11 +179,11 @@ class CopyMemory:
         """Remember an accepted group or a local one."""
         groups = self._tasks.setdefault(made.task, [])
         self._tasks.move_to_end(made.task)
-        seen = _Seen(public_key, seq, stored_at_s, now_s, made)
+        seen = _Seen(public_key, seq, stored_at_s, now_s, replace(made, says=made.says.to_keep()))
         groups.append(seen)
         self._groups += 1
-        self._size_bytes += made.size_bytes
-        if made.evidence >= TELLING:
+        self._size_bytes += seen.made.says.size_bytes
+        if made.says.evidence >= TELLING:
             alike = self._questions.setdefault(made.question, [])
             alike.append(seen)
             del alike[:-_PER_QUESTION]
@@ -200,7 +200,7 @@ class CopyMemory:
 
     def _forget(self, seen: _Seen) -> None:
         self._groups -= 1
-        self._size_bytes -= seen.made.size_bytes
+        self._size_bytes -= seen.made.says.size_bytes
         _leave(self._questions, seen.made.question, seen)
         _leave(self._rows, _row(seen), seen)
 
@@ -244,10 +244,3 @@ def _precedes(new: _Seen, seen: _Seen) -> bool:
 
 def _may_precede(new: _Seen, seen: _Seen) -> bool:
     return new.seq < seen.seq or new.stored_at_s < seen.stored_at_s
-
-
-def _no_chance(match: Match) -> bool:
-    """Whether a match with another sender's group is refused, which it is not for honest groups of
-    one task.
-    """
-    return match.whole or match.evidence >= SUSPECT

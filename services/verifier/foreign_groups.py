@@ -52,7 +52,6 @@ _NOT_THE_SENDERS_DOING = {
     Refusal.AUTHOR,
     Refusal.TOO_OLD,
     Refusal.REPLAYED,
-    Refusal.COPIED,
 }
 
 _OF_ANOTHER_VERSION = {Refusal.SCHEMA_VERSION, Refusal.OUT_OF_RANGE}
@@ -227,8 +226,8 @@ class Intake:
         return result
 
     async def _examine(self, swarm: Transport, sender: str, message: StoredMessage) -> Candidate | None:
-        """The checks before scoring. A message that they refuse costs nobody's budget, except its
-        sender's if it is the sender's fault.
+        """The checks before scoring. A message that is refused before its answers were looked at
+        costs nobody's budget, except its sender's if it is the sender's fault.
         """
         author, read = subjects.rollouts_author(message.subject), False
         verdict: Candidate | Refused | None = self._border.refuse_unread(message.subject, message.size_bytes, time.time())
@@ -251,7 +250,7 @@ class Intake:
                 return verdict
             verdict = Refused(self._beyond_budget(verdict.sender, message), verdict.sender, FLOODED)
         self._refused.refuse(verdict, message)
-        if not read or (message.inline is not None and message.size_bytes < REFUNDED_BYTES):
+        if not read or (message.inline is not None and message.size_bytes < REFUNDED_BYTES and not verdict.costly):
             unsigned = not verdict.group_id and verdict.reason in _OF_ANOTHER_VERSION
             blameless = verdict.blamed is None and (unsigned or verdict.reason in _NOT_THE_SENDERS_DOING)
             self._waiting.refund(sender, blameless=blameless, size_bytes=message.size_bytes)

@@ -12,8 +12,8 @@ from shared.contracts.wire import Count, Message, SchemaVersion, Seconds, ShortT
 
 
 class NameOwner(Message, frozen=True, kw_only=True):
-    """The run that a node's streams and bucket belong to, stored under `name`. The run's first
-    process writes it, once.
+    """The run that a node's streams and bucket belong to: the one message of the stream
+    `NODE_<ID>_NAME`. The run's first process writes it.
     """
 
     schema: SchemaVersion = 1

@@ -13,6 +13,7 @@ _OF_A_NODE = (
     subjects.node_batches_stream,
     subjects.node_dead_letters_stream,
     subjects.node_spent_stream,
+    subjects.node_name_stream,
     subjects.node_policies_stream,
 )
 

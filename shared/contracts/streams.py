@@ -93,6 +93,16 @@ def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
             replicas=replicas,
             description="Server's notices of groups whose deliveries are used up",
         ),
+        StreamSpec(
+            name=subjects.node_name_stream(node),
+            subjects=(subjects.node_name(node),),
+            discard_new=True,
+            write_once=True,
+            max_msg_bytes=limits.name_max_bytes,
+            duplicate_window_s=limits.duplicate_window_s,
+            replicas=replicas,
+            description="Which run the node's streams belong to; written once",
+        ),
     )
 
 

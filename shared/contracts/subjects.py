@@ -97,6 +97,16 @@ def node_spent(node: str) -> str:
     return f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{node_rollouts_stream(node)}.{VERIFIER_CONSUMER}"
 
 
+def node_name(node: str) -> str:
+    """Subject of the one message that says which run a node's streams belong to."""
+    return f"node.{node}.name"
+
+
+def node_name_stream(node: str) -> str:
+    """The stream of that message, which the server lets nobody replace."""
+    return f"NODE_{node.upper()}_NAME"
+
+
 def node_bucket(node: str) -> str:
     """Key-value bucket of a node's small state."""
     return f"node_{node}"
@@ -116,7 +126,6 @@ LEDGER_KEY = "ledger"
 INTAKE_KEY = "intake"
 EVAL_KEY = "eval"
 EVAL_TURN_KEY = "eval_turn"
-NAME_KEY = "name"
 SWARM_NAME_KEY = "swarm_name"
 LEASE_PREFIX = "lease."
 

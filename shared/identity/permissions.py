@@ -82,8 +82,9 @@ def node_role(node: str, role: str) -> Permissions:
     needs, bucket = _NEEDS[role](node), subjects.node_bucket(node)
     publish = (
         *needs.publish,
-        *(_key(bucket, key) for key in (*needs.keys, subjects.status_key(role, "*"), *_leases(role))),
-        *_reading((*needs.reads, bucket_stream(bucket))),
+        *(_key(bucket, key) for key in (*needs.keys, subjects.status_key(role, "*"), _lease(role))),
+        subjects.node_name(node),
+        *_reading((*needs.reads, bucket_stream(bucket), subjects.node_name_stream(node))),
         *_looking(node, needs.reads),
     )
     return Permissions(
@@ -177,11 +178,8 @@ _NEEDS: dict[str, Callable[[str], _Needs]] = {
 }
 
 
-def _leases(role: str) -> tuple[str, ...]:
-    """The node's name, which the first process of a run writes down, and the leases of this role
-    alone.
-    """
-    return subjects.NAME_KEY, subjects.lease_key(role, "*" if role in SEVERAL else "")
+def _lease(role: str) -> str:
+    return subjects.lease_key(role, "*" if role in SEVERAL else "")
 
 
 def _looking(node: str, already: tuple[str, ...]) -> tuple[str, ...]:

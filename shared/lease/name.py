@@ -1,5 +1,8 @@
 """Records which run a node's streams on a server belong to. A run must not use the batches,
 positions and policies of another run, even one that has ended.
+
+The first process of a run writes the record, whichever role it has, so any role's key may write it.
+The server takes one (`StreamSpec.write_once`), so that no role can replace it afterwards.
 """
 
 from __future__ import annotations
@@ -7,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+import uuid
 
 from shared.contracts.codec import decode, encode
 from shared.contracts.lease import NameOwner
-from shared.contracts.subjects import NAME_KEY, node_bucket
+from shared.contracts.subjects import node_name, node_name_stream
 from shared.contracts.wire import MessageError
 from shared.lease.errors import NameTaken
 from shared.transport.base import Conflict, NotConnected, Transport, TransportError
-from shared.transport.keys import bucket_stream
 
 _ATTEMPTS, _PAUSE_S = 20, 0.1
 
@@ -27,11 +30,11 @@ async def check_name(plane: Transport, node: str, run: str, where: str) -> None:
         NameTaken: it does. TransportError: the server does not answer.
     """
     try:
-        await plane.stream_state(bucket_stream(node_bucket(node)))
+        await plane.stream_state(node_name_stream(node))
     except NotConnected:
         raise
     except TransportError:
-        return  # There is no bucket, so nobody has the name.
+        return  # There is no stream, so nobody has the name.
     _refuse_other(await _owner(plane, node), node, run, where)
 
 
@@ -44,24 +47,24 @@ async def take_name(plane: Transport, node: str, run: str, where: str) -> None:
             _refuse_other(owner, node, run, where)
             return
         try:
-            await plane.kv.update(node_bucket(node), NAME_KEY, encode(mine), last_revision=0)
+            await plane.publish(node_name(node), encode(mine), stream=node_name_stream(node), message_id=uuid.uuid4().hex)
         except Conflict:
             await asyncio.sleep(_PAUSE_S)  # Another process was faster; the read came from a server that lags.
         else:
             return
-    raise NotConnected(f"{where}: the owner of the name {node} cannot be read (key {NAME_KEY} of the bucket {node_bucket(node)})")
+    raise NotConnected(f"{where}: the owner of the name {node} cannot be read (stream {node_name_stream(node)})")
 
 
 async def _owner(plane: Transport, node: str) -> NameOwner | None:
-    entry = await plane.kv.get(node_bucket(node), NAME_KEY)
-    if entry is None:
+    message = await plane.last(node_name_stream(node), node_name(node))
+    if message is None:
         return None
     try:
-        return decode(entry.value, NameOwner)
+        return decode(await plane.payload(message), NameOwner)
     except MessageError as error:
         raise NameTaken(
-            f"the owner of the name {node} cannot be read (key {NAME_KEY} of the bucket {node_bucket(node)}: {error}): run all "
-            "of the node's services in the same version"
+            f"the owner of the name {node} cannot be read (stream {node_name_stream(node)}: {error}): run all of the node's "
+            "services in the same version"
         ) from None
 
 

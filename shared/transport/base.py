@@ -63,7 +63,9 @@ class AccessDenied(TransportError):
 
 
 class Conflict(TransportError):
-    """A compare-and-set (`KeyValue.update`, `expected_last_seq`) lost against another writer."""
+    """Another writer was first: a compare-and-set (`KeyValue.update`, `expected_last_seq`) or a
+    write to a subject that takes one message (`StreamSpec.write_once`).
+    """
 
 
 class StreamFull(TransportError):
@@ -136,6 +138,10 @@ class StreamSpec:
     """A server holds all ids of this time in memory, so it must be short where strangers write."""
     deny_delete: bool = False
     deny_purge: bool = False
+    write_once: bool = False
+    """Each subject takes one message, which stays: the server refuses a second one, deletes and
+    purges. Needs `discard_new`.
+    """
     replicas: int = 1
     description: str = ""
 
@@ -320,7 +326,8 @@ class Transport(Protocol):
         passed. What the server had stored is stored again only outside its duplicate window.
 
         Raises:
-            Conflict: the stream's last sequence is not `expected_last_seq`.
+            Conflict: the stream's last sequence is not `expected_last_seq`, or the subject of a
+                `write_once` stream has its message.
             StreamFull: a `discard_new` stream is at its limit.
             TooLarge: the payload exceeds the stream's `max_msg_bytes`.
             NotConnected: no acknowledgement within `timeout_s`.

@@ -5,6 +5,7 @@ who has another key, certificate or address is told so.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -26,12 +27,12 @@ from shared.config import load_config
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import PolicyPointer
-from shared.contracts.lease import LeaseRecord
+from shared.contracts.lease import LeaseRecord, NameOwner
 from shared.contracts.messages import SignedRollouts
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.lease.errors import NameTaken
-from shared.lease.name import check_name
+from shared.lease.name import check_name, take_name
 from shared.policy_store import PolicyStoreError
 from shared.policy_store.jetstream import JetStreamStore
 from shared.roles import ROLES
@@ -81,6 +82,43 @@ async def test_every_role_takes_renews_and_gives_up_its_lease_with_its_own_key(s
             await check_name(plane, "delta", "another", "here")
         await plane.close()
     assert len(secured.violations()) == before
+
+
+async def test_the_run_that_owns_a_name_stays_whatever_a_roles_key_writes(secured: SecuredServer, tmp_path: Path):
+    """Who could write over it, with another run or with junk, would stop every service of the node
+    at its next start.
+    """
+    config, stream = secured.config("beta", tmp_path), subjects.node_name_stream("beta")
+    trainer = await connect_node_plane(config, "trainer")
+    operator = await raw(secured, secured.keys / "beta" / "operator.nk", "_INBOX", [])
+    try:
+        await take_name(trainer, "beta", "test", "here")
+        owner = await trainer.get(stream, 1)
+        assert owner is not None
+        evil = encode(NameOwner(run="evil", host="x", taken_at=1.0))
+        for role in ROLES:
+            errors: list[str] = []
+            client = await raw(secured, secured.keys / "beta" / f"{role}.nk", f"_INBOX_beta.{role}", errors)
+            for body, headers in itertools.product((evil, b"junk", b""), ({}, {"Nats-Rollup": "sub"}, {"KV-Operation": "PURGE"})):
+                answer = json.loads((await client.request(subjects.node_name("beta"), body, timeout=30.0, headers=headers)).data)
+                assert answer["error"]["code"] >= 400, (role, body, headers)
+            removing = [f"$JS.API.STREAM.{verb}.{stream}" for verb in ("PURGE", "MSG.DELETE", "DELETE", "UPDATE")]
+            wanted = [*removing, "$KV.node_beta.name"]
+            assert await refused_of(client, errors, wanted, subscribe=False) == set(wanted)
+            await client.close()
+            plane = await connect_node_plane(config, role)
+            await check_name(plane, "beta", "test", "here")
+            await take_name(plane, "beta", "test", "here")
+            with pytest.raises(NameTaken, match="belong to run test"):
+                await take_name(plane, "beta", "evil", "here")
+            await plane.close()
+        for request in (f"$JS.API.STREAM.PURGE.{stream}", f"$JS.API.STREAM.MSG.DELETE.{stream}"):
+            answer = json.loads((await operator.request(request, b'{"seq": 1}', timeout=30.0)).data)
+            assert answer["error"]["code"] >= 400, "not even by mistake"
+        assert await trainer.read(stream, 1, 10) == [owner]
+    finally:
+        await operator.close()
+        await trainer.close()
 
 
 async def test_every_role_can_do_its_work_on_the_node_plane_without_one_refusal(secured: SecuredServer, tmp_path: Path):

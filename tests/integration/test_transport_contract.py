@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from shared.transport.base import Conflict, Ends, NoStream, NotConnected, StreamFull, TooLarge
+from shared.transport.base import Conflict, Ends, NoStream, NotConnected, StreamFull, TooLarge, TransportError
 from tests.integration.transport_planes import Plane, until
 
 
@@ -52,6 +52,22 @@ async def test_an_expected_sequence_that_is_wrong_is_a_conflict(over):
         with pytest.raises(Conflict):
             await transport.publish(subject, b"2", stream=spec.name, message_id="2", expected_last_seq=0)
         assert (await transport.publish(subject, b"2", stream=spec.name, message_id="2", expected_last_seq=1)).seq == 2
+
+    await over(body)
+
+
+async def test_a_subject_that_takes_one_message_keeps_it(over):
+    async def body(plane: Plane) -> None:
+        transport = await plane.open()
+        spec = await plane.log(transport, discard_new=True, write_once=True, max_msg_bytes=1024)
+        for subject in (f"{plane.tag}.log.a", f"{plane.tag}.log.b"):
+            await transport.publish(subject, b"1", stream=spec.name, message_id=subject)
+            with pytest.raises(Conflict):
+                await transport.publish(subject, b"2", stream=spec.name, message_id=f"{subject}, again")
+        for removal in (transport.delete(spec.name, 1), transport.purge(spec.name, 2)):
+            with pytest.raises(TransportError):
+                await removal
+        assert [each.inline for each in await transport.read(spec.name, 1, 10)] == [b"1", b"1"]
 
     await over(body)
 

@@ -57,7 +57,9 @@ def signed(body: RolloutGroup, key: SigningKey = KEY) -> bytes:
     return encode(sign(body, key, share_tokens=True))
 
 
-def border(folder: Path, *, accept: str = "dataset", max_bytes: int = 100_000, max_completions: int = 4) -> Border:
+def border(
+    folder: Path, *, accept: str = "dataset", max_bytes: int = 100_000, max_completions: int = 4, max_chars: int = 100
+) -> Border:
     rules = BorderRules(
         node="alpha",
         accept=accept,  # type: ignore[arg-type]
@@ -66,7 +68,7 @@ def border(folder: Path, *, accept: str = "dataset", max_bytes: int = 100_000, m
         max_clock_skew_s=60,
         max_bytes=max_bytes,
         max_completions=max_completions,
-        max_answer_chars=100,
+        max_answer_chars=max_chars,
         max_tokens=32,
     )
     known = KnownKeys(folder / "known_keys.txt", ("alpha", OTHER_KEY.public_key))

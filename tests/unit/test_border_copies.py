@@ -7,13 +7,17 @@ from __future__ import annotations
 import random
 import string
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import services.verifier.border as border_module
 from services.verifier.border import Border, Candidate, Refusal, Refused
 from services.verifier.copies import MAX_BYTES, MAX_GROUPS, REMEMBERED_S, CopyMemory
 from services.verifier.prints import normalised
@@ -243,7 +247,7 @@ def test_memory_is_bounded_in_groups_and_bytes_and_what_is_repeated_is_not_forgo
     monkeypatch.setattr("services.verifier.copies.MAX_BYTES", 20_000)
     for draw in range(300, 400):
         memory.remember(memory.print_of(saying(SHORT * 16, draw=draw)), "UK", 0, 0.0)
-    assert len(memory) <= 2
+    assert len(memory) <= 4
     assert MAX_GROUPS * 600 < MAX_BYTES
 
 
@@ -330,3 +334,131 @@ def test_long_text_is_a_copy_under_another_reference_of_the_question_too(tmp_pat
 def _scored(count: int) -> JobResult:
 
     return JobResult([0.5] * count, None, None, "", 0, 0.1)
+
+
+class Counted:
+    """How often the border does what takes long."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: Counter[str] = Counter()
+        for owner, name in ((border_module.keys, "verify"), (CopyMemory, "print_of"), (CopyMemory, "look")):
+            monkeypatch.setattr(owner, name, self._counted(name, getattr(owner, name)))
+
+    def _counted(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            self.calls[name] += 1
+            return plain(*arguments)
+
+        return counted
+
+
+@pytest.mark.parametrize("texts", [SHORT, long_texts(1)], ids=["nobody blamed", "blamed"])
+def test_a_refused_copy_that_comes_again_costs_a_hash(texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = border(tmp_path)
+    take(gate, saying(texts), VICTIM)
+    copy = saying(texts, node="gamma")
+    refused = show(gate, copy, COPIER, seq=9)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.costly) == (Refusal.COPIED, True), "looked at once, which is not given back"
+    counted = Counted(monkeypatch)
+    for seq in range(10, 20):
+        again = show(gate, copy, COPIER, seq=seq)
+        assert isinstance(again, Refused)
+        assert (again.reason, again.costly, again.blamed) == (Refusal.REPLAYED, False, None)
+    assert not counted.calls
+
+
+def test_a_group_that_somebody_stored_in_the_wrong_place_is_taken_in_from_the_right_one(tmp_path: Path) -> None:
+    """Were it remembered as refused, anybody could keep anybody out."""
+    gate = border(tmp_path)
+    body = saying(long_texts(1))
+    wrong = gate.examine(subjects.rollouts("gamma"), signed(body, VICTIM), NOW_S, 1)
+    assert reason(wrong) is Refusal.AUTHOR
+    assert isinstance(show(gate, body, VICTIM, seq=2), Candidate)
+
+
+FILLER = random.Random(5)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 3.0])
+def test_a_copy_with_something_else_said_around_it_is_a_copy(share: float, tmp_path: Path) -> None:
+    """Resemblance falls with what is added; how much of the original is in there does not."""
+    gate = border(tmp_path, max_chars=2000)
+    original = [f"{prose(FILLER, 40)} <answer>{number}</answer>" for number in range(4)]
+    take(gate, saying(original), VICTIM)
+    added = round(40 * share)
+    for dressing in (
+        lambda text: text.replace(" <answer>", f" {prose(FILLER, added)} <answer>"),
+        lambda text: f"{prose(FILLER, added)} {text}",
+        lambda text: f"{text[:120]} {prose(FILLER, added)} {text[120:]}",
+    ):
+        copy = saying([dressing(text) for text in original], node="gamma")
+        refused = show(gate, copy, COPIER, seq=9)
+        assert isinstance(refused, Refused)
+        assert refused.reason is Refusal.COPIED
+        assert refused.blamed == COPIER.public_key
+
+
+@pytest.mark.parametrize("rewritten", [0, 1, 2])
+def test_a_copy_of_most_answers_of_a_group_is_a_copy(rewritten: int, tmp_path: Path) -> None:
+    gate = border(tmp_path, max_completions=16)
+    original = long_texts(1, 8)
+    take(gate, saying(original), VICTIM)
+    texts = [*original[rewritten:], *long_texts(2, 8 - rewritten), *long_texts(3, rewritten)]
+    assert reason(show(gate, saying(texts, node="gamma"), COPIER, seq=9)) is Refusal.COPIED
+
+
+STEPS = (
+    "take the larger number {0} and divide it by {1}, which leaves {2}",
+    "{0} divided by {1} has the remainder {2}",
+    "so {0} = {1} * {3} + {2}",
+    "now look at {1} and {2}",
+    "the remainder of {0} by {1} is {2}",
+    "we know that {0} minus {3} times {1} is {2}",
+)
+
+
+def reasoning(rng: random.Random, question: int) -> str:
+    """Steps to the greatest common divisor, in the words of a policy that has a few for each."""
+    numbers = random.Random(question)
+    a, b = numbers.randint(100, 999), numbers.randint(10, 99)
+    steps = []
+    while b:
+        steps.append(rng.choice(STEPS).format(a, b, a % b, a // b))
+        a, b = b, a % b
+    return f"{'. '.join(steps)}. <answer>{a}</answer>"
+
+
+def test_independent_nodes_that_reason_in_the_same_words_are_not_blamed_and_hardly_ever_refused(tmp_path: Path) -> None:
+    """Eight answers of each of two nodes to the same question under two references, of 300
+    questions.
+    """
+    gate, refused = border(tmp_path, max_completions=16, max_chars=1000), 0
+    for number in range(300):
+        for draw, (key, node) in enumerate(((VICTIM, "beta"), (COPIER, "gamma"))):
+            rng = random.Random(1000 * number + draw)
+            asked = msgspec.structs.replace(task(seed=2 * number + draw), question=f"gcd {number}?")
+            body = saying([reasoning(rng, number) for _ in range(8)], node=node, draw=2 * number + draw, task=asked)
+            shown = show(gate, body, key, seq=2 * number + draw + 1)
+            if isinstance(shown, Refused):
+                assert (shown.reason, shown.blamed) == (Refusal.COPIED, None)
+                refused += 1
+            else:
+                assert gate.conclude(shown, _scored(8), NOW_S) is None
+    assert refused <= 3
+
+
+def test_what_a_comparison_costs_is_bounded_by_answers_and_remembered_groups(tmp_path: Path) -> None:
+    """Sixteen groups of the task are remembered; the seventeenth has 64 answers of any length."""
+    gate = border(tmp_path, max_completions=64, max_chars=1000)
+    rng = random.Random(1)
+    for number in range(16):
+        take(gate, saying([prose(rng, 12) for _ in range(64)], node=f"n{number}"), SigningKey(new_seed()))
+    for words in (1, 12, 150):
+        made = gate._copies.print_of(saying([prose(rng, words) for _ in range(64)], node="gamma"))
+        seconds = []
+        for _ in range(5):
+            began = time.process_time()
+            gate._copies.look(made, COPIER.public_key, 99, NOW_S)
+            seconds.append(time.process_time() - began)
+        assert min(seconds) < 0.01, words

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.contracts.lease import LeaseRecord
+from shared.contracts.streams import prepare_node_streams
 from shared.contracts.subjects import node_bucket
 from shared.lease import folder
 from shared.lease.errors import NameTaken
@@ -244,7 +245,7 @@ def test_whatever_happens_only_the_last_to_take_the_lease_has_writes_accepted(da
 
 async def test_the_streams_of_a_name_belong_to_the_run_that_first_had_it() -> None:
     plane = await connect(f"memory://lease-{next(_servers)}", name="test")
-    await plane.kv.ensure(BUCKET, history=8)
+    await prepare_node_streams(plane, "alpha", create=True)
     await take_name(plane, "alpha", "monday", "nats://here")
     await take_name(plane, "alpha", "monday", "nats://here")
     with pytest.raises(NameTaken, match=r"name alpha is taken: .*nats://here belong to run monday .*node\.id.*--run monday"):

@@ -59,9 +59,11 @@ def test_a_role_takes_its_own_leases_only_and_any_role_the_nodes_name():
         assert may_publish(node_role("alpha", role), lease) == (role == other)
         assert not may_publish(node_role("beta", role), lease)
     for role in ROLES:
-        assert may_publish(node_role("alpha", role), f"$KV.node_alpha.{subjects.NAME_KEY}")
-        assert not may_publish(node_role("beta", role), f"$KV.node_alpha.{subjects.NAME_KEY}")
-    assert not any(may_publish(swarm_node("alpha"), f"$KV.node_alpha.{key}") for key in (subjects.NAME_KEY, "lease.trainer"))
+        assert may_publish(node_role("alpha", role), subjects.node_name("alpha"))
+        assert not may_publish(node_role("beta", role), subjects.node_name("alpha"))
+    assert not any(
+        may_publish(swarm_node("alpha"), subject) for subject in (subjects.node_name("alpha"), "$KV.node_alpha.lease.trainer")
+    )
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ class MemoryStream:
         self._ids = {known: (seq, at) for known, (seq, at) in self._ids.items() if now - at < spec.duplicate_window_s}
         if message_id in self._ids:
             return PubAck(self._ids[message_id][0], True)
+        if spec.write_once and any(message.subject == subject for message in self._messages.values()):
+            raise Conflict(f"publish on {subject} to stream {spec.name}: the subject takes one message, and has it")
         kept_bytes = len(body) + sum(len(key) + len(value) for key, value in headers.items())
         if spec.discard_new and _is_over(self.spec, len(self._messages) + 1, sum(self._sizes.values()) + kept_bytes):
             raise StreamFull(f"stream {spec.name}: maximum messages or bytes exceeded: the reader is behind, publish again later")
@@ -141,14 +143,14 @@ class MemoryStream:
 
     def purge(self, up_to_seq: int) -> None:
         """Delete messages up to `up_to_seq`."""
-        if self.spec.deny_purge:
+        if self.spec.deny_purge or self.spec.write_once:
             raise TransportError(f"stream {self.spec.name} denies purges")
         for seq in [seq for seq in self._messages if seq <= up_to_seq]:
             self._forget(seq)
 
     def delete(self, seq: int) -> None:
         """Delete one message."""
-        if self.spec.deny_delete:
+        if self.spec.deny_delete or self.spec.write_once:
             raise TransportError(f"stream {self.spec.name} denies deletes")
         self._forget(seq)
 

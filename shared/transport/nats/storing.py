@@ -22,7 +22,8 @@ async def store(
     server recognises a second attempt.
 
     Raises:
-        Conflict: the sequence that the headers expect is not the last.
+        Conflict: the sequence that the headers expect is not the last, or the subject takes one
+            message and has it.
         StreamFull: a `discard_new` stream is at its limit.
         TooLarge: the server refuses the size.
         NotConnected: no acknowledgement before the deadline.
@@ -45,6 +46,8 @@ async def store(
             error = api.ApiError(what, answer["error"])
         if error.err_code in api.WRONG_LAST_SEQUENCE:
             return await _ours_or_conflict(connection, stream, subject, told, error)
+        if error.err_code == api.STORE_FAILED and "per subject exceeded" in error.description:
+            raise Conflict(f"{what}: the subject takes one message, and has it")
         if error.err_code == api.STORE_FAILED and "exceeded" in error.description:
             raise StreamFull(f"{what}: {error.description}: the reader is behind, publish again later")
         if error.err_code == api.MESSAGE_TOO_LARGE:
