@@ -333,6 +333,7 @@ def test_invite_prints_a_token_for_a_server_that_is_not_there_yet_and_says_so() 
         (("--url", "tls://hub:1", "--node", "operator"), "is not a node"),
         (("--url", "tls://hub:1", "--node", "a", "--observer"), "give one of the two"),
         (("--url", "tls://hub:1", "--ca", "/dev/null"), "give the"),
+        (("--url", "tls://hub:1", "--ca", "/dev/zero"), "not a regular file"),
     ],
 )
 def test_invite_refuses_what_nobody_could_join_with(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
