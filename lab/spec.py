@@ -19,7 +19,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from lab.mistakes import Mistake, mistakes_of, plain_lines, told
 from shared.config import TaskSpec
+from shared.config.load import MAX_FILE_BYTES
 from shared.os_words import in_words
+from shared.plain_files import read_named
 from shared.tasks.file_source import with_rows
 
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
@@ -233,7 +235,7 @@ def load_spec(path: Path) -> Spec:
         SpecError: it cannot be read, or a field is wrong.
     """
     try:
-        source = tomllib.loads(path.read_text(encoding="utf-8"))
+        source = tomllib.loads(read_named(path, MAX_FILE_BYTES).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SpecError(f"spec {path} cannot be read ({in_words(error)}): correct the path or the file") from None
     try:

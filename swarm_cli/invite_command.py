@@ -22,6 +22,7 @@ from shared.identity.roster import RosterError, read_roster
 from shared.os_words import in_words
 from shared.registry import VERIFIERS
 from shared.text import visible
+from shared.transport.nats.credentials import authority_context
 from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
@@ -188,7 +189,7 @@ def _members(file: Path) -> list[Member]:
 def _authority(file: Path) -> bytes:
     """The certificates in a PEM file, without anything else that it may hold, such as a key."""
     try:
-        context = ssl.create_default_context(cafile=str(file))
+        context = authority_context(str(file))
     except OSError as error:
         raise CommandError(f"--ca {file} cannot be read ({in_words(error)}): give the PEM file of the server's authority") from None
     found = context.get_ca_certs(binary_form=True)

@@ -170,8 +170,8 @@ def _check_invitation(invitation: Invitation) -> None:
         raise TokenError("the token holds a key or a certificate but no tls:// address to use it with: ask for another token")
     if invitation.credential is not None and invitation.credential.user in (OPERATOR, WATCH):
         raise TokenError(
-            f"the token holds a key of {invitation.credential.user}, which no token may hold: tell the operator to replace that key, "
-            "and ask for a node's token"
+            f"the token holds a key of the user {invitation.credential.user}, which is no node: tell the operator to replace that "
+            "key, and ask for another token"
         )
     if invitation.credential is not None and not is_seed(invitation.credential.seed):
         raise TokenError("the key in the token is not valid: ask for another token")

@@ -129,7 +129,7 @@ class Newcomer:
         model = _model_problems(config.model, thoroughly) if not toy_to_be_built(config) else list
         tasks = begin_deriving(config.tasks, config.eval.tasks, _OTHER_TASKS)
         with self._checking() as checked:
-            hub = asyncio.run(look_at_hub(checked))
+            hub = asyncio.run(look_at_hub(checked, given_key=invitation.credential is not None))
         if hub.reached:
             self.folder.confirm()
         yield findings.connection(hub, invitation, node, self.hub_key, self.signing_key)

@@ -153,7 +153,7 @@ def connection(look: HubLook, invitation: Invitation, name: str, hub_key: str, s
             False,
             f"{look.unreachable}: ask the operator whether the server runs, and whether something on the way blocks its port",
         )
-    if look.operates and invitation.credential is not None:
+    if look.operates:
         return Finding(
             "connection",
             False,

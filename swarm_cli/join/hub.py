@@ -19,11 +19,15 @@ from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, NoStream, NotConnected, Transport, TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
+from shared.transport.nats.jetstream_api import call
+from shared.transport.nats.transport import connection_of
 from swarm_cli.join.room import Room
 from swarm_cli.observe.directory import read_directory
 
 LOOK_S = 10.0
 LOOK_AGAIN_S = 0.2
+REFUSED_S = 1.0
+"""What a server does not answer in this time, it refuses."""
 RENEWED_LATE_S = 2.0
 """Nodes renew their entries this much later than they are to, on a busy machine."""
 
@@ -50,14 +54,18 @@ class HubLook:
     room: Room | None = None
     """The room for the streams that the node would make; None if it makes none."""
     operates: bool = False
-    """Whether this key may ask about the hub's streams; on a secured hub only an operator may."""
+    """Whether a key that came with the token may ask about the hub's streams, as only an operator
+    may.
+    """
     others: int = 0
     """The number of other directory entries: unsigned, unreadable, or signed for another swarm."""
 
 
-async def look_at_hub(config: NodeConfig) -> HubLook:
+async def look_at_hub(config: NodeConfig, *, given_key: bool = False) -> HubLook:
     """Connect as the configured node and inspect the hub. Whatever the server does or says, this
     does not raise.
+
+    given_key: the key for the hub came with the token, so it may be anybody's.
     """
     try:
         hub = await connect_swarm_plane(config, "join", timeout_s=LOOK_S)
@@ -69,6 +77,8 @@ async def look_at_hub(config: NodeConfig) -> HubLook:
 
     try:
         look = await _look(hub, config.node.id, config.nats.swarm_id)
+        if given_key and look.streams:
+            look = replace(look, operates=await _operates(hub))
         # Whoever holds a key for a hub may not make streams there.
         open_hub = not config.nats.swarm_key_file and not look.unreachable
         return replace(look, room=await room_for_streams(hub, config.nats.swarm_replicas)) if open_hub else look
@@ -84,25 +94,36 @@ async def _look(hub: Transport, name: str, swarm: str) -> HubLook:
     except TransportError as error:
         cause = error.cause if isinstance(error, NotConnected) else error
         return HubLook(unreachable=f"it lets this machine in, but does not answer requests: {cause}")
-    operates, skew_s = await _skew_s(hub)
+    skew_s = await _skew_s(hub)
     listed, now = await read_directory(hub, [name]), time.time() - (skew_s or 0.0)
     nodes = tuple(each for each, payload in listed.payloads.items() if holder(payload, each, swarm, now))
     held_by, others = await _holder(hub, name, swarm, now), len(listed.names) - len(nodes) + listed.unreadable
-    return HubLook(streams=True, skew_s=skew_s, holder=held_by, nodes=nodes, others=others, operates=operates)
+    return HubLook(streams=True, skew_s=skew_s, holder=held_by, nodes=nodes, others=others)
 
 
-async def _skew_s(hub: Transport) -> tuple[bool, float | None]:
-    """Whether this user may ask the server about a stream; and how far this machine's clock is
-    ahead of the server's: exactly, if so, else by the entry that a node renewed last.
+async def _operates(hub: Transport) -> bool:
+    """Whether this key may do more than a node. A node's request is refused, which takes a line in
+    the server's log.
+    """
+    try:
+        await call(connection_of(hub), f"STREAM.INFO.{subjects.SWARM_ROLLOUTS}", None, Deadline(REFUSED_S), "a look at the streams")
+    except TransportError:
+        return False
+    return True
+
+
+async def _skew_s(hub: Transport) -> float | None:
+    """How far this machine's clock is ahead of the server's: exactly, if this user may ask the
+    server about a stream, else by the entry that a node renewed last.
     """
     before = time.time()
     with suppress(TransportError):
         try:
             at = (await hub.stream_state(subjects.SWARM_ROLLOUTS)).at
         except AccessDenied:
-            return False, await _skew_by_directory_s(hub)
-        return True, None if at is None else (before + time.time()) / 2 - at
-    return False, None
+            return await _skew_by_directory_s(hub)
+        return None if at is None else (before + time.time()) / 2 - at
+    return None
 
 
 async def _skew_by_directory_s(hub: Transport) -> float | None:

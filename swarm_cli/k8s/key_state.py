@@ -11,6 +11,7 @@ from shared.identity import keys
 from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
 from shared.identity.roster import RosterEntry, RosterError, parse_roster
 from shared.os_words import in_words
+from shared.plain_files import read_named
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
 from swarm_cli.k8s.secret_objects import ROSTER_FILE, SIGNING
@@ -23,6 +24,7 @@ from swarm_cli.replace_file import replace_file
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 SET_ASIDE = "old"
 """Folder within the key folder for files that were replaced (docs/operations.md)."""
+_MOST_BYTES = 16 * 2**20
 _BLOCKS = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _DROP = "--renew-certificate drops every name that is not asked for"
 
@@ -43,11 +45,11 @@ def put_existing(folder: Path, found: Mapping[str, str]) -> None:
                 raise CommandError(f"the cluster's Secret for {file} does not hold a key: restore it, or delete it and give --keys")
             if not path.exists():
                 keys.create(path, seed.encode())
-            elif path.read_text().strip() != seed:
+            elif _text(path).strip() != seed:
                 raise CommandError(f"{path} and the cluster's Secret are different keys: move the file away, or delete that Secret")
         elif file in (_CERTIFICATE, _KEY, _AUTHORITY) and not path.exists():
             _write(path, text)
-        elif file == _AUTHORITY and not set(_BLOCKS.findall(text)) & set(_BLOCKS.findall(path.read_text())):
+        elif file == _AUTHORITY and not set(_BLOCKS.findall(text)) & set(_BLOCKS.findall(_text(path))):
             raise CommandError(
                 f"{path} is another authority than the cluster's, so no client would trust the servers: give the cluster's folder, "
                 'or change the authority in rounds (docs/operations.md, "Rotate a certificate")'
@@ -87,7 +89,7 @@ def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
     """
     try:
         file = folder / ROSTER_FILE
-        entries = parse_roster(existing) | (parse_roster(file.read_text()) if file.exists() else {})
+        entries = parse_roster(existing) | (parse_roster(_text(file)) if file.exists() else {})
         for node in nodes:
             public_key = keys.load(key_file(folder, node, SIGNING)).public_key
             entries[node] = RosterEntry(node, public_key, entries[node].note if node in entries else "")
@@ -124,7 +126,7 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         if certificate.exists():
             raise CommandError(f"{certificate} exists but {authority}, which clients need to trust it, is missing: add it")
         _write(authority_key, certificates.new_key())
-        _write(authority, certificates.authority(authority_key.read_text(), "swarm-nats-ca", now))
+        _write(authority, certificates.authority(_text(authority_key), "swarm-nats-ca", now))
     elif not authority.exists():
         raise CommandError(
             f"{authority_key} exists but {authority} is missing: put it back, or move the key away for a new authority"
@@ -132,12 +134,12 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
     for file in (authority_key, key):
         if file.exists() and file.stat().st_mode & 0o077:
             yield f"{file} is readable by other users: run `chmod 600 {file}`"
-    if (ends := certificates.read(authority.read_text()).not_after) - now < certificates.RENEWED_WITHIN:
+    if (ends := certificates.read(_text(authority)).not_after) - now < certificates.RENEWED_WITHIN:
         yield f'{authority} expires on {ends:%Y-%m-%d}: replace it in rounds (docs/operations.md, "Rotate a certificate")'
     reason = _why_anew(certificate, key, authority, names, now)
     if renew and certificate.exists():
         reason = reason or "is renewed as --renew-certificate asks"
-    others = sorted(certificates.read(certificate.read_text()).names - set(names)) if certificate.exists() else []
+    others = sorted(certificates.read(_text(certificate)).names - set(names)) if certificate.exists() else []
     if not reason:
         if elsewhere := names_of_other_namespaces(others):
             yield f"{certificate} also has {', '.join(elsewhere)}, of another namespace than --namespace: {_DROP}"
@@ -155,7 +157,7 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         if not key.exists():
             _write(key, certificates.new_key())
         wanted = names if renew else [*names, *others]
-        _write(certificate, certificates.server(key.read_text(), wanted, authority.read_text(), authority_key.read_text(), now))
+        _write(certificate, certificates.server(_text(key), wanted, _text(authority), _text(authority_key), now))
     elif renew:
         raise CommandError(f"--renew-certificate: {authority_key} is missing to sign a certificate: put it into {folder}")
     elif certificate.exists() and key.exists():
@@ -173,11 +175,11 @@ def _why_anew(certificate: Path, key: Path, authority: Path, names: Sequence[str
         return "is missing"
     if not key.exists():
         return f"lacks its key {key}"
-    text = certificate.read_text()
+    text = _text(certificate)
     said = certificates.read(text)
-    if not certificates.belongs(key.read_text(), text):
+    if not certificates.belongs(_text(key), text):
         return "does not match the key in tls.key"
-    if not certificates.is_signed_by(text, authority.read_text()):
+    if not certificates.is_signed_by(text, _text(authority)):
         return "is not signed by the authority in ca.crt"
     if said.not_after - now < certificates.RENEWED_WITHIN:
         return f"expires on {said.not_after:%Y-%m-%d}"
@@ -193,6 +195,11 @@ def left_out(folder: Path, nodes: Collection[str], accounts: str) -> list[str]:
     return sorted((in_folder | accounts_nodes(accounts)) - set(nodes))
 
 
+def _text(path: Path) -> str:
+    """The text of a file of the folder. Raises OSError if it is no regular file or too large."""
+    return read_named(path, _MOST_BYTES).decode()
+
+
 def accounts_nodes(accounts: str) -> set[str]:
     """Nodes that have an account in `accounts`."""
     return {name for line in accounts.splitlines() if (name := _begun_node(line))}
@@ -205,7 +212,7 @@ def observer_is_lost(folder: Path, accounts: str) -> bool:
 
 def contents(folder: Path, files: Sequence[str], made: Mapping[str, str]) -> dict[str, str]:
     """Texts by file: from `made` if there, else from the folder."""
-    return {file: made[file] if file in made else (folder / file).read_text() for file in files}
+    return {file: made[file] if file in made else _text(folder / file) for file in files}
 
 
 def _begun_node(line: str) -> str:

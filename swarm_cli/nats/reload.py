@@ -15,6 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from shared.plain_files import read_named
+
 log = structlog.get_logger(__name__)
 
 SIGNALS = 2
@@ -22,6 +24,7 @@ SIGNALS = 2
 BETWEEN_S = 5.0
 _MOST_PROCESSES = 2**22
 """The highest process id that Linux gives."""
+_PID_BYTES = 100
 
 
 class Reloads:
@@ -101,7 +104,7 @@ def keep_reloading(folders: list[Path], pid_file: Path, every_s: float, stopping
                 reloads = Reloads(None if newest_s(folders) > pid_file.stat().st_mtime else found)
                 log.info("nats_reload_watching", folders=[str(folder) for folder in folders])
             if reloads.due(found, clock_s):
-                os.kill(server_process(pid_file.read_text()), signal.SIGHUP)
+                os.kill(server_process(read_named(pid_file, _PID_BYTES).decode()), signal.SIGHUP)
                 reloads.told(clock_s)
                 log.info("nats_reloaded", files=found[:12], consequence="the server's own log says whether it took them")
             said = ""

@@ -34,7 +34,7 @@ from shared.transport.nats import listing
 from shared.transport.nats.transport import connection_of
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.token import Invitation, Member, read_token, write_token
+from swarm_cli.invitation.token import Credential, Invitation, Member, read_token, write_token
 from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.command import prepare
 from swarm_cli.join.findings import Finding
@@ -272,6 +272,20 @@ def test_a_token_with_a_key_is_all_that_a_newcomer_needs_and_replaces_no_key(hub
         found(invited(hub, "--node", "delta"))
     assert (machine / "swarm.nk").read_bytes() == kept
     list_nodes(hub, "alpha")
+
+
+@pytest.mark.slow
+def test_a_token_with_the_operators_key_under_a_nodes_name_is_refused_by_what_the_hub_lets_it_do(
+    hub: SecuredServer, machine: Path
+) -> None:
+    seed = (hub.keys / "operator" / "swarm.nk").read_text().strip()
+    authority = invited(hub).authority
+    said = invitation(url=hub.url, swarm_id="swarm", authority=authority, credential=Credential(user="gamma", seed=seed))
+    refused = found(read_token(write_token(said)))["connection"]
+    assert refused.ok is False and "may do more than a node" in refused.told
+    joined = CliRunner().invoke(app, ["join", "-", "--model", MODEL], input=write_token(said))
+    assert isinstance(joined.exception, CommandError) and joined.exception.exit_code == 78
+    assert not (machine / "node.toml").exists(), "nothing was started"
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,69 @@ def test_tasks_are_the_swarms_or_those_that_were_named_with_the_swarms_settings(
     offered = task_entries("", invitation())
     assert [entry["dataset"] for entry in offered] == [task.dataset for task in DEMO.tasks]
     assert task_entries("gcd, lcm", invitation()) == [offered[1], {"dataset": "lcm"}]
+
+
+@pytest.mark.parametrize("known", [[{"dataset": "lcm", "weight": 2.0}], [{"source": "file", "path": "rows.jsonl"}]])
+def test_a_later_token_does_not_replace_a_nodes_tasks_and_says_how_it_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], known: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.delenv(CONFIG_FILE_VARIABLE, raising=False)
+    said, folder = invitation(), JoinFolder(tmp_path / "joined" / "demo")
+    first = prepare(said)
+    assert [spec.dataset for spec in first.config.tasks] == [task.dataset for task in DEMO.tasks]
+    folder.config_file.write_text(config_toml(first.config, ()))
+    assert prepare(said).config.tasks == first.config.tasks and capsys.readouterr().err == "", "the same token again"
+
+    own = load_config(DEMO_CONFIG, {"tasks": known})
+    folder.config_file.write_text(config_toml(own, ()))
+    assert prepare(said).config.tasks == own.tasks
+    offered = ",".join(task.dataset for task in DEMO.tasks)
+    assert f"--tasks {offered}" in capsys.readouterr().err
+    assert prepare(said, tasks=offered).config.tasks == first.config.tasks
+    assert prepare(said, config=DEMO_CONFIG).config.tasks == DEMO.tasks
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+@pytest.mark.parametrize("name", ["hub.json", "node.nk", "swarm.nk", "hub-ca.pem", "roster.txt", "node.toml"])
+@pytest.mark.parametrize(
+    "odd", [pipe, huge, Path.mkdir, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "huge", "folder", "device"]
+)
+def test_what_is_no_file_in_a_join_folder_neither_hangs_nor_fills_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, odd: Callable[[Path], object]
+) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    said = invitation(**SECURED, roster=[Member(node="alpha", public_key=KEY)])
+    folder = JoinFolder(tmp_path / "joined" / "demo")
+    prepare(said)
+    folder.confirm()
+    (folder.path / name).unlink(missing_ok=True)
+    odd(folder.path / name)
+    newer = invitation(**SECURED | {"authority": SECURED["authority"] * 2}, roster=said.roster)
+    ended: list[type[BaseException] | None] = []
+
+    def twice() -> None:
+        for token in (said, newer):
+            try:
+                prepare(token)
+            except CommandError as error:
+                ended.append(type(error))
+            else:
+                ended.append(None)
+
+    thread = threading.Thread(target=twice, daemon=True)
+    thread.start()
+    thread.join(30)
+    refused_by_each = name in {"hub.json", "node.nk", "swarm.nk", "roster.txt"}
+    assert ended == [CommandError if refused_by_each else None, CommandError], "the second token is for another authority"
 
 
 def test_the_toys_settings_are_taken_for_the_toy_alone(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from shared.config import load_config
 from shared.contracts.codec import encode
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.identity.keys import SigningKey, new_seed
-from swarm_cli import elsewhere, invite_command
+from swarm_cli import elsewhere
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
 from swarm_cli.invitation.given_token import TOKEN_VARIABLE, given_text
@@ -252,35 +252,42 @@ def test_invite_takes_the_server_of_the_run_on_this_machine_and_says_that_no_oth
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists open files there")
-def test_invite_from_another_folder_takes_the_server_of_the_only_run_or_names_all(
+def test_invite_in_a_folder_without_a_run_prints_no_token_and_names_the_runs_that_may_be_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replaced: the list of processes, by this one's alone, and what answers at the usual port, as
-    other tests run swarms too.
+    """Whatever answers at the usual address. Replaced: the list of processes, by this one's alone,
+    as other tests run swarms too.
     """
     only_folder_set(tmp_path / "here", monkeypatch)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
     monkeypatch.setattr(elsewhere, "_PROCESSES", tmp_path / "proc")
-    usual, silent = str(DEMO.nats.swarm_url), invite_command.silent
-    monkeypatch.setattr(invite_command, "silent", lambda urls, s: [f"{usual} (away)"] if urls == usual else silent(urls, s))
+
+    def refused() -> str:
+        result = CliRunner().invoke(app, ["invite"])
+        assert isinstance(result.exception, CommandError) and not result.stdout
+        return str(result.exception)
+
+    assert "--url" in refused() and "run " not in refused().partition("--url")[2]
     folders = [tmp_path / name / "runs" / f"run-{name}" for name in ("there", "yonder")]
-    with holding_run(folders[0]):
+    with holding_run(folders[0]), holding_run(folders[1]):
         write_note(folders[0], RunNote("nats://127.0.0.1:31461", "nats://127.0.0.1:31461", "swarm up", swarm_id="there"))
-        token, told = run()
-        assert (read_token(token).url, read_token(token).swarm_id) == ("nats://127.0.0.1:31461", "there")
-        assert f"for the swarm of run run-there, which is running in {tmp_path}/there\n" in told
-        with holding_run(folders[1]):
-            write_note(folders[1], RunNote("nats://127.0.0.1:31471", "none", "swarm up"))
-            assert read_token(run()[0]).url == "nats://127.0.0.1:31461", "a node without a swarm invites nobody"
-            write_note(folders[1], RunNote("nats://127.0.0.1:31471", "nats://127.0.0.1:31471", "swarm up"))
-            refused = CliRunner().invoke(app, ["invite"])
-            assert isinstance(refused.exception, CommandError) and not refused.stdout
-            for folder, port in zip(folders, (31461, 31471), strict=True):
-                assert f"swarm invite --url nats://127.0.0.1:{port}   run {folder}" in str(refused.exception)
-        monkeypatch.setattr(invite_command, "silent", lambda urls, s: [])
+        write_note(folders[1], RunNote("nats://127.0.0.1:31471", "none", "swarm up"))
+        lines = refused().splitlines()[1:]
+        assert lines == [f"  swarm invite --url nats://127.0.0.1:31461   run {folders[0]}"], "a node without a swarm invites nobody"
         monkeypatch.setenv("SWARM_NATS__SWARM_ID", "mine")  # or the server would be asked
-        assert read_token(run()[0]).url == usual, "a server answers there"
+        assert read_token(run("--url", "nats://127.0.0.1:31461")[0]).url == "nats://127.0.0.1:31461"
+        monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path / "there"))
+        assert read_token(run()[0]).swarm_id == "mine", "a folder that was named"
+
+
+@pytest.mark.parametrize("user", ["operator", "watch"])
+def test_a_token_with_a_key_of_more_than_a_node_is_neither_written_nor_read(user: str) -> None:
+    said = invitation(url="tls://hub:4222", credential=Credential(user=user, seed=SEED))
+    with pytest.raises(TokenError, match=user):
+        write_token(said)
+    with pytest.raises(TokenError, match=user):
+        read_token(sealed(encode(said), SECRET))
 
 
 def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_be_seen(
@@ -326,6 +333,7 @@ def test_invite_prints_a_token_for_a_server_that_is_not_there_yet_and_says_so() 
         (("--url", "tls://hub:1", "--node", "operator"), "is not a node"),
         (("--url", "tls://hub:1", "--node", "a", "--observer"), "give one of the two"),
         (("--url", "tls://hub:1", "--ca", "/dev/null"), "give the"),
+        (("--url", "tls://hub:1", "--ca", "/dev/zero"), "not a regular file"),
     ],
 )
 def test_invite_refuses_what_nobody_could_join_with(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:

@@ -1,0 +1,102 @@
+"""Commands that were given no server, in a folder without a run, while somebody's server answers at
+the usual address: what shows says whose it is, what acts refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from shared.config import NodeConfig
+from swarm_cli import ban_commands, dlq_commands
+from swarm_cli.app import app
+from swarm_cli.chosen_config import load_chosen
+from swarm_cli.elsewhere import VAR_DIR_VARIABLE
+from swarm_cli.errors import CommandError
+from swarm_cli.local.control import holding_run
+from swarm_cli.local.run_note import write_note
+from swarm_cli.nats import commands as nats_commands
+from swarm_cli.nats.streams import restore
+from swarm_cli.observe import status, top
+from swarm_cli.running import RunNote
+from tests.integration.page_swarm import PageSwarm
+from tests.nats_server import NatsServer
+
+ACTS = [
+    ("ban", "beta", "--by", "alpha"),
+    ("unban", "beta", "--by", "alpha"),
+    ("dlq", "requeue", "--all", "--node", "alpha"),
+    ("nats", "init", "--plane", "both"),
+]
+SHOWS = [("ban", "--by", "alpha"), ("dlq", "list", "--node", "alpha"), ("status",), ("top", "--once")]
+
+
+@pytest.fixture
+def usual(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A server with node alpha. Replaced: the usual address, by this server's, as its port may be
+    another's on the machine that runs the tests.
+    """
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(VAR_DIR_VARIABLE, str(tmp_path / "var"))
+
+    def at_this_server(config: Path | None) -> NodeConfig:
+        chosen = load_chosen(config)
+        if "node_url" not in chosen.nats.model_fields_set:
+            nats = chosen.nats.model_copy(update={"node_url": server.url, "swarm_url": server.url})
+            nats.__pydantic_fields_set__.difference_update({"node_url", "swarm_url"})
+            chosen = chosen.model_copy(update={"nats": nats})
+        return chosen
+
+    for module in (ban_commands, dlq_commands, nats_commands, restore, status, top):
+        monkeypatch.setattr(module, "load_chosen", at_this_server)
+
+    async def enter() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await swarm.node("alpha")
+        await swarm.transport.close()
+
+    asyncio.run(enter())
+    return server.url
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize("command", ACTS, ids=" ".join)
+def test_what_changes_something_refuses_a_server_that_nobody_named(usual: str, command: tuple[str, ...]) -> None:
+    refused = run(*command)
+    assert isinstance(refused.exception, CommandError), refused.output
+    assert "--node-url" in str(refused.exception) and not refused.stdout
+
+
+@pytest.mark.parametrize("command", SHOWS, ids=" ".join)
+def test_what_shows_a_server_that_nobody_named_says_so(usual: str, command: tuple[str, ...]) -> None:
+    shown = run(*command)
+    assert shown.exit_code == 0, shown.output
+    assert usual in shown.stderr and "no run is running in this folder" in shown.stderr
+    named = run(*command, "--node-url", usual)
+    assert named.exit_code == 0 and named.stderr == ""
+
+
+def test_a_run_of_this_folder_is_meant_without_being_named(usual: str, tmp_path: Path) -> None:
+    folder = tmp_path / "var" / "runs" / "mine"
+    with holding_run(folder):
+        write_note(folder, RunNote(usual, usual, "swarm up --run mine"))
+        banned = run("ban", "beta", "--by", "alpha")
+        assert (banned.exit_code, banned.stderr) == (0, "")
+        assert "banned beta" in run("ban", "--by", "alpha").stdout
+        assert run("status").stderr == ""
+
+
+def test_restoring_refuses_a_server_that_nobody_named(usual: str, tmp_path: Path) -> None:
+    backup = tmp_path / "backup"
+    taken = run("nats", "backup", "--out", str(backup), "--node-url", usual)
+    assert taken.exit_code == 0, taken.output
+    refused = run("nats", "restore", str(backup))
+    assert isinstance(refused.exception, CommandError) and "--node-url" in str(refused.exception)
