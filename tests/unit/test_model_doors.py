@@ -30,6 +30,7 @@ from shared.model.loading import load_causal_lm
 from shared.model.prompts import render_prompt
 from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import load_tokenizer
+from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.model import facts
 from swarm_cli.model.commands import export_node
@@ -307,6 +308,15 @@ def test_a_tokenizer_that_cannot_ask_is_refused_at_every_door(good: Path, tmp_pa
         assert named in said and ": " in said, f"{door}: {said}"
 
 
+def test_config_check_says_no_to_a_model_whose_names_do_not_fit(good: Path, tmp_path: Path) -> None:
+    """The command itself, where the model is a setting like any other."""
+    folder = changed(good, tmp_path / "odd", WEIGHTS["distributed wrapper"][0])
+    (tmp_path / "node.toml").write_text(f'[model]\npath = "{folder}"\n[[tasks]]\ndataset = "gcd"\n')
+    asked = ["config", "check", "--config", str(tmp_path / "node.toml")]
+    ended = forked.run("swarm_cli", asked, environment=os.environ | forked.SERVER, cwd=tmp_path, timeout=120)
+    assert ended.returncode == EXIT_CONFIG and "'module.'" in ended.stderr and str(folder) in ended.stderr
+
+
 # --- what is taken in, and is right
 
 
@@ -346,10 +356,11 @@ def test_a_tokenizer_that_appends_its_end_token_ends_no_prompt_with_it(good: Pat
         tokenizer.save_pretrained(folder)
 
     folder = changed(good, tmp_path / "odd", appends)
-    assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"] == [257, 97, END_TOKEN_ID]
+    first, *_, last = AutoTokenizer.from_pretrained(folder)("a")["input_ids"]
+    assert (first, last) == (257, END_TOKEN_ID)
     for place in (folder, import_model(str(folder), tmp_path / "out")):
         tokenizer = load_tokenizer(ModelSection(path=str(place)))
-        prompt = [257, *b"2 + 2?\n"]
+        prompt = [257, *tokenizer("2 + 2?\n", add_special_tokens=False)["input_ids"]]
         assert render_prompt(tokenizer, "2 + 2?") == prompt
         assert Learner(node_config(place, tmp_path)).rules.prompt_ids("2 + 2?") == prompt
 
