@@ -1,5 +1,5 @@
 """Compares log-probabilities on the GPU with those on the CPU: the trainer's, and those of the
-tokens that engines sample.
+tokens that engines sample, from the base policy and from one that was published and loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from services.generator.engines import SamplingParams, create_engine
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
+from shared.model.loading import DTYPES
+from shared.model.weights import policy_tensors, write_tensors
+from swarm_cli.model.parity import move
 
 _FLOAT32_MOST, _BFLOAT16_MEAN = 2e-3, 0.05
 _TEXTS = (0, 1000)
@@ -35,15 +38,24 @@ async def check(setting: Setting) -> list[Finding]:
         found = _flat(learner, groups)
         findings.append(_judged("trainer", name, dtype, [abs(a - b) for a, b in zip(found, expected, strict=True)]))
         del learner
+    moved = Learner(config_for(setting, folder, device="cpu"))
+    move(moved.model)
+    # Numbers of bfloat16, so that both dtypes have the same policy.
+    for parameter in moved.model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
     for kind in _engines(setting):
         for dtype in ("float32", "bfloat16"):
-            sampled, prompts = await _sample(setting, kind, folder, dtype)
-            groups = [
-                _group(prompt, [sample.token_ids for sample in answers]) for prompt, answers in zip(prompts, sampled, strict=True)
-            ]
-            ours = [value for answers in sampled for sample in answers for value in sample.logprobs]
-            differences = [abs(a - b) for a, b in zip(ours, _flat(reference, groups), strict=True)]
-            findings.append(_judged(f"engine {kind}", name, dtype, differences))
+            file = setting.folder / f"parity-{kind}-{dtype}.safetensors"
+            write_tensors(policy_tensors(moved.model, DTYPES[dtype]), file)
+            both, prompts = await _sample(setting, kind, folder, dtype, file)
+            for sampled, learner, policy in zip(both, (reference, moved), ("", ", a published policy"), strict=True):
+                groups = [
+                    _group(prompt, [sample.token_ids for sample in answers])
+                    for prompt, answers in zip(prompts, sampled, strict=True)
+                ]
+                ours = [value for answers in sampled for sample in answers for value in sample.logprobs]
+                differences = [abs(a - b) for a, b in zip(ours, _flat(learner, groups), strict=True)]
+                findings.append(_judged(f"engine {kind}{policy}", name, dtype, differences))
     return findings
 
 
@@ -66,14 +78,17 @@ def _engines(setting: Setting) -> list[Any]:
     return ["transformers"] if setting.device == "cpu" else ["transformers", "vllm"]
 
 
-async def _sample(setting: Setting, kind: Any, folder: Path, dtype: str) -> tuple[list[Any], list[list[int]]]:
-    """Sample 16 answers to four prompts of unequal length."""
+async def _sample(setting: Setting, kind: Any, folder: Path, dtype: str, policy: Path) -> tuple[list[Any], list[list[int]]]:
+    """Sample 16 answers to four prompts of unequal length, of the base policy and of `policy`."""
     draw = random.Random("prompts")
     prompts = [[draw.randrange(4, 250) for _ in range(length)] for length in (5, 17, 30, 64)]
     engine = create_engine(kind, str(folder), device=setting.device, dtype=dtype, max_model_len=256, gpu_memory_utilization=0.3)
+    params = SamplingParams(max_new_tokens=32)
     await engine.start()
     try:
-        return await engine.generate(prompts, 4, SamplingParams(max_new_tokens=32), seed=7), prompts
+        base = await engine.generate(prompts, 4, params, seed=7)
+        await engine.load_policy(policy, 1)
+        return [base, await engine.generate(prompts, 4, params, seed=8)], prompts
     finally:
         await engine.close()
 

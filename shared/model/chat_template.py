@@ -27,7 +27,7 @@ from shared.tasks.sandbox.limits import MappedMemory, limit_data
 _QUESTION = "zebra crossing"
 _SYSTEM = "marmalade jar"
 _ANSWER = "teapot lid"
-_CPU_S = 5
+_CPU_S = 2
 _WALL_S = 60.0
 _MEMORY_BYTES = 256 * 2**20
 """What the trial prompts of a template may take. Real templates take milliseconds and kilobytes."""

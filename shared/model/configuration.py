@@ -12,6 +12,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from shared.hub_models import hub_arguments
+from shared.model.quiet_reading import ModelLoadError
 
 MOST_LAYERS = 500
 """Trained models have fewer than 200 layers, and a few that were merged from several have some
@@ -64,6 +65,16 @@ def check_computable(config: Any) -> None:
     per_layer = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
     for each in per_layer:
         check_rope_base(each.get("rope_theta"))
+
+
+def check_not_quantised(config: Any, origin: str) -> None:
+    """Raise ModelLoadError if a configuration says that the weights are quantised."""
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        method = quantised.get("quant_method", "") if isinstance(quantised, dict) else getattr(quantised, "quant_method", "")
+        raise ModelLoadError(
+            f"{origin} holds quantised weights ({method}), which cannot be trained: give the unquantised model or its GGUF file"
+        )
 
 
 def check_layers(layers: float) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 from transformers import AutoConfig
 
 from shared.hub_models import hub_arguments
-from shared.model.configuration import read_configuration
+from shared.model.configuration import check_not_quantised, read_configuration
 from shared.model.gguf_header import GgufHeader, read_gguf_header
 from shared.model.gguf_readable import check_readable
 from shared.model.import_source import ImportSource
-from shared.model.loading import DTYPES, check_not_quantised
+from shared.model.loading import DTYPES
 from shared.model.model_size import ModelSize, available_memory_bytes, model_size
 from shared.model.quiet_reading import ModelLoadError, reading
 from shared.model.weight_files import tensors_of, weight_files
@@ -47,6 +47,11 @@ class ImportPlan:
     def folder_bytes(self) -> int:
         """Approximate size of the folder."""
         return int(self.size.parameters * DTYPES[self.dtype].itemsize + _BESIDE_WEIGHTS_ON_DISK_BYTES)
+
+    @property
+    def disk_bytes(self) -> int:
+        """The same with a policy in float32, which is published for the test."""
+        return self.folder_bytes + 4 * self.size.parameters
 
     @property
     def memory_bytes(self) -> int:
@@ -101,10 +106,11 @@ def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) 
             "parameters fits here, or import it on a larger machine and copy the folder"
         )
     parent = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-    if plan.folder_bytes > (left := shutil.disk_usage(parent).free):
+    if plan.disk_bytes > (left := shutil.disk_usage(parent).free):
         raise ModelLoadError(
-            f"{plan.source.origin} becomes a folder of about {_gigabytes(plan.folder_bytes)}, and the disk of {parent} has "
-            f"{_gigabytes(left)} left: make room there or choose another folder"
+            f"{plan.source.origin} becomes a folder of about {_gigabytes(plan.folder_bytes)}, and importing it takes "
+            f"{_gigabytes(plan.disk_bytes)} for a while; the disk of {parent} has {_gigabytes(left)} left: make room there or "
+            "choose another folder"
         )
 
 

@@ -8,6 +8,8 @@ checks as those of `model.path`.
 from __future__ import annotations
 
 import errno
+import io
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,8 @@ def read_model(plan: ImportPlan) -> ReadModel:
     if plan.size.context_length:
         tokenizer.model_max_length = min(int(tokenizer.model_max_length), plan.size.context_length)
     gguf = None if plan.header is None else (source.path.name, plan.config)
-    model = load_causal_lm(section, dtype=DTYPES[plan.dtype], device=torch.device("cpu"), origin=source.origin, gguf=gguf)
+    with redirect_stderr(io.StringIO()):  # for a bar that transformers draws of a GGUF file in any case
+        model = load_causal_lm(section, dtype=DTYPES[plan.dtype], device=torch.device("cpu"), origin=source.origin, gguf=gguf)
     _forget_quantiser(model)
     _end_answers(model, tokenizer)
     return ReadModel(model, tokenizer, notes)

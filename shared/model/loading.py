@@ -22,15 +22,18 @@ from shared.config.dtypes import Dtype
 from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments
 from shared.model.attention import meant_attention
-from shared.model.configuration import read_configuration
+from shared.model.configuration import check_not_quantised, read_configuration
 from shared.model.quiet_reading import ModelLoadError, reading
 from shared.model.reading import check_source
-from shared.model.weight_files import check_values, not_finite, tensors_of, tied_and_not, weight_files, weights_folder
+from shared.model.weight_files import not_finite, tensors_of, tied_and_not, weight_files, weights_folder
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(Dtype)}
 LOOKED_AT = torch.device("meta")
-"""As `device`: every check is made, and no weight is kept in memory."""
-_FLOATS = ("F64", "F32", "F16", "BF16")
+"""As `device`: names and shapes are checked, and no weight is read.
+`shared.model.weight_files.check_values` checks the numbers in the files.
+"""
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+"""Those of safetensors that a model that can be trained is stored in."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -96,10 +99,14 @@ def load_causal_lm(
         check_not_quantised(config, origin)
         _files(model)
     attention = meant_attention(config)
+    # To look at names and shapes, those in the headers are enough.
+    headers = _headers(model) if device == LOOKED_AT else None
     with reading(origin, "weights"):
-        read: Any = AutoModelForCausalLM.from_pretrained(
-            model.path,
+        kind: Any = AutoModelForCausalLM if headers is None else _class_of(config)
+        read: Any = kind.from_pretrained(
+            model.path if headers is None else None,
             config=config,
+            state_dict=headers,
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, with their names
@@ -122,22 +129,11 @@ def load_causal_lm(
     files = _files(model) if gguf is None else []  # those of a hub name are here by now
     _check_not_packed(origin, loaded, files)
     if device == LOOKED_AT:
-        check_values(files, ties)
         return loaded
     for name, value in loaded.state_dict().items():
         if value.is_floating_point() and value.numel() and not all(map(torch.isfinite, torch.aminmax(value))):
             raise ModelLoadError(not_finite(origin, name))
     return loaded.to(device).eval()
-
-
-def check_not_quantised(config: Any, origin: str) -> None:
-    """Raise ModelLoadError if a configuration says that the weights are quantised."""
-    quantised = getattr(config, "quantization_config", None)
-    if quantised is not None:
-        method = quantised.get("quant_method", "") if isinstance(quantised, dict) else getattr(quantised, "quant_method", "")
-        raise ModelLoadError(
-            f"{origin} holds quantised weights ({method}), which cannot be trained: give the unquantised model or its GGUF file"
-        )
 
 
 def vocabulary_size(model: Any) -> int:
@@ -148,6 +144,23 @@ def vocabulary_size(model: Any) -> int:
 def _files(model: ModelSection) -> list[Path]:
     folder = weights_folder(model.path, model.revision)
     return [] if folder is None or not (Path(model.path).is_dir() or any(folder.glob("*.safetensors"))) else weight_files(folder)
+
+
+def _class_of(config: Any) -> Any:
+    with torch.device("meta"):
+        return type(AutoModelForCausalLM.from_config(config))  # type: ignore[no-untyped-call]
+
+
+def _headers(model: ModelSection) -> dict[str, torch.Tensor] | None:
+    """A tensor without numbers for each in the files; None: the files must be read for that."""
+    files = _files(model)
+    if not files or any(file.suffix != ".safetensors" for file in files):
+        return None
+    return {
+        name: torch.empty(entry["shape"], dtype=_TYPES.get(entry["dtype"], torch.uint8), device="meta")
+        for file in files
+        for name, entry in tensors_of(file).items()
+    }
 
 
 def _check_names(origin: str, missing: Collection[str], unexpected: Collection[str], ties: Mapping[str, str]) -> None:
@@ -202,7 +215,7 @@ def _check_not_packed(origin: str, model: nn.Module, files: Sequence[Path]) -> N
     floats = {name for name, value in model.state_dict().items() if value.is_floating_point()}
     for file in files:
         for name, entry in tensors_of(file).items() if file.suffix == ".safetensors" else ():
-            if name in floats and entry["dtype"] not in _FLOATS:
+            if name in floats and not _TYPES.get(entry["dtype"], torch.uint8).is_floating_point:
                 raise ModelLoadError(
                     f"{origin}: the weight {name} is stored as {entry['dtype']}, so it is quantised and cannot be trained: give "
                     "the unquantised model"

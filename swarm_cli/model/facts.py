@@ -2,12 +2,15 @@
 importing torch takes longer than all of `swarm config check` otherwise does.
 
 `python -m swarm_cli.model.facts` is that process: the section `[model]` comes on standard input,
-the facts go to standard output.
+the facts go to standard output. Whether the weights' names and shapes are the architecture's only
+torch can tell; that verdict is kept in the user's cache, under a digest of all that it depends on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -15,10 +18,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.runtime.parent_death import ending_with_parent
+from shared.version import VERSION
 from swarm_cli.own_modules import own_modules
 
 if TYPE_CHECKING:
@@ -29,10 +34,15 @@ DEADLINE_S = 120.0
 """For importing transformers, and reading a configuration and a tokenizer, maybe from the hub."""
 MEMORY_BYTES = 4 * 2**30
 """What that may take: a vocabulary of 250,000 tokens takes some hundred MiB."""
+MOST_READ_BYTES = 4 * 2**30
+"""Of larger weights only names and shapes are checked here. The services check all numbers when
+they load them.
+"""
+_WEIGHTS = "weights"
 
 
 class ModelFacts(NamedTuple):
-    """What the services will find when they load the model's configuration and tokenizer."""
+    """What the services will find when they load the model."""
 
     problems: list[str]
     """Why they would refuse it; the other facts hold only where this is empty."""
@@ -41,8 +51,8 @@ class ModelFacts(NamedTuple):
 
 
 def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
-    """Begin to read the model's configuration and tokenizer (for a hub name, from the hub or its
-    cache), but not its weights. The returned function waits for the facts.
+    """Begin to read the model's configuration, tokenizer and weights (for a hub name, from the hub
+    or its cache; weights only from the cache). The returned function waits for the facts.
     """
     from swarm_cli.local.base_model import model_problem
 
@@ -75,8 +85,8 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
             if process.returncode == -signal.SIGKILL:
                 return ModelFacts(
                     [
-                        f"reading model.path {model.path!r} took longer than {DEADLINE_S:.0f} s or too much memory: its chat "
-                        "template or tokenizer may demand too much, or the hub is slow; use another model, or try again"
+                        f"reading model.path {model.path!r} took longer than {DEADLINE_S:.0f} s or too much memory: its "
+                        "tokenizer may demand too much, or the disk or the hub is slow; use another model, or try again"
                     ]
                 )
             return ModelFacts([f"the process that reads model.path {model.path!r} ended with code {process.returncode}"])
@@ -86,22 +96,94 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
 
 def _facts(model: ModelSection) -> ModelFacts:
     from shared.model.quiet_reading import ModelLoadError
-    from shared.model.reading import load_tokenizer, model_max_length
+    from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 
     try:
-        return ModelFacts([], model_max_length(model), bool(load_tokenizer(model).chat_template))
+        tokenizer, length = load_tokenizer(model), model_max_length(model)
+        end_tokens(model, tokenizer)
+        _check_weights(model)
     except ModelLoadError as error:
         return ModelFacts([str(error)])
+    return ModelFacts([], length, bool(tokenizer.chat_template))
+
+
+def _check_weights(model: ModelSection) -> None:
+    """Check the weights that are on this machine. Raises ModelLoadError."""
+    from shared.model.configuration import check_not_quantised, read_configuration
+    from shared.model.quiet_reading import ModelLoadError
+    from shared.model.weight_files import check_values, weight_files, weights_folder
+
+    folder = weights_folder(model.path, model.revision)
+    if folder is None or not (Path(model.path).is_dir() or any(folder.glob("*.safetensors"))):
+        return
+    check_not_quantised(read_configuration(model.path, model.revision), f"model.path {model.path!r}")
+    files = weight_files(folder)
+    kept = _kept(folder, files)
+    try:
+        ties = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        process = subprocess.run(
+            [sys.executable, "-m", MODULE, _WEIGHTS],
+            input=model.model_dump_json().encode(),
+            stdout=subprocess.PIPE,
+            check=False,
+            preexec_fn=ending_with_parent(signal.SIGKILL),
+        )
+        if process.returncode:
+            raise ModelLoadError(
+                f"the process that looks at the weights of model.path {model.path!r} ended with code {process.returncode}"
+            ) from None
+        problem, ties = json.loads(process.stdout)
+        if problem:
+            raise ModelLoadError(problem) from None
+        with contextlib.suppress(OSError):  # without a cache the next check asks torch again
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(ties))
+    if sum(file.stat().st_size for file in files) <= MOST_READ_BYTES:
+        check_values(files, ties)
+
+
+def _kept(folder: Path, files: Sequence[Path]) -> Path:
+    """Where the verdict is kept, under a digest of the configuration and of all tensors' names,
+    shapes and types.
+    """
+    from shared.model.weight_files import tensors_of
+
+    digest = hashlib.sha256(f"{VERSION} {importlib.metadata.version('transformers')}\n".encode())
+    digest.update((folder / "config.json").read_bytes())
+    for file in files:
+        stat = file.stat()
+        known: Any = (stat.st_size, stat.st_mtime_ns)
+        if file.suffix == ".safetensors":
+            known = sorted((name, entry["dtype"], entry["shape"]) for name, entry in tensors_of(file).items())
+        digest.update(json.dumps([file.name, known]).encode())
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "swarm-rl" / "models" / f"{digest.hexdigest()}.json"
+
+
+def _looked_at(model: ModelSection) -> tuple[str, dict[str, str]]:
+    """What is wrong with the names and shapes of the weights, and which tensors are one."""
+    import torch
+
+    from shared.model.loading import LOOKED_AT, load_causal_lm
+    from shared.model.quiet_reading import ModelLoadError
+
+    try:
+        return "", dict(load_causal_lm(model, dtype=torch.float32, device=LOOKED_AT).all_tied_weights_keys or {})
+    except ModelLoadError as error:
+        return str(error), {}
 
 
 def main() -> None:
     """Read the section, write the facts."""
     gc.disable()  # imports make many objects and hardly any garbage
-    # This makes transformers find no torch; it reads tokenizers and configurations without.
-    sys.modules["torch"] = None  # type: ignore[assignment]
-    # It looks through the files of all installed packages to learn which package a module is from,
-    # and where it does not learn that, takes the module's name.
-    importlib.metadata.packages_distributions = dict
+    weights = sys.argv[1:] == [_WEIGHTS]
+    if not weights:
+        # This makes transformers find no torch; it reads tokenizers and configurations without.
+        sys.modules["torch"] = None  # type: ignore[assignment]
+        # It looks through the files of all installed packages to learn which package a module is
+        # from, and where it does not learn that, takes the module's name.
+        importlib.metadata.packages_distributions = dict
     from shared.config.sections import ModelSection
     from shared.tasks.sandbox.limits import limit_data
 
@@ -110,7 +192,8 @@ def main() -> None:
     # A tokenizer's code that prints must not write into the answer.
     answer: Any = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    json.dump(_facts(ModelSection.model_validate_json(sys.stdin.buffer.read())), answer)
+    model = ModelSection.model_validate_json(sys.stdin.buffer.read())
+    json.dump(_looked_at(model) if weights else _facts(model), answer)
     answer.close()
 
 

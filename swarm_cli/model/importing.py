@@ -59,15 +59,19 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
 def _tried(folder: Path, out: Path) -> str:
     from swarm_cli.model.parity import TOLERANCE_NATS, ParityError, engine_parity
 
+    policy = folder / "published.policy"  # on the disk whose room was checked
     try:
-        parity = engine_parity(str(folder))
+        found = engine_parity(str(folder), policy)
     except ParityError as error:
         cause = str(error).replace(str(folder), str(out))
         raise CommandError(f"nothing was imported: the model was read, but cannot be used here: {cause}") from None
-    if parity.problem:
-        raise CommandError(f"nothing was imported: {parity.problem}")
-    measured = f"{parity.largest_nats:.1e} nats on {parity.tokens} sampled tokens"
-    return f"trainer and engine agree to {measured} (float32; {TOLERANCE_NATS:g} allowed)"
+    finally:
+        policy.unlink(missing_ok=True)
+    for parity in found:
+        if parity.problem:
+            raise CommandError(f"nothing was imported: {parity.problem}")
+    base, published = (f"{parity.largest_nats:.1e} nats on {parity.tokens} sampled tokens" for parity in found)
+    return f"trainer and engine agree to {base}, and to {published} of a published policy (float32; {TOLERANCE_NATS:g} allowed)"
 
 
 def _tell(plan: ImportPlan, read: ReadModel, out: Path, folder_bytes: int) -> None:

@@ -19,11 +19,9 @@ from shared.model.loading import load_causal_lm
 from shared.model.weights import policy_tensors, write_tensors
 from tests.architectures.checks import PROMPTS, alone
 from tests.architectures.table import committed_rows
-from tests.architectures.tiny import NotSmall, tiny_config, tiny_model
-from tests.engines.tiny_models import END_TOKEN_ID, byte_tokenizer
+from tests.architectures.tiny import NotSmall, byte_model
+from tests.engines.tiny_models import byte_tokenizer
 
-VOCABULARY = 260
-"""That of the tokenizer."""
 ALWAYS = (
     "deepseek_v4",  # a table of integers among its weights
     "gpt2",  # tied embeddings
@@ -42,8 +40,7 @@ def _quiet_and_single() -> None:
 
 def write_folder(kind: str, folder: Path) -> None:
     try:
-        named = [name for name in ("vocab_size", "vocab_size_per_layer_input") if hasattr(tiny_config(kind), name)]
-        tiny_model(kind, **dict.fromkeys(named, VOCABULARY), eos_token_id=END_TOKEN_ID).save_pretrained(folder)
+        byte_model(kind).save_pretrained(folder)
     except NotSmall as reason:
         pytest.skip(str(reason))
     byte_tokenizer().save_pretrained(folder)

@@ -11,7 +11,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from shared.model.attention import meant_attention
+from tests.engines.tiny_models import END_TOKEN_ID
 
+BYTE_VOCABULARY = 260
 VOCABULARY = 97
 WINDOW = 8
 """Of every kind of local attention, so that texts of forty tokens go past it."""
@@ -150,6 +152,12 @@ def tiny_model(kind: str, *, attention: str | None = None, **options: Any) -> Pr
     if width != (1, 20, vocabulary):
         raise NotSmall(f"its logits have shape {tuple(width)}, not one row of {vocabulary} a token: no causal text model")
     return model
+
+
+def byte_model(kind: str, **options: Any) -> PreTrainedModel:
+    """A model as `tiny_model` makes it that fits `tests.engines.tiny_models.byte_tokenizer`."""
+    named = [name for name in ("vocab_size", "vocab_size_per_layer_input") if hasattr(tiny_config(kind), name)]
+    return tiny_model(kind, **dict.fromkeys(named, BYTE_VOCABULARY), eos_token_id=END_TOKEN_ID, **options)
 
 
 def sharpen(model: PreTrainedModel) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from shared.model.weights import policy_tensors, write_tensors
 
 END_TOKEN_ID = 256
 PAD_TOKEN_ID = 257
@@ -59,14 +60,7 @@ def write_model_folder(folder: Path, model: Qwen2ForCausalLM) -> Path:
 
 
 def write_policy_file(path: Path, model: Qwen2ForCausalLM, *, leave_out: str | None = None) -> Path:
-    """Write the weights as a trainer publishes them: one safetensors file, tied tensors once, a
-    name left out if asked.
-    """
-    tied = set(model.all_tied_weights_keys)
-    tensors = {
-        name: tensor.detach().clone().contiguous()
-        for name, tensor in model.state_dict().items()
-        if name not in tied and name != leave_out
-    }
-    save_file(tensors, path)
+    """Write the weights as a trainer publishes them, by its own code; a name left out if asked."""
+    tensors = {name: tensor for name, tensor in policy_tensors(model).items() if name != leave_out}
+    write_tensors(tensors, path)
     return path

@@ -16,7 +16,7 @@ from services.trainer.state import LearnerState, TrainedPosition
 from shared.model.weights import trainable_tensors
 from swarm_cli.errors import CommandError
 from swarm_cli.model.commands import export_node
-from tests.architectures.tiny import tiny_model
+from tests.architectures.tiny import byte_model
 from tests.engines.tiny_models import write_model_folder
 
 
@@ -33,7 +33,7 @@ def trained(folder: Path, base: Path, weights: dict[str, torch.Tensor]) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["deepseek_v3", "glm4_moe", "apertus", "gemma4_text", "marian", "camembert", "llama", "gpt2"])
 def test_a_policy_trained_whole_is_exported_with_what_its_model_keeps_besides(kind: str, tmp_path: Path) -> None:
-    base = write_model_folder(tmp_path / "base", tiny_model(kind))
+    base = write_model_folder(tmp_path / "base", byte_model(kind))
     # As a trainer loads it: from the files, and what transformers then lets be trained.
     model = AutoModelForCausalLM.from_pretrained(base)
     weights = {name: value + 0.01 for name, value in trainable_tensors(model).items()}
@@ -47,7 +47,7 @@ def test_a_policy_trained_whole_is_exported_with_what_its_model_keeps_besides(ki
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    model = tiny_model("llama")
+    model = byte_model("llama")
     base = write_model_folder(tmp_path / "base", model)
     weights = trainable_tensors(model)
     del weights["model.norm.weight"]

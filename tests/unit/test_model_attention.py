@@ -18,14 +18,14 @@ from shared.model.loading import load_causal_lm
 from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import end_tokens, model_max_length
 from shared.model.rope import steady_rope_length
-from tests.architectures.tiny import tiny_config, tiny_model
+from tests.architectures.tiny import byte_model, tiny_config, tiny_model
 from tests.engines.tiny_models import byte_tokenizer
 
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 
 
 def saved(folder: Path, kind: str, **options: object) -> Path:
-    tiny_model(kind, **{"vocab_size": 300, "eos_token_id": 256} | options).save_pretrained(folder)
+    byte_model(kind, **options).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -35,8 +35,8 @@ def test_soft_capped_attention_is_computed_with_the_cap(tmp_path: Path) -> None:
     loaded = load_causal_lm(ModelSection(path=str(folder)), dtype=torch.float32, device=torch.device("cpu")).eval()
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
-        found, eager = loaded(ids).logits, tiny_model("gemma2", attention="eager")(ids).logits
-        without_cap = tiny_model("gemma2", attention="sdpa")(ids).logits
+        found, eager = loaded(ids).logits, byte_model("gemma2", attention="eager")(ids).logits
+        without_cap = byte_model("gemma2", attention="sdpa")(ids).logits
     torch.testing.assert_close(found, eager, atol=1e-5, rtol=0)
     assert (without_cap - eager).abs().max() > 1e-2, "sdpa applies the cap: eager is no longer needed"
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from shared.config.sections import ModelSection
@@ -77,18 +78,45 @@ def test_a_path_that_is_no_model_is_refused_without_a_process(tmp_path: Path) ->
     assert "no such folder" in read_facts(ModelSection(path=str(tmp_path / "nowhere")))().problems[0]
 
 
+def test_a_template_that_never_ends_is_a_sentence_within_seconds(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model", "")
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(endless)
+    (problem,) = read_facts(ModelSection(path=str(folder)))().problems
+    assert "chat template" in problem and "2 s" in problem and str(folder) in problem
+
+
 def test_a_model_that_takes_too_long_to_read_is_a_sentence_and_its_process_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model_folder(tmp_path / "model", "")
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(endless)
-    monkeypatch.setattr("swarm_cli.model.facts.DEADLINE_S", 4.0)
+    monkeypatch.setattr("swarm_cli.model.facts.DEADLINE_S", 0.1)
     (problem,) = read_facts(ModelSection(path=str(folder)))().problems
-    assert "took longer than 4 s" in problem and str(folder) in problem
+    assert "took longer than" in problem and str(folder) in problem
 
 
 def test_a_model_that_takes_too_much_memory_to_read_is_a_sentence(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "model", "")
     (folder / "chat_template.jinja").write_text("{% set much = 'a' * 9000000000 %}{{ much }}")
-    assert read_facts(ModelSection(path=str(folder)))().problems
+    (problem,) = read_facts(ModelSection(path=str(folder)))().problems
+    assert "256 MiB of memory" in problem
+
+
+def test_the_verdict_on_names_and_shapes_is_kept_and_that_on_numbers_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch is asked once for a configuration and its names; numbers are read each time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = model_folder(tmp_path / "model", "")
+    model = ModelSection(path=str(folder))
+    assert not read_facts(model)().problems
+    (kept,) = (tmp_path / "cache").rglob("*.json")
+    first = kept.stat().st_mtime_ns
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert "model.norm.weight" in read_facts(model)().problems[0]
+    assert [each.stat().st_mtime_ns for each in (tmp_path / "cache").rglob("*.json")] == [first]
+    save_file({f"module.{name}": value for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    assert "'module.'" in read_facts(model)().problems[0]
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 1, "a refusal is not kept"

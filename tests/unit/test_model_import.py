@@ -253,7 +253,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read_with_the_size_t
     check_room(plan, tmp_path / "out", memory_bytes=2 * plan.memory_bytes)
     with pytest.raises(ModelLoadError, match=r"0 million parameters: .* a model of up to 0 million parameters fits here"):
         check_room(plan, tmp_path / "out", memory_bytes=100_000_000)
-    large = SimpleNamespace(source=plan.source, size=SimpleNamespace(parameters=70_000_000_000), memory_bytes=525e9, folder_bytes=1)
+    large = SimpleNamespace(source=plan.source, size=SimpleNamespace(parameters=70_000_000_000), memory_bytes=525e9, disk_bytes=1)
     with pytest.raises(ModelLoadError, match=r"70 billion parameters: .* 525.0 GB of memory, and 24.0 GB are free: .* 3.2 billion"):
         check_room(large, tmp_path / "out", memory_bytes=24_000_000_000)
 
@@ -348,18 +348,22 @@ def test_added_tokens_stay_whole_and_tokens_without_weights_are_refused(tmp_path
 # --- parity
 
 
-def test_a_model_on_which_trainer_and_engine_disagree_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_model_on_which_trainer_and_engine_disagree_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
     # No architecture is known that passes the trainer's and the engine's own probes and fails here,
-    # so the trainer is made to err.
+    # so the trainer is made to err, about the base policy or about the published one.
     right = parity._scored
 
-    def wrong(*arguments: object) -> list[list[list[float]]]:
+    def wrong(*arguments: object) -> list[list[list[list[float]]]]:
         scored = right(*arguments)  # type: ignore[arg-type]
-        scored[2][1][0] += 0.25
+        scored[version][2][1][0] += 0.25
         return scored
 
     monkeypatch.setattr(parity, "_scored", wrong)
-    assert "differ from the engine's by up to 0.25 nats" in refusal(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "out")
+    told = refusal(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "out")
+    assert "0.25 nats" in told and ("published" in told) == bool(version)
 
 
 def test_a_difference_that_is_no_number_is_no_agreement() -> None:

@@ -15,10 +15,11 @@ from transformers.pytorch_utils import Conv1D
 
 from services.generator.engines.base import EngineError, PolicyLoadError
 from shared.config.sections import ModelSection
-from shared.model.loading import load_causal_lm
+from shared.model.loading import LOOKED_AT, load_causal_lm
 from shared.model.prompts import answer_text
 from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import end_tokens, load_tokenizer, model_max_length
+from shared.model.weight_files import check_values, weight_files, weights_folder
 from shared.model.weights import tied_names
 from shared.seeds import number_from
 
@@ -88,9 +89,14 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
 
 
 def load_base(model_path: str, revision: str, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """The base policy, as `load_causal_lm` loads it for the trainer. Raises EngineError."""
+    """The base policy, as `load_causal_lm` loads it for the trainer; with `LOOKED_AT` the numbers
+    in its files are checked, too. Raises EngineError.
+    """
     try:
-        return load_causal_lm(section_of(model_path, revision), dtype=dtype, device=device)
+        model = load_causal_lm(section_of(model_path, revision), dtype=dtype, device=device)
+        if device == LOOKED_AT and (folder := weights_folder(model_path, revision)):
+            check_values(weight_files(folder), model.all_tied_weights_keys or {})
+        return model
     except (ModelLoadError, ValueError) as error:
         raise EngineError(str(error)) from error
 

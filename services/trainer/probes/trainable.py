@@ -59,6 +59,8 @@ def _compare(model: nn.Module, rounded: bool) -> None:
     except Exception as error:
         # Models raise different errors if they cannot.
         raise UntrainableModel(f"{_name(model)} does not compute rows of tokens ({type(error).__name__}: {error})") from error
+    if not torch.cat([expected, otherwise_ended, padded, shorter, longer, *passes]).isfinite().all():
+        raise UntrainableModel(f"{_name(model)}: its logprobs are not numbers: check its configuration's numbers and weights")
     before_ends = _all_but_last(groups)
     # Test both, because padding may be masked where text is not.
     moved = _difference(otherwise_ended[before_ends], expected[before_ends], rounded) or _difference(longer, shorter, rounded)
