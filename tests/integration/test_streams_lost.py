@@ -92,9 +92,7 @@ def test_a_running_process_says_that_its_streams_are_gone_is_not_ready_and_makes
     assert BATCHES in again.events("verifier", "cannot_go_on")[-1]["reason"]
 
 
-def test_a_restore_puts_back_what_the_report_misses(
-    node: tuple[NodeProcesses, NatsServer], tmp_path: Path
-) -> None:
+def test_a_restore_puts_back_what_the_report_misses(node: tuple[NodeProcesses, NatsServer], tmp_path: Path) -> None:
     processes, server = node
 
     async def store_one() -> None:
