@@ -81,6 +81,7 @@ def dashboards() -> dict[str, Dashboard]:
 
 
 def _dashboard(model: dict[str, Any]) -> Dashboard:
+    # Panels of an open row follow it; those of a collapsed one are inside it.
     rows: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     for each in model["panels"]:
         if each["type"] == "row":
@@ -101,6 +102,7 @@ def _dashboard(model: dict[str, Any]) -> Dashboard:
 
 
 def _panel(model: dict[str, Any]) -> Panel:
+    # A custom unit has a no-break space in Grafana's model.
     defaults, overrides = model["fieldConfig"]["defaults"], model["fieldConfig"]["overrides"]
     units = {each["matcher"]["options"]: each["properties"][0]["value"] for each in overrides}
     return Panel(

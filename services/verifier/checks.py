@@ -54,13 +54,14 @@ CHECKS = (
     Check(
         Stage.UNREAD,
         Refusal.FLOOD,
-        "more messages wait than the budget covers (`verifier.intake_groups_per_s`, `max_sender_share`, `newcomer_share`)",
+        "more messages wait than the budget covers, and its sender is new and sends more than one sender may "
+        "(`verifier.intake_groups_per_s` x `max_sender_share`)",
     ),
     Check(
         Stage.UNREAD,
         Refusal.SURPLUS,
-        "the same, and its sender has earned a whole share (it makes more than this node looks at), or it was in the stream before "
-        "this node looked",
+        "more messages wait than the budget covers: of senders in good standing, of many new ones that each send little, while "
+        "this node is short of time, or from before it looked",
     ),
     Check(Stage.PAYLOAD, Refusal.REFERENCE, "what it refers to is not a payload of its own, or does not have the announced hash"),
     Check(Stage.PAYLOAD, Refusal.BLOB_MISSING, "chunks of its payload are gone"),

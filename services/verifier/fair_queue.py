@@ -27,6 +27,8 @@ from typing import Generic, TypeVar
 from services.verifier.intake_plan import TokenBucket
 
 MAX_WAITING = 512
+STEADY_S = 10.0
+"""A sender that is within its rate over this time does not exceed it: groups come in bursts."""
 MAX_WAITING_BYTES = 64 * 2**20
 MAX_SENDERS = 1024
 NEWCOMER_SHARE = 0.25
@@ -52,6 +54,10 @@ def anything_fits(sender: str, size_bytes: int) -> bool:
 @dataclass(slots=True)
 class _Sender(Generic[T]):
     bucket: TokenBucket
+    sent: TokenBucket
+    """What it may send, by the time at which it did. The bucket of turns also runs dry when this
+    node is short of time, or when many newcomers share their part.
+    """
     earned: float
     turn: float
     """Self-clocked fair queueing (Golestani, INFOCOM 1994): the time, in turns, at which its next
@@ -59,6 +65,7 @@ class _Sender(Generic[T]):
     """
     waiting: deque[tuple[T, int]] = field(default_factory=deque)
     size_bytes: int = 0
+    exceeds: bool = False
 
     @property
     def established(self) -> bool:
@@ -115,13 +122,20 @@ class FairQueue(Generic[T]):
         """Number of waiting messages."""
         return sum(each.waiting for each in self._classes.values())
 
-    def offer(self, sender: str, message: T, size_bytes: int, now_s: float, earned: float = 1.0) -> list[tuple[str, T]]:
+    def offer(
+        self, sender: str, message: T, size_bytes: int, now_s: float, earned: float = 1.0, *, sent_at: float | None = None
+    ) -> list[tuple[str, T]]:
         """Queue a message. Returns the messages dropped to make room, with their senders.
 
         `size_bytes` is its claimed size: a reference takes the room of the payload that this node
         would fetch. `earned`: the sender's current share in (0, 1]; below 1 it is a newcomer.
+        `sent_at`: when the server stored it (Unix time), if that is not now.
         """
         line = self._line(sender, now_s, earned)
+        turns, at = turns_of(size_bytes), now_s if sent_at is None else sent_at
+        line.exceeds = line.sent.available(at) < min(turns, self._rate_per_s * STEADY_S)
+        if not line.exceeds:
+            line.sent.take(turns)
         self._take_turn(line)
         line.waiting.append((message, size_bytes))
         self._count(line, 1, size_bytes)
@@ -132,6 +146,11 @@ class FairQueue(Generic[T]):
             self._count(self._senders[name], -1, -lost_bytes)
             dropped.append((name, lost))
         return dropped
+
+    def exceeds(self, sender: str) -> bool:
+        """Whether the sender sends more than one sender may (`rate_per_s` x `max_share`)."""
+        line = self._senders.get(sender)
+        return line is not None and line.exceeds
 
     def next(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> tuple[str, T] | None:
         """The next message and its sender, or None if no sender may proceed now. A sender whose
@@ -228,7 +247,9 @@ class FairQueue(Generic[T]):
         if line is None:
             self._forget_idle()
             bucket = TokenBucket(self._rate_per_s, self._rate_per_s * self._burst_s, now_s)
-            line = self._senders[sender] = _Sender(bucket, earned, 0.0)  # last in turn, so that a new name does not jump the queue
+            sent = TokenBucket(self._rate_per_s, self._rate_per_s * STEADY_S, 0.0)
+            # Last in turn, so that a new name does not jump the queue.
+            line = self._senders[sender] = _Sender(bucket, sent, earned, 0.0)
         elif line.earned != earned:
             self._promote(line, earned)
         return line

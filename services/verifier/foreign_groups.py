@@ -185,13 +185,19 @@ class Intake:
             self._refused.refuse(unread, message)
             return
         claimed = self._border.sender(sender, time.time())
-        for _, lost in self._waiting.offer(claimed.share, message, message.size_bytes, time.monotonic(), claimed.earned):
+        # By the time at which the server stored it: what waited while this node was slow was not
+        # sent at once.
+        lost_ones = self._waiting.offer(
+            claimed.share, message, message.size_bytes, time.monotonic(), claimed.earned, sent_at=message.stored_at
+        )
+        for share, lost in lost_ones:
             author = subjects.rollouts_author(lost.subject)
-            self._refused.refuse(Refused(self._beyond_budget(author, lost), author, FLOODED), lost)
+            reason = self._beyond_budget(author, lost, exceeds=self._waiting.exceeds(share))
+            self._refused.refuse(Refused(reason, author, FLOODED), lost)
 
-    def _beyond_budget(self, author: str | None, message: StoredMessage) -> Refusal:
+    def _beyond_budget(self, author: str | None, message: StoredMessage, *, exceeds: bool) -> Refusal:
         earned = self._border.sender(author, time.time()).earned if author else 0.0
-        return beyond_budget(earned, backlog=message.stored_at <= self._began_at)
+        return beyond_budget(earned, exceeds=exceeds, backlog=message.stored_at <= self._began_at)
 
     async def _admit(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
         """Process one message from the queue to the scored stream. The border decides twice: on the
@@ -203,7 +209,7 @@ class Intake:
             return
         result = await self._score(sender, message.size_bytes, examined)
         if result.reason == CROWDED_OUT:
-            reason = self._beyond_budget(examined.sender, message)
+            reason = self._beyond_budget(examined.sender, message, exceeds=self._waiting.exceeds(sender))
             self._refused.refuse(Refused(reason, examined.sender, result.detail), message, examined)
             return
         refused = self._border.conclude(examined, result, time.time())
@@ -248,7 +254,8 @@ class Intake:
         if isinstance(verdict, Candidate):
             if _charged(self._border, self._waiting, sender, verdict, message.size_bytes):
                 return verdict
-            verdict = Refused(self._beyond_budget(verdict.sender, message), verdict.sender, FLOODED)
+            reason = self._beyond_budget(verdict.sender, message, exceeds=True)  # its key has used up its turns
+            verdict = Refused(reason, verdict.sender, FLOODED)
         self._refused.refuse(verdict, message)
         if not read or (message.inline is not None and message.size_bytes < REFUNDED_BYTES and not verdict.costly):
             unsigned = not verdict.group_id and verdict.reason in _OF_ANOTHER_VERSION

@@ -95,14 +95,16 @@ Messages that no version of the software sends weigh 1.
 """
 
 
-def beyond_budget(earned: float, *, backlog: bool = False) -> Refusal:
-    """The reason for refusing a message for which this node has no turn, by the share that its
-    sender has earned, in [0, 1]. A fast honest node is no attacker and must not look like one.
+def beyond_budget(earned: float, *, exceeds: bool, backlog: bool = False) -> Refusal:
+    """The reason for refusing a message for which this node has no turn. It is a flood only if its
+    sender, whose earned share is in [0, 1], is new and sends more than one sender may. A fast node
+    in good standing is no attacker; nor are many new nodes together, and a node that is short of
+    time meets its own limit and not theirs.
 
     backlog: the message was in the stream before this node started to read. A node that joins knows
     nobody yet, and what others made while it was away is not a flood.
     """
-    return Refusal.SURPLUS if backlog or earned >= 1.0 else Refusal.FLOOD
+    return Refusal.FLOOD if exceeds and earned < 1.0 and not backlog else Refusal.SURPLUS
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,7 @@ class KnownStreams:
                     await self._look((next(turns),), lease)
 
     async def _look(self, names: Sequence[str], lease: Lease) -> None:
+        # One that is missing may be the first sign of an empty store, so all are looked at then.
         gone: list[str] = []
         other: list[str] = []
         for name in names:

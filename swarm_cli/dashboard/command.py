@@ -127,7 +127,7 @@ class Dashboard:
                 await asyncio.to_thread(self._prometheus.stop)
 
     def _serve(self) -> PageServer:
-        known = dashboards()
+        known = dashboards()  # empty where only the packages are installed
         shown = [known[name] for name in SHOWN if name in known]
         panels = page_panels(shown, SCRAPE_S, prometheus=self._prometheus is not None)
         page = PageServer(

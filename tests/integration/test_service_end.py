@@ -1,14 +1,15 @@
-"""How a service process ends when its server is gone: asked to stop, it has stopped; not asked, it
-has crashed.
-"""
+"""How a service process ends: when its server is gone, asked or not; and how scrapes see it."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,10 @@ from shared.runtime.service import main
 class Waits:
     async def run(self, context):
         context.log.info("waits")
-        while context.node.connected:
+        while context.node.connected and not context.stopping.is_set():
             await asyncio.sleep(0.05)
+        if context.node.connected:
+            return
         if {asked}:
             await context.stopping.wait()
         await context.node.kv.get("node_alpha", "nothing")
@@ -72,3 +75,34 @@ def test_a_service_whose_server_is_gone_ends_well_only_when_it_was_asked_to(
     rest, _ = process.communicate(timeout=180)
     assert process.returncode == code, said + rest
     assert told in rest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("every_s", "at_most_s"), [(2.0, 5.0), (0.0, 2.0)], ids=["scraped", "not scraped"])
+def test_a_process_that_is_scraped_tells_the_last_scrape_that_it_was_asked_to_stop(
+    server: NatsServer, tmp_path: Path, every_s: float, at_most_s: float
+) -> None:
+    process = start(server, tmp_path, asked=False)
+    assert process.stdout is not None
+    port, requested = 0, re.compile(r"^swarm_stop_requested_timestamp_seconds (\S+)$", re.MULTILINE)
+    for line in process.stdout:
+        port = json.loads(line).get("http_port", port)
+        if '"waits"' in line:
+            break
+
+    def scrape() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return float(requested.findall(answer.read().decode())[0])
+
+    if every_s:
+        assert scrape() == 0
+        time.sleep(every_s)
+        assert scrape() == 0
+        time.sleep(0.2)
+    asked_at, asked_s = time.time(), time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    if every_s:
+        time.sleep(every_s - 0.2)
+        assert scrape() == pytest.approx(asked_at, abs=1.0), "it is still there to be scraped"
+    process.communicate(timeout=60)
+    assert process.returncode == 0 and time.monotonic() - asked_s < at_most_s

@@ -26,8 +26,8 @@ def prometheus_is_here() -> bool:
 
 
 class PrometheusServer:
-    """One process. `jobs`: a list of (address, labels) each. `pace`: how often it scrapes and
-    evaluates.
+    """One process. `jobs`: a list of (address, labels) each, read from files. `pace`: how often
+    it scrapes and evaluates.
     """
 
     def __init__(
@@ -41,11 +41,19 @@ class PrometheusServer:
             "global": pace,
             "rule_files": [str(rules)],
             "scrape_configs": [
-                {"job_name": job, "static_configs": [{"targets": [address], "labels": labels} for address, labels in targets]}
-                for job, targets in jobs.items()
+                {"job_name": job, "file_sd_configs": [{"files": [str(folder / f"{job}.json")], "refresh_interval": "2s"}]}
+                for job in jobs
             ],
         }
+        for job, targets in jobs.items():
+            self.discover(job, targets)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+
+    def discover(self, job: str, targets: list[tuple[str, dict[str, str]]]) -> None:
+        """These are the job's targets from now on."""
+        written = self._folder / f"{job}.new"
+        written.write_text(json.dumps([{"targets": [address], "labels": labels} for address, labels in targets]))
+        written.replace(self._folder / f"{job}.json")
 
     def start(self) -> PrometheusServer:
         command = [

@@ -14,7 +14,7 @@ import pytest
 
 from monitoring.dashboards import Panel, dashboards
 from monitoring.rules import rule_file
-from tests.e2e.processes import wait_until
+from tests.e2e.processes import ROLES, wait_until
 from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here
 from tests.monitoring.promql import substituted
 from tests.monitoring.watched_swarm import START_S, WatchedSwarm, firing, flooding, unhurried, watched_swarm
@@ -135,6 +135,7 @@ def test_figures_agree_with_the_run_s_own_records(watched: Watched) -> None:
 
 
 PATIENCE = 0.05
+STOP_S = 60.0
 """Of the cluster's with what stands still or is silent: the same rules, and a test that ends."""
 TOLD_S = 120.0
 
@@ -188,3 +189,36 @@ def test_a_flood_of_a_stranger_is_told(watched: Watched, impatient: PrometheusSe
     assert not flooded & firing(impatient)
     with flooding(watched.server.url):
         wait_until(lambda: flooded & firing(impatient), timeout_s=TOLD_S, what="the flood is told")
+
+
+def test_a_node_and_a_server_that_are_no_targets_any_more_are_told(watched: Watched, impatient: PrometheusServer) -> None:
+    known = 'node:swarm_role_needed:bool{node="alpha"}'
+    wait_until(lambda: len(impatient.finite(known)) == len(ROLES), timeout_s=START_S, what="the node is known")
+    impatient.discover("swarm", [(address, labels) for address, labels in watched.jobs["swarm"] if labels["node"] != "alpha"])
+    impatient.discover("nats", [])
+    try:
+        lost = {("SwarmRoleMissing", "alpha"), ("NatsDown", "")}
+        wait_until(lambda: lost <= firing(impatient), timeout_s=TOLD_S, what="both are told")
+        roles = impatient.values('ALERTS{alertname="SwarmRoleMissing", alertstate="firing"}')
+        assert {(labels["node"], labels["role"]) for labels, _ in roles} == {("alpha", role) for role in ROLES}
+    finally:
+        for job, targets in watched.jobs.items():
+            impatient.discover(job, targets)
+    wait_until(lambda: not lost & firing(impatient), timeout_s=START_S, what="what is back is told no more")
+
+
+def test_a_node_that_is_stopped_on_purpose_pages_nobody_and_one_that_dies_does(
+    watched: Watched, impatient: PrometheusServer
+) -> None:
+    alpha, beta = watched.nodes
+    for role in ROLES:
+        alpha.processes[role].send_signal(signal.SIGTERM)
+    assert {alpha.processes[role].wait(STOP_S) for role in ROLES} == {0}
+    wait_until(
+        lambda: impatient.values('node:swarm_stopped:bool{node="alpha"} == 1'), timeout_s=TOLD_S, what="the last scrape told it"
+    )
+    for role in ROLES:
+        beta.kill(role)
+    wait_until(lambda: ("SwarmRoleMissing", "beta") in firing(impatient), timeout_s=TOLD_S, what="the node that died is told")
+    critical = impatient.values('ALERTS{alertstate=~"firing|pending", severity="critical", node="alpha"}')
+    assert critical == [], "no page, and none to come"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from services.verifier.checks import CHECKS
@@ -14,19 +16,51 @@ from shared.config import NodeConfig
 def test_what_a_sender_in_good_standing_makes_beyond_the_budget_is_surplus_and_a_strangers_is_flood() -> None:
     earned = {"fast": 1.0, "stranger": 0.1}
     queue: FairQueue[int] = FairQueue(20.0, 0.5, 2.0, 0.0)
-    lost = [
-        name
+    lost = {
+        name: beyond_budget(earned[name], exceeds=queue.exceeds(name))
         for number in range(MAX_WAITING)
         for sender, share in earned.items()
         for name, _ in queue.offer(sender, number, 100, 0.0, share)
-    ]
-    reasons = {name: beyond_budget(earned[name]) for name in lost}
-    assert reasons == {"fast": Refusal.SURPLUS, "stranger": Refusal.FLOOD}
+    }
+    assert lost == {"fast": Refusal.SURPLUS, "stranger": Refusal.FLOOD}
+
+
+def refusals(senders: int, per_s: float, seconds: int, *, asleep_s: float = 0.0) -> Counter[Refusal]:
+    """What the default settings refuse of newcomers that each send `per_s`, by reason. `asleep_s`:
+    how long this node reads nothing at the start, after which all that is stored comes at once.
+    """
+    verifier = NodeConfig(tasks=[{"dataset": "gcd"}]).verifier
+    queue: FairQueue[int] = FairQueue(verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, 0.0)
+    numbers = range(round(seconds * per_s))
+    stored = sorted((number / per_s + sender / senders / per_s, f"new{sender}") for sender in range(senders) for number in numbers)
+    found: Counter[Refusal] = Counter()
+    for sent_at, sender in stored:
+        now_s = max(sent_at, asleep_s)
+        lost = queue.offer(sender, 0, 4096, now_s, 1 / 17, sent_at=1e9 + sent_at)
+        found.update(beyond_budget(1 / 17, exceeds=queue.exceeds(name)) for name, _ in lost)
+        while queue.next(now_s) is not None:
+            pass
+    return found
+
+
+def test_many_newcomers_that_each_send_little_are_no_flood_although_together_they_are_too_many() -> None:
+    found = refusals(senders=200, per_s=0.5, seconds=60)
+    assert found[Refusal.SURPLUS] > 300 and not found[Refusal.FLOOD]
+
+
+def test_a_node_that_was_short_of_time_finds_no_flood_in_what_waited_for_it() -> None:
+    found = refusals(senders=4, per_s=5.0, seconds=120, asleep_s=60.0)
+    assert found[Refusal.SURPLUS] > 300 and not found[Refusal.FLOOD]
+
+
+def test_one_newcomer_that_sends_ten_times_what_it_may_is_a_flood() -> None:
+    found = refusals(senders=1, per_s=100.0, seconds=60)
+    assert found.total() > 3000 and found[Refusal.FLOOD] > 0.8 * found.total()
 
 
 def test_what_was_in_the_stream_before_a_node_joined_is_no_flood_although_it_knows_nobody() -> None:
-    assert beyond_budget(0.0, backlog=True) is Refusal.SURPLUS
-    assert beyond_budget(0.0) is Refusal.FLOOD
+    assert beyond_budget(0.0, exceeds=True, backlog=True) is Refusal.SURPLUS
+    assert beyond_budget(0.0, exceeds=True) is Refusal.FLOOD
 
 
 def test_surplus_is_nobodys_fault_and_a_check_of_the_border_like_the_others() -> None:
