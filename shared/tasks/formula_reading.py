@@ -204,6 +204,7 @@ _LEADING_ZEROS = re.compile(r"0[0-9]")
 
 
 def _read(text: str, depth: int) -> Reading:
+    """From the outside in: what binds least is split first."""
     if depth < 0:
         raise Unreadable("is nested too deeply")
     text = text.strip()
@@ -271,6 +272,9 @@ def _relation(text: str, sides: list[tuple[str, str]], depth: int) -> Reading:
 
 
 def _whole_bracket(text: str, depth: int) -> Reading | None:
+    """A set, tuple or interval, if the first bracket closes at the end; None for a formula, as in
+    `(x + 1)`.
+    """
     opening, closing = _OPEN.find(text[0]), _CLOSED.find(text[-1])
     if opening < 0 or closing < 0 or next(_closings(text)) != len(text) - 1:
         return None
@@ -376,7 +380,6 @@ _EXPLOSION = re.compile(
 digits, powers of powers.
 """
 _GROUP_POWER = re.compile(r"[)}\]]\s*(?:\^|\*\*)\s*[{(]?\s*-?\s*([0-9]+)")
-_ARGUMENTS = ("number", "letter", "frac", "sqrt")
 
 
 class _Parser:
@@ -481,6 +484,7 @@ class _Parser:
         return -value if sign == "-" else value
 
     def _atom(self) -> Any:
+        """The smallest part that has a value: nothing before or after it belongs to it."""
         kind, token = self._next()
         self._at += 1
         if kind == "number":
@@ -575,6 +579,9 @@ class _Parser:
         return self._argument() ** (1 / degree)
 
     def _function(self, name: str) -> Any:
+        r"""Without parentheses, the argument reaches to the next sign or function: `\sin 2x \cos x`
+        is a product of two functions.
+        """
         base = None
         if name == "log" and self._take("_"):
             base = self._argument()
@@ -599,6 +606,7 @@ class _Parser:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    """Kind and text of each token. What is not known here is not skipped."""
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)

@@ -131,7 +131,7 @@ def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
     """What is wrong with one source. A verifier that is not there does not hide a wrong dataset,
     nor the reverse. `unread`: a file's rows with mistakes, which may become questions.
     """
-    verifies = False
+    verifies = refused = False
     if spec.source == "file" or spec.verifier != DEFAULT_VERIFIER:
         problems = list(_verifier_problems(spec))
         verifies = not problems
@@ -139,13 +139,13 @@ def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
     try:
         size = dataset_size(spec.dataset, spec.canonical_config)
         if verifies and spec.verifier in VERIFIERS:
-            if look(spec, size).mostly_left_out:
+            refused = look(spec, size).mostly_left_out
+            if refused:
                 yield TaskError("task_verifier", "\n".join(left_out_lines(spec, size)))
-                return
         elif verifies and spec.source == "file":
             yield from _row_problems(spec, size)
         if spec.source == "file":
-            check_share(spec, share, unread - left_out(spec))
+            check_share(spec, share, unread - (0 if refused else left_out(spec)))
             return
         item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
         if verifies and spec.verifier not in VERIFIERS and (problem := trial_problem(spec.verifier, item)):
