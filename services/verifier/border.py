@@ -31,7 +31,7 @@ from services.verifier.senders import Sender, Senders
 from services.verifier.trust import Trust
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode_foreign
-from shared.contracts.messages import RolloutGroup, SignedRollouts, signed_bytes
+from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, signed_bytes
 from shared.contracts.wire import MessageError
 from shared.identity import keys
 from shared.tasks.held_out import HeldOut
@@ -122,6 +122,22 @@ class Border:
     def note_own(self, group: RolloutGroup) -> None:
         """Remember a group of this node, so that a sender who returns it counts as a copier."""
         self._copies.remember(self._copies.print_of(group), "", 0, group.created_at)
+
+    def print_of(self, group: RolloutGroup) -> Print:
+        """The group's print. Reads nothing that changes, so it may be computed in a thread."""
+        return self._copies.print_of(group)
+
+    def learn(self, scored: ScoredGroup, made: Print, now_s: float) -> None:
+        """Remember a group that another of the node's verifiers has scored or accepted, or that
+        this one had before it started.
+        """
+        key, now_s = scored.public_key, min(now_s, scored.scored_at)
+        self._count_copiers(self._copies.look(made, key, scored.swarm_seq, now_s, scored.swarm_stored_at)[1], now_s)
+        stored_at_s = scored.swarm_stored_at if key else scored.group.created_at
+        self._copies.remember(made, key, scored.swarm_seq, now_s, stored_at_s)
+        if key:
+            self._replay.remember(scored.group_id, now_s)
+            self._trust.bind(scored.group.node, key, now_s)
 
     def examine(self, subject: str, payload: bytes, now_s: float, seq: int = 0) -> Candidate | Refused:
         """Run `examination` to its end. Never raises, whatever the bytes."""
@@ -231,10 +247,8 @@ class Border:
         if self._replay.contains(candidate.group_id):  # the same message, stored twice
             return Refused(Refusal.REPLAYED, sender, f"group {candidate.group_id} was accepted meanwhile")
         found, copiers = self._copies.look(candidate.made, key, candidate.seq, now_s, candidate.stored_at_s)
-        for copier in copiers if accepting else ():
-            # Examined before its original: too late to refuse this copy, but not to count it, once.
-            self._senders.copied(copier, now_s)
-            self.reputation.blame(copier, "", Refusal.COPIED, now_s)
+        if accepting:
+            self._count_copiers(copiers, now_s)
         if found is None:
             return None
         if found.kind == "repeated":
@@ -248,6 +262,14 @@ class Border:
         if found.telling:
             self._senders.copied(key, now_s)
         return self._refuse(Refusal.COPIED, sender, key, candidate.group_id, detail, now_s, float(found.telling))
+
+    def _count_copiers(self, copiers: list[str], now_s: float) -> None:
+        """Copies that were examined before their original: too late to refuse, but not to count,
+        once.
+        """
+        for copier in copiers:
+            self._senders.copied(copier, now_s)
+            self.reputation.blame(copier, "", Refusal.COPIED, now_s)
 
     def _refuse(
         self, reason: Refusal, sender: str | None, key: str, body_id: str, detail: str, now_s: float, part: float = 1.0

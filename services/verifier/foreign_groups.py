@@ -18,7 +18,6 @@ from services.verifier.examiner import Examiner
 from services.verifier.fair_queue import MAX_WAITING, FairQueue
 from services.verifier.figures import Figures
 from services.verifier.foreign_store import ForeignStore
-from services.verifier.own_model import OwnModel
 from services.verifier.places import Places
 from services.verifier.refusals import Refusal, Refused, beyond_budget
 from services.verifier.refused_messages import RefusedMessages
@@ -70,7 +69,7 @@ class Intake:
         link: SwarmLink,
         border: Border,
         pool: ScorerPool,
-        own: OwnModel,
+        store: ForeignStore,
         figures: Figures,
         log: Log,
         record: RefusedRecord,
@@ -89,7 +88,7 @@ class Intake:
             verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share
         )
         self._examiner = Examiner(border)
-        self._store = ForeignStore(config, node, border, own, figures, log)
+        self._store = store
         self._refused = RefusedMessages(figures, log, time.time(), record, lambda name: border.sender(name, time.time()).known)
         self._chunks = ClaimedChunks()
         self._in_work: set[asyncio.Task[None]] = set()
@@ -170,11 +169,19 @@ class Intake:
             await asyncio.sleep(BUSY_S)
             return True
         messages, more = await self._reader.read(swarm)
+        if messages:
+            await self._catch_up()
         for message in messages:
             self._line_up(message)
         if messages:
             self._news.set()
         return more
+
+    async def _catch_up(self) -> None:
+        try:
+            await self._store.catch_up()
+        except TransportError as error:
+            self._log.warning("accepted_groups_not_read", reason=str(error), consequence="copies of other verifiers' groups may get in")
 
     def _line_up(self, message: StoredMessage) -> None:
         sender = subjects.rollouts_author(message.subject) or ""
@@ -212,6 +219,7 @@ class Intake:
             reason = self._beyond_budget(examined.sender, message, exceeds=self._waiting.exceeds(sender))
             self._refused.refuse(Refused(reason, examined.sender, result.detail), message, examined)
             return
+        await self._catch_up()
         refused = self._border.conclude(examined, result, time.time())
         if refused is not None:
             self._figures.scoring.unscored("external", len(examined.group.completions), result)
@@ -221,7 +229,7 @@ class Intake:
             return
         self._reader.accepted(message)
         self._refused.accepted(examined.sender)
-        await self._store.store(examined, result, message.seq, message.size_bytes)
+        await self._store.store(examined, result, message.size_bytes)
 
     async def _score(self, sender: str, size_bytes: int, candidate: Candidate) -> JobResult:
         signer = self._border.signer(candidate.public_key, time.time())

@@ -46,10 +46,10 @@ class LocalScorer:
         own: OwnModel,
         figures: Figures,
         log: Log,
-        note_own: Callable[[RolloutGroup], None] = lambda _: None,
+        note_own: Callable[[RolloutGroup, int], None] = lambda *_: None,
     ) -> None:
-        """`note_own` is called with each scored group, so that a sender who returns it as its own
-        is recognised.
+        """`note_own` is called with each scored group and its position in the stream of scored
+        groups, so that a sender who returns it as its own is recognised.
         """
         self._config = config
         self._id = config.node.id
@@ -139,7 +139,7 @@ class LocalScorer:
         if not stored.duplicate:
             self._figures.scoring.scored_local(group.task.ref.dataset, result)
             self._say_scored(group, group_id, result, stored.seq)
-            self._note_own(group)
+            self._note_own(group, stored.seq)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
         self._outbox.offer(group, group_id, result.rewards)
         await delivery.ack()

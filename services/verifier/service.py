@@ -11,6 +11,7 @@ from services.verifier.border import Border
 from services.verifier.border_rules import BorderRules
 from services.verifier.figures import Figures
 from services.verifier.foreign_groups import Intake
+from services.verifier.foreign_store import ForeignStore
 from services.verifier.local_groups import LocalScorer
 from services.verifier.local_outcomes import LocalOutcomes
 from services.verifier.own_model import OwnModel
@@ -24,6 +25,7 @@ from services.verifier.swarm_link import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
 from shared.config import NodeConfig
 from shared.contracts import subjects
+from shared.contracts.messages import RolloutGroup
 from shared.contracts.streams import verifier_consumer
 from shared.identity.keys import KeyFileError, load, load_or_create
 from shared.identity.roster import RosterError
@@ -91,10 +93,16 @@ class VerifierService:
             rules = BorderRules.of(self._config, self._config.verifier.accepted_tasks)
             border = Border(rules, self._trust, self._replay, self._held_out)
             scored = LocalOutcomes(config.node.id, context.node, figures, log)
-            local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, border.note_own)
+            store = ForeignStore(config, context.node, border, own, figures, log)
+
+            def note_own(group: RolloutGroup, seq: int) -> None:
+                border.note_own(group)
+                store.stored(seq)
+
+            local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, note_own)
             spent = SpentGroups(config, context.node, scored, figures, log)
             refused = RefusedRecord(config.node.run_dir, config.node.replica, log)
-            intake = Intake(config, context.node, link, border, pool, own, figures, log, refused)
+            intake = Intake(config, context.node, link, border, pool, store, figures, log, refused)
             watch = SenderWatch(config.node.id, context.replica, context.node, border, self._trust, figures, log)
             await watch.exchange()
             await watch.look()

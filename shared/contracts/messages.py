@@ -174,6 +174,12 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     """For a foreign group: whether its key had earned a whole share when the group was accepted
     (`verifier.newcomer_groups`).
     """
+    public_key: Annotated[str, Meta(max_length=64)] = ""
+    """For a foreign group: the key that signed it, and its position and Unix time in the swarm's
+    stream. The node's other verifiers learn from it what was accepted.
+    """
+    swarm_seq: Count = 0
+    swarm_stored_at: UnixTime = 0.0
 
 
 class BatchItem(Message, frozen=True, kw_only=True):
