@@ -124,12 +124,14 @@ class PlaneMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families with a sample for each plane."""
-        connected, reconnects, errors, certificate = families = self._families()
+        connected, reconnects, errors, certificate, stores, store_seconds = families = self._families()
         for plane, current in self._planes.items():
             transport = current()
             counters = transport.counters if transport is not None else Counters()
             connected.add_metric([plane], float(transport is not None and transport.connected))
             reconnects.add_metric([plane], counters.reconnects)
+            stores.add_metric([plane], counters.stores.count)
+            store_seconds.add_metric([plane], counters.stores.seconds)
             expires_at = transport.certificate_expires_at if transport is not None else None
             if expires_at is not None:
                 certificate.add_metric([plane], expires_at)
@@ -138,7 +140,9 @@ class PlaneMetrics(Collector):
         yield from families
 
     @staticmethod
-    def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily]:
+    def _families() -> tuple[
+        GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily
+    ]:
         """Create the families anew for each scrape, because a family keeps every sample added to
         it.
         """
@@ -154,6 +158,14 @@ class PlaneMetrics(Collector):
                 "swarm_certificate_expiry_timestamp_seconds",
                 "Unix time at which the certificate of the plane's server expires, as presented when the connection was made. "
                 "Absent without TLS.",
+                labels=["plane"],
+            ),
+            CounterMetricFamily(
+                "swarm_nats_stores", "Messages and keys that the plane's server stored for this process.", labels=["plane"]
+            ),
+            CounterMetricFamily(
+                "swarm_nats_store_seconds",
+                "Time for which this process waited until they were stored; the server syncs its disk before it answers.",
                 labels=["plane"],
             ),
         )

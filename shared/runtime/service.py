@@ -42,6 +42,7 @@ from shared.runtime.naming import leased, lock_folder, take_lease
 from shared.runtime.otel import open_spans
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED, StatusBoard
+from shared.runtime.writes import SyncMetrics, Writes, watch_storage
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 
 
@@ -66,6 +67,11 @@ class ServiceContext:
     stopping: asyncio.Event
     ready: bool = field(default=False)
     planes: PlaneMetrics = field(default_factory=PlaneMetrics)
+    writes: Writes = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Everything that this process writes is told in one way."""
+        self.writes = Writes(self.role, self.registry, self.status, self.log)
 
     def mark_ready(self) -> None:
         """Report that set-up is complete (`/readyz`)."""
@@ -145,6 +151,7 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
 
     registry = service_registry(lambda: not_ready_because() is None, config.node.run)
     clock = ClockSkew(registry)
+    SyncMetrics(registry)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: plane)
     sink = open_spans(config, role, log)
@@ -187,6 +194,9 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, clock: 
     another process has taken over the name, and what the service raises.
     """
     reporting = asyncio.create_task(context.status.report(context.node, clock))
+    watching = asyncio.create_task(
+        watch_storage(context.config.node.id, context.role, context.replica, context.node, context.status, context.log)
+    )
     working, lost = asyncio.create_task(service.run(context)), asyncio.create_task(lease.lost.wait())
     try:
         await asyncio.wait({working, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +211,7 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, clock: 
         context.log.warning("stopped_without_server", reason=str(error))
     finally:
         try:
-            await cancel_and_wait(reporting, lost, working)
+            await cancel_and_wait(reporting, watching, lost, working)
         except StillRunningError as error:
             context.log.warning("work_goes_on", reason=str(error), consequence="the process ends anyway")
 
