@@ -14,10 +14,12 @@ from services.generator.figures import Figures as GeneratorFigures
 from services.sampler.figures import Figures as SamplerFigures
 from services.trainer.figures import TrainerGauges
 from services.verifier.figures import Figures as VerifierFigures
+from shared.roles import Role
 from shared.runtime.clock import ClockSkew
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.status import StatusBoard
 from shared.runtime.watch_figures import Figures as WatchFigures
+from shared.runtime.writes import SyncMetrics, Writes
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 COMMAND = "python -m monitoring.metrics_doc"
@@ -43,17 +45,19 @@ With `generator.engine = "vllm"` the generator also exports vLLM's own metrics, 
 """
 
 
-def role_registry(role: str) -> CollectorRegistry:
+def role_registry(role: Role) -> CollectorRegistry:
     """The registry of a service of `role` at its start."""
     registry = service_registry(lambda: True, "demo")
     ClockSkew(registry)
+    SyncMetrics(registry)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: None)
     ROLES[role](registry, planes)
+    Writes(role, registry)
     return registry
 
 
-def role_families(role: str) -> list[Metric]:
+def role_families(role: Role) -> list[Metric]:
     """The `swarm_*` families that a service of `role` exports, in registration order."""
     return [family for family in role_registry(role).collect() if family.name.startswith("swarm_")]
 
@@ -117,7 +121,7 @@ def _trainer(registry: CollectorRegistry, planes: PlaneMetrics) -> None:
         gauges.reward.labels(origin)  # absent at first, but the page lists it
 
 
-ROLES: dict[str, Callable[[CollectorRegistry, PlaneMetrics], None]] = {
+ROLES: dict[Role, Callable[[CollectorRegistry, PlaneMetrics], None]] = {
     "generator": _generator,
     "verifier": _verifier,
     "sampler": _sampler,

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from shared import disk
+
 DRAFT_PREFIX = ".draft-"
 """Prefix of files that are being written; also of files that a killed writer leaves behind."""
 
@@ -54,7 +56,7 @@ def keep_draft(stream: BinaryIO, draft: Path, target: Path, *, synced: bool = Tr
     The folder is not synced: a power cut may lose the name.
     """
     if synced:
-        os.fsync(stream.fileno())
+        disk.sync(stream.fileno())
     stream.close()  # some file systems say only now that the disk is full
     os.replace(draft, target)
 
@@ -82,7 +84,7 @@ def create_once(file: Path, content: bytes, *, mode: int = 0o666) -> bool:
     """
     with draft_in(file.parent, mode) as (stream, draft):
         write_all(memoryview(content), stream.write)
-        os.fsync(stream.fileno())
+        disk.sync(stream.fileno())
         try:
             os.link(draft, file)  # which refuses to replace a file
         except FileExistsError:

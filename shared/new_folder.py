@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shared import disk
 from shared.unwinding import stop_if_asked
 
 
@@ -69,8 +70,4 @@ def _finish(folder: Path, *, private: bool) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             file.chmod(0o600 if private else 0o644)
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            disk.sync_path(file)

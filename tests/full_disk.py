@@ -1,4 +1,4 @@
-"""Makes a disk full, or small: for one process, or for a command and what that starts."""
+"""Makes a disk full, small or slow: for one process, or for a command and what that starts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,3 +42,31 @@ def on_small_disk(folder: Path, size_bytes: int, command: Sequence[str], *, time
     script = 'mount -t tmpfs -o "size=$1" none "$2" && shift 2 && exec "$@"'
     there = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", str(size_bytes), str(folder)]
     return subprocess.run([*there, *command], capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def strace_works() -> bool:
+    """Whether this machine has strace and lets it trace."""
+    if shutil.which("strace") is None:
+        return False
+    return (
+        subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, timeout=180, check=False).returncode == 0
+    )
+
+
+@contextmanager
+def slow_syncs(pid: int, seconds: float) -> Iterator[None]:
+    """Make every sync of a running process take this much longer, as on a slow disk. Use it only
+    where `strace_works`.
+    """
+    delay = f"inject=fsync,fdatasync:delay_exit={int(seconds * 1e6)}"
+    command = ["strace", "-f", "-q", "-o", "/dev/null", "-e", "trace=fsync,fdatasync", "-e", delay, "-p", str(pid)]
+    tracer = subprocess.Popen(command)
+    try:
+        deadline = time.monotonic() + 30.0
+        while f"TracerPid:\t{tracer.pid}\n" not in Path(f"/proc/{pid}/status").read_text():
+            assert tracer.poll() is None and time.monotonic() < deadline, "strace does not trace the process"
+            time.sleep(0.02)
+        yield
+    finally:
+        tracer.terminate()
+        tracer.wait(30.0)

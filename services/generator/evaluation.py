@@ -225,7 +225,8 @@ class Evaluator:
     def _write(self, report: EvalReport) -> None:
         """Append the report's line, after lines that could not be written before."""
         self._unwritten.append(report)
-        try:
+        remedy = f"free space at {self._file.parent}; the lines are kept and written with the next one"
+        with self._context.writes.trying("evaluation", remedy):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             written = {line.get("policy_version") for line in read_jsonl(self._file)}
             with open_lines(self._file) as file:
@@ -234,22 +235,13 @@ class Evaluator:
                     if self._unwritten[0].policy_version not in written:
                         write_whole(file, json.dumps(eval_line(self._unwritten[0])).encode() + b"\n")
                     self._unwritten.pop(0)
-        except OSError as error:
-            self._context.log.error(
-                "write_failed",
-                kind="evaluation",
-                reason=str(error),
-                remedy=f"free space at {self._file.parent}; the line is kept and will be written with the next one",
-            )
 
     def _write_samples(self, answers: Sequence[Sample], rewards: Sequence[float], report: EvalReport) -> None:
         """Nothing depends on the samples; those that cannot be written are dropped."""
         version, time_s = report.policy_version, report.created_at
-        try:
+        remedy = f"free space at {self._file.parent}; the scores are complete, the answers of these versions are not on record"
+        with self._context.writes.trying("samples", remedy):
             self._samples.append(samples_line(self._tasks, answers, rewards, policy_version=version, time_s=time_s))
-        except OSError as error:
-            remedy = f"free space at {self._file.parent}; the scores are complete, the answers of this version are not on record"
-            self._context.log.error("write_failed", kind="samples", reason=str(error), remedy=remedy)
 
 
 def eval_line(report: EvalReport) -> dict[str, Any]:

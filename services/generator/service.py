@@ -99,11 +99,9 @@ class GeneratorService:
     def _record_files(self) -> None:
         """Nothing depends on the names of files; without them people see hashes."""
         folder = self._config.node.run_dir
-        try:
+        remedy = f"free space at {folder}; until the next start the page and the commands show these datasets by their hashes"
+        with self._context.writes.trying("file_names", remedy):
             record_file_names(folder, self._config.tasks)
-        except OSError as error:
-            remedy = f"free space at {folder}; until the next start the page and the commands show these datasets by their hashes"
-            self._context.log.error("write_failed", kind="file names", reason=str(error), remedy=remedy)
 
     async def _started(self) -> bool:
         """Start the engine in this process's turn. False if the service is stopped before that."""

@@ -22,14 +22,11 @@ _SKIPPED = (
     *("truncated", "negative"),
     *(GROUP_BUDGET, SENDER_BUDGET),
 )
-_WRITES = ("metrics", "trained", "policy", "position", "checkpoint")
 _WINDOW_STEPS = 50
 
 
 class TrainerGauges:
-    """The trainer's metrics. Labels are bounded: phases, origins, reasons for leaving a group out,
-    kinds of write.
-    """
+    """The trainer's metrics. Labels are bounded: phases, origins, reasons to leave a group out."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def last(name: str, text: str) -> LateGauge:
@@ -133,9 +130,6 @@ class TrainerGauges:
         )
         self.reencoded = last("swarm_trainer_reencoded_ratio", "Share of groups tokenized again from their text")
         self.tokens = counter("swarm_trainer_tokens_total", "Completion tokens trained on.")
-        self.write_failures = counter(
-            "swarm_trainer_write_failures_total", "Failed writes, by kind; each is retried.", "kind", _WRITES
-        )
         saved = "Absent until this process has written one."
         self._checkpoint_step = late("swarm_trainer_checkpoint_step", f"Step of the newest checkpoint. {saved}")
         self._checkpoint_time = late("swarm_trainer_checkpoint_timestamp_seconds", f"Unix time of the newest checkpoint. {saved}")

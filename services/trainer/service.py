@@ -18,7 +18,7 @@ from services.trainer.durable.checkpoint import CheckpointError
 from services.trainer.durable.keeper import CheckpointKeeper
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner
-from services.trainer.objectives.config import configured_objective
+from services.trainer.objectives.config import configured_objective, departures
 from services.trainer.objectives.trial import trial_problem
 from services.trainer.records import MetricsLog, StepRecord, scalars
 from services.trainer.selection.left_out import LeftOutNews
@@ -115,6 +115,7 @@ class _Training:
 
     async def run(self) -> None:
         """Run step after step. When stopped, write a checkpoint of the last step and return."""
+        self._tell_objective()
         self._context.mark_ready()
         self._context.status.state("training")
         while not self._context.stopping.is_set() and not self._finished():
@@ -127,6 +128,25 @@ class _Training:
             await self._upkeep.checkpoint()
         if self._finished():
             await self._rest()
+
+    def _tell_objective(self) -> None:
+        """Log what the objective's name stands for here, as a warning if it is not what its source
+        publishes.
+        """
+        trainer, chosen = self._config.trainer, configured_objective(self._config)
+        changed = departures(trainer, chosen.objective)
+        say = self._log.warning if changed else self._log.info
+        kind = chosen.objective.advantages
+        say(
+            "objective",
+            name=chosen.name,
+            mean_over=chosen.aggregated_by,
+            advantages="its own" if callable(kind) else kind,
+            divided_by=trainer.advantage_scale or chosen.objective.scale if chosen.objective.divides_by_deviation else "none",
+            clip=[chosen.settings.clip_low, chosen.settings.clip_high] if chosen.objective.clips else None,
+            changed=changed,
+            differs=chosen.objective.differs,
+        )
 
     def close(self) -> None:
         """Close files."""
@@ -226,7 +246,7 @@ class _Training:
         self._write(replace(record, phase_seconds=phases), batch, position)
         if self._checkpoints.due(position.batch_number):
             await self._upkeep.checkpoint()
-            await self._until_saved()
+        await self._until_saved()
 
     async def _until_saved(self) -> None:
         if not self._checkpoints.holds_up:
@@ -239,21 +259,19 @@ class _Training:
         )
         while self._checkpoints.holds_up and not self._context.stopping.is_set():
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)
-            await self._upkeep.checkpoint()
+            if self._checkpoints.is_to_be_tried_again:
+                await self._upkeep.checkpoint()
         self._context.status.state("training")
 
     def _write(self, record: StepRecord, batch: Batch, position: TrainedPosition) -> None:
         """The step has been taken, so what cannot be written here is reported and stops nothing."""
-        try:
+        writes = self._context.writes
+        with writes.trying("metrics", "free space under node.var_dir; the lines are kept and written later"):
             self._metrics.append(record)
-        except OSError as error:
-            self._upkeep.failed("metrics", "free space under node.var_dir; the line is kept and written later", error)
-        try:
+        remedy = "free space under node.var_dir; training goes on, and what these steps trained on is not on record"
+        with writes.trying("trained", remedy):
             how: dict[str, Any] = {"updated": record.updated, "updates": record.updates}
             self._trained.append(trained_line(record.step, record.time, **how, groups=self._learner.trained))
-        except OSError as error:
-            remedy = "free space under node.var_dir; training goes on, and what this step trained on is not on record"
-            self._upkeep.failed("trained", remedy, error)
         tell_of_trained(record.step, record.phase_seconds.total - record.phase_seconds.wait, self._learner.trained)
         self._trackers.offer(scalars(record), record.step)
         self._gauges.observe(record, self._context)

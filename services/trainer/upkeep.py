@@ -18,13 +18,15 @@ from services.trainer.torch_thread import TorchThread
 from shared.config import NodeConfig
 from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition
-from shared.contracts.status_figures import FigureFamily, StatusFigure
+from shared.contracts.status_figures import StatusFigure
 from shared.contracts.subjects import TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.model.weights import write_tensors
 from shared.policy_store import PolicyStoreError, open_policy_store
 from shared.runtime import FatalError, ServiceContext
 from shared.transport.base import TransportError
+
+_POLICY_REMEDY = "generators keep the old policy; free space at policy_store.uri or see to the NATS server; tried again"
 
 
 class Upkeep:
@@ -77,51 +79,40 @@ class Upkeep:
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now."""
-        await self._checkpoints.write(self.position, self.failed)
+        await self._checkpoints.write(self.position)
 
     async def run(self, *, log_exhausted: bool) -> None:
-        """Publish the policy if it is due and report the trainer's position. Failures are left for
-        the next call.
+        """Publish the policy if it is due and report the trainer's position. What fails is left for
+        a later call.
         """
-        try:
-            await self._publish(log_exhausted)
-        except (OSError, PolicyStoreError, TransportError) as error:
-            remedy = "generators keep the old policy; free space at policy_store.uri or see to the server; tried again"
-            self.failed("policy", remedy, error)
-        try:
-            await self._answer_refusal()
-        except (OSError, PolicyStoreError, TransportError, MessageError) as error:
-            self._log.warning("refused_policy_not_answered", reason=str(error), consequence="generators keep the old policy")
-        try:
+        writes = self._context.writes
+        if writes.due("policy"):
+            with writes.trying("policy", _POLICY_REMEDY, OSError, PolicyStoreError, TransportError):
+                await self._publish(log_exhausted)
+        if writes.due("refusal"):
+            remedy = "generators keep the old policy; tried again"
+            with writes.trying("refusal", remedy, OSError, PolicyStoreError, TransportError, MessageError):
+                await self._answer_refusal()
+        with writes.trying("position", "the sampler waits; see to the NATS server; tried again", TransportError):
             await self._announce()
-        except TransportError as error:
-            self.failed("position", "the sampler waits; see to the NATS server; tried again", error)
-        try:
+        with writes.trying("findings", "tried again after the next step", TransportError):
             await self.findings.tell(self._context.node, time.time())
-        except TransportError as error:
-            self._log.warning("findings_not_written", reason=str(error), consequence="tried again after the next step")
-        try:
-            await self._publisher.prune()
-        except (PolicyStoreError, TransportError) as error:
-            self._log.warning("policies_not_pruned", reason=str(error), consequence="retried after the next policy")
-        if log_exhausted and self._checkpoints.failing:
+        if writes.due("pruning"):
+            with writes.trying("pruning", "old policies stay; tried again", PolicyStoreError, TransportError):
+                await self._publisher.prune()
+        if log_exhausted and self._checkpoints.is_to_be_tried_again:
             await self.checkpoint()
 
     async def run_when_finished(self) -> None:
         """The same once all steps are taken."""
-        if self._checkpoints.failing:
+        if self._checkpoints.is_to_be_tried_again:
             await self.checkpoint()
-        try:
-            await self._publish(log_exhausted=True)
+        writes = self._context.writes
+        if writes.due("policy"):
+            with writes.trying("policy", _POLICY_REMEDY, OSError, PolicyStoreError, TransportError):
+                await self._publish(log_exhausted=True)
+        with writes.trying("position", "the sampler waits; see to the NATS server; tried again", TransportError):
             await self._announce(finished=True)
-        except (OSError, PolicyStoreError, TransportError) as error:
-            self.failed("policy", "free space at policy_store.uri or see to the server; tried again", error)
-
-    def failed(self, kind: str, remedy: str, error: Exception) -> None:
-        """Count and log that something could not be written."""
-        self._gauges.write_failures.labels(kind).inc()
-        self._context.status.add(FigureFamily.WRITE_FAILURES.of(kind))
-        self._log.error("write_failed", kind=kind, reason=str(error), remedy=remedy)
 
     async def _publish(self, log_exhausted: bool) -> None:
         """Does what `publication` decides for the trained version. `confirm` publishes it once

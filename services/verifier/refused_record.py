@@ -2,14 +2,15 @@
 rollouts --refused` and `swarm trace`.
 
 The file is a snapshot of a bounded memory. It is written anew in a thread at most every
-`WRITE_PERIOD_S`, so however many messages are refused, it neither grows nor slows the border. If it
-cannot be written, this is logged once and tried again; nothing else depends on it.
+`WRITE_PERIOD_S`, so however many messages are refused, it neither grows nor slows the border.
+Nothing else depends on it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from services.verifier.refused_memory import RefusedGroup, RefusedMemory
 from shared.drafts import remove_abandoned_drafts, replace_text
 from shared.json_lines import read_jsonl
 from shared.run_records import refused_file, refused_files
-from shared.runtime.logs import Log
+from shared.runtime.writes import Writes
 
 WRITE_PERIOD_S = 5.0
 FILES_KEPT = 8
@@ -27,19 +28,17 @@ FILES_KEPT = 8
 class RefusedRecord:
     """The refusals of one verifier replica."""
 
-    def __init__(self, run_dir: Path, replica: str, log: Log) -> None:
+    def __init__(self, run_dir: Path, replica: str, writes: Writes) -> None:
         """Continues with what this replica wrote before a restart."""
-        self._run_dir, self._file, self._log = run_dir, refused_file(run_dir, replica), log
+        self._run_dir, self._file, self._writes = run_dir, refused_file(run_dir, replica), writes
         self._memory = RefusedMemory()
-        self._changed = self._failing = False
-        try:
+        self._changed = False
+        with self._trying():
             for line in read_jsonl(self._file):
                 self._take_back(line)
             for path in refused_files(run_dir)[FILES_KEPT:]:
                 path.unlink(missing_ok=True)
             remove_abandoned_drafts(run_dir)
-        except OSError as error:
-            self._tell(error)
 
     def note(self, refused: RefusedGroup, *, known: bool) -> None:
         """Remember a refusal; it is written with the next snapshot."""
@@ -63,19 +62,13 @@ class RefusedRecord:
             await asyncio.to_thread(self._write, self._memory.all())
 
     def _write(self, kept: list[tuple[RefusedGroup, bool]]) -> None:
-        try:
+        with self._trying():
             lines = (json.dumps({**each.as_object(), "known": known}, separators=(",", ":")) for each, known in kept)
             replace_text(self._file, "".join(f"{line}\n" for line in lines))
-        except OSError as error:
-            self._tell(error)
-        else:
-            self._failing = False
+        self._changed = self._changed or self._writes.failing("refusals")
 
-    def _tell(self, error: OSError) -> None:
-        if not self._failing:
-            remedy = f"free space at {self._run_dir}; groups are checked as ever, tried again with the next"
-            self._log.warning("refusals_not_written", reason=str(error), remedy=remedy)
-        self._failing = True
+    def _trying(self) -> AbstractContextManager[None]:
+        return self._writes.trying("refusals", f"free space at {self._run_dir}; groups are checked as ever, tried again")
 
     def _take_back(self, line: dict[str, Any]) -> None:
         """Read a line from before a restart; invalid lines are skipped."""

@@ -13,11 +13,9 @@ import uuid
 from collections import OrderedDict
 from pathlib import Path
 
-import structlog
-
+from shared import disk
 from shared.plain_files import whole_lines
-
-log = structlog.get_logger(__name__)
+from shared.runtime.writes import Writes
 
 _LINE = re.compile(r"([0-9a-f]{64})(?: ([0-9]{1,11}))?")
 """An id and when it was accepted, in Unix seconds; files of earlier versions have no time."""
@@ -42,6 +40,7 @@ class ReplayMemory:
         """`path` None keeps the memory in this process only. `now_s` is the time of loading in Unix
         seconds; None: the clock's.
         """
+        self.writes = Writes("verifier")
         self._capacity = capacity
         self._path = path
         self._keep_s = keep_s
@@ -75,12 +74,10 @@ class ReplayMemory:
         self._forget(now_s)
         if self._path is None:
             return
-        try:
+        with self.writes.trying("accepted", f"free space at {self._path.parent}; known in memory until the next start"):
             self._append(self._path, group_id, now_s)
             self._read_new_lines(self._path)
             self._shorten(self._path, now_s)
-        except OSError as error:
-            log.error("accepted_group_not_written", file=str(self._path), reason=str(error), remedy="free some space")
 
     def _add(self, group_id: str, at_s: float) -> None:
         self._ids[group_id] = at_s
@@ -129,7 +126,7 @@ class ReplayMemory:
                 new.write(f"#{uuid.uuid4().hex}\n".encode())
                 new.writelines(f"{group_id} {int(at_s)}\n".encode() for group_id, at_s in self._ids.items())
                 new.flush()
-                os.fsync(new.fileno())
+                disk.sync(new.fileno())
             draft.replace(path)
             late = old.read()  # appended by others since, if they opened the file before it was replaced
         if late:

@@ -75,6 +75,9 @@ class VerifierService:
     async def run(self, context: ServiceContext) -> None:
         """Score, share and accept groups until told to stop."""
         config, log = self._config, context.log
+        self._replay.writes = context.writes
+        if isinstance(self._trust, KnownKeys):
+            self._trust.writes = context.writes
         if config.nats.create_streams:
             consumer = verifier_consumer(config.verifier.ack_wait_s, config.verifier.max_deliver)
             await context.node.ensure_consumer(subjects.node_rollouts_stream(config.node.id), consumer)
@@ -101,8 +104,13 @@ class VerifierService:
 
             local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, note_own)
             spent = SpentGroups(config, context.node, scored, figures, log)
+<<<<<<< HEAD
             refused = RefusedRecord(config.node.run_dir, config.node.replica, log)
             intake = Intake(config, context.node, link, border, pool, store, figures, log, refused)
+=======
+            refused = RefusedRecord(config.node.run_dir, config.node.replica, context.writes)
+            intake = Intake(config, context.node, link, border, pool, own, figures, log, refused)
+>>>>>>> objectives
             watch = SenderWatch(config.node.id, context.replica, context.node, border, self._trust, figures, log)
             await watch.exchange()
             await watch.look()

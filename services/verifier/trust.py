@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import structlog
-
 from services.verifier.names_file import NameLine, NamesFile
 from shared.identity.roster import RosterEntry, read_roster
-
-log = structlog.get_logger(__name__)
+from shared.runtime.writes import Writes
 
 MAX_NAMES = 20_000
 """Most names remembered. Beyond it the least important ones are forgotten, so that a newcomer
@@ -126,6 +123,7 @@ class KnownKeys:
 
     def __init__(self, path: Path, own: tuple[str, str], idle_s: float = IDLE_S) -> None:
         """`own` is this node's name and key: no other key gets that name, and it never expires."""
+        self.writes = Writes("verifier")
         self._path = path
         self._file = NamesFile(path)
         self._own = own
@@ -172,6 +170,7 @@ class KnownKeys:
                     with self._file.locked():
                         self._file.append(self._line(name))
                     known.written_s = now_s
+                    self.writes.succeeded("names")
                 except OSError as error:
                     known.written_s = _NEVER_S
                     self._say_unwritten(error)
@@ -187,6 +186,7 @@ class KnownKeys:
                 self._names[name].written_s = now_s
                 if self._file.lines > 2 * MAX_NAMES:
                     self._file.rewrite([self._line(each) for each in self._names])
+            self.writes.succeeded("names")
         except OSError as error:
             self._say_unwritten(error)
             return self.key_of(name) == public_key or self._take(name, public_key, now_s)
@@ -204,7 +204,7 @@ class KnownKeys:
         return True
 
     def _say_unwritten(self, error: OSError) -> None:
-        log.error("name_not_written", file=str(self._path), reason=str(error), remedy="free some space")
+        self.writes.failed("names", f"free space at {self._path.parent}; known in memory until the next start", error)
 
     def _take_over(self, lines: list[NameLine]) -> None:
         for line in lines:

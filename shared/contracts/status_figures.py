@@ -21,6 +21,11 @@ class StatusFigure(StrEnum):
     WORK_EVERY_S = "work_every_s"
     """Usual number of seconds between two units of work (`shared.runtime.pace`)."""
 
+    DISK_SYNC_S = "disk_sync_s"
+    """Seconds that a sync to disk takes; only while the disk is slow."""
+    NATS_STORE_S = "nats_store_s"
+    """Seconds until the NATS server has stored a message; only while its storage is slow."""
+
     # Generator
     GROUPS_GENERATED = "groups_generated"
     TOKENS_GENERATED = "tokens_generated"
@@ -91,6 +96,8 @@ class FigureFamily(StrEnum):
     """Part of the last steps' time that a phase took."""
     WRITE_FAILURES = "{}_write_failures"
     """Failed writes, by what was written."""
+    FAILING_SINCE = "{}_failing_since"
+    """Unix time since which every write of a kind has failed; only while it fails."""
 
     def of(self, what: str) -> FamilyFigure:
         """Name of the figure with label `what`."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from shared import disk
 from shared.drafts import new_draft, write_all
 
 BLOCK_BYTES = 1 << 20
@@ -59,7 +60,7 @@ def sync_hashing(file: Path) -> tuple[str, int]:
     number.
     """
     with file.open("rb", buffering=0) as source, ThreadPoolExecutor(1) as syncer:
-        syncing = syncer.submit(os.fsync, source.fileno())
+        syncing = syncer.submit(disk.sync, source.fileno())
         digest = hashlib.file_digest(source, "sha256").hexdigest()
         syncing.result()
         return digest, os.fstat(source.fileno()).st_size

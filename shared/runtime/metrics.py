@@ -132,13 +132,15 @@ class PlaneMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families with a sample for each plane."""
-        connected, reconnects, errors, certificate, lost = families = self._families()
+        connected, reconnects, errors, certificate, lost, stores, store_seconds = families = self._families()
         lost.add_metric(["node"], self.streams_lost())
         for plane, current in self._planes.items():
             transport = current()
             counters = transport.counters if transport is not None else Counters()
             connected.add_metric([plane], float(transport is not None and transport.connected))
             reconnects.add_metric([plane], counters.reconnects)
+            stores.add_metric([plane], counters.stores.count)
+            store_seconds.add_metric([plane], counters.stores.seconds)
             expires_at = transport.certificate_expires_at if transport is not None else None
             if expires_at is not None:
                 certificate.add_metric([plane], expires_at)
@@ -147,7 +149,15 @@ class PlaneMetrics(Collector):
         yield from families
 
     @staticmethod
-    def _families() -> tuple[GaugeMetricFamily, CounterMetricFamily, CounterMetricFamily, GaugeMetricFamily, GaugeMetricFamily]:
+    def _families() -> tuple[
+        GaugeMetricFamily,
+        CounterMetricFamily,
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        GaugeMetricFamily,
+        CounterMetricFamily,
+        CounterMetricFamily,
+    ]:
         """Create the families anew for each scrape, because a family keeps every sample added to
         it.
         """
@@ -168,6 +178,14 @@ class PlaneMetrics(Collector):
             GaugeMetricFamily(
                 "swarm_nats_streams_lost",
                 "Streams of the node that this process has used and that the plane's server no longer has.",
+                labels=["plane"],
+            ),
+            CounterMetricFamily(
+                "swarm_nats_stores", "Messages and keys that the plane's server stored for this process.", labels=["plane"]
+            ),
+            CounterMetricFamily(
+                "swarm_nats_store_seconds",
+                "Time for which this process waited until they were stored; the server syncs its disk before it answers.",
                 labels=["plane"],
             ),
         )

@@ -44,6 +44,7 @@ from shared.runtime.otel import open_spans
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import STOPPED, StatusBoard
 from shared.runtime.streams import KnownStreams, StreamsReplaced, refuse_empty_store
+from shared.runtime.writes import SyncMetrics, Writes, watch_storage
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 
 
@@ -68,6 +69,11 @@ class ServiceContext:
     stopping: asyncio.Event
     ready: bool = field(default=False)
     planes: PlaneMetrics = field(default_factory=PlaneMetrics)
+    writes: Writes = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Everything that this process writes is told in one way."""
+        self.writes = Writes(self.role, self.registry, self.status, self.log)
 
     def mark_ready(self) -> None:
         """Report that set-up is complete (`/readyz`)."""
@@ -160,6 +166,7 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
 
     registry = service_registry(lambda: not_ready_because() is None, config.node.run, lambda: stop_requested_at)
     clock = ClockSkew(registry)
+    SyncMetrics(registry)
     planes = PlaneMetrics(registry)
     planes.watch("node", lambda: plane)
     planes.streams_lost = lambda: len(known.missing) if known is not None else 0
@@ -206,6 +213,9 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, known: 
     and what the service raises.
     """
     reporting = asyncio.create_task(context.status.report(context.node, clock))
+    storage = asyncio.create_task(
+        watch_storage(context.config.node.id, context.role, context.replica, context.node, context.status, context.log)
+    )
     working, lost = asyncio.create_task(service.run(context)), asyncio.create_task(lease.lost.wait())
     watching = asyncio.create_task(known.watch(lease))
     try:
@@ -221,7 +231,7 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, known: 
         context.log.warning("stopped_without_server", reason=str(error))
     finally:
         try:
-            await cancel_and_wait(reporting, lost, watching, working)
+            await cancel_and_wait(reporting, lost, watching, storage, working)
         except StillRunningError as error:
             context.log.warning("work_goes_on", reason=str(error), consequence="the process ends anyway")
 

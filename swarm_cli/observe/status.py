@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.config import NodeConfig
-from shared.contracts.status_figures import FigureFamily
+from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.identity.statements import Standing
 from shared.roles import ROLES
 from shared.runtime.status import STOPPED
@@ -230,7 +230,7 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, ser
         console.print(streams)
     for line in omissions(snapshot):
         console.print(line)
-    for line in _unprotected(snapshot.nodes):
+    for line in [*_unprotected(snapshot.nodes), *_unwritten(snapshot.nodes, snapshot.at)]:
         console.print(line, markup=False)
     if snapshot.swarm_denied:
         console.print("the swarm's streams are not shown: its server refuses this command (nats.swarm_key_file)", markup=False)
@@ -287,6 +287,24 @@ def _unprotected(nodes: Sequence[NodeSnapshot]) -> Iterator[str]:
             f"{_names(names)}: {whose} scorers run without these protections: {', '.join(without)}; {where} the cause and "
             "the remedy (sandbox_protection_missing)"
         )
+
+
+def _unwritten(nodes: Sequence[NodeSnapshot], at: float) -> Iterator[str]:
+    """A line for each thing that a process cannot write, and for storage that is slow."""
+    alive = [(node, role, status) for node in nodes for role in ROLES for status in node.view.alive(role, at)]
+    for node, role, status in alive:
+        whose, figures = f"{visible(node.node)}: the {role}", status.figures
+        for figure, since in sorted(figures.items()):
+            if (kind := FigureFamily.FAILING_SINCE.what(figure)) is not None:
+                tries = figures.get(FigureFamily.WRITE_FAILURES.of(kind), 0.0)
+                yield (
+                    f"{whose} cannot write: {visible(kind, 20).replace('_', ' ')}, for {duration(at - since)} "
+                    f"({tries:,.0f} failed writes); its log has the cause and the remedy (write_failed)"
+                )
+        if (sync_s := figures.get(StatusFigure.DISK_SYNC_S)) is not None:
+            yield f"{whose}'s disk is slow: a sync takes {sync_s:.2f} s; its log has the remedy (disk_slow)"
+        if (store_s := figures.get(StatusFigure.NATS_STORE_S)) is not None:
+            yield f"{whose}'s NATS server stores slowly: {store_s:.2f} s a message; the log has the remedy (nats_storage_slow)"
 
 
 def _missing_protections(node: NodeSnapshot) -> list[str]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import subprocess
 import time
 from collections import defaultdict
@@ -32,6 +31,7 @@ from tests.chaos.figures import Row, note
 from tests.chaos.publishing import Load, load_stream, lost_and_duplicated, stored_ids
 from tests.chaos.scale import SCALE
 from tests.chaos.servers import ShippedServer
+from tests.full_disk import strace_works
 from tests.nats_server import NatsServer
 
 PUBLISH_S = 1.5
@@ -42,15 +42,6 @@ _FD = re.compile(r"^\w+\((\d+)<([^>]*)>")
 _OPENED = re.compile(r'^openat\([^,]*, "(?P<path>[^"]*)", (?P<flags>[A-Z_|]+).*\) = (?P<fd>\d+)<(?P<real>[^>]*)>')
 _PWRITE = re.compile(r"^pwrite64\(\d+<([^>]*)>, .*, (\d+), (\d+)\) = (\d+)$")
 _RENAMED = re.compile(r'^rename\w*\((?:[^"]*)"([^"]*)",[^"]*"([^"]*)".*\) = 0')
-
-
-def strace_works() -> bool:
-    """Whether this machine has strace and lets it trace."""
-    if shutil.which("strace") is None:
-        return False
-    return (
-        subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, timeout=180, check=False).returncode == 0
-    )
 
 
 class Durable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from services.trainer.durable.export import export_policy
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, PolicyPointer
 from shared.contracts.senders import FINDINGS_KEY, TrainerFindings
+from shared.contracts.status_figures import FigureFamily
 from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, node_bucket
 from shared.json_lines import read_jsonl
 from shared.policy_store import open_policy_store
@@ -229,6 +231,34 @@ async def test_a_full_disk_leaves_checkpoint_and_policy_as_they_were_and_both_ar
     await life.until(lambda: checkpoints(config).steps()[-1] == 2)
     await life.stop()
     assert [line["step"] for line in metric_lines(config)] == [1, 2]
+
+
+async def test_checkpoints_that_fail_are_tried_ever_more_rarely_told_once_and_shown_until_one_succeeds(
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+) -> None:
+    config = node_config(model, tmp_path, trainer={"checkpoint_every": 1})
+    await set_up(transport, some_batches(tokenizer, 1))
+    life = Life(config, transport)
+    await life.until(lambda: checkpoints(config).steps() == [1])
+    since, count = FigureFamily.FAILING_SINCE.of("checkpoint"), FigureFamily.WRITE_FAILURES.of("checkpoint")
+    with no_file_above(20_000):
+        for step in range(2, 14):
+            await put_batches(transport, some_batches(tokenizer, 1, first=step))
+            await life.until_trained(step)
+        await life.until(lambda: life.value("swarm_trainer_write_failures_total", kind="checkpoint") >= 2)
+        assert life.value("swarm_trainer_write_failing", kind="checkpoint") == 1.0
+        figures = life.context.status.snapshot().figures
+        assert time.time() - 60.0 < figures[str(since)] < time.time() and figures[str(count)] >= 2
+    tries = life.value("swarm_trainer_write_failures_total", kind="checkpoint")
+    assert tries <= 5, "at most one try after 0, 1, 3, 7 and 15 s"
+    failed = [line for line in life.logged("write_failed") if line["kind"] == "checkpoint"]
+    assert [line["failures"] for line in failed] == [1]
+    await life.until(lambda: checkpoints(config).steps()[-1] == 13)
+    await life.until(lambda: life.value("swarm_trainer_write_failing", kind="checkpoint") == 0.0)
+    (ended,) = [line for line in life.logged("write_succeeded") if line["kind"] == "checkpoint"]
+    assert ended["failures"] >= tries
+    assert str(since) not in life.context.status.snapshot().figures
+    await life.stop()
 
 
 async def test_a_published_policy_newer_than_the_whole_log_is_taken_back_with_a_warning(

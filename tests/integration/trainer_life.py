@@ -39,6 +39,7 @@ from shared.contracts.messages import (
     TaskRef,
 )
 from shared.contracts.sampler_state import SamplerState
+from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import POLICY_KEY, TRAINER_KEY, node_batches, node_batches_stream, node_bucket
 from shared.model.tokenizer_hash import tokenizer_hash
@@ -232,6 +233,10 @@ class Life:
             return found is not None and found.policy_version >= step
 
         await self.until(there)
+
+    async def until_trained(self, step: int) -> None:
+        """Wait until a step was taken, whether or not anything of it could be written."""
+        await self.until(lambda: self.context.status.get(StatusFigure.STEP) >= step)
 
     async def until_finished(self) -> None:
         async def there() -> bool:

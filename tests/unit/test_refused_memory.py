@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from services.verifier.refused_memory import KNOWN_SENDERS, OF_A_SENDER, STRANGERS, RefusedGroup, RefusedMemory, excerpt_of
 from services.verifier.refused_record import FILES_KEPT, RefusedRecord
 from shared.run_records import refused_file, refused_files
+from shared.runtime.writes import Writes
 from tests.full_disk import no_file_above
 from tests.unit.test_border import group
 
@@ -66,17 +67,17 @@ def test_the_largest_of_all_texts_stay_small() -> None:
 
 async def test_the_record_outlives_a_restart_a_torn_line_and_a_full_disk_and_forgets_old_replicas(tmp_path: Path) -> None:
     log = structlog.get_logger("verifier")
-    record = RefusedRecord(tmp_path, "0", log)
+    record = RefusedRecord(tmp_path, "0", Writes("verifier", log=log))
     record.note(refusal("beta", 7, excerpt=excerpt_of(group())), known=True)
     await record.write()
     file = refused_file(tmp_path, "0")
     with file.open("a") as torn:
         torn.write('{"time": 3, "reas')
-    again = RefusedRecord(tmp_path, "0", log)
+    again = RefusedRecord(tmp_path, "0", Writes("verifier", log=log))
     again.note(refusal("", 8, group_id="", claimed_id="ab" * 8), known=False)
     with no_file_above(100), capture_logs() as said:
         await again.write()
-    assert [line["event"] for line in said] == ["refusals_not_written"]
+    assert [line["event"] for line in said] == ["write_failed"]
     assert [json.loads(line)["swarm_seq"] for line in file.read_text().splitlines() if line.endswith("}")] == [7]
     again.note(refusal("gamma", 9), known=True)
     await again.write()
@@ -84,5 +85,5 @@ async def test_the_record_outlives_a_restart_a_torn_line_and_a_full_disk_and_for
     assert [json.loads(line)["known"] for line in file.read_text().splitlines()] == [True, False, True]
     for number in range(20):
         refused_file(tmp_path, f"pod-{number}").write_text("")
-    RefusedRecord(tmp_path, "1", log)
+    RefusedRecord(tmp_path, "1", Writes("verifier", log=log))
     assert len(refused_files(tmp_path)) <= FILES_KEPT

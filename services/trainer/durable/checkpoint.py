@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import load
 
 from services.trainer.state import LearnerState, TrainedPosition
+from shared import disk
 from shared.model.weights import serialize
 
 MANIFEST = "manifest.json"
@@ -110,7 +111,7 @@ class CheckpointStore:
         except OSError:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        _flush_folder(self.folder)
+        disk.sync_path(self.folder)
         return final
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
@@ -248,7 +249,7 @@ def _write(folder: Path, state: LearnerState, position: TrainedPosition, model: 
         "sha256": {name: hashlib.sha256(payload).hexdigest() for name, payload in payloads.items()},
     }
     _write_file(folder / MANIFEST, _json({**manifest, "self_sha256": hashlib.sha256(_json(manifest)).hexdigest()}))
-    _flush_folder(folder)
+    disk.sync_path(folder)
 
 
 def _read_manifest(folder: Path) -> tuple[TrainedPosition, TrainedModel, dict[str, str]]:
@@ -292,12 +293,4 @@ def _write_file(file: Path, payload: bytes) -> None:
     with file.open("wb") as stream:
         stream.write(payload)
         stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        disk.sync(stream.fileno())

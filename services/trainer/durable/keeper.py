@@ -5,7 +5,6 @@ alongside the steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -23,15 +22,15 @@ from shared.contracts.control import EvalReport
 from shared.contracts.subjects import EVAL_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.runtime import ServiceContext
+from shared.runtime.writes import LONGEST_WAIT_S
 from shared.transport.base import TransportError
 
 
 class CheckpointKeeper:
-    """Writes a trainer's checkpoints. If one cannot be written, it is tried again; the previous one
-    stays intact.
+    """Writes a trainer's checkpoints. If one cannot be written, it is tried again, ever more rarely
+    (`shared.runtime.writes`); the previous one stays intact.
 
-    failing: the newest could not be written. written: the batch of the newest one on disk. seconds:
-    time spent writing since `step_seconds` was last called.
+    written: the batch of the newest one on disk.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class CheckpointKeeper:
         folder = config.node.run_dir / CHECKPOINTS
         self.store = CheckpointStore(folder, keep=trainer.keep_checkpoints, keep_best=trainer.keep_best)
         self.written = 0
-        self.failing = False
         self._seconds = 0.0
 
     def step_seconds(self) -> float:
@@ -58,42 +56,42 @@ class CheckpointKeeper:
         return seconds
 
     def due(self, step: int) -> bool:
-        """Whether to write a checkpoint after `step`: it is due, the last one could not be written,
-        or the log could discard batches that no checkpoint contains.
+        """Whether to write a checkpoint after `step`: it is due, the last one could not be written
+        and should be tried again, or the log could discard batches that no checkpoint contains.
         """
-        return self.failing or self._batches.wants_checkpoint or step % self._config.trainer.checkpoint_every == 0
+        if self._context.writes.failing("checkpoint"):
+            return self.is_to_be_tried_again
+        return self._batches.wants_checkpoint or step % self._config.trainer.checkpoint_every == 0
 
     @property
     def holds_up(self) -> bool:
         """Whether training must wait until a checkpoint can be written, because a trainer that
         continued could not be restarted.
         """
-        return self.failing and self._batches.wants_checkpoint
+        return self._context.writes.failing("checkpoint") and self._batches.wants_checkpoint
 
-    async def write(self, position: TrainedPosition, failed: Callable[[str, str, Exception], None]) -> None:
-        """Write a checkpoint of the state after `position`; calls `failed(kind, remedy, error)` if
-        it cannot be written.
-        """
+    @property
+    def is_to_be_tried_again(self) -> bool:
+        """Whether the last one could not be written, and the wait since then is over."""
+        return self._context.writes.failing("checkpoint") and self._context.writes.due("checkpoint")
+
+    async def write(self, position: TrainedPosition) -> None:
+        """Write a checkpoint of the state after `position`; a failure is told."""
         started = time.perf_counter()
         in_a_hurry = self._context.stopping.is_set()
         evaluation = None if in_a_hurry else await self._newest_evaluation()
-        try:
+        remedy = f"the one before is intact; free space at {self.store.folder}; tried again, at most every {LONGEST_WAIT_S:.0f} s"
+        with self._context.writes.trying("checkpoint", remedy):
             await self._torch.run(lambda: self._save(position, evaluation))
-        except OSError as error:
-            self.failing = True
-            folder = self.store.folder
-            failed("checkpoint", f"the one before is intact; free space at {folder}; tried again at the next step", error)
+            self.written = position.batch_number
+        if self._context.writes.failing("checkpoint"):
             return
-        self.failing = False
-        self.written = position.batch_number
         self._batches.saved()
         self._gauges.checkpointed(self.written)
         if in_a_hurry:
             return
-        try:
+        with self._context.writes.trying("batch_log", "the batch log keeps old batches; tried again later", TransportError):
             await self._batches.forget(self.store.replay_seq())
-        except TransportError as error:
-            self._log.warning("batch_log_not_purged", reason=str(error), consequence="retried at the next checkpoint")
         self._seconds = time.perf_counter() - started
         self._log.info("checkpoint", step=self.written, seconds=round(self._seconds, 3))
 

@@ -5,6 +5,7 @@ error that the caller understands.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 from shared.transport.base import Conflict, NotConnected, PubAck, StreamFull, TooLarge
@@ -29,7 +30,7 @@ async def store(
         NotConnected: no acknowledgement before the deadline.
         TransportError: the answer cannot be read.
     """
-    told = {**headers, "Nats-Expected-Stream": stream}
+    told, started = {**headers, "Nats-Expected-Stream": stream}, time.perf_counter()
     what = f"publish on {subject} to stream {stream}"
     while True:
         try:
@@ -42,6 +43,7 @@ async def store(
         answer = answer_object(reply.data, what)
         with readable(what):
             if "error" not in answer:
+                connection.counters.stores.add(time.perf_counter() - started)
                 return PubAck(count_of(answer["seq"]), bool(answer.get("duplicate", False)))
             error = api.ApiError(what, answer["error"])
         if error.err_code in api.WRONG_LAST_SEQUENCE:

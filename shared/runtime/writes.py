@@ -1,0 +1,232 @@
+"""What a process writes, told when it fails or is slow.
+
+A write that failed is tried again after a wait that doubles each time, up to `LONGEST_WAIT_S`. It
+is logged once for each cause, and counted; the process's status says since when it fails. While the
+server cannot be reached a try costs little and its return should be noticed at once, so that is
+tried as often as the caller likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shared import disk
+from shared.contracts.status_figures import FigureFamily, StatusFigure
+from shared.contracts.subjects import node_bucket, status_key
+from shared.roles import Role
+from shared.runtime.logs import Log
+from shared.runtime.status import StatusBoard
+from shared.transport.base import NotConnected, Transport, TransportError
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+KINDS: dict[Role, tuple[str, ...]] = {
+    "generator": ("evaluation", "samples", "file_names"),
+    "verifier": ("accepted", "names", "refusals"),
+    "sampler": (),
+    "trainer": ("metrics", "trained", "policy", "position", "checkpoint", "batch_log", "findings", "pruning", "refusal"),
+}
+"""What each role writes; the names are labels of its metrics."""
+
+SLOW_S, SLOW_SHARE = 0.1, 0.1
+"""Storage is slow if a wait for it takes this long on average and all of them take this part of the
+time. It counts as mended at half of either.
+"""
+CHECK_EVERY_S, WINDOW_S, FEWEST = 5.0, 60.0, 5
+DISK_REMEDY = "a faster disk for node.var_dir and policy_store.uri; stop what else writes to it"
+STORE_REMEDY = "a faster disk for the NATS server's store_dir; stop what else writes to it"
+
+
+@dataclass(slots=True)
+class _Failing:
+    since: float
+    cause: str
+    failures: int = 0
+    next_try: float = 0.0
+
+
+class Writes:
+    """The writes of one process. Without a registry and a status board it only logs."""
+
+    def __init__(
+        self,
+        role: Role,
+        registry: CollectorRegistry | None = None,
+        status: StatusBoard | None = None,
+        log: Log | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._status, self._log, self._clock = status, log or structlog.get_logger(role), clock
+        self._failing: dict[str, _Failing] = {}
+        self._failures: Counter | None = None
+        self._state: Gauge | None = None
+        if registry is not None and KINDS[role]:
+            text = "Failed writes, by kind; each is tried again."
+            self._failures = Counter(f"swarm_{role}_write_failures_total", text, ["kind"], registry=registry)
+            text = "1 while the last write of this kind failed, else 0."
+            self._state = Gauge(f"swarm_{role}_write_failing", text, ["kind"], registry=registry)
+            for kind in KINDS[role]:
+                self._failures.labels(kind)
+                self._state.labels(kind)
+
+    def due(self, kind: str) -> bool:
+        """Whether to write now: nothing failed, or the wait after the last failure is over."""
+        failing = self._failing.get(kind)
+        return failing is None or self._clock() >= failing.next_try
+
+    def failing(self, kind: str) -> bool:
+        """Whether the last write of this kind failed."""
+        return kind in self._failing
+
+    @contextmanager
+    def trying(self, kind: str, remedy: str, *errors: type[Exception]) -> Iterator[None]:
+        """A block that writes. Its `errors`, by default OSError, end it and are told; the caller
+        goes on. `remedy`: what happens now and what to do, in a few words.
+        """
+        caught = errors or (OSError,)
+        try:
+            yield
+        except caught as error:
+            self.failed(kind, remedy, error)
+        else:
+            self.succeeded(kind)
+
+    def failed(self, kind: str, remedy: str, error: Exception) -> None:
+        """Count a failed write, log it if its cause is new, and wait longer before the next."""
+        now, cause = self._clock(), _cause(error)
+        failing = self._failing.setdefault(kind, _Failing(now, ""))
+        failing.failures += 1
+        away = isinstance(error, NotConnected)
+        wait_s = 0.0 if away else min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failing.failures - 1, 16))
+        failing.next_try = now + wait_s
+        if self._failures is not None and self._state is not None:
+            self._failures.labels(kind).inc()
+            self._state.labels(kind).set(1)
+        if self._status is not None:
+            self._status.add(FigureFamily.WRITE_FAILURES.of(kind))
+            self._status.set(FigureFamily.FAILING_SINCE.of(kind), time.time() - (now - failing.since))
+        if cause != failing.cause:
+            failing.cause = cause
+            self._log.error("write_failed", kind=kind, reason=str(error), failures=failing.failures, remedy=remedy)
+
+    def succeeded(self, kind: str) -> None:
+        """Record a write; the first one after failures is logged."""
+        failing = self._failing.pop(kind, None)
+        if failing is None:
+            return
+        if self._state is not None:
+            self._state.labels(kind).set(0)
+        if self._status is not None:
+            self._status.set(FigureFamily.FAILING_SINCE.of(kind), None)
+        seconds = round(self._clock() - failing.since, 1)
+        self._log.info("write_succeeded", kind=kind, failures=failing.failures, failing_s=seconds)
+
+
+def _cause(error: Exception) -> str:
+    """What tells causes apart: not the names of drafts and numbers of steps in a message."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"errno {error.errno}"
+    return f"{type(error).__name__} {re.sub('[0-9]+', '', str(error))}"
+
+
+class SyncMetrics(Collector):
+    """Exports how long this process waits for its disk, from now on."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._before = disk.SYNCS.count, disk.SYNCS.seconds
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """The families without samples."""
+        return self._families()
+
+    def collect(self) -> Iterator[Metric]:
+        """The families."""
+        syncs, seconds = self._families()
+        syncs.add_metric([], disk.SYNCS.count - self._before[0])
+        seconds.add_metric([], disk.SYNCS.seconds - self._before[1])
+        yield from (syncs, seconds)
+
+    @staticmethod
+    def _families() -> tuple[CounterMetricFamily, CounterMetricFamily]:
+        return (
+            CounterMetricFamily("swarm_disk_syncs", "Files and folders that this process synced to disk.", labels=[]),
+            CounterMetricFamily("swarm_disk_sync_seconds", "Time for which this process waited for these syncs.", labels=[]),
+        )
+
+
+class _Reading(NamedTuple):
+    at: float
+    waits: int
+    seconds: float
+
+
+class SlowWaits:
+    """Judges from readings of one kind of wait whether it is slow. Pure."""
+
+    def __init__(self) -> None:
+        self._readings: deque[_Reading] = deque()
+        self.slow = False
+        self.mean_s = self.share = 0.0
+
+    def note(self, now: float, count: int, seconds: float, usual_s: float = 0.0) -> bool:
+        """Add a reading of the totals so far; whether the judgement changed. usual_s: the part of
+        a wait that is not the storage's, such as the way to the server.
+        """
+        while self._readings and now - self._readings[0].at > WINDOW_S:
+            self._readings.popleft()
+        self._readings.append(_Reading(now, count, seconds))
+        first = self._readings[0]
+        waits = count - first.waits
+        self.mean_s = (seconds - first.seconds) / waits if waits else 0.0
+        self.share = (seconds - first.seconds) / max(now - first.at, 1e-9) if waits else 0.0
+        relief = 0.5 if self.slow else 1.0
+        slow = waits >= FEWEST and self.mean_s - usual_s >= SLOW_S * relief and self.share >= SLOW_SHARE * relief
+        changed, self.slow = slow != self.slow, slow
+        return changed
+
+
+async def watch_storage(
+    node: str, role: Role, replica: str, transport: Transport, status: StatusBoard, log: Log, every_s: float = CHECK_EVERY_S
+) -> None:
+    """Loop forever: log when the disk or the server's storage becomes slow or is fast again, and
+    show in the status how slow it is.
+    """
+    syncs, stores = SlowWaits(), SlowWaits()
+    while True:
+        now = time.monotonic()
+        if syncs.note(now, disk.SYNCS.count, disk.SYNCS.seconds):
+            _tell(log, "disk", syncs, DISK_REMEDY)
+        status.set(StatusFigure.DISK_SYNC_S, syncs.mean_s if syncs.slow else None)
+        waits = transport.counters.stores
+        way_s = 0.0
+        if stores.mean_s >= SLOW_S / 2:
+            started = time.monotonic()
+            try:
+                await transport.kv.get(node_bucket(node), status_key(role, replica))
+                way_s = time.monotonic() - started
+            except TransportError:
+                way_s = stores.mean_s
+        if stores.note(now, waits.count, waits.seconds, way_s):
+            _tell(log, "nats_storage", stores, STORE_REMEDY)
+        status.set(StatusFigure.NATS_STORE_S, stores.mean_s if stores.slow else None)
+        await asyncio.sleep(every_s)
+
+
+def _tell(log: Log, what: str, waits: SlowWaits, remedy: str) -> None:
+    figures = {"seconds": round(waits.mean_s, 3), "share_of_time": round(waits.share, 2)}
+    if waits.slow:
+        log.warning(f"{what}_slow", **figures, remedy=remedy)
+    else:
+        log.info(f"{what}_fast_again", **figures)
