@@ -27,7 +27,7 @@ from services.trainer.torch_thread import TorchThread
 from services.trainer.tracking.extras import tracking_problems
 from services.trainer.tracking.feed import Feeds
 from services.trainer.tracking.opening import open_feeds
-from services.trainer.trained import tell_of_trained, trained_line
+from services.trainer.trained import batch_line, tell_of_trained, trained_line
 from services.trainer.upkeep import Upkeep
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
@@ -36,7 +36,7 @@ from shared.contracts.status_figures import StatusFigure
 from shared.json_lines import BoundedLines
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
-from shared.run_records import TRAINED_FILE, TRAINED_MAX_BYTES
+from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, TRAINED_FILE, TRAINED_MAX_BYTES
 from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped, unless_stopped
 from shared.runtime.logs import Log
 from shared.transport.base import NotConnected, TransportError
@@ -97,6 +97,7 @@ class _Training:
         self._metrics: MetricsLog
         self._trackers: Feeds
         self._trained = BoundedLines(config.node.run_dir / TRAINED_FILE, TRAINED_MAX_BYTES)
+        self._trained_batches = BoundedLines(config.node.run_dir / BATCHES_FILE, BATCHES_MAX_BYTES)
 
     @classmethod
     async def start(
@@ -133,6 +134,7 @@ class _Training:
         self._metrics.close()
         self._trackers.close()
         self._trained.close()
+        self._trained_batches.close()
 
     async def _resume(self) -> None:
         """Resume from the newest intact checkpoint. Broken ones are renamed only after an older one
@@ -251,6 +253,7 @@ class _Training:
         try:
             how: dict[str, Any] = {"updated": record.updated, "updates": record.updates}
             self._trained.append(trained_line(record.step, record.time, **how, groups=self._learner.trained))
+            self._trained_batches.append(batch_line(batch))
         except OSError as error:
             remedy = "free space under node.var_dir; training goes on, and what this step trained on is not on record"
             self._upkeep.failed("trained", remedy, error)

@@ -4,7 +4,7 @@ look. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,11 +15,11 @@ from shared.runtime.status import STOPPED
 from shared.text import cut_text, visible
 from swarm_cli.dashboard.leaderboard import Row, leaderboard
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
-from swarm_cli.dashboard.recorded_scores import NO_NODES, NO_SETS, ByNode
 from swarm_cli.dashboard.trained_groups import TrainedGroups
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
+from swarm_cli.observe.recorded_scores import NO_NODES, ByNode
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.standing import ended_a_moment_ago, late_with_word, trouble
 
@@ -41,20 +41,22 @@ def swarm_object(
     recent: RecentGroups,
     trained: TrainedGroups = NOTHING_TRAINED,
     recorded: ByNode = NO_NODES,
-    last: Mapping[str, int] | None = None,
     names: FileNames = UNNAMED,
+    *,
+    ended: bool = False,
 ) -> dict[str, Any]:
-    """The first view's data. At most about 150 kB of JSON, however large the swarm is. last: of a
-    run that has ended, the last step of each node. names: of the files that are datasets.
+    """The first view's data. At most about 150 kB of JSON, however large the swarm is. names: of
+    the files that are datasets. ended: the run has ended, and all of this is from its records.
     """
     # A look at an empty server lists the configuration's node, although it has never been seen.
     nodes = [_node(node, snapshot.at, names) for node in snapshot.nodes if node.statuses or node.in_directory]
-    if last is not None:
-        nodes = [_at_its_end(node, last, recorded) for node in nodes]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(snapshot.known)
-    own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
-    rows = leaderboard(heard, own, known, recorded, ended=last is not None)
+    if ended:
+        own = [report for sets in recorded.values() for each in sets.values() for report in each.every]
+    else:
+        own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
+    rows = leaderboard(heard, own, known, recorded)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
     shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
     cells, fewest = trained.cells[:CELLS_SENT], trained.cells[CELLS_SENT:]
@@ -73,7 +75,7 @@ def swarm_object(
         "exchange_uncounted": dict(list(trained.uncounted.items())[:NODES_SENT]),
         "exchange_left_out": trained.left_out + sum(cell.groups for cell in fewest),
         "batches": recent.batches,
-        "groups": [recent_object(group, names) for group in recent.recent(GROUPS_SENT, last=last)],
+        "groups": [recent_object(group, names) for group in recent.recent(GROUPS_SENT)],
     }
 
 
@@ -160,14 +162,6 @@ def _trouble(node: NodeSnapshot, kind: str, now: float) -> str:
     if kind != "running" or not trouble(node.view, now):
         return ""
     return "unanswered" if late_with_word(node.view, now) else "still"
-
-
-def _at_its_end(node: dict[str, Any], last: Mapping[str, int], recorded: ByNode) -> dict[str, Any]:
-    """The node's data with the step and version on record: its processes reported both a moment
-    before the end, so that the same page would say two numbers.
-    """
-    evaluated = [each.newest.policy_version for each in recorded.get(node["node"], NO_SETS).values()]
-    return node | {"step": max(node["step"], last.get(node["node"], 0)), "version": max([node["version"], *evaluated])}
 
 
 def _words(node: NodeSnapshot, kind: str, now: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
-from shared.contracts.lease import LeaseRecord
+from shared.contracts.lease import LeaseRecord, NameOwner
 from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.wire import MessageError
 from shared.roles import ROLES
@@ -32,6 +32,10 @@ class NodeView:
     policy: PolicyPointer | None = None
     evaluation: EvalReport | None = None
     unreadable: tuple[str, ...] = field(default=())
+    run: str = ""
+    """The run that the node's name and streams belong to; empty if it is not known."""
+    recorded_version: int = 0
+    """Of an ended run: the newest version on record."""
     leases: tuple[tuple[LeaseRecord, float], ...] = ()
     """Leases of the processes that hold the node's name, one per role or replica, each with the
     time at which the server last stored it (Unix time).
@@ -54,6 +58,10 @@ class NodeView:
         others = {(lease.host, lease.run) for lease in held if lease.host != here}
         return [f"{host} (run {run})" for host, run in sorted(others)]
 
+    def left_by_another_run(self, run: str, now: float) -> bool:
+        """Whether the node belongs to another run than `run` ("": not known) and is not running."""
+        return bool(run and self.run and self.run != run) and not any(self.alive(role, now) for role in ROLES)
+
     @property
     def step(self) -> int:
         """Steps taken, as far as the trainer has reported."""
@@ -63,7 +71,7 @@ class NodeView:
     @property
     def version(self) -> int:
         """Version of the newest published policy."""
-        return self.policy.version if self.policy else 0
+        return self.policy.version if self.policy else self.recorded_version
 
     def roles(self, role: str) -> list[ServiceStatus]:
         """Statuses of all replicas of a role, the newest first, including processes that
@@ -129,12 +137,15 @@ def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
     evaluation: EvalReport | None = None
     unreadable: list[str] = []
     leases: list[tuple[LeaseRecord, float]] = []
+    run = ""
     for entry in entries:
         try:
             if entry.key.startswith(STATUS_PREFIX):
                 statuses.append(_own_status(node, entry))
             elif entry.key.startswith(subjects.LEASE_PREFIX):
                 leases.append((decode(entry.value, LeaseRecord), entry.stored_at))
+            elif entry.key == subjects.NAME_KEY:
+                run = decode(entry.value, NameOwner).run
             elif entry.key == subjects.TRAINER_KEY:
                 position = decode(entry.value, TrainerPosition)
             elif entry.key == subjects.POLICY_KEY:
@@ -143,7 +154,7 @@ def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
                 evaluation = _own_report(node, entry)
         except MessageError:
             unreadable.append(entry.key)
-    return NodeView(node, tuple(statuses), position, policy, evaluation, tuple(unreadable), tuple(leases))
+    return NodeView(node, tuple(statuses), position, policy, evaluation, tuple(unreadable), run=run, leases=tuple(leases))
 
 
 def _own_status(node: str, entry: KvEntry) -> ServiceStatus:
@@ -161,6 +172,17 @@ def _own_report(node: str, entry: KvEntry) -> EvalReport:
     if report.node != node:
         raise MessageError("malformed", f"the evaluation under {entry.key} is about {report.node}")
     return report
+
+
+async def run_of(transport: Transport, node: str) -> str:
+    """The run that the node's streams on this server belong to; empty if it is not known."""
+    try:
+        entry = await transport.kv.get(subjects.node_bucket(node), subjects.NAME_KEY)
+        return "" if entry is None else decode(entry.value, NameOwner).run
+    except NotConnected:
+        raise
+    except (TransportError, MessageError):
+        return ""
 
 
 async def gather(transport: Transport, nodes: Sequence[str]) -> list[NodeView]:

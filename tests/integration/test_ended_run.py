@@ -1,5 +1,5 @@
-"""A run that has ended is looked at in a copy of what its real NATS server had stored: nothing of
-it changes, nobody is kept from starting it, and nothing stays behind.
+"""A run that has ended is its records: every command shows it from them, without a server, changes
+nothing of it, and keeps nobody from starting it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ import asyncio
 import hashlib
 import json
 import os
-import signal
-import subprocess
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -26,7 +25,6 @@ from swarm_cli.app import build
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
-from swarm_cli.looking.store_copy import COPIES, StartedMeanwhile, server_on_copy
 from swarm_cli.looking.target import looking_at
 from swarm_cli.run_end import write_end
 from swarm_cli.running import RunNote
@@ -35,25 +33,25 @@ from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import SET, Dashboard, PageSwarm, group, trained_on, usual
 from tests.nats_server import NatsServer
 
-DEADLINE_S = 180.0
-
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where runs are, with one that took its steps; its server has ended."""
     var_dir = tmp_path_factory.mktemp("var")
     folder = var_dir / "runs" / "first"
-    server = NatsServer(var_dir / "nats", jetstream=f'store_dir: "{folder}"\n  sync_interval: 1m').start()
+    server = NatsServer(var_dir / "nats").start()
 
     async def write() -> None:
         swarm = await PageSwarm.open(server.url, folder)
         await usual(swarm)
         for node in ("alpha", "beta"):
             await swarm.node(node, finished=True)
+            evaluated(folder / node)
         await swarm.transport.close()
 
     asyncio.run(write())
     server.stop()
+    shutil.rmtree(var_dir / "nats")
     write_note(folder, RunNote(server.url, server.url, "swarm up --run first"))
     write_end(folder, 0, "progress")
     for node in ("alpha", "beta"):
@@ -70,7 +68,6 @@ def var_dir(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = digest(stored / "runs")
     yield stored
     assert digest(stored / "runs") == before, "the run is as it was"
-    assert not (stored / COPIES).exists(), "no copy stays behind"
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -89,11 +86,12 @@ def swarm(*arguments: str) -> tuple[int, str, str]:
 def test_status_says_how_the_run_ended_with_an_exit_code_of_its_own(var_dir: Path) -> None:
     code, out, err = swarm("status", "--run", "first")
     assert code == 3 and "run first ended in order at" in err and "every node has taken its steps" in err
-    assert out.count("ended") == 2 * 4 and "silent" not in out and "NODE_ALPHA_BATCHES" in out
+    assert out.count("ended") == 2 * 4 and "silent" not in out and "0.750 @9" in out
     code, out, _ = swarm("status", "--run", "first", "--json")
     told = json.loads(out)
     assert code == 3 and told["ended"]["run"] == "first" and told["ended"]["how"] == "in order"
-    assert told["nodes"]["alpha"]["finished"] and told["nodes"]["alpha"]["trouble"] == []
+    alpha = told["nodes"]["alpha"]
+    assert (alpha["finished"], alpha["trouble"], alpha["step"], alpha["policy_version"]) == (True, [], 6, 9)
 
 
 def test_status_that_finds_no_server_says_that_the_run_there_has_ended(var_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +123,7 @@ def test_batches_and_groups_and_the_top_of_an_ended_run_are_read(var_dir: Path) 
     assert [group["question"] for group in groups][0] == "Find the greatest common divisor of 12 and 18."
     assert swarm("rollouts", "alpha", "--run", "first", "--follow")[0] == 0, "there is nothing to wait for"
     code, out, _ = swarm("trace", groups[0]["group_id"], "--run", "first")
-    assert code == 0 and "in a batch" in out
+    assert code == 0 and "in a batch" in out and "scored" in out
     code, out, _ = swarm("top", "--once", "--run", "first")
     assert code == 0 and "run first ended in order at" in out and "trainer ended" in out and "silent" not in out
 
@@ -139,11 +137,9 @@ def test_a_run_that_starts_while_it_is_looked_at_is_not_hindered(var_dir: Path) 
     folder = var_dir / "runs" / "first"
     config = load_config(DEMO_CONFIG)
     with looking_at(config, "first", "") as target:
-        assert target.ended is not None and target.node_url.startswith("nats://127.0.0.1:")
+        assert target.ended is not None and (target.node_url, target.swarm_url) == ("", None)
         with holding_run(folder):
             pass
-    with holding_run(folder), pytest.raises(StartedMeanwhile), server_on_copy(folder, var_dir):
-        pass
     with holding_run(folder), looking_at(config, "first", "") as target:
         assert target.ended is None and target.node_url == noted_url(folder), "it is looked at as it runs"
 
@@ -152,23 +148,23 @@ def noted_url(folder: Path) -> str:
     return str(json.loads((folder / "up.json").read_text())["node_url"])
 
 
-def test_the_page_shows_an_ended_run_and_a_killed_page_leaves_nothing_for_long(var_dir: Path, tmp_path: Path) -> None:
+def test_the_page_shows_an_ended_run_from_its_records(var_dir: Path, tmp_path: Path) -> None:
     shown = Dashboard("", tmp_path, "--run", "first", var_dir=var_dir)
-    found = shown.until_state("ended")
-    assert found["ended"]["in_order"] and found["ended"]["copied"] and "run first ended in order" in found["ended"]["words"]
-    assert {node["kind"] for node in found["nodes"] if node["node"] != "gamma"} == {"finished"}
-    found = shown.until(lambda told: bool(told["batches"]), "its batches read")
-    assert ["alpha", "beta", "basic_arithmetic", 6] in found["exchange"]
-    assert (found["exchange_since"], found["exchange_uncounted"]) == ({}, {})
-    servers = children(shown.process)
-    assert len(servers) == 1 and (var_dir / COPIES).is_dir()
-    shown.process.send_signal(signal.SIGKILL)
-    shown.process.wait(10)
-    deadline = time.monotonic() + DEADLINE_S
-    while any(alive(server) for server in servers):
-        assert time.monotonic() < deadline, "its server ends with it"
-        time.sleep(0.05)
-    assert swarm("status", "--run", "first")[0] == 3, "the next command removes the copy"
+    try:
+        found = shown.until(lambda told: told["state"] == "ended" and bool(told["batches"]), "its batches read")
+        assert found["ended"]["in_order"] and found["ended"]["seen"] and "run first ended in order" in found["ended"]["words"]
+        assert {node["node"]: node["kind"] for node in found["nodes"]} == {"alpha": "finished", "beta": "finished"}
+        assert ["alpha", "beta", "basic_arithmetic", 6] in found["exchange"]
+        assert (found["exchange_since"], found["exchange_uncounted"]) == ({}, {})
+        assert scores(found) == [(9, 0.75, 0.125), (9, 0.75, 0.125)]
+        for path in ("step.json?node=alpha&step=2", "group.json?node=alpha&step=1&place=0", "node.json?node=beta"):
+            with urllib.request.urlopen(shown.url + path, timeout=60) as answer:
+                assert json.load(answer)["node"] in ("alpha", "beta")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(shown.url + "step.json?node=alpha&step=999", timeout=60)
+        assert refused.value.code == 404 and "steps 1 to 6" in json.load(refused.value)["problem"]
+    finally:
+        shown.close()
 
 
 def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_to_the_next(tmp_path: Path) -> None:
@@ -187,13 +183,13 @@ def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_t
         told = shown.until_state("ended")
         assert told["exchange"] == [["alpha", "beta", "gcd", 1]], "the last lines of the files are read too"
         assert scores(told) == [(9, 0.75, 0.125)], "and the last scores, which nobody passed on"
-        assert told["ended"]["run"] == "one" and told["ended"]["follows"] and not told["ended"]["copied"]
+        assert told["ended"]["run"] == "one" and told["ended"]["follows"]
         assert (told["problem"], told["ended"]["goes_on"]) == ("", "`swarm up --run one`"), "its server ended with it"
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(shown.url + "step.json?node=alpha&step=1", timeout=60)
-        assert "`swarm dashboard --run one` shows its steps" in json.load(refused.value)["problem"]
+        assert "it has no batches.jsonl here" in json.load(refused.value)["problem"]
         seen = {(node["node"], node["kind"]) for node in told["nodes"]}
-        assert seen == {("alpha", "stopped")}, "what was seen stays in sight, and runs no longer"
+        assert seen == {("alpha", "finished")}, "it is its records now, and runs no longer"
         with running(var_dir, "two", second):
             assert shown.until_state("running")["server"] == second.url
     finally:
@@ -247,15 +243,3 @@ def evaluated(folder: Path) -> None:
 
 def scores(told: dict[str, Any]) -> list[tuple[int, float, float | None]]:
     return [(row["version"], row["newest"], row["base"]) for row in told["leaderboard"]]
-
-
-def children(process: subprocess.Popen[str]) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"

@@ -19,7 +19,6 @@ from rich.console import Console
 from shared.config import load_config
 from shared.runtime.deaths import KEPT, Deaths, deaths_file, note_death, read_deaths
 from swarm_cli.dashboard.away import name_logs
-from swarm_cli.dashboard.death_figures import death_figures
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.dashboard.swarm_state import swarm_object
 from swarm_cli.local.control import holding_run
@@ -109,14 +108,6 @@ def test_every_view_says_that_a_dying_process_is_being_started_and_none_that_som
     (node,) = state["nodes"]
     assert node["kind"] == "silent" and f"trainer {words}" in node["words"]
     assert node["away"][0]["again"] == f"alpha-trainer: {words}"
-
-
-def test_the_local_page_s_alerts_count_the_deaths_of_the_last_half_hour(tmp_path: Path) -> None:
-    (tmp_path / "alpha").mkdir()
-    said = {"times": [NOW - 1801, NOW - 1700, NOW - 5, NOW - 1], "code": -9, "next_at": NOW}
-    deaths_file(tmp_path, "alpha-trainer").write_text(json.dumps(said))
-    found = death_figures(tmp_path, ["alpha", "beta", "../alpha"], NOW)
-    assert found == 'swarm_process_recent_deaths{node="alpha", role="trainer"} 3\n'
 
 
 def test_a_run_that_a_killed_process_ends_says_so_and_promises_no_last_lines(capsys: pytest.CaptureFixture[str]) -> None:
