@@ -39,6 +39,7 @@ from shared.policy_store import PolicyStoreError
 from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, TRAINED_FILE, TRAINED_MAX_BYTES
 from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped, unless_stopped
 from shared.runtime.logs import Log
+from shared.runtime.status import FIRST_GROUPS
 from shared.transport.base import NotConnected, TransportError
 
 _POLL_S = (0.005, 0.01, 0.02, 0.05)
@@ -117,7 +118,7 @@ class _Training:
     async def run(self) -> None:
         """Run step after step. When stopped, write a checkpoint of the last step and return."""
         self._context.mark_ready()
-        self._context.status.state("training")
+        self._context.status.state("training" if self._upkeep.position.batch_number else FIRST_GROUPS)
         while not self._context.stopping.is_set() and not self._finished():
             waited = time.perf_counter()
             found = await self._next_batch()
@@ -211,6 +212,7 @@ class _Training:
         """The position advances before anything is written: the step has been taken, and what
         cannot be written is retried later.
         """
+        self._context.status.state("training")
         trained = await self._device.train(batch)
         if trained is None:
             return

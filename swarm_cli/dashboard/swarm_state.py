@@ -21,7 +21,7 @@ from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
 from swarm_cli.observe.recorded_scores import NO_NODES, ByNode
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.standing import ended_a_moment_ago, late_with_word, trouble
+from swarm_cli.observe.standing import ended_a_moment_ago, gone, late_with_word, standing, trouble
 
 NODES_SENT = 200
 ROWS_SENT = 200
@@ -112,16 +112,16 @@ def kind_of(node: NodeSnapshot, now: float) -> str:
     newest = [view.roles(role)[0] for role in ROLES if view.roles(role)]
     if view.position is not None and view.position.finished and (alive or all(each.state == STOPPED for each in newest)):
         return "finished"
-    if all(each.state == STOPPED for each in newest) and not alive:
-        return "stopped"
     if len(alive) < len(ROLES):
-        if view.loading(now):
+        missing = [role for role in ROLES if role not in alive]
+        if all(view.starting(role, now) for role in missing):
             return "starting"
-        if alive and ended_a_moment_ago(view, now):
+        if all(each.state == STOPPED for each in newest) and not alive:
             return "stopped"
-        never = len(newest) < len(ROLES) and all(each.state != STOPPED for each in newest) and len(alive) == len(newest)
-        return "starting" if never and view.step == 0 else "silent"
-    return "running" if view.step > 0 else "starting"
+        if gone(view, now):
+            return "silent"
+        return "stopped" if alive and ended_a_moment_ago(view, now) else "starting"
+    return "running" if view.step > 0 or standing(view, now) is not None else "starting"
 
 
 def _node(node: NodeSnapshot, now: float, names: FileNames) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _node(node: NodeSnapshot, now: float, names: FileNames) -> dict[str, Any]:
 def away(node: NodeSnapshot, kind: str, now: float) -> list[Role]:
     """The roles that do not answer: gone, or late with their word."""
     if kind == "silent":
-        return [role for role in ROLES if not node.view.alive(role, now)]
+        return gone(node.view, now)
     return late_with_word(node.view, now) if kind == "running" else []
 
 
@@ -170,9 +170,9 @@ def _words(node: NodeSnapshot, kind: str, now: float) -> str:
     """
     view = node.view
     if kind == "silent":
-        gone = [role for role in ROLES if not view.alive(role, now)]
-        since = max((status.updated_at for role in gone for status in view.roles(role)), default=now)
-        return f"no word from {', '.join(gone)} for {now - since:.0f} s"
+        away = gone(view, now)
+        since = max((status.updated_at for role in away for status in view.roles(role)), default=view.life_began)
+        return f"no word from {', '.join(away)} for {max(0.0, now - since):.0f} s"
     if kind == "stopped" and (still := [role for role in ROLES if view.alive(role, now)]):
         return f"still running: {', '.join(still)}"
     return node_words(view, now) if kind in ("running", "starting") else ""

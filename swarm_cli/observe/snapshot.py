@@ -25,6 +25,7 @@ from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.directory import Directory, read_directory, usual_swarm
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm
 from swarm_cli.observe.view import NodeView, gather, node_view
+from swarm_cli.running import running_since
 
 NODES_SHOWN = 100
 """The most nodes shown by default: first those on this server, then the directory's
@@ -178,6 +179,8 @@ async def take_snapshot(
             # The directory also lists nodes whose node plane is on another server, or in an account
             # that this user cannot see.
             views = await gather(node_plane, [name for name in wanted if name in here])
+            begun = running_since(config.node.var_dir / "runs" / run) if run else None
+            views = [replace(view, begun=begun or 0.0) if view.run in ("", run) else view for view in views]
             at = time.time()  # before the slow reads below, so that no process looks silent because of them
             earlier = [] if names else [view.node for view in views if view.left_by_another_run(run, at)]
             views = [view for view in views if view.node not in earlier]

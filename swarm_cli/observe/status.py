@@ -26,7 +26,7 @@ from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily
 from shared.identity.statements import Standing
 from shared.roles import ROLES
-from shared.runtime.status import STOPPED
+from shared.runtime.status import STARTING, STOPPED
 from shared.text import visible, visible_json
 from shared.transport.base import ConsumerState, NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
@@ -175,7 +175,7 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
                 {
                     "replica": status.replica,
                     "state": status.state,
-                    "age_s": round(at - status.updated_at, 1),
+                    "age_s": round(max(0.0, at - status.updated_at), 1),
                     "alive": status in view.alive(role, at),
                     "figures": dict(status.figures),
                 }
@@ -216,7 +216,7 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, ser
     for node in snapshot.nodes:
         if elsewhere := node.held_on(snapshot.at):
             console.print(visible(f"{node.node}: another machine holds this name: {', '.join(elsewhere)}"), markup=False)
-        gone = absent(node.view, snapshot.at) if node.view.step > 0 and not node.elsewhere else []
+        gone = [] if node.elsewhere else absent(node.view, snapshot.at)
         for words in () if server else (*gone, *trouble(node.view, snapshot.at)):
             console.print(f"{visible(node.node)}: {words}", markup=False)
         if none := "" if finished(node.view) else none_taken(node.view, snapshot.at):
@@ -321,6 +321,8 @@ def _role_cell(node: NodeSnapshot, role: str, at: float) -> str:
         state = instead_of_state(node.view, alive[0], at) or alive[0].state
         return state + (f" x{len(alive)}" if len(alive) > 1 else "")
     known = node.view.roles(role)
+    if node.view.starting(role, at):
+        return STARTING
     if not known:
         return "never seen"
     ago = duration(at - known[0].updated_at)

@@ -19,7 +19,7 @@ from shared.transport.base import KvEntry, NotConnected, Transport, TransportErr
 
 STATUS_PREFIX = "status."
 LOADING_S = 600.0
-"""How long a process of a node that was started again may load before it counts as silent."""
+"""How long a process of a node that was just started may load before it counts as silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,10 @@ class NodeView:
     unreadable: tuple[str, ...] = field(default=())
     run: str = ""
     """The run that the node's name and streams belong to; empty if it is not known."""
+    begun: float = 0.0
+    """When the run was last started, if it is this machine's; else 0. What was reported before is
+    of an earlier start.
+    """
     recorded_version: int = 0
     """Of an ended run: the newest version on record."""
     leases: tuple[tuple[LeaseRecord, float], ...] = ()
@@ -87,15 +91,19 @@ class NodeView:
         """Whether the node has run, and all its processes ended in order."""
         newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
         nobody = not any(self.alive(role, now) for role in ROLES)
-        return nobody and bool(newest) and all(status.state == STOPPED for status in newest)
+        begins = any(self.starting(role, now) for role in ROLES)
+        return nobody and not begins and bool(newest) and all(status.state == STOPPED for status in newest)
 
-    def loading(self, now: float) -> bool:
-        """Whether the node was started again and some of its processes have not reported yet: all
-        that are alive began after the others' last word, and not long ago.
+    def starting(self, role: str, now: float) -> bool:
+        """Whether the role has not reported since the node was started, and that is not long ago:
+        it is not there yet, where one that has reported since and is silent now is gone.
         """
-        alive = [status.started_at for role in ROLES for status in self.alive(role, now)]
-        gone = [self.roles(role)[0].updated_at for role in ROLES if self.roles(role) and not self.alive(role, now)]
-        return bool(alive and gone) and max(gone) < min(alive) and now - min(alive) <= LOADING_S
+        if not self.roles(role) and self.step > 0:
+            return False  # steps were taken, so it has been there, or is not coming
+        lives = [status.started_at for each in ROLES for status in self.alive(each, now)]
+        began = self.begun or min(lives, default=0.0)
+        reported = max((status.updated_at for status in self.roles(role)), default=0.0)
+        return not self.alive(role, now) and reported < began and now - began <= LOADING_S
 
     @property
     def life_began(self) -> float:

@@ -46,6 +46,7 @@ def test_while_the_server_is_lost_or_stores_nothing_the_page_says_nothing_reassu
     written(write())
     shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
     try:
+        shown.until_state("running")
         looker = Looker(browser)
         page = looker.open(shown.url)
         alpha = page.locator("#nodes tbody tr", has_text="alpha")

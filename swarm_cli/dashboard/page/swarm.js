@@ -16,7 +16,7 @@ const STATES = {
   finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` continues a run, `swarm plot NAME` draws its curves."],
   stopped: ["■", "Stopped", "The nodes here were stopped before their last step. `swarm up --run NAME` continues the run."],
   ended: ["■", "The run has ended", ""],
-  failed: ["!", "A process does not answer", "It fell silent without ending in order."],
+  failed: ["!", "A process is gone", "It fell silent without ending in order, or was given up."],
 };
 /** A swarm that runs with something wrong: by a node's `trouble`. */
 const TROUBLES = {
@@ -24,7 +24,7 @@ const TROUBLES = {
   dying: ["△", "Running, but a process dies again and again", "It is started again each time, after a longer pause; one that dies 8 times in 2 minutes is given up. Its log and `up.log` in the run's folder say why."],
   still: ["△", "Running, but a node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
-const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", failed: "bad", starting: "warn", waiting: "warn" };
+const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", failed: "bad", waiting: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };
 
 /** Text in which the parts between backquotes are shown as code. */
