@@ -68,6 +68,7 @@ def swarm_object(
         "nodes": shown_nodes,
         "nodes_left_out": snapshot.left_out + len(nodes) - len(shown_nodes),
         "unreadable": snapshot.unreadable,
+        "earlier": [visible(name, 40) for name in snapshot.earlier[:NODES_SENT]],
         "leaderboard": [_row(row) for row in shown_rows],
         "rows_left_out": len(rows) - len(shown_rows),
         "exchange": [[cell.taker, cell.sender, names.shown(cell.dataset), cell.groups] for cell in cells],

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from services.trainer.trained import trained_line
 from shared.config import load_config
 from swarm_cli.app import build
 from swarm_cli.errors import CommandError
@@ -213,6 +214,84 @@ def test_a_page_that_is_opened_after_the_run_ended_says_so_and_how_to_go_on(var_
     finally:
         said = shown.close()
     assert "Ctrl-C ends it and nothing else" in said, "no swarm goes on that has ended"
+
+
+def test_what_an_earlier_run_left_on_a_server_is_not_shown_under_a_later_runs_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs of one person on a server that outlives them, in one swarm: the first has ended."""
+    runs, server = tmp_path / "runs", NatsServer(tmp_path / "nats").start()
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    async def write() -> None:
+        for run, node in (("one", "alpha"), ("one", "beta"), ("two", "gamma")):
+            swarm = await PageSwarm.open(server.url, runs / run)
+            await swarm.node(node, run=run, state="stopped" if run == "one" else "working", age_s=100.0 if run == "one" else -600.0)
+            await swarm.score(swarm.report(node, 4, 0.5))
+            await swarm.batch(node, group(node, node, f"What {node} asks?", [("6", 1.0), ("5", 0.0)]))
+            await swarm.transport.close()
+
+    asyncio.run(write())
+    write_note(runs / "one", RunNote(server.url, server.url, "swarm up --run one", "first"))
+    write_end(runs / "one", 0, "progress")
+    (runs / "one" / "alpha" / "trained.jsonl").write_text(trained_line(1, 1.0, updated=True, updates=1, groups=[]) + "\n")
+    (runs / "two" / "alpha").mkdir()
+    later = (
+        trained_line(1, 9.0, updated=True, updates=1, groups=[]) + "\n" + trained_line(2, 9.0, updated=True, updates=1, groups=[])
+    )
+    (runs / "two" / "alpha" / "trained.jsonl").write_text(later + "\n")
+    shown: Dashboard | None = None
+    try:
+        with holding_run(runs / "two"):
+            write_note(runs / "two", RunNote(server.url, server.url, "swarm up --run two", "first"))
+            code, out, _ = swarm("status", "--json")
+            told = json.loads(out)
+            assert (code, list(told["nodes"]), told["of_earlier_runs"]) == (0, ["gamma"], ["alpha", "beta"])
+            assert list(json.loads(swarm("status", "--json", "alpha")[1])["nodes"]) == ["alpha"], "who names it sees it"
+            _, out, _ = swarm("top", "--once")
+            assert "gamma" in out and "alpha" not in out
+            code, out, err = swarm("rollouts", "alpha", "--trained", "--json")
+            assert code == 0 and out == "" and "no group in the batches of alpha matches" in err, "its own run has no such record"
+            shown = Dashboard("", tmp_path, var_dir=tmp_path)
+            found = shown.until(lambda each: bool(each.get("groups")), "its groups")
+            assert [node["node"] for node in found["nodes"]] == ["gamma"] and found["earlier"] == ["alpha", "beta"]
+            assert [row["node"] for row in found["leaderboard"]] == ["gamma"]
+            assert [(each["taker"], each["question"]) for each in found["groups"]] == [("gamma", "What gamma asks?")]
+            assert found["exchange"] == [["gamma", "gamma", "gcd", 1]]
+    finally:
+        if shown is not None:
+            shown.close()
+        server.stop()
+
+
+def test_a_page_forgets_what_it_saw_when_another_store_is_at_the_address(tmp_path: Path) -> None:
+    first = NatsServer(tmp_path / "one").start()
+
+    async def write(url: str, node: str) -> None:
+        swarm = await PageSwarm.open(url)
+        await swarm.node(node, age_s=-600.0)
+        await swarm.score(swarm.report(node, 4, 0.5))
+        await swarm.batch(node, group(node, node, f"What {node} asks?", [("6", 1.0), ("5", 0.0)]))
+        await swarm.transport.close()
+
+    asyncio.run(write(first.url, "alpha"))
+    shown = Dashboard(first.url, tmp_path, var_dir=tmp_path)
+    second = NatsServer(tmp_path / "two", port=first.port)
+    try:
+        shown.until(lambda each: [group["taker"] for group in each.get("groups", [])] == ["alpha"], "alpha's group")
+        first.stop()
+        second.start()
+        asyncio.run(write(second.url, "gamma"))
+        found = shown.until(lambda each: "gamma" in [group["taker"] for group in each.get("groups", [])], "gamma's group")
+        assert [node["node"] for node in found["nodes"]] == [group["taker"] for group in found["groups"]] == ["gamma"]
+        assert {row["node"] for row in found["leaderboard"]} <= {"gamma"}
+    finally:
+        shown.close()
+        for server in (first, second):
+            server.stop()
 
 
 @contextmanager

@@ -157,7 +157,7 @@ function nodesSection(told) {
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
     el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: isOver(told) ? `, ${timeOf(told.at - node.heard_s)}` : `, ${ago(node.heard_s)} ago` }))));
-  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
+  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), told.earlier?.length ? el("p", { class: "hint", text: `Not shown, as earlier runs left them on this server: ${told.earlier.slice(0, 8).join(", ")}${told.earlier.length > 8 ? ` and ${told.earlier.length - 8} more` : ""}.` }) : null, leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
 }
 
 function textsSection(told) {
