@@ -57,7 +57,6 @@ DEAREST = (
     "tests/integration/test_foreign_claims.py",
     "tests/integration/test_nats_limits.py",
     "tests/integration/test_nats_permissions.py",
-    "tests/integration/test_ended_run_signals.py",
     "tests/integration/test_member_of_hub.py",
     "tests/k8s/test_operating_steps.py",
     "tests/integration/test_service_end.py",
@@ -86,7 +85,6 @@ DEAREST = (
     "tests/integration/test_page_heat.py",
     "tests/integration/test_full_server.py",
     "tests/integration/test_task_scoring_cli.py",
-    "tests/integration/test_ended_run_later.py",
     "tests/lab/test_experiment_jobs.py",
 )
 """Files that take twelve seconds or more of a suite on two cores, longest first. `make test` lists

@@ -101,7 +101,7 @@ def state(view: NodeView, now: float) -> str:
     """What the node is doing, or which of its services do not answer."""
     missing = [role for role in ROLES if not view.alive(role, now)]
     if missing:
-        return ", ".join(absent(view, now)) or ("ended" if view.statuses else "never seen")
+        return ", ".join(absent(view, now)) or f"{'ended' if view.statuses else 'never seen'}: {', '.join(missing)}"
     still = trouble(view, now)
     if still:
         return ", ".join(still)

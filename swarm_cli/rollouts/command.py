@@ -174,6 +174,7 @@ async def _show(
     as_json: bool,
     node: str,
 ) -> None:
+    """Print the chosen groups, and say if there is none or the newest waits for its step."""
     shown, newest = 0, None
     async for found in _groups(reader, choice, step, limit, follow, records, trained=trained):
         fate = fate_of(records, found.batch.number, found.item.scored.group_id)

@@ -75,6 +75,7 @@ def _several(path: Path, prefix: str) -> bool:
 
 
 async def _find(config: NodeConfig, prefix: str, run: str, target: Target) -> Path:
+    """The group's path: of a run that has ended from its records, else also from the streams."""
     from swarm_cli.trace.search import Search
 
     search = Search(config, prefix, run or target.run, names_in_run(config, run))
