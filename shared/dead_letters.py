@@ -77,8 +77,8 @@ class DeadLetter:
         }
 
 
-async def read_letters(transport: Transport, node: str, seqs: Sequence[int] = ()) -> list[DeadLetter]:
-    """All letters of a node in order, or those at `seqs` that exist."""
+async def read_letters(transport: Transport, node: str, seqs: Sequence[int] = (), *, contents: bool = True) -> list[DeadLetter]:
+    """All letters of a node in order, or those at `seqs` that exist. contents: open the groups."""
     stream = subjects.node_dead_letters_stream(node)
     if seqs:
         found = [await transport.get(stream, seq) for seq in sorted(set(seqs))]
@@ -86,7 +86,7 @@ async def read_letters(transport: Transport, node: str, seqs: Sequence[int] = ()
     letters: list[DeadLetter] = []
     position = 1
     while messages := await transport.read(stream, position, _PAGE):
-        letters += [await _opened(transport, message) for message in messages]
+        letters += [await _opened(transport, message) if contents else _closed(message) for message in messages]
         position = messages[-1].seq + 1
     return letters
 
@@ -110,6 +110,13 @@ async def requeue(transport: Transport, node: str, letter: DeadLetter) -> None:
         subjects.node_rollouts(node), payload, stream=queue, message_id=f"{REQUEUED}{letter.seq}-{letter.group_id[:32]}"
     )
     await transport.delete(dead, letter.seq)
+
+
+def _closed(message: StoredMessage) -> DeadLetter:
+    headers = message.headers
+    return DeadLetter(
+        message.seq, message.stored_at, message.size_bytes, headers.get(CAUSE_HEADER, ""), headers.get("Nats-Msg-Id", ""), None
+    )
 
 
 async def _opened(transport: Transport, message: StoredMessage) -> DeadLetter:

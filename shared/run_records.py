@@ -19,6 +19,10 @@ TRAINED_FILE = "trained.jsonl"
 """What each step trained on: groups, advantages, weights (`services.trainer.trained`)."""
 TRAINED_MAX_BYTES = 32 * MIB
 
+BATCHES_FILE = "batches.jsonl"
+"""The batches that the steps trained on, with all texts (`services.trainer.trained`)."""
+BATCHES_MAX_BYTES = 32 * MIB
+
 SAMPLES_FILE = "samples.jsonl"
 """A few held-out answers of each evaluation (`services.generator.samples`)."""
 SAMPLES_MAX_BYTES = 16 * MIB

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, TypeVar
 
 import typer
 from rich.table import Table
 
 from shared.config import NodeConfig
+from shared.contracts.limits import NODE_LIMITS
+from shared.contracts.subjects import node_dead_letters_stream
 from shared.dead_letters import DeadLetter, read_letters, requeue
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
-from shared.transport.base import Transport
+from shared.transport.base import StreamState, Transport
 from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.target import check_listening, default_target
+from swarm_cli.observe.standing import duration
 from swarm_cli.silent_server import naming_silent_server
 
 dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters and requeue them.", no_args_is_help=True)
@@ -33,21 +37,44 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a tabl
 CONNECT_TIMEOUT_S = 5.0
 CAUSE_CHARACTERS = 240
 """Longer than any cause that is stored."""
+_PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d.,]*")
 T = TypeVar("T")
 
 
 @dlq_app.command("list")
-def list_letters(node: NodeOption = "", as_json: JsonOption = False, node_url: UrlOption = "", config: ConfigOption = None) -> None:
-    """Print all dead letters, oldest first."""
+def list_letters(
+    node: NodeOption = "",
+    every: Annotated[bool, typer.Option("--all", help="A line for each letter.")] = False,
+    as_json: JsonOption = False,
+    node_url: UrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Print the dead letters by cause: how many, the first and the last, and one of them; with
+    --all each of them, oldest first.
+    """
     node_config = for_node(load_chosen(config), node)
-    letters = _with_plane(node_config, node_url, lambda plane: read_letters(plane, node_config.node.id))
+    name = node_config.node.id
+
+    async def read(plane: Transport) -> tuple[list[DeadLetter], StreamState]:
+        letters = await read_letters(plane, name, contents=every or as_json)
+        return letters, await plane.stream_state(node_dead_letters_stream(name))
+
+    letters, kept = _with_plane(node_config, node_url, read)
     if as_json:
         typer.echo(visible_json([letter.as_object() for letter in letters], indent=2))
         return
-    table = Table("seq", "age", "KiB", "dataset", "draw", "group", "cause", title=f"dead letters of {node_config.node.id}")
-    for letter in letters:
-        table.add_row(*(cell(text, CAUSE_CHARACTERS) for text in _cells(letter)))
+    each_letter = ("seq", "age", "KiB", "dataset", "draw", "group", "cause")
+    columns = each_letter if every else ("letters", "first", "last", "e.g. seq", "cause")
+    table = Table(*columns, title=f"dead letters of {name}")
+    for row in map(_cells, letters) if every else _by_cause(letters):
+        table.add_row(*(cell(text, CAUSE_CHARACTERS) for text in row))
     terminal().print(table)
+    if kept.first_seq > 1 and letters:
+        most = NODE_LIMITS.dead_letters_max_msgs
+        full = f", which is full with {most:,}" if len(letters) >= most else ""
+        say(f"{kept.first_seq - 1:,} older letters are gone: requeued, a week old, or dropped from the stream{full}")
+    if letters and not every:
+        say("--all shows each letter, `swarm dlq show SEQ` one with its texts")
 
 
 @dlq_app.command()
@@ -122,9 +149,22 @@ def _found(letters: list[DeadLetter], seqs: list[int]) -> list[DeadLetter]:
     return letters
 
 
+def _by_cause(letters: Sequence[DeadLetter]) -> list[list[str]]:
+    """The cells of each cause, the most frequent first. Causes that differ only in numbers and
+    quoted parts are one: the newest letter's words stand for all.
+    """
+    causes: dict[str, list[DeadLetter]] = {}
+    for letter in letters:
+        causes.setdefault(_PARTICULARS.sub("…", letter.cause), []).append(letter)
+    of_cause = sorted(causes.values(), key=len, reverse=True)
+    return [[f"{len(each):,}", _age(each[0]), _age(each[-1]), str(each[-1].seq), each[-1].cause] for each in of_cause]
+
+
+def _age(letter: DeadLetter) -> str:
+    return f"{duration(time.time() - letter.buried_at)} ago"
+
+
 def _cells(letter: DeadLetter) -> list[str]:
-    age_s = time.time() - letter.buried_at
-    age = f"{age_s:.0f} s" if age_s < 600 else f"{age_s / 3600:.1f} h"
     dataset = letter.group.task.ref.dataset if letter.group else "(unreadable)"
     draw = str(letter.group.draw) if letter.group else "–"
-    return [str(letter.seq), age, f"{letter.size_bytes / 1024:.1f}", dataset, draw, letter.group_id[:12], letter.cause]
+    return [str(letter.seq), _age(letter), f"{letter.size_bytes / 1024:.1f}", dataset, draw, letter.group_id[:12], letter.cause]

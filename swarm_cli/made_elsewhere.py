@@ -13,17 +13,6 @@ from shared.text import visible
 from swarm_cli.errors import CommandError
 
 
-def refuse_all_but_files(path: Path, maker: str) -> None:
-    """Raises CommandError if `path` is neither a file nor a folder, because `maker` makes nothing
-    else.
-    """
-    kind = path.lstat().st_mode
-    if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
-        raise CommandError(
-            f"{visible(str(path))} is a link, pipe or device, which no {maker} makes: look only at runs that you trust"
-        )
-
-
 def refuse_what_leads_out(folder: Path) -> None:
     """Raises CommandError if anything in `folder` is a link that leads out of it, a pipe or device,
     or a file that has a name elsewhere as well. Sockets and links within the folder stay, because a

@@ -25,7 +25,7 @@ DEAREST = (
     "tests/integration/test_trainer_distributed.py",
     "tests/integration/test_up.py",
     "tests/e2e/test_swarm.py",
-    "tests/integration/test_page_alerts.py",
+    "tests/integration/test_page_trouble.py",
     "tests/chaos/test_chaos_node.py",
     "tests/k8s/test_run_overlay.py",
     "tests/integration/test_task_audit.py",
@@ -36,7 +36,6 @@ DEAREST = (
     "tests/lab/test_experiment_command.py",
     "tests/integration/test_verifier_service.py",
     "tests/integration/test_foreign_scoring.py",
-    "tests/integration/test_dashboard.py",
     "tests/k8s/test_nats_config.py",
     "tests/integration/test_trainer_killed.py",
     "tests/integration/test_wheel.py",
@@ -58,7 +57,6 @@ DEAREST = (
     "tests/integration/test_foreign_claims.py",
     "tests/integration/test_nats_limits.py",
     "tests/integration/test_nats_permissions.py",
-    "tests/integration/test_ended_run_signals.py",
     "tests/integration/test_member_of_hub.py",
     "tests/k8s/test_operating_steps.py",
     "tests/integration/test_service_end.py",
@@ -87,7 +85,6 @@ DEAREST = (
     "tests/integration/test_page_heat.py",
     "tests/integration/test_full_server.py",
     "tests/integration/test_task_scoring_cli.py",
-    "tests/integration/test_ended_run_later.py",
     "tests/lab/test_experiment_jobs.py",
 )
 """Files that take twelve seconds or more of a suite on two cores, longest first. `make test` lists

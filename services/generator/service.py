@@ -41,6 +41,7 @@ from shared.model.reading import load_tokenizer, model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.runtime.metrics import DefaultRegistryMetrics
+from shared.runtime.status import EVALUATING_BASE
 from shared.tasks import HeldOut, TaskConfigError, dataset_size, held_out_tasks
 from shared.tasks.own_reference import left_out
 from shared.tasks.own_reference import told as left_out_lines
@@ -132,6 +133,7 @@ class GeneratorService:
         self._follower = PolicyFollower(context, self._engine, self._figures)
         self._trains = self._engine.loads_policies
         evaluator = Evaluator(context, config.tasks, self._engine, self._prompter.held_out(self._held_out.tasks), self._figures)
+        context.status.state(EVALUATING_BASE)
         await run_until_stopped(context.stopping, evaluator.begin())
         if context.stopping.is_set():
             return

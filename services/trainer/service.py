@@ -27,7 +27,7 @@ from services.trainer.torch_thread import TorchThread
 from services.trainer.tracking.extras import tracking_problems
 from services.trainer.tracking.feed import Feeds
 from services.trainer.tracking.opening import open_feeds
-from services.trainer.trained import tell_of_trained, trained_line
+from services.trainer.trained import batch_line, tell_of_trained, trained_line
 from services.trainer.upkeep import Upkeep
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
@@ -36,9 +36,10 @@ from shared.contracts.status_figures import StatusFigure
 from shared.json_lines import BoundedLines
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
-from shared.run_records import TRAINED_FILE, TRAINED_MAX_BYTES
+from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, TRAINED_FILE, TRAINED_MAX_BYTES
 from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped, unless_stopped
 from shared.runtime.logs import Log
+from shared.runtime.status import FIRST_GROUPS
 from shared.transport.base import NotConnected, TransportError
 
 _POLL_S = (0.005, 0.01, 0.02, 0.05)
@@ -97,6 +98,7 @@ class _Training:
         self._metrics: MetricsLog
         self._trackers: Feeds
         self._trained = BoundedLines(config.node.run_dir / TRAINED_FILE, TRAINED_MAX_BYTES)
+        self._trained_batches = BoundedLines(config.node.run_dir / BATCHES_FILE, BATCHES_MAX_BYTES)
 
     @classmethod
     async def start(
@@ -117,7 +119,7 @@ class _Training:
         """Run step after step. When stopped, write a checkpoint of the last step and return."""
         self._tell_objective()
         self._context.mark_ready()
-        self._context.status.state("training")
+        self._context.status.state("training" if self._upkeep.position.batch_number else FIRST_GROUPS)
         while not self._context.stopping.is_set() and not self._finished():
             waited = time.perf_counter()
             found = await self._next_batch()
@@ -153,6 +155,7 @@ class _Training:
         self._metrics.close()
         self._trackers.close()
         self._trained.close()
+        self._trained_batches.close()
 
     async def _resume(self) -> None:
         """Resume from the newest intact checkpoint. Broken ones are renamed only after an older one
@@ -229,6 +232,7 @@ class _Training:
         """The position advances before anything is written: the step has been taken, and what
         cannot be written is retried later.
         """
+        self._context.status.state("training")
         trained = await self._device.train(batch)
         if trained is None:
             return
@@ -272,6 +276,7 @@ class _Training:
         with writes.trying("trained", remedy):
             how: dict[str, Any] = {"updated": record.updated, "updates": record.updates}
             self._trained.append(trained_line(record.step, record.time, **how, groups=self._learner.trained))
+            self._trained_batches.append(batch_line(batch))
         tell_of_trained(record.step, record.phase_seconds.total - record.phase_seconds.wait, self._learner.trained)
         self._trackers.offer(scalars(record), record.step)
         self._gauges.observe(record, self._context)

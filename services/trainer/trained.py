@@ -2,9 +2,10 @@
 
 The batch log says what the trainer was given. This file says what it did with it: which candidates
 were kept, which groups and answers were left out and why, each answer's advantage, and the weights
-that its tokens had in the gradient. `swarm rollouts` and `swarm trace` read it. The file is bounded
-(`shared.json_lines.BoundedLines`). A step that is trained again after a restart occurs twice, and
-the later line counts.
+that its tokens had in the gradient. `batches.jsonl` beside it keeps the batches themselves, because
+the server's log ends with its server. `swarm rollouts`, `swarm trace` and the dashboard read both.
+The files are bounded (`shared.json_lines.BoundedLines`). A step that is trained again after a
+restart occurs twice, and the later line counts.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from services.trainer.gradient.answer_sums import AnswerUse
 from services.trainer.gradient.bounded_step import BoundedGradient
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import UpdateConfig
 from services.trainer.selection.tokens import Intake
-from shared.contracts.messages import Batch
+from shared.contracts.messages import Batch, BatchItem
 from shared.runtime import spans
 
 TRAINED, NO_ADVANTAGE, NOT_PREFERRED = "trained", "no_advantage", "not_preferred"
@@ -100,6 +103,23 @@ def trained_line(step: int, time_s: float, *, updated: bool, updates: int, group
         written.append(text)
     tail = f',"groups_not_written":{len(groups) - len(written)}' if len(written) < len(groups) else ""
     return json.dumps(head, separators=(",", ":"))[:-1] + tail + ',"groups":[' + ",".join(written) + "]}"
+
+
+def batch_line(batch: Batch) -> str:
+    """A batch as one line of `batches.jsonl`, its step first. Token ids and logprobs, far longer
+    than their text, are left out if the line would be longer than `MAX_LINE_BYTES`.
+    """
+    answers = [completion for item in batch.items for completion in item.scored.group.completions]
+    if sum(len(each.token_ids or b"") + len(each.behaviour_logprobs or b"") for each in answers) * 4 // 3 > MAX_LINE_BYTES:
+        batch = msgspec.structs.replace(batch, items=[_without_tokens(item) for item in batch.items])
+    return f'{{"step":{batch.number},"batch":{msgspec.json.encode(batch).decode()}}}'
+
+
+def _without_tokens(item: BatchItem) -> BatchItem:
+    group = item.scored.group
+    texts = [msgspec.structs.replace(each, token_ids=None, behaviour_logprobs=None) for each in group.completions]
+    scored = msgspec.structs.replace(item.scored, group=msgspec.structs.replace(group, completions=texts))
+    return msgspec.structs.replace(item, scored=scored)
 
 
 def tell_of_trained(step: int, seconds: float, groups: Sequence[Mapping[str, Any]]) -> None:

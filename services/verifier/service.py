@@ -104,13 +104,8 @@ class VerifierService:
 
             local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, note_own)
             spent = SpentGroups(config, context.node, scored, figures, log)
-<<<<<<< HEAD
-            refused = RefusedRecord(config.node.run_dir, config.node.replica, log)
-            intake = Intake(config, context.node, link, border, pool, store, figures, log, refused)
-=======
             refused = RefusedRecord(config.node.run_dir, config.node.replica, context.writes)
-            intake = Intake(config, context.node, link, border, pool, own, figures, log, refused)
->>>>>>> objectives
+            intake = Intake(config, context.node, link, border, pool, store, figures, log, refused)
             watch = SenderWatch(config.node.id, context.replica, context.node, border, self._trust, figures, log)
             await watch.exchange()
             await watch.look()

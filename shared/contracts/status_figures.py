@@ -15,7 +15,6 @@ class StatusFigure(StrEnum):
     """A figure with a name of its own. Counters start at 0 again when the process restarts."""
 
     # Every process
-    HTTP_PORT = "http_port"
     WORKED_AT = "worked_at"
     """Unix time of the last unit of work: a generator's call, a group scored, a batch, a step."""
     WORK_EVERY_S = "work_every_s"

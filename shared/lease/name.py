@@ -35,14 +35,14 @@ async def check_name(plane: Transport, node: str, run: str, where: str) -> None:
         raise
     except TransportError:
         return  # There is no stream, so nobody has the name.
-    _refuse_other(await _owner(plane, node), node, run, where)
+    _refuse_other(await name_owner(plane, node), node, run, where)
 
 
 async def take_name(plane: Transport, node: str, run: str, where: str) -> None:
     """Record this run as the name's owner if it has none. Raises what `check_name` raises."""
     mine = NameOwner(run=run, host=socket.gethostname(), taken_at=time.time())
     for _ in range(_ATTEMPTS):
-        owner = await _owner(plane, node)
+        owner = await name_owner(plane, node)
         if owner is not None:
             _refuse_other(owner, node, run, where)
             return
@@ -55,7 +55,13 @@ async def take_name(plane: Transport, node: str, run: str, where: str) -> None:
     raise NotConnected(f"{where}: the owner of the name {node} cannot be read (stream {node_name_stream(node)})")
 
 
-async def _owner(plane: Transport, node: str) -> NameOwner | None:
+async def name_owner(plane: Transport, node: str) -> NameOwner | None:
+    """The run that the name belongs to; None if it is nobody's.
+
+    Raises:
+        NameTaken: the record cannot be read. TransportError: the server does not answer, or has no
+            such stream.
+    """
     message = await plane.last(node_name_stream(node), node_name(node))
     if message is None:
         return None

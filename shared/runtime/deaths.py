@@ -13,24 +13,28 @@ from pathlib import Path
 
 from shared.drafts import replace_text
 from shared.plain_files import read_plain
+from shared.text import visible
 
 FILE_VARIABLE = "SUPERVISE_DEATHS"
 """Names the file for `shared.runtime.supervise`. Not a setting: it differs between the processes of
 a node.
 """
 KEPT = 16
-_MOST_BYTES = 4096
+WHY_CHARACTERS = 600
+_MOST_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Deaths:
     """Unix times of the newest deaths, oldest first. code: exit code of the newest, negative for a
-    signal. next_at: when it starts again; None: it was given up.
+    signal. next_at: when it starts again; None: it was given up. why: what it said itself, if it
+    cannot go on (code 78).
     """
 
     times: tuple[float, ...]
     code: int
     next_at: float | None
+    why: str = ""
 
 
 def deaths_file(folder: Path, process: str) -> Path:
@@ -39,13 +43,13 @@ def deaths_file(folder: Path, process: str) -> Path:
     return folder / node / f"{role}.deaths.json"
 
 
-def note_death(file: Path, code: int, delay_s: float | None) -> None:
+def note_death(file: Path, code: int, delay_s: float | None, why: str = "") -> None:
     """Note that the process died now and starts again after `delay_s` (None: never). On a full disk
     nothing is noted: that must not keep it from starting.
     """
     now, before = time.time(), read_deaths(file)
     times = [*(before.times if before else ()), now][-KEPT:]
-    said = {"times": times, "code": code, "next_at": None if delay_s is None else now + delay_s}
+    said = {"times": times, "code": code, "next_at": None if delay_s is None else now + delay_s, "why": why[:WHY_CHARACTERS]}
     with suppress(OSError):
         replace_text(file, json.dumps(said) + "\n")
 
@@ -64,8 +68,9 @@ def read_deaths(file: Path) -> Deaths | None:
         said = json.loads(read_plain(file, _MOST_BYTES))
         times, code, next_at = [float(each) for each in said["times"]][-KEPT:], int(said["code"]), said["next_at"]
         next_at = None if next_at is None else float(next_at)
+        why = visible(str(said.get("why", "")), WHY_CHARACTERS)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     if not times or not all(map(math.isfinite, [*times, next_at or 0.0])):
         return None
-    return Deaths(tuple(times), code, next_at)
+    return Deaths(tuple(times), code, next_at, why)

@@ -9,6 +9,7 @@ up.
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import time
 from collections import deque
@@ -18,8 +19,13 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from shared.port_holder import port_holder
 from shared.runtime.errors import FatalError
+from shared.runtime.logs import Log
 from shared.runtime.status import SILENT_S
+from shared.runtime.tasks import sleep_unless_stopped
+
+PORT_PATIENCE_S, PORT_PAUSE_S = 30.0, 0.5
 
 LONGEST_SCRAPE_S = 30.0
 """A process that stops waits no longer for one more scrape."""
@@ -45,7 +51,11 @@ class Heartbeat:
 
 
 class HealthServer:
-    """HTTP server of one process. `port` is the port actually bound."""
+    """HTTP server of one process. `port` is the port actually bound.
+
+    Raises:
+        OSError: the port is taken, or cannot be opened.
+    """
 
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, heartbeat: Heartbeat, not_ready_because: Callable[[], str | None]
@@ -54,13 +64,7 @@ class HealthServer:
         self._heartbeat = heartbeat
         self._not_ready_because = not_ready_because
         self._scraped: deque[float] = deque(maxlen=2)
-        try:
-            self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_QuietHandler)
-        except OSError as error:
-            raise FatalError(
-                f"metrics port {host}:{port} cannot be opened ({error.strerror}): "
-                "another process has it; set http.base_port (SWARM_HTTP__BASE_PORT) to a free range"
-            ) from None
+        self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_QuietHandler)
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()
@@ -103,6 +107,37 @@ class HealthServer:
             return [b"try /metrics, /livez or /readyz\n"]
         start_response("503 Service Unavailable" if problem else "200 OK", [("Content-Type", "text/plain")])
         return [f"{problem or 'ok'}\n".encode()]
+
+
+async def until_listening(
+    listen: Callable[[], HealthServer],
+    where: str,
+    port: int,
+    stopping: asyncio.Event,
+    log: Log,
+    patience_s: float = PORT_PATIENCE_S,
+) -> HealthServer | None:
+    """The server that `listen` starts. A port that is taken is tried again for `patience_s`: what
+    has it may be about to end, as this process's predecessor is after a kill. None if stopped.
+
+    Raises:
+        FatalError: it is still taken; names the process that has it, if the system shows it.
+    """
+    give_up_at, told = time.monotonic() + patience_s, False
+    while True:
+        try:
+            return listen()
+        except OSError as error:
+            reason = f"metrics port {where}:{port} cannot be opened ({error.strerror}){port_holder(port)}"
+            if error.errno != errno.EADDRINUSE or time.monotonic() > give_up_at:
+                raise FatalError(
+                    f"{reason}: end what has the port, or set http.base_port (SWARM_HTTP__BASE_PORT) to a free range"
+                ) from None
+            if not told:
+                log.warning("metrics_port_taken", reason=reason, consequence=f"trying again for {patience_s:g} s")
+                told = True
+            if await sleep_unless_stopped(stopping, PORT_PAUSE_S):
+                return None
 
 
 class _Server(WSGIServer):

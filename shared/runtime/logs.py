@@ -12,8 +12,10 @@ log file is also safe to view.
 
 from __future__ import annotations
 
+import io
 import logging
 import logging.handlers
+import os
 import sys
 import traceback
 from collections.abc import MutableMapping
@@ -25,6 +27,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from shared.runtime.deaths import FILE_VARIABLE
 from shared.text import visible, visible_json, visible_lines
 
 Log: TypeAlias = FilteringBoundLogger
@@ -70,7 +73,9 @@ def configure_logging(
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             _escape_all,
             # Plain tracebacks: rich ones print every local variable.
-            structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_plain_traceback),
+            _sentence
+            if FILE_VARIABLE in os.environ and not stream.isatty()
+            else structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_plain_traceback),
         ],
     )
     screen = logging.StreamHandler(stream)
@@ -144,6 +149,36 @@ def _escaped(key: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {_escaped("", name): _escaped("", each) for name, each in value.items()}
     return visible(value if isinstance(value, str) else repr(value))
+
+
+_SAID_FIRST = ("reason", "cause", "problem", "consequence", "remedy")
+_SAID_BEFORE = ("timestamp", "logger", "node", "role", "level", "event")
+"""`swarm up` writes the time and the process's name before each line."""
+
+
+def _sentence(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
+    """A line as people read it among the progress of `swarm up`: what happened, why, what follows,
+    what to do, and then the rest, such as `warning: groups_skipped: too long (step 3; counts a 1)`.
+    """
+    words = [f"{event.get('level', 'info')}: {event.get('event', '')}", *(str(event[key]) for key in _SAID_FIRST if event.get(key))]
+    left = {key: value for key, value in event.items() if key not in (*_SAID_FIRST, *_SAID_BEFORE, *_OWN, *_LINES)}
+    rest = "; ".join(f"{key.replace('_', ' ')} {_listed(value)}" for key, value in left.items())
+    text = f"{': '.join(words[:2])}{''.join(f'; {each}' for each in words[2:])}{f' ({rest})' if rest else ''}"
+    lines = io.StringIO()
+    if exc_info := event.get("exc_info"):
+        if isinstance(exc_info, BaseException):
+            exc_info = type(exc_info), exc_info, exc_info.__traceback__
+        _plain_traceback(lines, exc_info if isinstance(exc_info, tuple) else sys.exc_info())
+    return text + lines.getvalue() + "".join(f"\n{event[key]}" for key in _LINES if event.get(key))
+
+
+def _listed(value: Any) -> str:
+    """Without the brackets and quotation marks of Python."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_listed(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_listed, value)) or "none"
+    return str(value)
 
 
 def _plain_traceback(

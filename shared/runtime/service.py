@@ -25,7 +25,6 @@ from prometheus_client import CollectorRegistry
 
 from shared.cancelling import StillRunningError, cancel_and_wait
 from shared.config import ConfigError, NodeConfig, load_config
-from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.ignored_entries import ignored_entries
 from shared.lease.errors import NameTaken
@@ -35,8 +34,9 @@ from shared.lease.name import check_name
 from shared.roles import Role
 from shared.runtime import spans
 from shared.runtime.clock import ClockSkew
+from shared.runtime.deaths import FILE_VARIABLE, note_death
 from shared.runtime.errors import EXIT_CONFIG, FatalError
-from shared.runtime.health import HealthServer, Heartbeat
+from shared.runtime.health import HealthServer, Heartbeat, until_listening
 from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.naming import leased, lock_folder, take_lease
@@ -110,6 +110,8 @@ def main(role: Role, build: Callable[[NodeConfig], Service]) -> NoReturn:
         asyncio.run(_live(role, config, build, log))
     except FatalError as error:
         log.error("cannot_go_on", reason=str(error))
+        if file := os.environ.get(FILE_VARIABLE):
+            note_death(Path(file), EXIT_CONFIG, None, str(error))
         _leave(EXIT_CONFIG)
     except KeyboardInterrupt:
         _leave(0)
@@ -172,7 +174,12 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
     planes.streams_lost = lambda: len(known.missing) if known is not None else 0
     sink = open_spans(config, role, log)
     spans.send_to(sink)
-    health = HealthServer(config.http.host, config.http_port(role), registry, heartbeat, not_ready_because)
+    where, port = config.http.host, config.http_port(role)
+    health = await until_listening(
+        lambda: HealthServer(where, port, registry, heartbeat, not_ready_because), where, port, stopping, log
+    )
+    if health is None:
+        return
     beating = asyncio.create_task(heartbeat.beat())
     try:
         folder = await lock_folder(config, role, log)
@@ -184,7 +191,6 @@ async def _live(role: Role, config: NodeConfig, build: Callable[[NodeConfig], Se
             if role == "verifier" and config.nats.swarm_url is not None:
                 swarm = await _connect_swarm_plane(config, log)
             status = StatusBoard(config.node.id, role, config.node.replica)
-            status.set(StatusFigure.HTTP_PORT, health.port)
             context = ServiceContext(config, role, config.node.replica, node, swarm, log, registry, status, stopping, planes=planes)
             log.info("started", pid=os.getpid(), http_port=health.port, seconds=round(time.monotonic() - started, 2))
             await _work(await asyncio.to_thread(build, config), context, lease, known, clock)

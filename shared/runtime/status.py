@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # commands that read statuses need no Prometheus client
 
 STARTING = "starting"
 """The first state of a process."""
+EVALUATING_BASE = "evaluating the base policy"
+FIRST_GROUPS = "waiting for the first groups"
+"""States of a generator and of a trainer before the first step."""
 STOPPED = "stopped"
 """The last state of a process that shut down in order."""
 STATUS_INTERVAL_S = 2.0

@@ -35,9 +35,16 @@ def name_logs(state: dict[str, Any], views: Sequence[NodeView], var_dir: Path, t
     found = dying(views, state["at"], run)
     for node in state["nodes"]:
         own = {role: found[f"{node['node']}-{role}"] for role in ROLES if f"{node['node']}-{role}" in found}
+        if (lost := [role for role, each in own.items() if each.given_up]) and node["kind"] in DYING_SHOWN:
+            node["kind"] = "silent"
+            known = [each["process"] for each in node["away"]]
+            names = [f"{node['node']}-{role}" for role in lost]
+            node["away"] += [{"process": name, "log": "", "again": ""} for name in names if name not in known]
+            node["words"], state["state"] = "", "failed"
         if own and node["kind"] in DYING_SHOWN:
             node["trouble"] = node["trouble"] or ("dying" if node["kind"] == "running" else "")
-            node["words"] = visible(", ".join([node["words"], *(f"{role} {each.words}" for role, each in own.items())]), 200)
+            told = [f"{role} {each.words}" for role, each in own.items()]
+            node["words"] = visible(", ".join(filter(None, [node["words"], *told])), 300)
     away = [(node["node"], each) for node in state["nodes"] for each in node["away"] if is_node_name(node["node"])]
     if run is not None and away:
         options = restart_options(run)

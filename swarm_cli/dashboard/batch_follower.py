@@ -10,6 +10,7 @@ from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
 from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
 from swarm_cli.dashboard.recent_groups import RecentGroups
+from swarm_cli.rollouts.batches import RecordedBatches
 
 BATCHES_BACK = 30
 """How many of its newest batches are read when a node is first seen; also the most per look."""
@@ -42,6 +43,18 @@ class BatchFollower:
                 raise
             except TransportError:
                 continue  # it has no log yet
+
+    async def read_recorded(self, node: str, batches: RecordedBatches) -> None:
+        """Read the newest batches on record of a node whose run has ended."""
+        newest: list[Batch] = []
+        async for batch in batches.back_from(await batches.last_seq()):
+            newest.append(batch)
+            if len(newest) == BATCHES_BACK:
+                break
+        for batch in reversed(newest):
+            self.recent.take(node, batch)
+        if newest:
+            self._held[node] = (batches.steps[0], newest[0].number)
 
     def first_held(self, node: str) -> int:
         """The oldest step whose batch the node's log holds. A log has a batch for each step, in

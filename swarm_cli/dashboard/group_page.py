@@ -30,10 +30,8 @@ LOWEST_LOGPROB = -9_999.0
 so a logprob of minus infinity would make the group's page unreadable."""
 
 
-def step_object(node: str, batch: Batch, names: FileNames = UNNAMED, *, never: bool = False) -> dict[str, Any]:
-    """The groups of one step, in training order, without their completions' texts. never: no step
-    trained on them, because the run ended before.
-    """
+def step_object(node: str, batch: Batch, names: FileNames = UNNAMED) -> dict[str, Any]:
+    """The groups of one step, in training order, without their completions' texts."""
     groups = []
     for place, item in enumerate(batch.items[:GROUPS_SHOWN]):
         group = item.scored.group
@@ -52,7 +50,7 @@ def step_object(node: str, batch: Batch, names: FileNames = UNNAMED, *, never: b
             }
         )
     left_out = len(batch.items) - len(groups)
-    return {"node": node, "step": batch.number, "at": batch.created_at, "never": never, "left_out": left_out, "groups": groups}
+    return {"node": node, "step": batch.number, "at": batch.created_at, "left_out": left_out, "groups": groups}
 
 
 def how_to_trace(records: TrainedRecords, step: int, place: int | None, run: str) -> str:
@@ -68,15 +66,15 @@ def how_to_trace(records: TrainedRecords, step: int, place: int | None, run: str
 
 
 def group_object(
-    node: str, batch: Batch, place: int, model_folder: Path, records: TrainedRecords, judge: Judge, *, ended: bool = False
+    node: str, batch: Batch, place: int, model_folder: Path, records: TrainedRecords, judge: Judge
 ) -> dict[str, Any] | None:
     """A group with its completions, and how the trainer used each, as far as `records` say; None if
-    the batch has no such place. ended: the run has ended.
+    the batch has no such place.
     """
     if not 0 <= place < len(batch.items):
         return None
     item = batch.items[place]
-    fate = fate_of(records, batch.number, item.scored.group_id, ended=ended)
+    fate = fate_of(records, batch.number, item.scored.group_id)
     whole = as_object(BatchedGroup(batch, item), fate, Choice(), judge)
     group = item.scored.group
     completions = []
@@ -92,7 +90,6 @@ def group_object(
         "place": place,
         "places": len(batch.items),
         "waits": fate.yet,
-        "never": fate.never,
         "used": fate.sentence(),
         "question": cut_text(group.task.question, TEXT_CHARACTERS),
         "reference": None if group.task.answer is None else cut_text(group.task.answer, TEXT_CHARACTERS),

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from shared.contracts.control import EvalReport
 from shared.identity.statements import Heard, Standing
-from swarm_cli.dashboard.recorded_scores import NO_NODES, NO_SETS, ByNode, BySet
+from swarm_cli.observe.recorded_scores import NO_NODES, NO_SETS, ByNode, BySet
 
 CURVE_POINTS = 24
 """Points of a node's curve in the table; the node's page has all that are kept."""
@@ -52,15 +52,12 @@ def leaderboard(
     own: Iterable[EvalReport] = (),
     known: Collection[str] = (),
     recorded: ByNode = NO_NODES,
-    *,
-    ended: bool = False,
 ) -> list[Row]:
     """Rows by held-out set, the set with most nodes first, and within a set by gain; rows that may
-    not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: newest reports of
-    nodes on this server, shown if the swarm has none of theirs. `known`: nodes that count before
-    all others, so that a crowd of invented nodes cannot put its set on top. `recorded`: what the
-    nodes have on record, for rows that may be ranked: the base policy's score if a row lacks it,
-    and the newest one if the run has ended, as nobody will pass it on.
+    not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: reports of nodes on
+    this server, shown if the swarm has none of theirs. `known`: nodes that count before all others,
+    so that a crowd of invented nodes cannot put its set on top. `recorded`: what the nodes have on
+    record, for the base policy's score if a row that may be ranked lacks it.
     """
     by_key: dict[tuple[str, str, str], dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
     for each in heard:
@@ -69,8 +66,13 @@ def leaderboard(
         sets.setdefault((said.held_out or "", said.n), []).append(each)
     rows = [row for sets in by_key.values() for row in _newest_sets(sets.values())]
     told = {row.node for row in rows if row.trusted}
-    rows += [_own_row(report) for report in own if report.node not in told]
-    rows = [_completed(row, recorded.get(row.node, NO_SETS), ended) if row.trusted else row for row in rows]
+    untold: dict[str, dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
+    for report in own:
+        if report.node not in told:
+            sets = untold.setdefault(report.node, {})
+            sets.setdefault((report.held_out or "", report.n), []).append(Heard(report, Standing.SIGNED))
+    rows += [replace(row, standing=THIS_SERVER) for sets in untold.values() for row in _newest_sets(sets.values())]
+    rows = [_completed(row, recorded.get(row.node, NO_SETS)) if row.trusted else row for row in rows]
     nodes, those_known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     for row in rows:
         nodes[row.held_out, row.n] += row.trusted
@@ -88,19 +90,12 @@ def leaderboard(
     )
 
 
-def _completed(row: Row, recorded: BySet, ended: bool) -> Row:
+def _completed(row: Row, recorded: BySet) -> Row:
     known = recorded.get((row.held_out, row.n))
-    if known is None:
+    if known is None or known.base is None or row.base is not None:
         return row
-    if row.base is None and known.base is not None:
-        base = known.base.pass_rate
-        row = replace(row, base=base, curve=thinned([(0, base), *row.curve], CURVE_POINTS))
-    newest = known.newest
-    if not ended or newest.created_at <= row.at:
-        return row
-    version, rate = newest.policy_version, newest.pass_rate
-    curve = thinned([*(point for point in row.curve if point[0] < version), (version, rate)], CURVE_POINTS)
-    return replace(row, newest=rate, policy_version=version, at=newest.created_at, curve=curve)
+    base = known.base.pass_rate
+    return replace(row, base=base, curve=thinned([(0, base), *row.curve], CURVE_POINTS))
 
 
 def _newest_sets(sets: Iterable[Sequence[Heard[EvalReport]]]) -> list[Row]:
@@ -136,15 +131,6 @@ def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
     )
 
 
-def _own_row(report: EvalReport) -> Row:
-    point = (report.policy_version, report.pass_rate)
-    base = report.pass_rate if report.policy_version == 0 else None
-    return Row(
-        report.node, "", THIS_SERVER, "", report.held_out or "", report.n, base, report.pass_rate, *point[:1], report.created_at,
-        (point,), True,
-    )  # fmt: skip
-
-
 def _curve(in_order: Sequence[EvalReport]) -> list[tuple[int, float]]:
     """Pass rate by policy version. A version below the previous one means that training started
     again: results of later versions from before that are dropped.
@@ -164,24 +150,19 @@ def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, f
 
 
 def curves_by_task(
-    heard: Iterable[Heard[EvalReport]],
-    node: str,
-    public_key: str,
-    recorded: BySet = NO_SETS,
-    *,
-    ended: bool = False,
+    heard: Iterable[Heard[EvalReport]], node: str, public_key: str, recorded: BySet = NO_SETS
 ) -> dict[str, list[tuple[int, float]]]:
     """One key's pass rates by dataset, and over all datasets under "", on the held-out set that it
-    last reported on. Reports with a refused signature are left out. `recorded`, `ended`: as in
-    `leaderboard`, for this node.
+    last reported on. Reports with a refused signature are left out. `recorded`: as in
+    `leaderboard`, for this node; without a key, its curves are those on record.
     """
     mine = [each for each in heard if each.said.node == node and (each.public_key or "") == public_key]
     mine = [each for each in mine if each.standing is not Standing.REFUSED]
     in_order = sorted((each.said for each in mine), key=attrgetter("created_at"))
     trusted = bool(mine) and mine[-1].standing is Standing.SIGNED
     known = recorded.get((in_order[-1].held_out or "", in_order[-1].n)) if trusted else None
-    if known is not None and ended and known.newest.created_at > in_order[-1].created_at:
-        in_order.append(known.newest)
+    if not in_order and not public_key and recorded:
+        in_order = list(max(recorded.values(), key=lambda each: each.newest.created_at).every)
     same_set = [report for report in in_order if report.held_out == in_order[-1].held_out]
     kept = {version for version, _ in _curve(same_set)}
     newest = [list(reports)[-1] for _, reports in groupby(same_set, key=attrgetter("policy_version"))]

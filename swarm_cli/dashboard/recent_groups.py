@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from shared.contracts.messages import Batch, BatchItem
 
@@ -26,8 +26,7 @@ REWARDS_SHOWN = 16
 @dataclass(frozen=True, slots=True)
 class RecentGroup:
     """One line of the list of texts. `place`: position in the batch of `step`, from 0; `best`: the
-    beginning of the completion with the highest reward. `never`: no step trained on its batch,
-    because the run ended before.
+    beginning of the completion with the highest reward.
     """
 
     taker: str
@@ -41,7 +40,6 @@ class RecentGroup:
     completions: int
     policy_version: int
     at: float
-    never: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +81,13 @@ class RecentGroups:
         """The newest steps of a node, oldest first."""
         return list(self._steps.get(taker, ()))
 
-    def recent(self, most: int, taker: str | None = None, last: Mapping[str, int] | None = None) -> list[RecentGroup]:
-        """The newest groups, newest first, of one node or of all.
-
-        last: of a run that has ended, the last step of each node of which it is known. Groups of
-            batches that were made for a later one come after all others.
-        """
+    def recent(self, most: int, taker: str | None = None) -> list[RecentGroup]:
+        """The newest groups, newest first, of one node or of all."""
         chosen: Sequence[deque[RecentGroup]] = (
             list(self._recent.values()) if taker is None else [self._recent[taker]] if taker in self._recent else []
         )
-        told = last or {}
-        found = [
-            replace(group, never=group.step > told.get(group.taker, group.step)) for groups in chosen for group in list(groups)
-        ]
-        return sorted(found, key=lambda group: (not group.never, group.at, group.place), reverse=True)[:most]
+        found = [group for groups in chosen for group in list(groups)]
+        return sorted(found, key=lambda group: (group.at, group.place), reverse=True)[:most]
 
 
 def _point(batch: Batch) -> StepPoint:

@@ -1,5 +1,4 @@
-"""Serves the page of `swarm dashboard`: static files, the swarm's state, the panels, and
-Prometheus' query API and pages at the same address.
+"""Serves the page of `swarm dashboard`: static files, and the swarm's state as JSON.
 
 It listens only on loopback, and refuses requests for any other host name: a web site can make its
 own name resolve to 127.0.0.1 and then read this page in its visitor's browser (DNS rebinding).
@@ -7,24 +6,14 @@ own name resolve to 127.0.0.1 and then read this page in its visitor's browser (
 
 from __future__ import annotations
 
-import http.client
-import json
-import ssl
 import sys
 import threading
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-
-from monitoring.dashboards import Dashboard
-from swarm_cli.dashboard.prometheus import PREFIX
-from swarm_cli.dashboard.runbooks import runbook
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -32,19 +21,8 @@ FILES = {
     "/swarm.js": ("swarm.js", "text/javascript; charset=utf-8"),
     "/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
     "/group.js": ("group.js", "text/javascript; charset=utf-8"),
-    "/runbook.js": ("runbook.js", "text/javascript; charset=utf-8"),
     "/swarm.css": ("swarm.css", "text/css; charset=utf-8"),
-    "/panels": ("panels.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/units.js": ("units.js", "text/javascript; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript; charset=utf-8"),
-    "/uPlot.min.css": ("uPlot.min.css", "text/css; charset=utf-8"),
-    "/uPlot.LICENSE": ("uPlot.LICENSE", "text/plain; charset=utf-8"),
 }
-PASSED_ON = ("/api/v1/query", "/api/v1/query_range", "/api/v1/alerts", "/api/v1/rules")
-NATS_FIGURES = "/nats/metrics"
-QUERY_TIMEOUT_S = 30.0
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -59,17 +37,6 @@ Called from several threads.
 """
 
 
-def page_panels(dashboards: Sequence[Dashboard], scrape_s: int, *, prometheus: bool = True) -> dict[str, Any]:
-    """The data for the panels' page: the same dashboards as Grafana's, the seconds between samples,
-    and whether there is a Prometheus.
-    """
-    return {"dashboards": [asdict(dashboard) for dashboard in dashboards], "scrape_s": scrape_s, "prometheus": prometheus}
-
-
-def nothing_known(path: str, query: Mapping[str, str]) -> None:
-    """For a page with panels only: answers nothing about the swarm."""
-
-
 class PageServer:
     """Serves the page on 127.0.0.1:`port` from a thread, until closed. `port` 0 takes any free
     port; `url` has the actual one.
@@ -78,42 +45,15 @@ class PageServer:
         OSError: the port is taken.
     """
 
-    def __init__(
-        self,
-        port: int,
-        prometheus_url: str,
-        panels: dict[str, Any],
-        client: ssl.SSLContext | None = None,
-        nats_figures: Callable[[], str] = str,
-        ask: Ask = nothing_known,
-    ) -> None:
-        """`prometheus_url`: empty if there is none; `client`: how to reach it if it uses TLS.
-        `nats_figures`: the metrics that are scraped as job `nats`. `ask`: answers about the swarm.
-        """
-        body = json.dumps(panels).encode()
-        self._expected = _Expected()
-        processes = self._expected
-        # No proxy, whatever the environment says, and no redirects: the browser follows those, not
-        # this process.
-        asked = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=client), _NoRedirect()
-        )
+    def __init__(self, port: int, ask: Ask) -> None:
+        """`ask`: answers about the swarm."""
 
         class Handler(_Handler):
-            upstream = prometheus_url
-            panels_json = body
-            opener = asked
-            expected = processes
-            nats = staticmethod(nats_figures)
             swarm = staticmethod(ask)
 
         self._server = _Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
         threading.Thread(target=self._server.serve_forever, name="page", daemon=True).start()
-
-    def expect(self, processes: Sequence[dict[str, str]]) -> None:
-        """Set the processes that should be running; the page shows how many of them answer."""
-        self._expected.body = json.dumps(list(processes)).encode()
 
     def close(self) -> None:
         """Stop serving."""
@@ -130,22 +70,8 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        """Turn the redirect into an HTTPError, which is passed on to the browser."""
-
-
-class _Expected:
-    body = b"[]"
-
-
 class _Handler(BaseHTTPRequestHandler):
-    upstream = ""
-    panels_json = b""
-    expected: _Expected
-    nats: Callable[[], str]
-    opener: urllib.request.OpenerDirector
-    swarm: Ask = staticmethod(nothing_known)
+    swarm: Ask
     protocol_version = "HTTP/1.1"
     timeout = 60
 
@@ -158,19 +84,6 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in FILES:
             name, kind = FILES[path]
             self._answer(200, kind, _file(name))
-        elif path == "/panels.json":
-            self._answer(200, "application/json", self.panels_json)
-        elif path == "/expected.json":
-            self._answer(200, "application/json", self.expected.body)
-        elif path == "/runbook.json":
-            status, told_of = runbook(_fields(query).get("name", ""))
-            self._answer(status, "application/json", told_of)
-        elif path == NATS_FIGURES:
-            self._answer(200, "text/plain; version=0.0.4; charset=utf-8", self.nats().encode())
-        elif path in PASSED_ON:
-            self._pass_on(path, query)
-        elif path.startswith(f"{PREFIX}/"):
-            self._pass_on(path.removeprefix(PREFIX), query, whole=True)
         elif (told := self.swarm(path, _fields(query))) is not None:
             self._answer(told[0], "application/json", told[1])
         else:
@@ -188,36 +101,14 @@ class _Handler(BaseHTTPRequestHandler):
             hosts.add(origin.removeprefix("http://").rpartition(":")[0])
         return hosts <= set(LOOPBACK_NAMES)
 
-    def _pass_on(self, path: str, query: str, *, whole: bool = False) -> None:
-        """Pass a request on to Prometheus. `whole`: for one of its own pages, which needs its own
-        content type, scripts and redirects.
-        """
-        if not self.upstream:
-            self._answer(503, None, json.dumps({"status": "error", "error": "Prometheus is not installed"}).encode())
-            return
-        try:
-            with self.opener.open(f"{self.upstream}{path}{'?' if query else ''}{query}", timeout=QUERY_TIMEOUT_S) as answer:
-                self._answer(answer.status, answer.headers.get("Content-Type") if whole else None, answer.read(), whole=whole)
-        except urllib.error.HTTPError as error:
-            where = error.headers.get("Location") if whole else None
-            self._answer(
-                error.code, error.headers.get("Content-Type") if whole else None, error.read(), whole=whole, location=where
-            )
-        except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
-            told = {"status": "error", "error": f"Prometheus does not answer ({error})"}
-            self._answer(502, None, json.dumps(told).encode())
-
-    def _answer(self, status: int, kind: str | None, body: bytes, *, whole: bool = False, location: str | None = None) -> None:
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind or "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        if location is not None:
-            self.send_header("Location", location)
-        if not whole:
-            self.send_header("Content-Security-Policy", POLICY)
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
         self.wfile.write(body)
 

@@ -13,30 +13,35 @@ from pathlib import Path
 from typing import Any
 
 from shared.config import NodeConfig
+from shared.contracts.control import EvalReport
 from shared.contracts.messages import Batch
 from shared.contracts.wire import is_node_name
 from shared.identity.permissions import OPERATOR
+from shared.identity.statements import Heard
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.dashboard.away import name_logs
 from swarm_cli.dashboard.batch_follower import BatchFollower
-from swarm_cli.dashboard.end_told import end_object, gone
 from swarm_cli.dashboard.group_page import group_object, how_to_trace, step_object
 from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
-from swarm_cli.dashboard.recorded_scores import NO_SETS
 from swarm_cli.dashboard.run_records import RunRecords
 from swarm_cli.dashboard.steps import steps_object
 from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
+from swarm_cli.looking.target import run_here
+from swarm_cli.observe.ended_run import ended_run
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.snapshot import SwarmSnapshot, ended_snapshot, take_snapshot
+from swarm_cli.observe.recorded_scores import NO_SETS
+from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.observe.start_again import server_trouble
-from swarm_cli.rollouts.batches import BatchReader
+from swarm_cli.rollouts.batches import BatchReader, RecordedBatches
 from swarm_cli.rollouts.judged_by import judge_of
-from swarm_cli.rollouts.records import TrainedRecords, record_folder
+from swarm_cli.rollouts.records import TrainedRecords
+from swarm_cli.run_end import RunEnd
+from swarm_cli.running import goes_on
 from swarm_cli.silent_server import silent_server
 
 CONNECT_S = 3.0
@@ -76,11 +81,12 @@ class SwarmSource:
         self._records = RunRecords(config)
         self._steps: dict[str, TrainedRecords] = {}
         self._nodes: frozenset[str] = frozenset()
+        self._earlier: frozenset[str] = frozenset()
         self._swarm: str | None = None
         self._state: dict[str, Any] = {"state": "waiting", "at": time.time(), "server": server, "problem": "", "ended": None}
         self._heard_at: float | None = None
-        self._seen: SwarmSnapshot | None = None
-        self._over = False
+        self._runs: dict[str, str] = {}
+        self._recorded: dict[str, RecordedBatches] | None = None
         self._server = ""
 
     async def look(self) -> SwarmSnapshot | None:
@@ -90,7 +96,10 @@ class SwarmSource:
         self._loop = asyncio.get_running_loop()
         if self._following.moved():
             self._forget()
-        target = self._following.target
+        target, var_dir = self._following.target, self._config.node.var_dir
+        if target.ended is not None:
+            return await self._look_at_records(target.run, target.ended)
+        run = run_here(var_dir, target)
         try:
             async with asyncio.timeout(LOOK_S):
                 snapshot = await take_snapshot(
@@ -101,17 +110,23 @@ class SwarmSource:
                     timeout_s=CONNECT_S,
                     evaluations=self._scores,
                     most=NODES_LOOKED_AT,
+                    run=run,
+                    swarm_id=target.swarm_id,
                 )
         except (NotConnected, TimeoutError) as error:
-            await self._read_last()
-            self._away(error, await asyncio.to_thread(silent_server, self._config.node.var_dir, target.node_url))
+            hangs = await asyncio.to_thread(silent_server, var_dir, target.node_url)
+            end = None if hangs or self._heard_at is None else self._following.end
+            if end is not None:
+                await self._look_at_records(*end)
+            else:
+                self._away(error, hangs)
             return None
-        if target.ended is not None:
-            snapshot = ended_snapshot(snapshot)
-        self._swarm, self._heard_at, self._seen = snapshot.swarm, snapshot.at, snapshot
-        self._over = target.ended is not None
-        await asyncio.to_thread(self._records.read, snapshot, target)
-        self._server = await asyncio.to_thread(server_trouble, snapshot.here, snapshot.at, self._config.node.var_dir, target)
+        runs = {view.node: view.run for view in snapshot.here if view.statuses}
+        if any(runs.get(node) != known for node, known in self._runs.items() if node not in snapshot.earlier):
+            self._forget()  # another store or another run is at this address now
+        self._swarm, self._heard_at, self._runs, self._recorded = snapshot.swarm, snapshot.at, runs, None
+        await asyncio.to_thread(self._records.read, snapshot, run)
+        self._server = await asyncio.to_thread(server_trouble, snapshot.here, snapshot.at, var_dir, target)
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look reports it if the server is gone
             async with asyncio.timeout(BATCHES_S):
@@ -119,40 +134,60 @@ class SwarmSource:
         self._show(snapshot)
         return snapshot
 
-    async def _read_last(self) -> None:
-        """Once the run has ended, read its files again: its processes wrote the last lines after
-        the last look.
-        """
-        if self._over or self._seen is None or self._following.end is None:
-            return
-        await asyncio.to_thread(self._records.read, self._seen, self._following.target)
-        self._over = True
-        self._show(ended_snapshot(self._seen))
-
-    def _last_steps(self) -> dict[str, int]:
-        """The last step of each node on record here, if the run has ended; else nothing."""
-        return self._records.taken if self._over else {}
+    async def _look_at_records(self, run: str, end: RunEnd) -> SwarmSnapshot:
+        """Show a run that has ended: what its processes have recorded here, once."""
+        folder = self._config.node.var_dir / "runs" / run
+        snapshot = await asyncio.to_thread(ended_run, folder, end)
+        self._heard_at = time.time()
+        if self._recorded is None:
+            self._steps, self._batches = {}, BatchFollower()
+            await asyncio.to_thread(self._records.read, snapshot, run)
+            self._recorded = {node.node: RecordedBatches(folder / node.node, node.node) for node in snapshot.nodes}
+            self._runs = dict.fromkeys(self._recorded, run)
+            for node, batches in self._recorded.items():
+                await self._batches.read_recorded(node, batches)
+        self._show(snapshot)
+        server = self._state["server"]
+        self._state |= {"state": "ended", "ended": self._ended((run, end)), "problem": "", "server": server}
+        return snapshot
 
     def _show(self, snapshot: SwarmSnapshot) -> None:
         """Make the first view of `snapshot`, so that no request waits for it."""
         self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.in_directory)
+        self._earlier = frozenset(snapshot.earlier)
         state = swarm_object(
             snapshot,
-            self._scores.heard(snapshot.swarm),
+            self._heard(),
             self._batches.recent,
             self._records.trained,
             self._records.scores,
-            self._last_steps() if self._over else None,
             self._records.names,
+            ended=self._recorded is not None,
         )
         name_logs(state, snapshot.here, self._config.node.var_dir, self._following.target)
-        told = _told_of_server(self._following.target.node_url, self._server)
-        if self._following.target.ended is not None:
-            told |= {"state": "ended", "ended": self._ended(copied=True)}
-        self._state = state | told
+        self._state = state | _told_of_server(self._following.target.node_url, self._server)
 
-    def _ended(self, *, copied: bool) -> dict[str, Any] | None:
-        return end_object(self._following, self._config.node.var_dir, seen=self._heard_at is not None, copied=copied)
+    def _heard(self) -> list[Heard[EvalReport]]:
+        """The held-out scores of the swarm that is looked at. Those of a run that has ended are in
+        its records; those that an earlier run left on the server are not shown.
+        """
+        if self._recorded is not None:
+            return []
+        return [each for each in self._scores.heard(self._swarm) if each.said.node not in self._earlier]
+
+    def _ended(self, found: tuple[str, RunEnd]) -> dict[str, Any]:
+        """What the page says of a run's end."""
+        run, end = found
+        command, comma, how = goes_on(self._config.node.var_dir / "runs" / run).partition(", with ")
+        return {
+            "seen": self._heard_at is not None,
+            "goes_on": visible(command if "`" in command else f"`{command}`{comma}{how}", 400),
+            "run": visible(run, 80),
+            "in_order": end.in_order,
+            "at": end.at,
+            "words": visible(end.sentence(run, time.time()), 400),
+            "follows": self._following.follows,
+        }
 
     async def _read_batches(self, snapshot: SwarmSnapshot) -> None:
         plane = await self._plane()
@@ -163,12 +198,13 @@ class SwarmSource:
 
     def _away(self, error: Exception, hangs: str) -> None:
         """Record that no server answers. What was seen last stays. hangs: as of `silent_server`."""
-        instead, ended = self._following.instead, None if hangs else self._ended(copied=False)
+        before = None if hangs or self._heard_at is not None else self._following.before
         # The server of a run that has ended is not missing: it ended with the run.
-        silent = "" if ended is not None else str(error) or f"it took longer than {LOOK_S:.0f} s to answer"
-        problem = visible(hangs or instead or silent, 1000)
-        state = "ended" if ended is not None else "waiting" if self._heard_at is None else "lost"
+        silent = "" if before is not None else str(error) or f"it took longer than {LOOK_S:.0f} s to answer"
+        problem = visible(hangs or self._following.instead or silent, 1000)
+        state = "ended" if before is not None else "waiting" if self._heard_at is None else "lost"
         server = visible(self._following.target.node_url, 120)
+        ended = None if before is None else self._ended(before)
         self._state = self._state | {"state": state, "problem": problem, "server": server, "ended": ended}
 
     def answer(self, path: str, asked: Mapping[str, str]) -> tuple[int, bytes] | None:
@@ -192,13 +228,13 @@ class SwarmSource:
 
     def _node(self, node: str, key: str) -> Answer:
         """A node's page. One of whom nothing was ever heard is not found, not an empty page."""
-        heard = self._scores.heard(self._swarm)
+        heard = self._heard()
         if node not in self._nodes and all(each.said.node != node for each in heard) and not self._named(node):
             if self._heard_at is None:
                 return 503, NOT_READ_YET
             return 404, {"problem": f"no node {node}: no process, directory entry, score or group of that name has been seen here"}
-        curves = curves_by_task(heard, node, key, self._records.scores.get(node, NO_SETS), ended=self._over)
-        groups = self._batches.recent.recent(GROUPS_SENT, node, self._last_steps())
+        curves = curves_by_task(heard, node, key, self._records.scores.get(node, NO_SETS))
+        groups = self._batches.recent.recent(GROUPS_SENT, node)
         return 200, {
             "node": node,
             "curves": {self._records.names.shown(dataset): thinned(curve, CURVE_POINTS) for dataset, curve in curves.items()},
@@ -223,22 +259,24 @@ class SwarmSource:
         """A step or a group of it. It is read now, because batches are too large to be kept."""
         try:
             async with asyncio.timeout(ASKED_S):
-                plane = await self._plane()
-                try:
-                    batch = await BatchReader(plane, node).batch_at(step)
-                finally:
-                    await plane.close()
+                if self._recorded is not None:
+                    batch = await self._recorded.get(node, RecordedBatches(None, node)).batch_at(step)
+                else:
+                    plane = await self._plane()
+                    try:
+                        batch = await BatchReader(plane, node).batch_at(step)
+                    finally:
+                        await plane.close()
         except NotConnected as error:
-            return 404, {"problem": visible(gone(self._following) or str(error), 400)}
+            return 404, {"problem": visible(str(error), 400)}
         except CommandError as error:
             # What the log no longer holds is followed by what its trainer recorded.
-            traced = await asyncio.to_thread(lambda: how_to_trace(self._trained(node), step, place, self._following.target.run))
+            traced = await asyncio.to_thread(lambda: how_to_trace(self._trained(node), step, place, self._run(node)))
             return 404, {"problem": visible(f"{error}{traced}", 600)}
         except TransportError as error:
             return 404, {"problem": visible(str(error), 400)}
         if place is None:
-            never = batch.number > self._last_steps().get(node, batch.number)
-            return 200, step_object(node, batch, self._records.names, never=never)
+            return 200, step_object(node, batch, self._records.names)
         found = await asyncio.to_thread(self._group, node, batch, place)
         return (404, {"problem": f"step {step} has no group {place}"}) if found is None else (200, found)
 
@@ -247,14 +285,17 @@ class SwarmSource:
 
     def _group(self, node: str, batch: Batch, place: int) -> dict[str, Any] | None:
         """The group's object. Runs in a thread, as the run's records may be large."""
-        config, run = for_node(self._config, node), self._following.target.run
-        judge = judge_of(config, self._given, run, self._records.names)
-        return group_object(node, batch, place, Path(config.model.path), self._trained(node), judge, ended=self._over)
+        config = for_node(self._config, node)
+        judge = judge_of(config, self._given, self._run(node), self._records.names)
+        return group_object(node, batch, place, Path(config.model.path), self._trained(node), judge)
+
+    def _run(self, node: str) -> str:
+        """The run that the node belongs to; empty if it is not known."""
+        return self._runs.get(node) or self._following.target.run
 
     def _trained(self, node: str) -> TrainedRecords:
-        config, run = for_node(self._config, node), self._following.target.run
-        here = run and (config.node.var_dir / "runs" / run / node).is_dir()
-        return self._steps.setdefault(node, TrainedRecords(record_folder(config, run if here else "")))
+        folder = self._records.folders.get(node)
+        return self._steps.setdefault(node, TrainedRecords(folder if folder is not None and folder.is_dir() else None))
 
 
 def _told_of_server(node_url: str, trouble: str) -> dict[str, Any]:

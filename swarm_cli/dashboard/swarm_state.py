@@ -4,7 +4,7 @@ look. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,13 +15,13 @@ from shared.runtime.status import STOPPED
 from shared.text import cut_text, visible
 from swarm_cli.dashboard.leaderboard import Row, leaderboard
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
-from swarm_cli.dashboard.recorded_scores import NO_NODES, NO_SETS, ByNode
 from swarm_cli.dashboard.trained_groups import TrainedGroups
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
+from swarm_cli.observe.recorded_scores import NO_NODES, ByNode
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.standing import ended_a_moment_ago, late_with_word, trouble
+from swarm_cli.observe.standing import ended_a_moment_ago, gone, late_with_word, standing, trouble
 
 NODES_SENT = 200
 ROWS_SENT = 200
@@ -41,20 +41,22 @@ def swarm_object(
     recent: RecentGroups,
     trained: TrainedGroups = NOTHING_TRAINED,
     recorded: ByNode = NO_NODES,
-    last: Mapping[str, int] | None = None,
     names: FileNames = UNNAMED,
+    *,
+    ended: bool = False,
 ) -> dict[str, Any]:
-    """The first view's data. At most about 150 kB of JSON, however large the swarm is. last: of a
-    run that has ended, the last step of each node. names: of the files that are datasets.
+    """The first view's data. At most about 150 kB of JSON, however large the swarm is. names: of
+    the files that are datasets. ended: the run has ended, and all of this is from its records.
     """
     # A look at an empty server lists the configuration's node, although it has never been seen.
     nodes = [_node(node, snapshot.at, names) for node in snapshot.nodes if node.statuses or node.in_directory]
-    if last is not None:
-        nodes = [_at_its_end(node, last, recorded) for node in nodes]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
     known = here.union(snapshot.known)
-    own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
-    rows = leaderboard(heard, own, known, recorded, ended=last is not None)
+    if ended:
+        own = [report for sets in recorded.values() for each in sets.values() for report in each.every]
+    else:
+        own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
+    rows = leaderboard(heard, own, known, recorded)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
     shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
     cells, fewest = trained.cells[:CELLS_SENT], trained.cells[CELLS_SENT:]
@@ -66,6 +68,7 @@ def swarm_object(
         "nodes": shown_nodes,
         "nodes_left_out": snapshot.left_out + len(nodes) - len(shown_nodes),
         "unreadable": snapshot.unreadable,
+        "earlier": [visible(name, 40) for name in snapshot.earlier[:NODES_SENT]],
         "leaderboard": [_row(row) for row in shown_rows],
         "rows_left_out": len(rows) - len(shown_rows),
         "exchange": [[cell.taker, cell.sender, names.shown(cell.dataset), cell.groups] for cell in cells],
@@ -73,7 +76,7 @@ def swarm_object(
         "exchange_uncounted": dict(list(trained.uncounted.items())[:NODES_SENT]),
         "exchange_left_out": trained.left_out + sum(cell.groups for cell in fewest),
         "batches": recent.batches,
-        "groups": [recent_object(group, names) for group in recent.recent(GROUPS_SENT, last=last)],
+        "groups": [recent_object(group, names) for group in recent.recent(GROUPS_SENT)],
     }
 
 
@@ -110,16 +113,16 @@ def kind_of(node: NodeSnapshot, now: float) -> str:
     newest = [view.roles(role)[0] for role in ROLES if view.roles(role)]
     if view.position is not None and view.position.finished and (alive or all(each.state == STOPPED for each in newest)):
         return "finished"
-    if all(each.state == STOPPED for each in newest) and not alive:
-        return "stopped"
     if len(alive) < len(ROLES):
-        if view.loading(now):
+        missing = [role for role in ROLES if role not in alive]
+        if all(view.starting(role, now) for role in missing):
             return "starting"
-        if alive and ended_a_moment_ago(view, now):
+        if all(each.state == STOPPED for each in newest) and not alive:
             return "stopped"
-        never = len(newest) < len(ROLES) and all(each.state != STOPPED for each in newest) and len(alive) == len(newest)
-        return "starting" if never and view.step == 0 else "silent"
-    return "running" if view.step > 0 else "starting"
+        if gone(view, now):
+            return "silent"
+        return "stopped" if alive and ended_a_moment_ago(view, now) else "starting"
+    return "running" if view.step > 0 or standing(view, now) is not None else "starting"
 
 
 def _node(node: NodeSnapshot, now: float, names: FileNames) -> dict[str, Any]:
@@ -149,7 +152,7 @@ def _node(node: NodeSnapshot, now: float, names: FileNames) -> dict[str, Any]:
 def away(node: NodeSnapshot, kind: str, now: float) -> list[Role]:
     """The roles that do not answer: gone, or late with their word."""
     if kind == "silent":
-        return [role for role in ROLES if not node.view.alive(role, now)]
+        return gone(node.view, now)
     return late_with_word(node.view, now) if kind == "running" else []
 
 
@@ -162,23 +165,15 @@ def _trouble(node: NodeSnapshot, kind: str, now: float) -> str:
     return "unanswered" if late_with_word(node.view, now) else "still"
 
 
-def _at_its_end(node: dict[str, Any], last: Mapping[str, int], recorded: ByNode) -> dict[str, Any]:
-    """The node's data with the step and version on record: its processes reported both a moment
-    before the end, so that the same page would say two numbers.
-    """
-    evaluated = [each.newest.policy_version for each in recorded.get(node["node"], NO_SETS).values()]
-    return node | {"step": max(node["step"], last.get(node["node"], 0)), "version": max([node["version"], *evaluated])}
-
-
 def _words(node: NodeSnapshot, kind: str, now: float) -> str:
     """Details beyond the node's state. The progress view regards a node without any answer as
     starting; here it is known to be silent.
     """
     view = node.view
     if kind == "silent":
-        gone = [role for role in ROLES if not view.alive(role, now)]
-        since = max((status.updated_at for role in gone for status in view.roles(role)), default=now)
-        return f"no word from {', '.join(gone)} for {now - since:.0f} s"
+        away = gone(view, now)
+        since = max((status.updated_at for role in away for status in view.roles(role)), default=view.life_began)
+        return f"no word from {', '.join(away)} for {max(0.0, now - since):.0f} s"
     if kind == "stopped" and (still := [role for role in ROLES if view.alive(role, now)]):
         return f"still running: {', '.join(still)}"
     return node_words(view, now) if kind in ("running", "starting") else ""

@@ -178,11 +178,6 @@ class TrainedFollower:
         """The rewards of a node's newest steps; empty if they are not on record here."""
         return list(self._tallies[node].rewards) if node in self._tallies else []
 
-    @property
-    def newest(self) -> dict[str, int]:
-        """The last step on record, of each node with records here."""
-        return {node: tally.newest for node, tally in list(self._tallies.items()) if tally.read_any}
-
     def _read(self, node: str, folder: Path) -> NodeTally | None:
         tally = self._tallies.pop(node, None) or NodeTally(folder / METRICS_FILE)
         try:

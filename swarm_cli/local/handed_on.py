@@ -1,22 +1,39 @@
 """Refuses to start a run whose files were copied here, and so may be somebody else's, if starting
 it would fill the disk or memory: the server opens all that is in its store, and services read their
-files as a whole.
+files as a whole. A store may hold streams and consumers that do something by themselves as soon as
+a server opens it (two that send each other their messages fill the disk), and a file of a kilobyte
+on disk can have terabytes. No swarm makes any of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from shared.contracts.stream_names import is_swarm_stream
+from shared.plain_files import NO_FILE, read_plain
 from shared.text import visible
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.moving_streams import moving_stream
-from swarm_cli.looking.store_size import MAX_FILE_BYTES, Sizes, files_in
+from swarm_cli.nats.streams.manifest import REACHING_BEYOND
 
 _STORE = "jetstream"
 _STREAMS = "streams"
 _REMEDY = "if you trust the run, remove that, else choose another name with --run"
+_SETTINGS = "meta.inf"
+_SETTINGS_BYTES = 2**20
+_OF_STREAMS = (*REACHING_BEYOND, "allow_msg_schedules")
+_OF_CONSUMERS = ("deliver_subject",)
+_OTHERWISE_NAMED = "a name that is not its folder's"
+_MAX_FILE_BYTES = 256 * 2**20
+"""A server's blocks have 8 MiB and at most one message of 64 MiB more; its lists of streams and
+consumers are smaller.
+"""
+_MAX_UNFOLDED = 16
+_SLACK_BYTES = 64 * 2**20
+"""A file system that compresses keeps less than the files' sizes, though hardly a sixteenth."""
 
 
 def refuse_what_would_grow(folder: Path) -> None:
@@ -40,7 +57,7 @@ def _in_store(store: Path) -> Iterator[str]:
         for stream in streams:
             if not is_swarm_stream(stream.name):
                 yield f"{visible(str(stream))} is no stream of a swarm"
-        if moving := moving_stream(streams):
+        if moving := _moving_stream(streams):
             yield f"{visible(str(account))}: {moving}"
 
 
@@ -51,11 +68,89 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 def _ruinous_file(folder: Path) -> str:
     """Apparent sizes are compared with what files take on disk: holes cost their author nothing."""
-    sizes = Sizes()
-    for path, found in files_in(folder):
-        alone = Sizes()
+    sizes = _Sizes()
+    for path, found in _files_in(folder):
+        alone = _Sizes()
         alone.add(found)
-        if alone.ruinous or (found.st_size > MAX_FILE_BYTES and path.is_relative_to(folder / _STORE)):
+        if alone.ruinous or (found.st_size > _MAX_FILE_BYTES and path.is_relative_to(folder / _STORE)):
             return f"{visible(str(path))} has {alone} (it is all holes, or too long for a server's store)"
         sizes.add(found)
     return f"the files in {visible(str(folder))} have {sizes} (holes, or one file under many names)" if sizes.ruinous else ""
+
+
+def _moving_stream(streams: Iterable[Path]) -> str:
+    """What one of these streams' folders has that no swarm makes, such as `the consumer c of A has
+    deliver_subject`; empty if they only keep messages.
+    """
+    return next((found for stream in streams for found in _moving(stream)), "")
+
+
+def _moving(stream: Path) -> Iterator[str]:
+    name = visible(stream.name, 100)
+    for what in _settings(stream, _OF_STREAMS, stream.name):
+        yield f"the stream {name} has {what}"
+    consumers = stream / "obs"
+    for consumer in sorted(consumers.iterdir()) if consumers.is_dir() else []:
+        for what in _settings(consumer, _OF_CONSUMERS, ""):
+            yield f"the consumer {visible(consumer.name, 100)} of {name} has {what}"
+
+
+def _settings(folder: Path, refused: tuple[str, ...], name: str) -> Iterator[str]:
+    """Those of the `refused` settings that are set in the folder, or what else is wrong with them.
+
+    A server takes a setting in capitals or small letters, and one that is there twice: so each is
+    looked at, not only the last of a name.
+    """
+    pairs: list[tuple[str, Any]] = []
+
+    def take(found: list[tuple[str, Any]]) -> bool:
+        pairs.extend(found)
+        return True  # an object counts as set, even an empty one
+
+    try:
+        json.loads(read_plain(folder / _SETTINGS, _SETTINGS_BYTES), object_pairs_hook=take)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            yield f"settings that cannot be read ({error.strerror})"
+        return  # what has no settings is left out by the server
+    except (ValueError, RecursionError):
+        yield "settings that cannot be read"
+        return
+    for setting, value in pairs:
+        if setting.casefold() in refused and value:
+            yield setting.casefold()
+        if name and setting.casefold() == "name" and value != name and isinstance(value, str):
+            yield _OTHERWISE_NAMED
+
+
+class _Sizes:
+    """What files have together, and what they take on disk, where one file under many names counts
+    once.
+    """
+
+    def __init__(self) -> None:
+        self._apparent = 0
+        self._real: dict[tuple[int, int], int] = {}
+
+    def add(self, found: os.stat_result) -> None:
+        """Count a file under one of its names."""
+        self._apparent += found.st_size
+        self._real[found.st_dev, found.st_ino] = found.st_blocks * 512
+
+    @property
+    def ruinous(self) -> bool:
+        """Whether they have far more than they take."""
+        return self._apparent > _MAX_UNFOLDED * sum(self._real.values()) + _SLACK_BYTES
+
+    def __str__(self) -> str:
+        return f"{self._apparent / 2**20:,.0f} MiB, of which {sum(self._real.values()) / 2**20:,.0f} MiB are on disk"
+
+
+def _files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """All files in a folder and the folders in it, with what the system knows of each."""
+    for place, _, names in os.walk(folder):
+        for path in (Path(place) / name for name in names):
+            try:
+                yield path, path.lstat()
+            except FileNotFoundError:  # gone meanwhile
+                continue

@@ -4,11 +4,10 @@ sentence instead of nine processes' logs.
 
 from __future__ import annotations
 
-import importlib
 import socket
 from collections.abc import Mapping
-from typing import Any
 
+from shared.port_holder import port_holder
 from swarm_cli.errors import CommandError
 
 OTHER_PORTS = "--nats-port 4333 --base-port 9500"
@@ -24,7 +23,7 @@ def check_ports(wanted: Mapping[int, str], remedy: str) -> None:
     """
     taken = [port for port in wanted if not is_free(port)]
     if taken:
-        lines = [f"  port {port}, needed for {wanted[port]}, is taken{_holder(port)}" for port in taken]
+        lines = [f"  port {port}, needed for {wanted[port]}, is taken{port_holder(port)}" for port in taken]
         raise CommandError("ports are taken, so nothing was started:\n" + "\n".join(lines) + f"\n{remedy}")
 
 
@@ -37,14 +36,3 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
     return True
-
-
-def _holder(port: int) -> str:
-    try:
-        psutil: Any = importlib.import_module("psutil")
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == "LISTEN" and connection.laddr.port == port and connection.pid:
-                return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
-    except Exception:  # psutil is optional, and the system may deny it this information
-        return ""
-    return ""

@@ -21,6 +21,12 @@ WAITED_FOR: set[int] = set()
 """Process numbers of those that were started here and whose end was not heard of yet."""
 
 
+def forget_earlier_deaths(name: str, environment: Mapping[str, str]) -> None:
+    """Forget the deaths of the process of this name, because the run or somebody starts it."""
+    if run := environment.get(RUN_VARIABLE):
+        forget_deaths(deaths_file(Path(run), name))
+
+
 class Process:
     """A shell command in a separate session, so that the terminal's Ctrl-C reaches only the
     supervisor. It ends when the supervisor does.
@@ -87,11 +93,6 @@ class Process:
         """
         if self._deaths and code < 0:
             note_death(self._deaths, code, delay_s)
-
-    def forget_deaths(self) -> None:
-        """Forget its deaths, because somebody restarts it."""
-        if self._deaths:
-            forget_deaths(self._deaths)
 
     def ask_to_end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Send it a signal, and wake its group: a stopped process (SIGSTOP, Ctrl-Z) would never

@@ -19,7 +19,7 @@ from shared.runtime.supervise import BACKOFF_S
 from swarm_cli.local.endings import Endings
 from swarm_cli.local.orphans import reaping_orphans
 from swarm_cli.local.output import SYSTEM, Output
-from swarm_cli.local.process import WAITED_FOR, Process
+from swarm_cli.local.process import WAITED_FOR, Process, forget_earlier_deaths
 from swarm_cli.local.rules import SERVER, EndRun, RunRules, Signals, StartAgain, node_of
 
 SERVER_GRACE_S = 20.0
@@ -100,7 +100,6 @@ class Supervisor:
             async with self._changing:
                 return f"{name}: {self._state(name)}"
         async with self._changing:
-            self._running[name].forget_deaths()
             return await self._restart(name, self._lines[name], grace_s)
 
     async def _restart(self, name: str, command: str, grace_s: float | None = None) -> str:
@@ -146,6 +145,7 @@ class Supervisor:
         return "given up" if name in self._rules.given_up else "about to start again"
 
     def _start(self, name: str) -> None:
+        forget_earlier_deaths(name, self._environment)
         self._launch(name)
         self._watches[name] = asyncio.create_task(self._watch(name))
 

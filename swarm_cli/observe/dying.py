@@ -9,6 +9,7 @@ from typing import NamedTuple
 from shared.contracts.wire import is_node_name
 from shared.roles import ROLES
 from shared.runtime.deaths import Deaths, deaths_file, read_deaths
+from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.supervise import CRASH_WINDOW_S
 from swarm_cli.observe.standing import QUIET_S, START_AGAIN_S, duration
 from swarm_cli.observe.view import NodeView
@@ -46,6 +47,8 @@ def dying(views: Iterable[NodeView], now: float, run: Path | None) -> dict[str, 
 def told(deaths: Deaths, now: float, *, answers: bool) -> str:
     """The deaths in words; empty if they are past. answers: whether the process does."""
     newest = deaths.times[-1]
+    if deaths.code == EXIT_CONFIG and deaths.next_at is None:
+        return "" if answers else f"given up, it cannot go on: {deaths.why or 'its log says why'}"
     recent = [at for at in deaths.times if newest - CRASH_WINDOW_S <= at]
     past = deaths.next_at is not None and now - newest > CRASH_WINDOW_S
     stays = deaths.next_at is None or len(recent) < OFTEN or now - deaths.next_at > START_AGAIN_S

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
+from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING
 from shared.text import visible
 from swarm_cli.observe.evaluations import Evaluation
-from swarm_cli.observe.standing import absent, finished, none_taken, trouble
+from swarm_cli.observe.standing import absent, finished, none_taken, top_refusal, trouble
 from swarm_cli.observe.view import NodeView
 
 HEADER = (
@@ -78,7 +79,7 @@ class Row:
             f"{_number(newest.pass_rate if newest else None, 9, 3)}{_number(base.pass_rate if base else None, 7, 3)}"
             f"{_groups(view, self.since)}{_number(self.staleness, 6, 2)}"
         )
-        words = visible(state(view, now), STATE_CHARACTERS)
+        words = visible("; ".join(filter(None, (state(view, now), refused_mostly(view, self.since)))), STATE_CHARACTERS)
         line = f"{figures}  {words}"
         return [line] if len(line) <= LINE_CHARACTERS else [figures, f"{'':>9}{words}"]
 
@@ -99,15 +100,24 @@ def base_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation | None:
 def state(view: NodeView, now: float) -> str:
     """What the node is doing, or which of its services do not answer."""
     missing = [role for role in ROLES if not view.alive(role, now)]
-    if len(missing) == len(ROLES) or (missing and (view.step == 0 or view.loading(now))):
-        return "starting: waiting for " + ", ".join(missing)
     if missing:
-        return ", ".join(absent(view, now))
+        return ", ".join(absent(view, now)) or f"{'ended' if view.statuses else 'never seen'}: {', '.join(missing)}"
     still = trouble(view, now)
     if still:
         return ", ".join(still)
     none = "" if finished(view) else none_taken(view, now)
-    return view.alive("trainer", now)[0].state + (f", {none}" if none else "")
+    trainer, generator = view.alive("trainer", now)[0].state, view.alive("generator", now)[0].state
+    if view.step == 0 and not finished(view):
+        # Of what is still to come the generator's part comes first, once the trainer has its model.
+        return f"starting: {generator if trainer == FIRST_GROUPS and generator in (STARTING, EVALUATING_BASE) else trainer}"
+    return trainer + (f", {none}" if none else "")
+
+
+def refused_mostly(view: NodeView, since: float = 0.0) -> str:
+    """For what most of the refused groups were refused; empty if none was."""
+    begun = max(since, view.life_began)
+    most = top_refusal(status for status in view.roles("verifier") if status.updated_at >= begun)
+    return f"{most[1]} refused: {visible(most[0], 40)}" if most else ""
 
 
 def steps_done(views: Sequence[NodeView], steps: int) -> bool:
@@ -132,6 +142,7 @@ def summary(rows: Sequence[Row], *, went_on: bool = False) -> list[str]:
             f"{_number(base.pass_rate if base else None, 8, 3)}{_number(gain, 8, 3, sign=True)}{newest.n if newest else 0:>7}"
             f"{_groups(row.view, row.since)}"
         )
+    lines += [f"{visible(row.view.node)}: {words}" for row in rows if (words := refused_mostly(row.view, row.since))]
     if went_on:
         lines.append("(made, shared, taken, refused: since this start; shared may include groups made before it)")
     return lines

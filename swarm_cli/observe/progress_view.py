@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -113,7 +114,10 @@ class ProgressView:
 
     async def _views(self, transport: Transport, heard_at: float) -> list[NodeView] | None:
         try:
-            return await gather(transport, self._nodes)
+            views = await gather(transport, self._nodes)
+            run = self._run_dir.name
+            # What another run left under a node's name is none of this run's progress.
+            return [replace(view if view.run in ("", run) else NodeView(view.node), begun=self._since) for view in views]
         except NotConnected as error:
             # Do not give up: `honcho start` ends the whole run when its first process ends.
             silent_s = time.monotonic() - heard_at

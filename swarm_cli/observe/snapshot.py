@@ -12,8 +12,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
@@ -21,13 +19,13 @@ from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.permissions import OPERATOR
 from shared.identity.statements import OTHER_SWARM, Heard, Standing
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.runtime.status import STOPPED
 from shared.suggestion import did_you_mean
 from shared.transport.base import AccessDenied, ConsumerState, NotConnected, StreamState, Transport, TransportError
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.directory import Directory, read_directory, usual_swarm
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm
 from swarm_cli.observe.view import NodeView, gather, node_view
+from swarm_cli.running import running_since
 
 NODES_SHOWN = 100
 """The most nodes shown by default: first those on this server, then the directory's
@@ -130,6 +128,11 @@ class SwarmSnapshot:
     of the node's operator alone. It says nothing of the services.
     """
 
+    earlier: tuple[str, ...] = ()
+    """The nodes on this server that are not among `nodes` because they belong to another run than
+    the one looked at, and none of their processes is alive.
+    """
+
     @property
     def here(self) -> list[NodeView]:
         """The views of the nodes on this server."""
@@ -145,9 +148,12 @@ async def take_snapshot(
     timeout_s: float,
     evaluations: EvaluationLog | None = None,
     most: int = NODES_SHOWN,
+    run: str = "",
+    swarm_id: str = "",
 ) -> SwarmSnapshot:
-    """Look at `names`; if empty, at up to `most` of the nodes on this server and in the directory.
-    Also updates `evaluations`.
+    """Look at `names`; if empty, at up to `most` of the nodes on this server and in the directory,
+    without those that another run than `run` left on the server. Also updates `evaluations`. run,
+    swarm_id: the run that is looked at and its swarm, "" if they are not known.
 
     Raises:
         CommandError: one of `names` is none.
@@ -173,7 +179,11 @@ async def take_snapshot(
             # The directory also lists nodes whose node plane is on another server, or in an account
             # that this user cannot see.
             views = await gather(node_plane, [name for name in wanted if name in here])
+            begun = running_since(config.node.var_dir / "runs" / run) if run else None
+            views = [replace(view, begun=begun or 0.0) if view.run in ("", run) else view for view in views]
             at = time.time()  # before the slow reads below, so that no process looks silent because of them
+            earlier = [] if names else [view.node for view in views if view.left_by_another_run(run, at)]
+            views = [view for view in views if view.node not in earlier]
             listing = {name: listed.entry(name) for name in wanted}
             own = names_here(config.node.var_dir)
             nodes = [
@@ -191,7 +201,8 @@ async def take_snapshot(
                 for name in wanted
                 if name not in here
             ]
-            swarm = swarm_of(nodes, here, config.nats.swarm_id, at, evaluations)
+            configured = config.nats.swarm_id if config.nats.swarm_id != DEFAULT_SWARM_ID else swarm_id or DEFAULT_SWARM_ID
+            swarm = swarm_of(nodes, here, configured, at, evaluations)
             if swarm_plane and evaluations:
                 await evaluations.follow(swarm_plane, swarm)
             nodes = [replace(node, entry=judged(node.entry, swarm, evaluations)) for node in nodes]
@@ -203,23 +214,14 @@ async def take_snapshot(
         await node_plane.close()
     reachable = None if swarm_url is None else swarm_plane is not None
     shown, streams = tuple(nodes), tuple(swarm_streams)
-    return SwarmSnapshot(at, shown, streams, reachable, left_out, listed.unreadable, swarm, tuple(known), problem, denied)
+    return SwarmSnapshot(
+        at, shown, streams, reachable, left_out, listed.unreadable, swarm, tuple(known), problem, denied, tuple(earlier)
+    )
 
 
 def names_here(var_dir: Path) -> set[str]:
     """The names of the nodes that have a folder in a run of this machine."""
     return {folder.name for folder in (var_dir / "runs").glob("*/*") if folder.is_dir()}
-
-
-def ended_snapshot(snapshot: SwarmSnapshot) -> SwarmSnapshot:
-    """The snapshot for a run that has ended: all processes count as ended, whatever they last
-    reported.
-    """
-    nodes = []
-    for node in snapshot.nodes:
-        statuses = tuple(msgspec.structs.replace(status, state=STOPPED) for status in node.view.statuses)
-        nodes.append(replace(node, view=replace(node.view, statuses=statuses, leases=())))
-    return replace(snapshot, nodes=tuple(nodes))
 
 
 def with_reports(snapshot: SwarmSnapshot, reports: EvaluationLog) -> SwarmSnapshot:

@@ -4,6 +4,7 @@ group with their usual intervals, and checks its processes' last status. Pure; t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.contracts.control import ServiceStatus
@@ -84,26 +85,35 @@ def finished(view: NodeView) -> bool:
 
 
 def absent(view: NodeView, now: float) -> list[str]:
-    """The roles that do not answer, in words: `starting again: trainer` for those that ended in
-    order a moment ago, `no word from verifier for 2m` for the others. Empty if the node ended in
-    order.
+    """The roles that do not answer, in words: `starting: waiting for trainer` for those that have
+    not reported since the start, `starting again: trainer` for those that ended in order a moment
+    ago, `no word from verifier for 2m` for the others. Empty if the node ended in order.
     """
-    if view.ended(now):
-        return []
     away = gone(view, now)
-    again = [role for role in ROLES if role not in away and not view.alive(role, now)]
+    missing = [role for role in ROLES if not view.alive(role, now)]
+    begins = [role for role in missing if view.starting(role, now)]
+    if view.ended(now) and not begins:
+        return []
+    again = [role for role in missing if role not in begins and any(_just_ended(status, now) for status in view.roles(role)[:1])]
     heard_at = [view.roles(role)[0].updated_at for role in away if view.roles(role)]
     silent = f" for {duration(now - max(heard_at))}" if heard_at else ""
-    told = (("no word from ", away, silent), ("starting again: ", again, ""))
+    told = (("no word from ", away, silent), ("starting again: ", again, ""), ("starting: waiting for ", begins, ""))
     return [f"{words}{', '.join(roles)}{since}" for words, roles, since in told if roles]
 
 
 def gone(view: NodeView, now: float) -> list[Role]:
-    """The roles that do not answer, without those that ended in order a moment ago. Empty if the
-    node ended in order.
+    """The roles that do not answer, without those that ended in order a moment ago and those that
+    have not reported since the start. Empty if the node ended in order, and if nothing is known of
+    it: no process has reported, and the run is not this machine's.
     """
+    if not view.statuses and not view.begun:
+        return []
     missing = [] if view.ended(now) else [role for role in ROLES if not view.alive(role, now)]
-    return [role for role in missing if not any(_just_ended(status, now) for status in view.roles(role)[:1])]
+    return [
+        role
+        for role in missing
+        if not view.starting(role, now) and not any(_just_ended(status, now) for status in view.roles(role)[:1])
+    ]
 
 
 def ended_a_moment_ago(view: NodeView, now: float) -> bool:
@@ -187,12 +197,25 @@ def mostly_refused(view: NodeView, now: float) -> str | None:
     return max(counts, key=lambda reason: counts[reason], default=None)
 
 
+def top_refusal(statuses: Iterable[ServiceStatus]) -> tuple[str, int] | None:
+    """The reason for which most foreign groups were refused, and how many; None if none was."""
+    counts: dict[str, float] = {}
+    for status in statuses:
+        for name, value in status.figures.items():
+            if (reason := FigureFamily.REFUSED.what(name)) is not None:
+                counts[reason] = counts.get(reason, 0) + value
+    most = max(counts, key=lambda name: counts[name], default=None)
+    return (most, int(counts[most])) if most and counts[most] > 0 else None
+
+
 def duration(seconds: float) -> str:
-    """Seconds in the largest fitting unit: 0.4s, 42s, 7m, 3h, 2d."""
+    """Seconds in the largest fitting unit: 0.4s, 42s, 7m, 3h, 2d. A time that is yet to come, by a
+    clock that is apart from this machine's, is 0s ago.
+    """
     for unit, name in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= unit:
             return f"{int(seconds / unit)}{name}"
-    return f"{seconds:.1f}s" if 0 < seconds < 1 else f"{int(seconds)}s"
+    return f"{seconds:.1f}s" if 0 < seconds < 1 else f"{max(0, int(seconds))}s"
 
 
 def _late(status: ServiceStatus, now: float) -> Standing | None:

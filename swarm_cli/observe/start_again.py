@@ -30,7 +30,7 @@ def unanswered(views: Iterable[NodeView], now: float) -> list[str]:
     """
     found = []
     for view in views:
-        away = [] if view.step == 0 or view.loading(now) else gone(view, now)
+        away = gone(view, now)
         if is_node_name(view.node):  # it comes from the server, and is printed in a command
             found += [f"{view.node}-{role}" for role in (*away, *late_with_word(view, now))]
     return found

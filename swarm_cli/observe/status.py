@@ -26,13 +26,14 @@ from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.identity.statements import Standing
 from shared.roles import ROLES
-from shared.runtime.status import STOPPED
+from shared.runtime.status import STARTING, STOPPED
 from shared.text import visible, visible_json
 from shared.transport.base import ConsumerState, NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.target import LookRunOption, Target, check_listening, ended_here, looking_at
+from swarm_cli.looking.target import LookRunOption, Target, check_listening, ended_here, looking_at, run_here
+from swarm_cli.observe.ended_run import ended_run
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.snapshot import (
     NO_STATUS,
@@ -41,7 +42,6 @@ from swarm_cli.observe.snapshot import (
     NodeSnapshot,
     StreamFill,
     SwarmSnapshot,
-    ended_snapshot,
     take_snapshot,
     with_reports,
 )
@@ -95,12 +95,16 @@ def status(
 
 
 async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmSnapshot:
+    if target.ended is not None:
+        return ended_run(config.node.var_dir / "runs" / target.run, target.ended, nodes)
     try:
         reports = EvaluationLog(roster=roster_of(config), swarm=configured_swarm(config))
     except CommandError:  # no roster on this machine, as in the operator's pod: nobody's scores can be checked
         reports = None
-    snapshot = await take_snapshot(config, target.node_url, target.swarm_url, nodes, timeout_s=5.0, evaluations=reports)
-    snapshot = ended_snapshot(snapshot) if target.ended else snapshot
+    run = run_here(config.node.var_dir, target)
+    snapshot = await take_snapshot(
+        config, target.node_url, target.swarm_url, nodes, timeout_s=5.0, evaluations=reports, run=run, swarm_id=target.swarm_id
+    )
     return snapshot if reports is None else with_reports(snapshot, reports)
 
 
@@ -145,6 +149,7 @@ def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:
         "swarm_reachable": snapshot.swarm_reachable,
         "nodes": {node.node: _node_object(node, snapshot.at) for node in snapshot.nodes},
         "left_out": snapshot.left_out,
+        "of_earlier_runs": list(snapshot.earlier),
         "unreadable_entries": snapshot.unreadable,
         "swarm_streams": [_fill_object(fill) for fill in snapshot.swarm_streams],
     }
@@ -170,7 +175,7 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
                 {
                     "replica": status.replica,
                     "state": status.state,
-                    "age_s": round(at - status.updated_at, 1),
+                    "age_s": round(max(0.0, at - status.updated_at), 1),
                     "alive": status in view.alive(role, at),
                     "figures": dict(status.figures),
                 }
@@ -211,7 +216,7 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, ser
     for node in snapshot.nodes:
         if elsewhere := node.held_on(snapshot.at):
             console.print(visible(f"{node.node}: another machine holds this name: {', '.join(elsewhere)}"), markup=False)
-        gone = absent(node.view, snapshot.at) if node.view.step > 0 and not node.elsewhere else []
+        gone = [] if node.elsewhere else absent(node.view, snapshot.at)
         for words in () if server else (*gone, *trouble(node.view, snapshot.at)):
             console.print(f"{visible(node.node)}: {words}", markup=False)
         if none := "" if finished(node.view) else none_taken(node.view, snapshot.at):
@@ -250,6 +255,8 @@ def _none_taken(view: NodeView, words: str, at: float) -> str:
 def omissions(snapshot: SwarmSnapshot) -> list[str]:
     """What the snapshot does not show, and how to see it."""
     lines = []
+    if snapshot.earlier:
+        lines.append(f"not shown, as earlier runs left them on this server: {_names([visible(name) for name in snapshot.earlier])}")
     if snapshot.left_out:
         lines.append(
             f"{snapshot.left_out:,} more entries in the directory are not shown: name nodes to see them (`swarm status NODE`)"
@@ -332,6 +339,8 @@ def _role_cell(node: NodeSnapshot, role: str, at: float) -> str:
         state = instead_of_state(node.view, alive[0], at) or alive[0].state
         return state + (f" x{len(alive)}" if len(alive) > 1 else "")
     known = node.view.roles(role)
+    if node.view.starting(role, at):
+        return STARTING
     if not known:
         return "never seen"
     ago = duration(at - known[0].updated_at)

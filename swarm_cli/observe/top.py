@@ -23,10 +23,11 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import LookRunOption, check_listening, ended_here, looking_at
+from swarm_cli.looking.target import LookRunOption, check_listening, ended_here, looking_at, run_here
+from swarm_cli.observe.ended_run import ended_run
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
-from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, ended_snapshot, take_snapshot
+from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, take_snapshot
 from swarm_cli.observe.start_again import advice, folder_here, server_trouble
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
@@ -133,14 +134,24 @@ class Top:
         target = self._following.target
         self._views, self._server = (), ""
         try:
+            if target.ended is not None:
+                snapshot = await asyncio.to_thread(
+                    ended_run, self._config.node.var_dir / "runs" / target.run, target.ended, list(self._nodes)
+                )
+                return self._history.model(snapshot, (), self._in_files(snapshot))
             async with asyncio.timeout(LOOK_S):
                 snapshot = await take_snapshot(
-                    self._config, target.node_url, target.swarm_url, self._nodes, timeout_s=CONNECT_S, evaluations=self._reports
+                    self._config,
+                    target.node_url,
+                    target.swarm_url,
+                    self._nodes,
+                    timeout_s=CONNECT_S,
+                    evaluations=self._reports,
+                    run=run_here(self._config.node.var_dir, target),
+                    swarm_id=target.swarm_id,
                 )
         except TimeoutError:
             raise NotConnected(f"{target.node_url} took longer than {LOOK_S:.0f} s to answer") from None
-        if target.ended is not None:
-            snapshot = ended_snapshot(snapshot)
         self._heard_at = time.time()
         self._views = snapshot.here
         self._server = await asyncio.to_thread(server_trouble, snapshot.here, snapshot.at, self._config.node.var_dir, target)
@@ -148,8 +159,8 @@ class Top:
         return self._history.model(snapshot, reports, self._in_files(snapshot), self._reports.unsigned(snapshot.swarm))
 
     def _in_files(self, snapshot: SwarmSnapshot) -> Mapping[str, Sequence[Evaluation]]:
-        run_dir = self._config.node.var_dir / "runs" / (self._following.target.run or self._config.node.run)
-        return {node.node: read_evaluations(run_dir / node.node) for node in snapshot.nodes}
+        runs, run = self._config.node.var_dir / "runs", self._following.target.run or self._config.node.run
+        return {node.node: read_evaluations(runs / (node.view.run or run) / node.node) for node in snapshot.nodes}
 
     @property
     def _headline(self) -> str:

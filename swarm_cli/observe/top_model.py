@@ -6,16 +6,26 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shared.contracts import subjects
-from shared.contracts.control import EvalReport, ServiceStatus
+from shared.contracts.control import EvalReport
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.streams import node_streams, swarm_streams
 from shared.identity.statements import Standing
 from shared.roles import ROLES
+from shared.runtime.status import STARTING
 from shared.transport.base import StreamSpec
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.progress import StepRate, base_evaluation, newest_evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.observe.standing import finished, instead_of_state, mostly_refused, standing, takes_none_s, trouble
+from swarm_cli.observe.standing import (
+    finished,
+    gone,
+    instead_of_state,
+    mostly_refused,
+    standing,
+    takes_none_s,
+    top_refusal,
+    trouble,
+)
 from swarm_cli.observe.view import NodeView
 
 PHASES = ("wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint")
@@ -108,7 +118,10 @@ class NodeModel:
     phase_shares: Mapping[str, float]
     processes: tuple[ProcessLine, ...]
     missing: tuple[str, ...]
+    """Roles that are gone, without those that are yet to come."""
     fills: tuple[Fill, ...]
+    starting: tuple[str, ...] = ()
+    """Roles that have not reported since the start."""
     trouble: tuple[str, ...] = ()
     """What has stalled or is late, in words; empty if the node is well."""
     stands_still: bool = False
@@ -186,17 +199,6 @@ def held_out_history(view: NodeView, reports: Iterable[EvalReport], in_files: Se
     return HeldOut(tuple(by_version[version] for version in sorted(by_version)))
 
 
-def top_refusal(statuses: Iterable[ServiceStatus]) -> str | None:
-    """The reason for which most foreign groups were refused; None if none was."""
-    counts: dict[str, float] = {}
-    for status in statuses:
-        for name, value in status.figures.items():
-            if (reason := FigureFamily.REFUSED.what(name)) is not None:
-                counts[reason] = counts.get(reason, 0) + value
-    most = max(counts, key=lambda name: counts[name], default=None)
-    return most if most and counts[most] > 0 else None
-
-
 def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: float) -> NodeModel:
     """One node's values. `rate`: steps per minute between two looks, None at the first. Sums over a
     role's replicas count from their start. A stream that the server did not report is None, not
@@ -204,6 +206,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
     """
     view = node.view
     takes_none = None if finished(view) else takes_none_s(view, now)
+    most = top_refusal(view.roles("verifier"))
     specs = {spec.name: spec for spec in node_streams(view.node)}
     by_stream = {fill.stream: fill for fill in node.streams}
     queue = by_stream.get(subjects.node_rollouts_stream(view.node))
@@ -228,7 +231,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         shared=total("verifier", StatusFigure.SHARED),
         taken=total("verifier", StatusFigure.ACCEPTED),
         refused=total("verifier", StatusFigure.REFUSED),
-        top_reason=(mostly_refused(view, now) if takes_none else None) or top_refusal(view.roles("verifier")),
+        top_reason=(mostly_refused(view, now) if takes_none else None) or (most[0] if most else None),
         to_score=queue.state.messages if queue else None,
         pool_local=_count(view.newest("sampler", StatusFigure.POOL_LOCAL)),
         pool_external=_count(view.newest("sampler", StatusFigure.POOL_EXTERNAL)),
@@ -240,8 +243,9 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         scorer_kills=total("verifier", StatusFigure.SCORERS_REPLACED),
         phase_shares=_phase_shares(view, now),
         processes=tuple(process_lines(view, now)),
-        missing=() if view.ended(now) or node.elsewhere else tuple(role for role in ROLES if not view.alive(role, now)),
+        missing=() if node.elsewhere else tuple(gone(view, now)),
         fills=tuple(_fill(fill, specs) for fill in node.streams),
+        starting=() if node.elsewhere else tuple(role for role in ROLES if view.starting(role, now)),
         trouble=(*trouble(view, now), *_doubts(node)),
         stands_still=standing(view, now) is not None,
         finished=finished(view),
@@ -274,6 +278,9 @@ def process_lines(view: NodeView, now: float) -> list[ProcessLine]:
     lines = []
     for role in ROLES:
         alive = view.alive(role, now)
+        if view.starting(role, now):
+            lines.append(ProcessLine(role, "", STARTING, 0.0, 0.0, alive=False))
+            continue
         for status in alive or view.roles(role)[:1]:
             silent_s = max(0.0, now - status.updated_at)
             instead = instead_of_state(view, status, now) if status in alive else ""

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shared.runtime.status import STOPPED
+from shared.runtime.status import STARTING, STOPPED
 from shared.text import visible
 from swarm_cli.observe.standing import duration
 from swarm_cli.observe.top_model import PHASES, Fill, HeldOut, NodeModel, ProcessLine, TopModel
@@ -138,6 +138,8 @@ def _health(node: NodeModel) -> str:
         return "dim"
     if node.missing:
         return "red" if node.step else "yellow"
+    if node.starting:
+        return "yellow"
     if node.elsewhere:
         return "yellow" if node.trouble else "dim"
     if not node.trouble:
@@ -153,6 +155,8 @@ def _state(node: NodeModel) -> str:
         return node.trouble[0]
     if node.missing:
         return "no " + ",".join(node.missing)
+    if node.starting:
+        return "starting: " + ",".join(node.starting)
     if node.ended:
         return "finished, ended" if node.finished else "ended"
     if node.elsewhere:
@@ -250,6 +254,8 @@ def _process(role: str, replicas: Sequence[ProcessLine]) -> Text:
         return Text(f"{role} never seen", style="yellow")
     first = replicas[0]
     if not first.alive:
+        if first.state == STARTING:
+            return Text(f"{role} starting", style="dim")
         if first.state == STOPPED:
             return Text(f"{role} ended {duration(first.silent_s)} ago", style="yellow")
         return Text(f"{role} not answering for {duration(first.silent_s)}", style="bold red")

@@ -13,13 +13,15 @@ from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, T
 from shared.contracts.lease import LeaseRecord
 from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.wire import MessageError
+from shared.lease.errors import NameTaken
+from shared.lease.name import name_owner
 from shared.roles import ROLES
 from shared.runtime.status import STOPPED, is_alive
 from shared.transport.base import KvEntry, NotConnected, Transport, TransportError
 
 STATUS_PREFIX = "status."
 LOADING_S = 600.0
-"""How long a process of a node that was started again may load before it counts as silent."""
+"""How long a process of a node that was just started may load before it counts as silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,14 @@ class NodeView:
     policy: PolicyPointer | None = None
     evaluation: EvalReport | None = None
     unreadable: tuple[str, ...] = field(default=())
+    run: str = ""
+    """The run that the node's name and streams belong to; empty if it is not known."""
+    begun: float = 0.0
+    """When the run was last started, if it is this machine's; else 0. What was reported before is
+    of an earlier start.
+    """
+    recorded_version: int = 0
+    """Of an ended run: the newest version on record."""
     leases: tuple[tuple[LeaseRecord, float], ...] = ()
     """Leases of the processes that hold the node's name, one per role or replica, each with the
     time at which the server last stored it (Unix time).
@@ -54,6 +64,10 @@ class NodeView:
         others = {(lease.host, lease.run) for lease in held if lease.host != here}
         return [f"{host} (run {run})" for host, run in sorted(others)]
 
+    def left_by_another_run(self, run: str, now: float) -> bool:
+        """Whether the node belongs to another run than `run` ("": not known) and is not running."""
+        return bool(run and self.run and self.run != run) and not any(self.alive(role, now) for role in ROLES)
+
     @property
     def step(self) -> int:
         """Steps taken, as far as the trainer has reported."""
@@ -63,7 +77,7 @@ class NodeView:
     @property
     def version(self) -> int:
         """Version of the newest published policy."""
-        return self.policy.version if self.policy else 0
+        return self.policy.version if self.policy else self.recorded_version
 
     def roles(self, role: str) -> list[ServiceStatus]:
         """Statuses of all replicas of a role, the newest first, including processes that
@@ -79,15 +93,19 @@ class NodeView:
         """Whether the node has run, and all its processes ended in order."""
         newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
         nobody = not any(self.alive(role, now) for role in ROLES)
-        return nobody and bool(newest) and all(status.state == STOPPED for status in newest)
+        begins = any(self.starting(role, now) for role in ROLES)
+        return nobody and not begins and bool(newest) and all(status.state == STOPPED for status in newest)
 
-    def loading(self, now: float) -> bool:
-        """Whether the node was started again and some of its processes have not reported yet: all
-        that are alive began after the others' last word, and not long ago.
+    def starting(self, role: str, now: float) -> bool:
+        """Whether the role has not reported since the node was started, and that is not long ago:
+        it is not there yet, where one that has reported since and is silent now is gone.
         """
-        alive = [status.started_at for role in ROLES for status in self.alive(role, now)]
-        gone = [self.roles(role)[0].updated_at for role in ROLES if self.roles(role) and not self.alive(role, now)]
-        return bool(alive and gone) and max(gone) < min(alive) and now - min(alive) <= LOADING_S
+        if not self.roles(role) and self.step > 0:
+            return False  # steps were taken, so it has been there, or is not coming
+        lives = [status.started_at for each in ROLES for status in self.alive(each, now)]
+        began = self.begun or min(lives, default=0.0)
+        reported = max((status.updated_at for status in self.roles(role)), default=0.0)
+        return not self.alive(role, now) and reported < began and now - began <= LOADING_S
 
     @property
     def life_began(self) -> float:
@@ -119,9 +137,9 @@ class NodeView:
         return next((status.figures[figure] for status in self.roles(role) if figure in status.figures), None)
 
 
-def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
+def node_view(node: str, entries: Iterable[KvEntry], run: str = "") -> NodeView:
     """Decode a bucket's entries. Unrelated keys are skipped; a value that does not decode is listed
-    in `unreadable`.
+    in `unreadable`. run: that the node's streams belong to; empty if it is not known.
     """
     statuses: list[ServiceStatus] = []
     position: TrainerPosition | None = None
@@ -143,7 +161,7 @@ def node_view(node: str, entries: Iterable[KvEntry]) -> NodeView:
                 evaluation = _own_report(node, entry)
         except MessageError:
             unreadable.append(entry.key)
-    return NodeView(node, tuple(statuses), position, policy, evaluation, tuple(unreadable), tuple(leases))
+    return NodeView(node, tuple(statuses), position, policy, evaluation, tuple(unreadable), run=run, leases=tuple(leases))
 
 
 def _own_status(node: str, entry: KvEntry) -> ServiceStatus:
@@ -163,6 +181,17 @@ def _own_report(node: str, entry: KvEntry) -> EvalReport:
     return report
 
 
+async def run_of(transport: Transport, node: str) -> str:
+    """The run that the node's streams on this server belong to; empty if it is not known."""
+    try:
+        owner = await name_owner(transport, node)
+    except NotConnected:
+        raise
+    except (TransportError, NameTaken):
+        return ""
+    return "" if owner is None else owner.run
+
+
 async def gather(transport: Transport, nodes: Sequence[str]) -> list[NodeView]:
     """Read every node's bucket; a node without a bucket has an empty view.
 
@@ -177,5 +206,5 @@ async def gather(transport: Transport, nodes: Sequence[str]) -> list[NodeView]:
             raise
         except TransportError:
             entries = []
-        views.append(node_view(node, entries))
+        views.append(node_view(node, entries, await run_of(transport, node) if entries else ""))
     return views

@@ -1,16 +1,22 @@
-"""The groups in a node's batches, read from its batch log without a consumer, so that reading them
-does not affect the services.
+"""The groups in a node's batches: of a running node from its batch log, without a consumer, so that
+reading them does not affect the services; of an ended run from the trainer's record of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from shared.contracts.codec import decode
 from shared.contracts.messages import Batch, BatchItem
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
+from shared.json_lines import older
+from shared.plain_files import open_plain, whole_lines
+from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES
 from shared.transport.base import StreamState, Transport, TransportError
 from swarm_cli.errors import CommandError
 
@@ -24,6 +30,77 @@ class BatchedGroup:
 
     batch: Batch
     item: BatchItem
+
+
+class RecordedBatches:
+    """The batches of an ended run that its trainer has recorded (`batches.jsonl`). A position is a
+    step. Of a step that was trained twice, the later line counts.
+    """
+
+    def __init__(self, folder: Path | None, node: str) -> None:
+        """folder: the node's in the run; None: this machine has none."""
+        self._node = node
+        self._places: dict[int, tuple[Path, int, int]] = {}
+        path = Path() if folder is None else folder / BATCHES_FILE
+        for file in () if folder is None else (older(path), path):
+            self._index(file)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps on record, in order."""
+        return sorted(self._places)
+
+    async def last_seq(self) -> int:
+        """The last step on record; 0 if there is none."""
+        return max(self._places, default=0)
+
+    async def back_from(self, last_seq: int) -> AsyncIterator[Batch]:
+        """The batches up to a step, newest first, at most `BATCHES_READ`."""
+        for step in sorted((step for step in self._places if step <= last_seq), reverse=True)[:BATCHES_READ]:
+            if (batch := self._read(step)) is not None:
+                yield batch
+
+    async def batch_at(self, step: int) -> Batch:
+        """The batch of one step.
+
+        Raises:
+            CommandError: it is not on record.
+        """
+        if (batch := self._read(step)) is not None:
+            return batch
+        steps = self.steps
+        there = f"{BATCHES_FILE} holds steps {steps[0]} to {steps[-1]}" if steps else f"it has no {BATCHES_FILE} here"
+        raise CommandError(f"the records of {self._node} do not hold step {step}: {there}")
+
+    def _index(self, path: Path) -> None:
+        try:
+            descriptor = open_plain(path)
+        except OSError:
+            return
+        with open(descriptor, "rb") as file:
+            for block, end in whole_lines(file, 0, BATCHES_MAX_BYTES):
+                at = end - len(block)
+                for line in block.splitlines(keepends=True):
+                    name, _, number = line.partition(b",")[0].partition(b":")
+                    if name == b'{"step"' and number.isdigit() and len(number) < 16:
+                        self._places[int(number)] = path, at, len(line)
+                    at += len(line)
+
+    def _read(self, step: int) -> Batch | None:
+        if step not in self._places:
+            return None
+        path, at, size = self._places[step]
+        try:
+            with open(open_plain(path), "rb") as file:
+                file.seek(at)
+                return msgspec.json.decode(file.read(size), type=_BatchLine).batch
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+
+
+class _BatchLine(msgspec.Struct, frozen=True):
+    step: int
+    batch: Batch
 
 
 class BatchReader:

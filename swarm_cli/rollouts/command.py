@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,8 +20,9 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.file_names import FileNames
-from swarm_cli.looking.target import check_listening, looking_at
-from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader
+from swarm_cli.looking.target import Target, check_listening, looking_at
+from swarm_cli.observe.view import run_of
+from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader, RecordedBatches
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
 from swarm_cli.rollouts.judged_by import judge_of
@@ -114,12 +116,8 @@ def rollouts(
             if target.ended is not None:
                 note(target.ended.sentence(target.run, time.time()))
             check_listening(node_config.node.var_dir, target)
-            follow = follow and target.ended is None
-            view = View(terminal(), judge_of(node_config, config, target.run, names), characters)
             asyncio.run(
-                _batched(
-                    node_config, view, target.node_url, run, choice, step, limit, follow, trained, as_json, target.ended is not None
-                )
+                _batched(node_config, config, target, run, names, choice, step, limit, follow, trained, characters, as_json)
             )
 
 
@@ -131,34 +129,62 @@ def _refuse_contradictions(found: dict[str, bool]) -> None:
 
 async def _batched(
     config: NodeConfig,
-    view: View,
-    url: str,
+    given: Path | None,
+    target: Target,
     run: str,
+    names: FileNames,
+    choice: Choice,
+    step: int | None,
+    limit: int,
+    follow: bool,
+    trained: bool,
+    characters: int,
+    as_json: bool,
+) -> None:
+    """Show the groups of batches, and of the run that they are of, how they were used."""
+    plane, node = None, config.node.id
+    if target.ended is None:
+        plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=target.node_url)
+    try:
+        run = run or (await run_of(plane, node) if plane is not None else "") or target.run
+        folder = config.node.var_dir / "runs" / run / node if run else record_folder(config, "")
+        records = TrainedRecords(folder if folder is not None and folder.is_dir() else None)
+        if trained and records.folder is None:
+            raise CommandError(
+                f"--trained needs the trainer's records, but {config.node.var_dir}/runs has none of {node}: "
+                "run this on the node's machine, or set SWARM_NODE__VAR_DIR"
+            )
+        reader = BatchReader(plane, node) if plane is not None else RecordedBatches(folder, node)
+        view = View(terminal(), judge_of(config, given, run, names), characters)
+        await _show(reader, view, records, choice, step, limit, follow, trained, as_json, node)
+    finally:
+        if plane is not None:
+            await plane.close()
+
+
+async def _show(
+    reader: BatchReader | RecordedBatches,
+    view: View,
+    records: TrainedRecords,
     choice: Choice,
     step: int | None,
     limit: int,
     follow: bool,
     trained: bool,
     as_json: bool,
-    ended: bool,
+    node: str,
 ) -> None:
-    """Show the groups of batches. ended: the run has ended."""
-    records = TrainedRecords(record_folder(config, run))
-    if trained and records.folder is None:
-        raise CommandError(
-            f"--trained needs the trainer's records, but {config.node.var_dir}/runs has none of {config.node.id}: "
-            "run this on the node's machine, or set SWARM_NODE__VAR_DIR"
-        )
+    """Print the chosen groups, and say if there is none or the newest waits for its step."""
     shown, newest = 0, None
-    async for found in _groups(config, url, choice, step, limit, follow, records, trained=trained):
-        fate = fate_of(records, found.batch.number, found.item.scored.group_id, ended=ended)
+    async for found in _groups(reader, choice, step, limit, follow, records, trained=trained):
+        fate = fate_of(records, found.batch.number, found.item.scored.group_id)
         if as_json:
             typer.echo(visible_json(as_object(found, fate, choice, view.judge)))
         else:
             show(found, fate, choice, view)
         shown, newest = shown + 1, fate
     if not shown:
-        note(f"no group in the batches of {config.node.id} matches; at most {BATCHES_READ} batches were searched")
+        note(f"no group in the batches of {node} matches; at most {BATCHES_READ} batches were searched")
     elif newest is not None and newest.yet:
         note("the newest batch waits for its step: --trained shows only groups that a step has trained on")
 
@@ -192,8 +218,7 @@ def _evaluated(config: NodeConfig, run: str, task: str, limit: int, characters: 
 
 
 async def _groups(
-    config: NodeConfig,
-    url: str,
+    reader: BatchReader | RecordedBatches,
     choice: Choice,
     step: int | None,
     limit: int,
@@ -205,27 +230,22 @@ async def _groups(
     """The chosen groups. The position in the log is read before the newest batches are printed, so
     that `follow` shows a batch that comes meanwhile exactly once.
     """
-    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
-    try:
-        reader = BatchReader(plane, config.node.id)
-        if step is not None:
-            for found in choice.groups(await reader.batch_at(step)):
+    if step is not None:
+        for found in choice.groups(await reader.batch_at(step)):
+            if not trained or _was_trained(records, found):
+                yield found
+        return
+    place = await reader.last_seq()
+    for found in await _newest(reader, place, choice, limit, records if trained else None):
+        yield found
+    while follow and isinstance(reader, BatchReader):  # an ended run makes no more
+        async for seq, batch in reader.after(place):
+            place = seq
+            await _until_trained(records, batch.number)
+            for found in choice.groups(batch):
                 if not trained or _was_trained(records, found):
                     yield found
-            return
-        place = await reader.last_seq()
-        for found in await _newest(reader, place, choice, limit, records if trained else None):
-            yield found
-        while follow:
-            async for seq, batch in reader.after(place):
-                place = seq
-                await _until_trained(records, batch.number)
-                for found in choice.groups(batch):
-                    if not trained or _was_trained(records, found):
-                        yield found
-            await asyncio.sleep(FOLLOW_INTERVAL_S)
-    finally:
-        await plane.close()
+        await asyncio.sleep(FOLLOW_INTERVAL_S)
 
 
 async def _until_trained(records: TrainedRecords, step: int) -> None:
@@ -241,7 +261,7 @@ def _was_trained(records: TrainedRecords, found: BatchedGroup) -> bool:
 
 
 async def _newest(
-    reader: BatchReader, last_seq: int, choice: Choice, limit: int, trained: TrainedRecords | None
+    reader: BatchReader | RecordedBatches, last_seq: int, choice: Choice, limit: int, trained: TrainedRecords | None
 ) -> list[BatchedGroup]:
     """The newest chosen groups up to a position in the log, oldest first. trained: only groups that
     were trained on according to these records.

@@ -28,14 +28,12 @@ _FATES = {
 @dataclass(frozen=True, slots=True)
 class Fate:
     """What is on record about one group in one step; `step` and `group` are None if nothing is.
-    yet: whether the records have not reached that step yet; never: nor will they, because the run
-    has ended.
+    yet: whether the records have not reached that step yet.
     """
 
     step: TrainedStep | None
     group: TrainedGroup | None
     yet: bool = False
-    never: bool = False
 
     @property
     def trained(self) -> bool:
@@ -44,8 +42,6 @@ class Fate:
 
     def sentence(self) -> str:
         """How the group was used."""
-        if self.never:
-            return "not trained on: the run ended before its step"
         if self.yet:
             return "not trained on yet"
         if self.step is None or self.group is None:
@@ -62,15 +58,15 @@ class Fate:
         return text if step.updated else f"{text}; but the step changed no weights"
 
 
-def fate_of(records: TrainedRecords, step: int, group_id: str, *, ended: bool = False) -> Fate:
+def fate_of(records: TrainedRecords, step: int, group_id: str) -> Fate:
     """What is on record about a group of a step's batch. A step with that number in another run had
-    other groups, and says nothing about this one. ended: the run has ended.
+    other groups, and says nothing about this one.
     """
     found = records.for_step(step)
     newest = records.newest
     beyond = found is None and newest is not None and step > newest
     group = found.group(group_id) if found is not None else None
-    return Fate(found, group, yet=beyond and not ended, never=beyond and ended)
+    return Fate(found, group, yet=beyond)
 
 
 def clock(time_s: float) -> str:

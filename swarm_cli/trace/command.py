@@ -18,6 +18,7 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.target import Target, check_listening, looking_at
+from swarm_cli.observe.ended_run import ended_run
 from swarm_cli.observe.snapshot import nodes_here
 from swarm_cli.rollouts.command import CONNECT_TIMEOUT_S, RunOption
 from swarm_cli.rollouts.fates import clock
@@ -74,9 +75,16 @@ def _several(path: Path, prefix: str) -> bool:
 
 
 async def _find(config: NodeConfig, prefix: str, run: str, target: Target) -> Path:
+    """The group's path: of a run that has ended from its records, else also from the streams."""
     from swarm_cli.trace.search import Search
 
-    search = Search(config, prefix, run, names_in_run(config, run))
+    search = Search(config, prefix, run or target.run, names_in_run(config, run))
+    if target.ended is not None:
+        nodes = [node.node for node in ended_run(config.node.var_dir / "runs" / run, target.ended).nodes]
+        for node in nodes:
+            await search.recorded(config.node.var_dir / "runs" / run / node, node)
+        say_what_is_missing(search.path, nodes, search.windows)
+        return search.path
     plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=target.node_url)
     try:
         nodes = sorted(await nodes_here(plane))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path as Files
 from typing import TypeVar
 
 from services.verifier.border import without_tokens
@@ -19,11 +20,13 @@ from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts,
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
 from shared.identity.keys import verify
+from shared.run_records import BATCHES_FILE
 from shared.transport.base import AccessDenied, Ends, StoredMessage, StreamState, Transport, TransportError
 from swarm_cli.chosen_config import for_node
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames
-from swarm_cli.rollouts.batches import BatchReader
+from swarm_cli.observe.view import run_of
+from swarm_cli.rollouts.batches import BatchReader, RecordedBatches
 from swarm_cli.rollouts.fates import Fate
 from swarm_cli.rollouts.records import Refusal, TrainedRecords, read_refusals, record_folder
 from swarm_cli.rollouts.shown import why
@@ -68,8 +71,22 @@ class Search:
         """Search one node's streams and records."""
         await self._unscored(plane, node)
         await self._scored(plane, node)
-        await self._batches(plane, node)
-        self._records(node)
+        await self._batches(BatchReader(plane, node), node)
+        run = await run_of(plane, node) or self._run
+        try:
+            self._records(record_folder(for_node(self._config, node), run), node)
+        except CommandError:
+            return
+
+    async def recorded(self, folder: Files, node: str) -> None:
+        """Search the records of a node whose run has ended. folder: the node's in the run."""
+        known = set(self._other_ids)
+        await self._batches(RecordedBatches(folder, node), node)
+        self._records(folder, node)
+        self.windows[node] = f"the run has ended, and its records hold only what was trained on ({BATCHES_FILE})"
+        self.windows[""] = "the run has ended, and its records do not say"
+        if known != self._other_ids:
+            await self.recorded(folder, node)
 
     async def swarm(self, plane: Transport) -> None:
         """Search the swarm's stream for the group with a valid signature. Headers are only claims,
@@ -107,18 +124,20 @@ class Search:
             scored = await _read(plane, message, ScoredGroup) if self._named(message) or self._made_by(node) else None
             if scored is None or not (self.matches(scored.group_id) or self._made(scored)):
                 continue
-            self._is(scored.group_id, scored.group)
-            if scored.origin == "local":
-                self._other_ids |= {scored.group_id, content_id(encode(without_tokens(scored.group)))}
-            rewards = ", ".join(f"{reward:.3g}" for reward in scored.rewards[:16])
-            outcome = (
-                f"rewards {rewards}{' ...' if len(scored.rewards) > 16 else ''}" if scored.rewards else f"failed: {scored.failure}"
-            )
-            what = SCORED if scored.origin == "local" else TAKEN
-            self.path.add(scored.scored_at, node, what, f"{outcome} (in {scored.score_seconds:.3f} s)")
+            self._was_scored(scored, node)
 
-    async def _batches(self, plane: Transport, node: str) -> None:
-        reader = BatchReader(plane, node)
+    def _was_scored(self, scored: ScoredGroup, node: str) -> None:
+        self._is(scored.group_id, scored.group)
+        if scored.origin == "local":
+            self._other_ids |= {scored.group_id, content_id(encode(without_tokens(scored.group)))}
+        rewards = ", ".join(f"{reward:.3g}" for reward in scored.rewards[:16])
+        outcome = (
+            f"rewards {rewards}{' ...' if len(scored.rewards) > 16 else ''}" if scored.rewards else f"failed: {scored.failure}"
+        )
+        what = SCORED if scored.origin == "local" else TAKEN
+        self.path.add(scored.scored_at, node, what, f"{outcome} (in {scored.score_seconds:.3f} s)")
+
+    async def _batches(self, reader: BatchReader | RecordedBatches, node: str) -> None:
         try:
             last = await reader.last_seq()
         except CommandError:
@@ -126,14 +145,11 @@ class Search:
         async for batch in reader.back_from(last):
             for item in batch.items:
                 if self.matches(item.scored.group_id):
-                    self._is(item.scored.group_id, item.scored.group)
+                    self._was_scored(item.scored, node)
                     self.path.add(batch.created_at, node, BATCHED, f"step {batch.number}: {why(batch, item)}")
 
-    def _records(self, node: str) -> None:
-        try:
-            folder = record_folder(for_node(self._config, node), self._run)
-        except CommandError:
-            return
+    def _records(self, folder: Files | None, node: str) -> None:
+        """Search the node's folder in a run."""
         records = TrainedRecords(folder)
         for step in (step for name in {self._prefix, *self._other_ids} for step in records.naming(name)):
             for group in step.groups:

@@ -12,13 +12,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nats
 
+from services.trainer.trained import batch_line
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, TaskScore, TrainerPosition
@@ -37,7 +38,9 @@ from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
-from shared.roles import ROLES, Role
+from shared.lease.name import take_name
+from shared.roles import ROLES
+from shared.run_records import BATCHES_FILE
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from tests.integration.local_swarm import free_port_range
@@ -45,7 +48,6 @@ from tests.integration.local_swarm import free_port_range
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180.0
 SWARM = "first"
-NO_PORTS: Mapping[Role, int] = {}
 SET = "ab" * 32
 TOKENIZER = ROOT / "models" / "base" / "tokenizer.json"
 
@@ -79,12 +81,11 @@ class PageSwarm:
         step: int = 7,
         age_s: float = 0.0,
         finished: bool = False,
-        ports: Mapping[Role, int] = NO_PORTS,
+        run: str = "",
         tasks: Sequence[str] = ("gcd", "basic_arithmetic"),
     ) -> None:
-        """Its directory entry, and where it is on this server its streams and processes.
-        ports: where this machine's Prometheus finds the processes' metrics. age_s: since its last
-        word; below 0, it stays alive for longer than processes do.
+        """Its directory entry, and where it is on this server its streams and processes. age_s:
+        since its last word. run: the run that its name belongs to.
         """
         now = time.time()
         record = NodeRecord(
@@ -103,20 +104,20 @@ class PageSwarm:
         bucket = subjects.node_bucket(name)
         for role in ROLES:
             figures = {"step": float(step)} if role == "trainer" else {}
-            if role in ports:
-                figures["http_port"] = ports[role]
             status = ServiceStatus(
                 node=name,
                 role=role,
                 replica="0",
                 pid=1,
-                host="h" if not ports and self.records is None else socket.gethostname(),
+                host="h" if self.records is None else socket.gethostname(),
                 state=state,
                 started_at=now - 100,
                 updated_at=now - age_s,
                 figures=figures,
             )
             await self.transport.kv.put(bucket, subjects.status_key(role, "0"), encode(status))
+        if run:
+            await take_name(self.transport, name, run, self.url)
         position = TrainerPosition(policy_version=step, consumed_local=step, finished=finished)
         await self.transport.kv.put(bucket, subjects.TRAINER_KEY, encode(position))
 
@@ -145,25 +146,31 @@ class PageSwarm:
 
     async def batch(self, taker: str, *groups: ScoredGroup) -> None:
         number = self.number[taker] = self.number.get(taker, 0) + 1
-        items = [BatchItem(scored=each, staleness=1 if each.origin == "local" else None, age_s=3.0) for each in groups]
-        batch = Batch(
-            number=number,
-            created_at=time.time(),
-            items=items,
-            strategy="uniform",
-            seed=1,
-            wanted_local=4,
-            wanted_external=4,
-            pool_local=8,
-            pool_external=8,
-            shortage="none",
-            state=SamplerState(consumed_local=number),
-        )
+        batch = batch_of(number, groups)
         payload = encode(batch)
         stream = subjects.node_batches_stream(taker)
         await self.transport.publish(subjects.node_batches(taker), payload, stream=stream, message_id=f"{taker}-{number}")
         if self.records is not None:
             trained_on(self.records / taker, number, groups)
+            with (self.records / taker / BATCHES_FILE).open("a") as file:
+                file.write(batch_line(batch) + "\n")
+
+
+def batch_of(number: int, groups: Sequence[ScoredGroup]) -> Batch:
+    """The batch of a step."""
+    return Batch(
+        number=number,
+        created_at=time.time(),
+        items=[BatchItem(scored=each, staleness=1 if each.origin == "local" else None, age_s=3.0) for each in groups],
+        strategy="uniform",
+        seed=1,
+        wanted_local=4,
+        wanted_external=4,
+        pool_local=8,
+        pool_external=8,
+        shortage="none",
+        state=SamplerState(consumed_local=number),
+    )
 
 
 def trained_on(folder: Path, step: int, groups: Sequence[ScoredGroup]) -> None:
@@ -274,15 +281,13 @@ async def publish_raw(url: str, subject: str, payload: bytes) -> None:
 class Dashboard:
     """`swarm dashboard` as a process. `url` empty: it finds by itself what to look at."""
 
-    def __init__(self, url: str, folder: Path, *more: str, prometheus: bool = False, var_dir: Path | None = None) -> None:
+    def __init__(self, url: str, folder: Path, *more: str, var_dir: Path | None = None) -> None:
         self.port = free_port_range()
         self.url = f"http://127.0.0.1:{self.port}/"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}
         if var_dir is not None:
             environment["SWARM_NODE__VAR_DIR"] = str(var_dir)
-        if not prometheus:  # a PATH without it, whatever is installed
-            environment["PATH"] = str(Path(sys.executable).parent)
-        arguments = ["--port", str(self.port), *(["--node-url", url] if url else []), "--folder", str(folder / "watch"), *more]
+        arguments = ["--port", str(self.port), *(["--node-url", url] if url else []), *more]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swarm_cli", "dashboard", *arguments],
             cwd=ROOT,

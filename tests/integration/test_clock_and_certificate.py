@@ -5,9 +5,9 @@ certificate.
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
+from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -17,18 +17,18 @@ from shared.runtime.clock import ClockSkew, ahead_s
 from shared.runtime.metrics import PlaneMetrics
 from shared.runtime.status import StatusBoard
 from shared.transport.connect import connect
-from swarm_cli.local.loopback_tls import VALID_FOR, LoopbackTls
 from tests.nats_server import NatsServer
+from tests.secured_server import make_certificates
 
 
 async def test_a_process_measures_its_clock_and_reads_its_servers_certificate(tmp_path: Path) -> None:
-    made = datetime.now(UTC)
-    tls = LoopbackTls(tmp_path, made)
-    config = f'tls {{ cert_file: "{tls.certificate}", key_file: "{tls.key}" }}'
+    ca, certificate, key = make_certificates(tmp_path)
+    ends_at = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    config = f'tls {{ cert_file: "{certificate}", key_file: "{key}" }}'
     server = NatsServer(tmp_path / "nats", config=config).start()
     registry = CollectorRegistry()
     try:
-        transport = await connect(server.url, name="test", timeout_s=20.0, ca_file=str(tls.certificate))
+        transport = await connect(server.url, name="test", timeout_s=20.0, ca_file=str(ca))
         await ensure_node_streams(transport, "alpha")
         clock, planes = ClockSkew(registry), PlaneMetrics(registry)
         planes.watch("node", lambda: transport)
@@ -42,7 +42,7 @@ async def test_a_process_measures_its_clock_and_reads_its_servers_certificate(tm
     finally:
         server.kill()
     assert skew_s is not None and abs(skew_s) < 1.0, "both on one machine"
-    assert ends is not None and abs(ends - (made + VALID_FOR).timestamp()) <= 1.0 and absent is None
+    assert ends is not None and abs(ends - ends_at.timestamp()) <= 1.0 and absent is None
 
 
 async def test_without_tls_there_is_no_certificate_and_the_memory_transport_has_the_same_clock() -> None:

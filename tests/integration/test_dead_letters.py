@@ -20,8 +20,9 @@ from services.verifier.local_outcomes import LocalOutcomes
 from services.verifier.spent_groups import SpentGroups
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
+from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import ensure_node_streams
-from shared.dead_letters import read_letters, requeue, spent_seq
+from shared.dead_letters import bury, read_letters, requeue, spent_seq
 from shared.runtime.status import StatusBoard
 from shared.transport.base import ConsumerSpec, Transport
 from shared.transport.connect import connect
@@ -220,3 +221,19 @@ async def test_a_person_lists_shows_and_requeues_dead_letters(nats_server: MakeS
         assert (code, text.strip()) == (0, "requeued 1: 2")
         assert (await plane.stream_state(QUEUE)).messages == 2
         assert [letter.seq for letter in await read_letters(plane, "alpha")] == [3]
+
+
+async def test_letters_are_summed_up_by_cause_and_it_is_said_that_older_ones_are_gone(nats_server: MakeServer, tmp_path: Path):
+    url = nats_server().url
+    most = NODE_LIMITS.dead_letters_max_msgs
+    async with node_plane(url, max_deliver=5) as plane:
+        for number in range(most + 50):
+            cause = "odd" if number == 700 else f"ValueError: no answer {number} in 'text {number}'"
+            await bury(plane, "alpha", b"?", cause, message_id=str(number))
+        code, text = await asyncio.to_thread(run, url, "list")
+        lines = [line for line in text.splitlines() if line.strip()]
+        assert code == 0 and len(lines) < 20, text
+        assert f"{most - 1:,}" in text and str(most + 50) in text and "odd" in text
+        assert "50 older letters are gone" in text and f"full with {most:,}" in text
+        code, text = await asyncio.to_thread(run, url, "list", "--all")
+        assert code == 0 and len(text.splitlines()) > most

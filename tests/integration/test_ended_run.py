@@ -1,5 +1,5 @@
-"""A run that has ended is looked at in a copy of what its real NATS server had stored: nothing of
-it changes, nobody is kept from starting it, and nothing stays behind.
+"""A run that has ended is its records: every command shows it from them, without a server, changes
+nothing of it, and keeps nobody from starting it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ import asyncio
 import hashlib
 import json
 import os
-import signal
-import subprocess
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -21,12 +20,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from services.trainer.trained import trained_line
 from shared.config import load_config
 from swarm_cli.app import build
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
-from swarm_cli.looking.store_copy import COPIES, StartedMeanwhile, server_on_copy
 from swarm_cli.looking.target import looking_at
 from swarm_cli.run_end import write_end
 from swarm_cli.running import RunNote
@@ -35,25 +34,25 @@ from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import SET, Dashboard, PageSwarm, group, trained_on, usual
 from tests.nats_server import NatsServer
 
-DEADLINE_S = 180.0
-
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where runs are, with one that took its steps; its server has ended."""
     var_dir = tmp_path_factory.mktemp("var")
     folder = var_dir / "runs" / "first"
-    server = NatsServer(var_dir / "nats", jetstream=f'store_dir: "{folder}"\n  sync_interval: 1m').start()
+    server = NatsServer(var_dir / "nats").start()
 
     async def write() -> None:
         swarm = await PageSwarm.open(server.url, folder)
         await usual(swarm)
         for node in ("alpha", "beta"):
             await swarm.node(node, finished=True)
+            evaluated(folder / node)
         await swarm.transport.close()
 
     asyncio.run(write())
     server.stop()
+    shutil.rmtree(var_dir / "nats")
     write_note(folder, RunNote(server.url, server.url, "swarm up --run first"))
     write_end(folder, 0, "progress")
     for node in ("alpha", "beta"):
@@ -70,7 +69,6 @@ def var_dir(stored: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = digest(stored / "runs")
     yield stored
     assert digest(stored / "runs") == before, "the run is as it was"
-    assert not (stored / COPIES).exists(), "no copy stays behind"
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -89,11 +87,12 @@ def swarm(*arguments: str) -> tuple[int, str, str]:
 def test_status_says_how_the_run_ended_with_an_exit_code_of_its_own(var_dir: Path) -> None:
     code, out, err = swarm("status", "--run", "first")
     assert code == 3 and "run first ended in order at" in err and "every node has taken its steps" in err
-    assert out.count("ended") == 2 * 4 and "silent" not in out and "NODE_ALPHA_BATCHES" in out
+    assert out.count("ended") == 2 * 4 and "silent" not in out and "0.750 @9" in out
     code, out, _ = swarm("status", "--run", "first", "--json")
     told = json.loads(out)
     assert code == 3 and told["ended"]["run"] == "first" and told["ended"]["how"] == "in order"
-    assert told["nodes"]["alpha"]["finished"] and told["nodes"]["alpha"]["trouble"] == []
+    alpha = told["nodes"]["alpha"]
+    assert (alpha["finished"], alpha["trouble"], alpha["step"], alpha["policy_version"]) == (True, [], 6, 9)
 
 
 def test_status_that_finds_no_server_says_that_the_run_there_has_ended(var_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +124,7 @@ def test_batches_and_groups_and_the_top_of_an_ended_run_are_read(var_dir: Path) 
     assert [group["question"] for group in groups][0] == "Find the greatest common divisor of 12 and 18."
     assert swarm("rollouts", "alpha", "--run", "first", "--follow")[0] == 0, "there is nothing to wait for"
     code, out, _ = swarm("trace", groups[0]["group_id"], "--run", "first")
-    assert code == 0 and "in a batch" in out
+    assert code == 0 and "in a batch" in out and "scored" in out
     code, out, _ = swarm("top", "--once", "--run", "first")
     assert code == 0 and "run first ended in order at" in out and "trainer ended" in out and "silent" not in out
 
@@ -139,11 +138,9 @@ def test_a_run_that_starts_while_it_is_looked_at_is_not_hindered(var_dir: Path) 
     folder = var_dir / "runs" / "first"
     config = load_config(DEMO_CONFIG)
     with looking_at(config, "first", "") as target:
-        assert target.ended is not None and target.node_url.startswith("nats://127.0.0.1:")
+        assert target.ended is not None and (target.node_url, target.swarm_url) == ("", None)
         with holding_run(folder):
             pass
-    with holding_run(folder), pytest.raises(StartedMeanwhile), server_on_copy(folder, var_dir):
-        pass
     with holding_run(folder), looking_at(config, "first", "") as target:
         assert target.ended is None and target.node_url == noted_url(folder), "it is looked at as it runs"
 
@@ -152,23 +149,23 @@ def noted_url(folder: Path) -> str:
     return str(json.loads((folder / "up.json").read_text())["node_url"])
 
 
-def test_the_page_shows_an_ended_run_and_a_killed_page_leaves_nothing_for_long(var_dir: Path, tmp_path: Path) -> None:
+def test_the_page_shows_an_ended_run_from_its_records(var_dir: Path, tmp_path: Path) -> None:
     shown = Dashboard("", tmp_path, "--run", "first", var_dir=var_dir)
-    found = shown.until_state("ended")
-    assert found["ended"]["in_order"] and found["ended"]["copied"] and "run first ended in order" in found["ended"]["words"]
-    assert {node["kind"] for node in found["nodes"] if node["node"] != "gamma"} == {"finished"}
-    found = shown.until(lambda told: bool(told["batches"]), "its batches read")
-    assert ["alpha", "beta", "basic_arithmetic", 6] in found["exchange"]
-    assert (found["exchange_since"], found["exchange_uncounted"]) == ({}, {})
-    servers = children(shown.process)
-    assert len(servers) == 1 and (var_dir / COPIES).is_dir()
-    shown.process.send_signal(signal.SIGKILL)
-    shown.process.wait(10)
-    deadline = time.monotonic() + DEADLINE_S
-    while any(alive(server) for server in servers):
-        assert time.monotonic() < deadline, "its server ends with it"
-        time.sleep(0.05)
-    assert swarm("status", "--run", "first")[0] == 3, "the next command removes the copy"
+    try:
+        found = shown.until(lambda told: told["state"] == "ended" and bool(told["batches"]), "its batches read")
+        assert found["ended"]["in_order"] and found["ended"]["seen"] and "run first ended in order" in found["ended"]["words"]
+        assert {node["node"]: node["kind"] for node in found["nodes"]} == {"alpha": "finished", "beta": "finished"}
+        assert ["alpha", "beta", "basic_arithmetic", 6] in found["exchange"]
+        assert (found["exchange_since"], found["exchange_uncounted"]) == ({}, {})
+        assert scores(found) == [(9, 0.75, 0.125), (9, 0.75, 0.125)]
+        for path in ("step.json?node=alpha&step=2", "group.json?node=alpha&step=1&place=0", "node.json?node=beta"):
+            with urllib.request.urlopen(shown.url + path, timeout=60) as answer:
+                assert json.load(answer)["node"] in ("alpha", "beta")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(shown.url + "step.json?node=alpha&step=999", timeout=60)
+        assert refused.value.code == 404 and "steps 1 to 6" in json.load(refused.value)["problem"]
+    finally:
+        shown.close()
 
 
 def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_to_the_next(tmp_path: Path) -> None:
@@ -187,13 +184,13 @@ def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_t
         told = shown.until_state("ended")
         assert told["exchange"] == [["alpha", "beta", "gcd", 1]], "the last lines of the files are read too"
         assert scores(told) == [(9, 0.75, 0.125)], "and the last scores, which nobody passed on"
-        assert told["ended"]["run"] == "one" and told["ended"]["follows"] and not told["ended"]["copied"]
+        assert told["ended"]["run"] == "one" and told["ended"]["follows"]
         assert (told["problem"], told["ended"]["goes_on"]) == ("", "`swarm up --run one`"), "its server ended with it"
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(shown.url + "step.json?node=alpha&step=1", timeout=60)
-        assert "`swarm dashboard --run one` shows its steps" in json.load(refused.value)["problem"]
+        assert "it has no batches.jsonl here" in json.load(refused.value)["problem"]
         seen = {(node["node"], node["kind"]) for node in told["nodes"]}
-        assert seen == {("alpha", "stopped")}, "what was seen stays in sight, and runs no longer"
+        assert seen == {("alpha", "finished")}, "it is its records now, and runs no longer"
         with running(var_dir, "two", second):
             assert shown.until_state("running")["server"] == second.url
     finally:
@@ -217,6 +214,84 @@ def test_a_page_that_is_opened_after_the_run_ended_says_so_and_how_to_go_on(var_
     finally:
         said = shown.close()
     assert "Ctrl-C ends it and nothing else" in said, "no swarm goes on that has ended"
+
+
+def test_what_an_earlier_run_left_on_a_server_is_not_shown_under_a_later_runs_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs of one person on a server that outlives them, in one swarm: the first has ended."""
+    runs, server = tmp_path / "runs", NatsServer(tmp_path / "nats").start()
+    for name in [name for name in os.environ if name.startswith("SWARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    async def write() -> None:
+        for run, node in (("one", "alpha"), ("one", "beta"), ("two", "gamma")):
+            swarm = await PageSwarm.open(server.url, runs / run)
+            await swarm.node(node, run=run, state="stopped" if run == "one" else "working", age_s=100.0 if run == "one" else -600.0)
+            await swarm.score(swarm.report(node, 4, 0.5))
+            await swarm.batch(node, group(node, node, f"What {node} asks?", [("6", 1.0), ("5", 0.0)]))
+            await swarm.transport.close()
+
+    asyncio.run(write())
+    write_note(runs / "one", RunNote(server.url, server.url, "swarm up --run one", "first"))
+    write_end(runs / "one", 0, "progress")
+    (runs / "one" / "alpha" / "trained.jsonl").write_text(trained_line(1, 1.0, updated=True, updates=1, groups=[]) + "\n")
+    (runs / "two" / "alpha").mkdir()
+    later = (
+        trained_line(1, 9.0, updated=True, updates=1, groups=[]) + "\n" + trained_line(2, 9.0, updated=True, updates=1, groups=[])
+    )
+    (runs / "two" / "alpha" / "trained.jsonl").write_text(later + "\n")
+    shown: Dashboard | None = None
+    try:
+        with holding_run(runs / "two"):
+            write_note(runs / "two", RunNote(server.url, server.url, "swarm up --run two", "first"))
+            code, out, _ = swarm("status", "--json")
+            told = json.loads(out)
+            assert (code, list(told["nodes"]), told["of_earlier_runs"]) == (0, ["gamma"], ["alpha", "beta"])
+            assert list(json.loads(swarm("status", "--json", "alpha")[1])["nodes"]) == ["alpha"], "who names it sees it"
+            _, out, _ = swarm("top", "--once")
+            assert "gamma" in out and "alpha" not in out
+            code, out, err = swarm("rollouts", "alpha", "--trained", "--json")
+            assert code == 0 and out == "" and "no group in the batches of alpha matches" in err, "its own run has no such record"
+            shown = Dashboard("", tmp_path, var_dir=tmp_path)
+            found = shown.until(lambda each: bool(each.get("groups")), "its groups")
+            assert [node["node"] for node in found["nodes"]] == ["gamma"] and found["earlier"] == ["alpha", "beta"]
+            assert [row["node"] for row in found["leaderboard"]] == ["gamma"]
+            assert [(each["taker"], each["question"]) for each in found["groups"]] == [("gamma", "What gamma asks?")]
+            assert found["exchange"] == [["gamma", "gamma", "gcd", 1]]
+    finally:
+        if shown is not None:
+            shown.close()
+        server.stop()
+
+
+def test_a_page_forgets_what_it_saw_when_another_store_is_at_the_address(tmp_path: Path) -> None:
+    first = NatsServer(tmp_path / "one").start()
+
+    async def write(url: str, node: str) -> None:
+        swarm = await PageSwarm.open(url)
+        await swarm.node(node, age_s=-600.0)
+        await swarm.score(swarm.report(node, 4, 0.5))
+        await swarm.batch(node, group(node, node, f"What {node} asks?", [("6", 1.0), ("5", 0.0)]))
+        await swarm.transport.close()
+
+    asyncio.run(write(first.url, "alpha"))
+    shown = Dashboard(first.url, tmp_path, var_dir=tmp_path)
+    second = NatsServer(tmp_path / "two", port=first.port)
+    try:
+        shown.until(lambda each: [group["taker"] for group in each.get("groups", [])] == ["alpha"], "alpha's group")
+        first.stop()
+        second.start()
+        asyncio.run(write(second.url, "gamma"))
+        found = shown.until(lambda each: "gamma" in [group["taker"] for group in each.get("groups", [])], "gamma's group")
+        assert [node["node"] for node in found["nodes"]] == [group["taker"] for group in found["groups"]] == ["gamma"]
+        assert {row["node"] for row in found["leaderboard"]} <= {"gamma"}
+    finally:
+        shown.close()
+        for server in (first, second):
+            server.stop()
 
 
 @contextmanager
@@ -247,15 +322,3 @@ def evaluated(folder: Path) -> None:
 
 def scores(told: dict[str, Any]) -> list[tuple[int, float, float | None]]:
     return [(row["version"], row["newest"], row["base"]) for row in told["leaderboard"]]
-
-
-def children(process: subprocess.Popen[str]) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"

@@ -8,10 +8,18 @@ from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.contracts.lease import LeaseRecord
 from shared.roles import ROLES
+from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING
 from shared.transport.base import KvEntry
+from swarm_cli.dashboard.swarm_state import kind_of
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.progress import HEADER, Row, StepRate, evaluations_done, state, steps_done, summary
+from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.standing import duration
+from swarm_cli.observe.start_again import unanswered
+from swarm_cli.observe.status import _role_cell, as_object
+from swarm_cli.observe.top_model import TopHistory
 from swarm_cli.observe.view import NodeView, node_view
+from swarm_cli.run_end import RunEnd
 
 NOW = 1_000_000.0
 
@@ -131,6 +139,54 @@ def test_a_silent_service_is_named_and_a_stopped_one_is_not_alive() -> None:
     ended_before = status("verifier", state="stopped", age_s=61)
     assert state(view(3, statuses=(*alive, ended_before)), NOW) == "no word from verifier for 1m"
     assert state(view(3, statuses=(*alive, status("verifier"))), NOW) == "working"
+
+
+def test_a_node_before_its_first_step_says_what_it_does_and_not_that_it_trains() -> None:
+    def said(generator: str, trainer: str) -> str:
+        states = {"generator": generator, "trainer": trainer}
+        return state(view(0, statuses=tuple(status(role, state=states.get(role, "working")) for role in ROLES)), NOW)
+
+    assert said(STARTING, "loading") == "starting: loading"
+    assert said(EVALUATING_BASE, "loading") == "starting: loading"
+    assert said(EVALUATING_BASE, FIRST_GROUPS) == "starting: evaluating the base policy"
+    assert said("generating", FIRST_GROUPS) == "starting: waiting for the first groups"
+
+
+def test_a_process_that_is_not_there_yet_is_told_apart_from_one_that_is_gone_in_every_view() -> None:
+    """A run that was continued 20 s ago: what its processes said in their last life is old."""
+    before = tuple(status(role, age_s=500.0, state="stopped" if role != "sampler" else "working") for role in ROLES)
+    half, again = (*before, *(status(role) for role in ROLES[:2])), (*before[:2], status("sampler", age_s=60.0), status("trainer"))
+    cases = {
+        "nobody yet": (before, 20.0, f"starting: waiting for {', '.join(ROLES)}", "starting", "starting"),
+        "two yet": (half, 20.0, "starting: waiting for sampler, trainer", "starting", "starting"),
+        "too long ago": (before[2:3], 700.0, "no word from ", "silent", "not answering for 8m"),
+        "gone again": (again, 90.0, "no word from sampler for 1m", "silent", "not answering for 1m"),
+    }
+    for name, (statuses, started_s, words, kind, sampler) in cases.items():
+        seen = NodeView("alpha", statuses, position(7), begun=NOW - started_s)
+        node = NodeSnapshot(seen, (), True)
+        assert state(seen, NOW).startswith(words), (name, state(seen, NOW))
+        assert kind_of(node, NOW) == kind, name
+        assert _role_cell(node, "sampler", NOW) == sampler, name
+        (shown,) = TopHistory().model(SwarmSnapshot(NOW, (node,), (), True), [], {}).nodes
+        assert ("sampler" in shown.starting, "sampler" in shown.missing) == (kind == "starting", kind == "silent"), name
+        assert ("alpha-sampler" in unanswered([seen], NOW)) == (kind == "silent"), name
+
+
+def test_a_time_that_is_yet_to_come_by_another_clock_is_never_negative() -> None:
+    ahead = tuple(status(role, age_s=-236.0, state="stopped") for role in ROLES)
+    node = NodeSnapshot(NodeView("alpha", ahead, position(7)), (), True)
+    assert duration(-236.0) == "0s" and _role_cell(node, "trainer", NOW) == "ended 0s ago"
+    shown = as_object(SwarmSnapshot(NOW, (node,), (), True))["nodes"]["alpha"]["services"]["trainer"]
+    assert shown[0]["age_s"] == 0.0
+    assert ", 0 seconds ago: " in RunEnd("stopped", NOW + 236.0).sentence("one", NOW)
+
+
+def test_a_row_and_the_summary_name_the_reason_for_most_refusals() -> None:
+    refused = status("verifier", refused=160.0, refused_repeated=120.0, refused_stale=40.0)
+    row = Row(view(12, statuses=(*(status(role) for role in ROLES if role != "verifier"), refused)), [], 7.5)
+    assert row.lines(65.0, NOW)[-1].strip().endswith("working; 120 refused: repeated")
+    assert "alpha: 120 refused: repeated" in summary([row])
 
 
 def test_a_run_is_done_when_the_slowest_node_has_taken_and_published_its_steps() -> None:

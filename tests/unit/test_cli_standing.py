@@ -15,7 +15,7 @@ from rich.console import Console
 from shared.contracts.control import ServiceStatus, TrainerPosition
 from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES, Role
-from shared.runtime.pace import GAPS_KEPT, KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, WorkPace, late_after_s
+from shared.runtime.pace import KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, PAUSES_KEPT, WorkPace, late_after_s
 from shared.runtime.status import StatusBoard
 from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.local.control import holding_run
@@ -155,6 +155,25 @@ def test_a_pace_in_bursts_is_that_of_the_bursts_and_a_past_stall_does_not_hide_t
     assert steady.usual_s == 1.0
 
 
+def test_a_pace_is_never_that_within_a_burst() -> None:
+    """A verifier that scores what a batch needs in seconds, and then rests while the step is
+    computed, is not late in its next rest, however many groups a burst has.
+    """
+    for groups in (16, 64, 400):
+        pace, at = WorkPace(), 0.0
+        for bursts in range(6):
+            for _ in range(groups):
+                pace.worked(at)
+                at += 0.1
+            late_s = late_after_s(pace.usual_s)
+            assert late_s is None or late_s > 46.0 or bursts == 0, (groups, bursts, pace.usual_s)
+            at += 46.0
+    quick = WorkPace()
+    for number in range(9_000):
+        quick.worked(number / 10 + (540.0 if number > 7_000 else 0.0))
+    assert quick.usual_s is not None and quick.usual_s < 0.2, "one stall of a process that never rests does not hide the next"
+
+
 def test_what_was_waiting_when_a_process_started_says_nothing_of_its_pace() -> None:
     pace = WorkPace()
     for at in range(20):
@@ -165,7 +184,7 @@ def test_what_was_waiting_when_a_process_started_says_nothing_of_its_pace() -> N
     assert pace.usual_s is not None and pace.usual_s > 5.0
 
 
-@given(st.lists(st.floats(0.0, 1e6), min_size=3, max_size=3 * GAPS_KEPT))
+@given(st.lists(st.floats(0.0, 1e6), min_size=3, max_size=3 * PAUSES_KEPT))
 def test_the_usual_gap_is_one_that_was_seen_and_lateness_is_several_of_it(times: list[float]) -> None:
     pace = WorkPace()
     for at in sorted(times):

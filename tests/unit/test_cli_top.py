@@ -11,8 +11,8 @@ from shared.transport.base import ConsumerState, StreamState
 from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.observe.standing import duration
-from swarm_cli.observe.top_model import TopHistory, TopModel, held_out_history, top_refusal
+from swarm_cli.observe.standing import duration, top_refusal
+from swarm_cli.observe.top_model import TopHistory, TopModel, held_out_history
 from swarm_cli.observe.top_view import SPARKS, rate, screen, sparkline
 from swarm_cli.observe.view import NodeView
 
@@ -196,7 +196,7 @@ def test_a_node_that_begins_again_begins_a_new_history() -> None:
 
 
 def test_the_most_frequent_refusal_is_named_over_all_replicas() -> None:
-    assert top_refusal([status("verifier", refused_flood=2, refused_banned=3), status("verifier", refused_flood=2)]) == "flood"
+    assert top_refusal([status("verifier", refused_flood=2, refused_banned=3), status("verifier", refused_flood=2)]) == ("flood", 4)
     assert top_refusal([status("verifier", refused_flood=0)]) is None
 
 

@@ -9,17 +9,21 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from shared.config import load_config
+from shared.roles import ROLES
 from shared.runtime.deaths import KEPT, Deaths, deaths_file, note_death, read_deaths
+from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.dashboard.away import name_logs
-from swarm_cli.dashboard.death_figures import death_figures
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.dashboard.swarm_state import swarm_object
 from swarm_cli.local.control import holding_run
@@ -31,6 +35,7 @@ from swarm_cli.observe.dying import told
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.start_again import advice
 from swarm_cli.observe.status import show
+from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.unit.supervised import end, noting, pids, supervised, until
@@ -54,6 +59,57 @@ def test_it_is_said_how_often_a_process_died_and_when_it_starts_again() -> None:
     assert told(killed(5), NOW + 40, answers=True) == "killed 5 times in 100 s, started again 30s ago"
     assert told(killed(5), NOW + 80, answers=True) == "", "it has stayed for a while"
     assert told(killed(5), NOW + 121, answers=True) == "" == told(killed(5), NOW + 121, answers=False), "that is past"
+
+
+def test_a_process_that_cannot_go_on_is_given_up_with_its_own_reason_and_not_started_again(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "one"
+    (run / "alpha").mkdir(parents=True)
+    file = deaths_file(run, "alpha-trainer")
+    note_death(file, -9, 0.5)
+    why = "metrics port 127.0.0.1:9403 cannot be opened, which process 7 (x) has: set http.base_port"
+    note_death(file, EXIT_CONFIG, None, why)
+    found = read_deaths(file)
+    assert found is not None and (found.why, found.next_at) == (why, None)
+    assert told(found, NOW, answers=False) == f"given up, it cannot go on: {why}"
+    assert told(found, NOW, answers=True) == "", "somebody has started it again"
+    assert told(replace(found, why=""), NOW, answers=False) == "given up, it cannot go on: its log says why"
+    first, second = advice([view(trainer=status("trainer", age_s=100.0))], NOW, run)
+    assert first == f"alpha-trainer: given up, it cannot go on: {why}" and "swarm restart alpha-trainer" in second
+
+
+def test_the_page_says_at_a_start_that_a_process_was_given_up(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "one"
+    (run / "alpha").mkdir(parents=True)
+    note_death(deaths_file(run, "alpha-trainer"), EXIT_CONFIG, None, "no such model")
+    young = [structs.replace(status(role), started_at=NOW - 20) for role in ROLES if role != "trainer"]
+    starts = NodeView("alpha", tuple(young))
+    with holding_run(run):
+        state = swarm_object(SwarmSnapshot(NOW, (NodeSnapshot(starts, (), True),), (), True), [], RecentGroups())
+        assert (state["state"], state["nodes"][0]["kind"]) == ("starting", "starting")
+        name_logs(state, [starts], tmp_path, Target("nats://127.0.0.1:1", None, "one"))
+    (node,) = state["nodes"]
+    assert (state["state"], node["kind"], [each["process"] for each in node["away"]]) == ("failed", "silent", ["alpha-trainer"])
+    assert node["words"] == "trainer given up, it cannot go on: no such model"
+
+
+@pytest.mark.slow
+def test_a_service_notes_why_it_cannot_go_on_and_a_new_start_forgets_it(tmp_path: Path) -> None:
+    file = deaths_file(tmp_path / "run", "alpha-sampler")
+    file.parent.mkdir(parents=True)
+    config = tmp_path / "swarm.toml"
+    config.write_text('[[tasks]]\ndataset = "gcd"\n[http]\nhost = "192.0.2.1"\n')
+    environment = os.environ | {"SUPERVISE_DEATHS": str(file), "SWARM_NODE__VAR_DIR": str(tmp_path / "var")}
+    command = [sys.executable, "-m", "services.sampler", "--config", str(config)]
+    ended = subprocess.run(command, env=environment, capture_output=True, timeout=120)
+    found = read_deaths(file)
+    assert ended.returncode == EXIT_CONFIG and found is not None, ended.stdout
+    assert found.next_at is None and "metrics port 192.0.2.1" in found.why
+    up = supervised({"alpha-sampler": noting(tmp_path, "a")}, log_file=str(tmp_path / "run" / "up.log"))
+    try:
+        until(lambda: pids(tmp_path, "a"), "it runs")
+        assert read_deaths(file) is None
+    finally:
+        end(up, *pids(tmp_path, "a"))
 
 
 @pytest.mark.slow
@@ -109,14 +165,6 @@ def test_every_view_says_that_a_dying_process_is_being_started_and_none_that_som
     (node,) = state["nodes"]
     assert node["kind"] == "silent" and f"trainer {words}" in node["words"]
     assert node["away"][0]["again"] == f"alpha-trainer: {words}"
-
-
-def test_the_local_page_s_alerts_count_the_deaths_of_the_last_half_hour(tmp_path: Path) -> None:
-    (tmp_path / "alpha").mkdir()
-    said = {"times": [NOW - 1801, NOW - 1700, NOW - 5, NOW - 1], "code": -9, "next_at": NOW}
-    deaths_file(tmp_path, "alpha-trainer").write_text(json.dumps(said))
-    found = death_figures(tmp_path, ["alpha", "beta", "../alpha"], NOW)
-    assert found == 'swarm_process_recent_deaths{node="alpha", role="trainer"} 3\n'
 
 
 def test_a_run_that_a_killed_process_ends_says_so_and_promises_no_last_lines(capsys: pytest.CaptureFixture[str]) -> None:

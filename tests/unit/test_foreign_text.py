@@ -282,7 +282,7 @@ def test_a_metrics_sender_is_a_nodes_name_or_nobody(text: str) -> None:
 
 
 def test_the_dashboards_page_puts_text_into_the_document_as_text_alone() -> None:
-    for name in ("page.js", "units.js", "draw.js", "group.js", "swarm.js"):
+    for name in ("draw.js", "group.js", "swarm.js"):
         script = (PAGE / name).read_text()
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|createContextualFragment", script

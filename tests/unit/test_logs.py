@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from shared.identity.keys import new_seed
+from shared.runtime.deaths import FILE_VARIABLE
 from shared.runtime.logs import configure_logging
 
 
@@ -38,6 +39,24 @@ def test_a_crash_is_told_with_its_lines_and_without_what_was_in_variables(tmp_pa
     for told in (stream.getvalue(), file.read_text()):
         assert "a key of 58 characters" in told and "fails_with" in told
         assert seed not in told
+
+
+def test_under_swarm_up_a_line_is_a_sentence_without_pythons_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`swarm up` writes the time and the process's name before it."""
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "deaths.json"))
+    stream = io.StringIO()
+    configure_logging(level="info", log_format="console", stream=stream)
+    log = structlog.get_logger("trainer").bind(node="alpha", role="trainer")
+    log.warning(
+        "groups_skipped", reason="too long", remedy="raise trainer.max_length", counts={"too_long": 3, "empty": 1}, steps=[4, 5]
+    )
+    try:
+        raise LookupError("no such thing")
+    except LookupError:
+        log.exception("crashed")
+    first, *rest = stream.getvalue().splitlines()
+    assert first == "warning: groups_skipped: too long; raise trainer.max_length (counts too_long 3, empty 1; steps 4, 5)"
+    assert rest[0] == "error: crashed" and rest[-1] == "LookupError: no such thing"
 
 
 def test_lines_that_a_full_disk_loses_are_told_once_and_again_after_it_had_space(

@@ -1,5 +1,5 @@
-"""What the page tells of a node's steps: by the trainer's records, and without the batch that a run
-which has ended never took.
+"""What the page tells of a node's steps, by the trainer's records, and of the batches of a run that
+has ended.
 """
 
 from __future__ import annotations
@@ -7,41 +7,53 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from services.trainer.trained import trained_line
+import msgspec
+import pytest
+from msgspec import structs
+
+from services.trainer.trained import batch_line
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.streams import ensure_node_streams
-from shared.run_records import TRAINED_FILE
+from shared.run_records import BATCHES_FILE
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard.batch_follower import BATCHES_BACK, BatchFollower
-from swarm_cli.dashboard.group_page import step_object
-from swarm_cli.dashboard.recent_groups import RecentGroups, StepPoint
+from swarm_cli.dashboard.recent_groups import StepPoint
 from swarm_cli.dashboard.steps import steps_object
 from swarm_cli.dashboard.trained_groups import TrainedFollower
-from swarm_cli.rollouts.fates import fate_of
-from swarm_cli.rollouts.records import TrainedRecords
+from swarm_cli.errors import CommandError
+from swarm_cli.rollouts.batches import RecordedBatches
 from tests.unit.page_batches import NOW, batch, item
 
 
-def test_the_batch_that_an_ended_run_never_took_comes_after_those_that_it_trained_on() -> None:
-    recent = RecentGroups()
-    for number in (1, 2, 3):
-        recent.take("alpha", batch(number, item("alpha", "beta", 1.0)))
-    recent.take("beta", batch(1, item("beta", "beta", 1.0)))
-    assert [(group.step, group.never) for group in recent.recent(9, "alpha")] == [(3, False), (2, False), (1, False)]
-    ended = recent.recent(9, last={"alpha": 2})
-    assert [(group.taker, group.step) for group in ended if not group.never] == [("alpha", 2), ("alpha", 1), ("beta", 1)]
-    assert [(group.taker, group.step) for group in ended[3:]] == [("alpha", 3)] and ended[3].never
-    assert step_object("alpha", batch(3), never=True)["never"] and not step_object("alpha", batch(3))["never"]
+async def test_the_batches_of_an_ended_run_are_those_on_record_and_the_later_line_of_a_step_counts(tmp_path: Path) -> None:
+    made = [batch(number, item("alpha", "beta", number / 10)) for number in (1, 2, 3)]
+    again = batch(2, item("alpha", "beta", 0.9))
+    (tmp_path / (BATCHES_FILE + ".old")).write_text(batch_line(made[0]) + "\n")
+    lines = [batch_line(made[1]), batch_line(made[2]), batch_line(again), '{"step":7,"batch":{', '{"step":8,"batch":{}}']
+    (tmp_path / BATCHES_FILE).write_text("\n".join(lines))
+    recorded = RecordedBatches(tmp_path, "alpha")
+    assert [await recorded.batch_at(step) for step in (1, 2, 3)] == [made[0], again, made[2]]
+    assert [each async for each in recorded.back_from(await recorded.last_seq())] == [made[2], again, made[0]]
+    follower = BatchFollower()
+    await follower.read_recorded("alpha", recorded)
+    assert [point.step for point in follower.recent.steps("alpha")] == [1, 2, 3] and follower.first_held("alpha") == 1
+    for step in (4, 7, 8):
+        with pytest.raises(CommandError, match=f"step {step}"):
+            await recorded.batch_at(step)
+    with pytest.raises(CommandError, match="no batches.jsonl"):
+        await RecordedBatches(None, "alpha").batch_at(1)
 
 
-def test_a_group_of_that_batch_does_not_wait_any_more(tmp_path: Path) -> None:
-    (tmp_path / TRAINED_FILE).write_text(trained_line(2, 2.0, updated=True, updates=1, groups=[]) + "\n")
-    records = TrainedRecords(tmp_path)
-    waiting, ended = (fate_of(records, 3, "aa" * 32, ended=over) for over in (False, True))
-    assert (waiting.yet, waiting.never) == (True, False) and (ended.yet, ended.never) == (False, True)
-    assert ended.sentence() == "not trained on: the run ended before its step"
-    assert not fate_of(records, 2, "aa" * 32, ended=True).never, "its step was taken"
+def test_a_long_batch_is_recorded_without_its_token_ids() -> None:
+    long = batch(1, item("alpha", "alpha", 1.0))
+    (only,) = long.items[0].scored.group.completions
+    ids = structs.replace(only, token_ids=b"\0" * 2**20, behaviour_logprobs=b"\0" * 2**20)
+    group = structs.replace(long.items[0].scored.group, completions=[ids])
+    scored = structs.replace(long.items[0].scored, group=group)
+    line = batch_line(structs.replace(long, items=[structs.replace(long.items[0], scored=scored)]))
+    (kept,) = msgspec.json.decode(line)["batch"]["items"][0]["scored"]["group"]["completions"]
+    assert len(line) < 10_000 and kept["text"] == only.text and kept.get("token_ids") is None
 
 
 def test_the_rewards_of_all_steps_are_drawn_from_the_trainers_records(tmp_path: Path) -> None:
@@ -49,7 +61,7 @@ def test_the_rewards_of_all_steps_are_drawn_from_the_trainers_records(tmp_path: 
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     follower = TrainedFollower()
     follower.read_on({"alpha": tmp_path})
-    assert follower.newest == {"alpha": 4} and follower.rewards("beta") == []
+    assert follower.rewards("beta") == []
     batches = [StepPoint(step, NOW + step, 0.9, None) for step in (3, 4, 5)]
     assert steps_object(follower.rewards("alpha"), batches, 3) == [
         [1, NOW, 0.1, None, False],

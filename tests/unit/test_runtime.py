@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry, Counter
 
 from shared.runtime import EXIT_CONFIG, FatalError, run_until_stopped
-from shared.runtime.health import HealthServer, Heartbeat
+from shared.runtime.health import HealthServer, Heartbeat, until_listening
 from shared.runtime.supervise import MAX_CRASHES, RestartPolicy
 
 
@@ -99,11 +101,29 @@ def test_health_port_says_alive_ready_and_counts() -> None:
         server.close()
 
 
+def listening(port: int) -> HealthServer:
+    return HealthServer("127.0.0.1", port, CollectorRegistry(), Heartbeat(), lambda: None)
+
+
 @pytest.mark.slow
-def test_a_taken_port_is_named_with_its_remedy() -> None:
-    first = HealthServer("127.0.0.1", 0, CollectorRegistry(), Heartbeat(), lambda: None)
-    try:
-        with pytest.raises(FatalError, match="another process has it; set http.base_port"):
-            HealthServer("127.0.0.1", first.port, CollectorRegistry(), Heartbeat(), lambda: None)
-    finally:
-        first.close()
+async def test_a_port_that_is_taken_for_a_second_is_waited_for_and_one_that_stays_taken_is_named_with_who_has_it() -> None:
+    first, stopping, log = listening(0), asyncio.Event(), structlog.get_logger("test")
+
+    def listen() -> HealthServer:
+        return listening(first.port)
+
+    with pytest.raises(FatalError) as refused:
+        await until_listening(listen, "127.0.0.1", first.port, stopping, log, patience_s=0.2)
+    for told in (f"127.0.0.1:{first.port}", f"process {os.getpid()} (", "http.base_port"):
+        assert told in str(refused.value)
+    waiting = asyncio.create_task(until_listening(listen, "127.0.0.1", first.port, stopping, log))
+    await asyncio.sleep(1.0)
+    assert not waiting.done()
+    first.close()
+    second = await asyncio.wait_for(waiting, 20)
+    assert second is not None and _status(second.port, "/readyz") == (200, "ok\n")
+    third = asyncio.create_task(until_listening(lambda: listening(second.port), "127.0.0.1", second.port, stopping, log))
+    await asyncio.sleep(0.1)
+    stopping.set()
+    assert await asyncio.wait_for(third, 20) is None, "who is asked to end need not wait for a port"
+    second.close()

@@ -35,11 +35,11 @@ from swarm_cli.dashboard import swarm_source
 from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
 from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, RecentGroups, both_ends
-from swarm_cli.dashboard.recorded_scores import ByNode, RecordedScores
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
 from swarm_cli.looking.following import Following
 from swarm_cli.looking.target import Target
+from swarm_cli.observe.recorded_scores import ByNode, RecordedScores
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.view import NodeView
 from tests.unit.page_batches import NOW, batch, item
@@ -200,18 +200,15 @@ def test_a_nodes_curve_begins_with_the_base_policy_that_no_report_says(tmp_path:
         assert (0, 0.125) not in curves_by_task(heard, "alpha", "Ualpha", known).get("", [])
 
 
-def test_the_last_scores_of_a_run_that_has_ended_are_those_on_record(tmp_path: Path) -> None:
-    """Its verifier had ended before it could pass on the last one."""
-    heard, known = [signed("alpha", 0, 0.125), signed("alpha", 4, 0.5)], recorded(tmp_path, report("alpha", 6, 0.75))
-    (row,) = leaderboard(heard, recorded=known)
-    assert (row.newest, row.policy_version) == (0.5, 4), "while it runs, what was signed"
-    (row,) = leaderboard(heard, recorded=known, ended=True)
-    assert (row.newest, row.policy_version, row.gain, row.curve[-1]) == (0.75, 6, 0.625, (6, 0.75))
-    curve = curves_by_task(heard, "alpha", "Ualpha", known["alpha"], ended=True)[""]
-    assert curve == [(0, 0.125), (4, 0.5), (6, 0.75)]
-    heard.append(signed("alpha", 8, 1.0))
-    (row,) = leaderboard(heard, recorded=known, ended=True)
-    assert (row.newest, row.policy_version) == (1.0, 8), "the record is older"
+def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Path) -> None:
+    """Its verifier had ended before it could pass on the last score."""
+    reports = [report("alpha", version, rate) for version, rate in ((0, 0.125), (4, 0.5), (6, 0.75))]
+    known = recorded(tmp_path, *reports)
+    assert known["alpha"]["a" * 64, 8].every == tuple(reports)
+    (row,) = leaderboard([], [report for each in known["alpha"].values() for report in each.every], recorded=known)
+    assert (row.newest, row.policy_version, row.gain, row.curve) == (0.75, 6, 0.625, ((0, 0.125), (4, 0.5), (6, 0.75)))
+    assert curves_by_task([], "alpha", "", known["alpha"])[""] == [(0, 0.125), (4, 0.5), (6, 0.75)]
+    assert curves_by_task([], "alpha", "Uother", known["alpha"]) == {}, "another key's are not on record"
 
 
 def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> None:

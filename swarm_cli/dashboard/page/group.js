@@ -6,8 +6,7 @@ function groupLine(group, seen = null, stands = true) {
   const local = group.sender === group.taker;
   const whose = local ? el("span", { text: "local" }) : el("span", {}, "from ", name(group.sender));
   const facts = [el("span", {}, name(group.taker), ` step ${group.step}`), whose, name(group.dataset), el("span", { text: `policy version ${group.policy_version}` })];
-  if (group.never) facts.push(el("span", { class: "warn", text: "no step trained on it: the run ended first" }));
-  else if (group.step > (seen?.nodes?.find(({ node }) => node === group.taker)?.step ?? group.step)) facts.push(el("span", { text: seen.state === "ended" ? "not trained on, as far as is known" : "not trained on yet" }));
+  if (group.step > (seen?.nodes?.find(({ node }) => node === group.taker)?.step ?? group.step)) facts.push(el("span", { text: "not trained on yet" }));
   if (seen) facts.push(el("span", { text: stands ? timeOf(group.at) : `${ago(seen.now - group.at)} ago` }));
   return el("li", { class: "card" },
     el("p", { class: "facts" }, ...facts),
@@ -33,7 +32,6 @@ async function showStep(node, step) {
     trail(["node", node], [`step ${step}`]),
     el("h1", {}, "Step ", String(step), " of ", name(node)),
     el("p", { class: "facts" }, el("span", { text: `batch made ${new Date(told.at * 1000).toLocaleString()}` }), el("span", { text: many(told.groups.length + told.left_out, "group") }), ...others.filter(Boolean)),
-    told.never ? el("p", { class: "warn", text: "No step trained on this batch: the run ended before its step." }) : null,
     el("ul", { class: "cards" }, ...told.groups.map((group) => groupLine(group))),
     told.left_out ? el("p", { class: "hint", text: `${many(told.left_out, "more group")} not shown: swarm rollouts ${node} --step ${step}` }) : null,
   ];
@@ -50,7 +48,7 @@ async function showGroup(node, step, place) {
     ["Staleness", told.staleness === null ? `${ago(told.age_s)} old` : many(told.staleness, "version")],
     ["Chosen", told.why],
     ["Judged by", el("span", {}, name(told.judged_by))],
-    ["Trained on", told.training ? told.used : told.never ? "no step trained on it: the run ended before its step" : told.waits ? `not yet: its batch waits for its step (for groups that were: swarm rollouts ${node} --trained)` : "not on record on this machine"],
+    ["Trained on", told.training ? told.used : told.waits ? `not yet: its batch waits for its step (for groups that were: swarm rollouts ${node} --trained)` : "not on record on this machine"],
   ];
   const links = [
     told.place > 0 ? el("a", { href: route("group", node, step, told.place - 1), text: "group before" }) : null,

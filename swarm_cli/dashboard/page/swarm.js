@@ -1,4 +1,4 @@
-// The swarm's page: which nodes learn, whose groups they train on, questions and answers, and alerts. All data comes from this machine's dashboard.
+// The swarm's page: which nodes learn, whose groups they train on, questions and answers. All data comes from this machine's dashboard.
 "use strict";
 
 const REFRESH_MS = 5000, HELD_MS = 5000, MATRIX_MOST = 24;
@@ -16,7 +16,7 @@ const STATES = {
   finished: ["✓", "Finished", "Every node here has taken its steps. `swarm up --run NAME` continues a run, `swarm plot NAME` draws its curves."],
   stopped: ["■", "Stopped", "The nodes here were stopped before their last step. `swarm up --run NAME` continues the run."],
   ended: ["■", "The run has ended", ""],
-  failed: ["!", "A process does not answer", "It fell silent without ending in order."],
+  failed: ["!", "A process is gone", "It fell silent without ending in order, or was given up."],
 };
 /** A swarm that runs with something wrong: by a node's `trouble`. */
 const TROUBLES = {
@@ -24,17 +24,17 @@ const TROUBLES = {
   dying: ["△", "Running, but a process dies again and again", "It is started again each time, after a longer pause; one that dies 8 times in 2 minutes is given up. Its log and `up.log` in the run's folder say why."],
   still: ["△", "Running, but a node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
-const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", failed: "bad", starting: "warn", waiting: "warn" };
+const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", failed: "bad", waiting: "warn" };
 const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };
 
 /** Text in which the parts between backquotes are shown as code. */
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
 
-/** How the run ended, whether the page shows a copy of it, what was seen before its server ended, or nothing of it, and how to go on. */
-function endOf({ run, words, seen, copied, follows, goes_on }) {
-  const kept = seen ? "The page shows what was seen last." : `\`swarm dashboard --run ${run}\` shows it.`;
-  const now = copied ? "This is a copy of what its server had stored; none of its processes is running." : `${kept}${follows ? " When the next run starts here, this page shows that one." : ""}`;
-  return `${words[0].toUpperCase()}${words.slice(1)}. ${now} To continue it: ${goes_on}.`;
+/** How the run ended, where what the page shows is from, and how to go on. */
+function endOf({ run, words, seen, follows, goes_on }) {
+  const now = seen ? "This is from its records; none of its processes is running." : `\`swarm dashboard --run ${run}\` shows it.`;
+  const next = follows ? " When the next run starts here, this page shows that one." : "";
+  return `${words[0].toUpperCase()}${words.slice(1)}. ${now}${next} To continue it: ${goes_on}.`;
 }
 
 function banner(told) {
@@ -157,7 +157,7 @@ function nodesSection(told) {
     el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
     el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: isOver(told) ? `, ${timeOf(told.at - node.heard_s)}` : `, ${ago(node.heard_s)} ago` }))));
-  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
+  return section("nodes", "Nodes", scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), told.earlier?.length ? el("p", { class: "hint", text: `Not shown, as earlier runs left them on this server: ${told.earlier.slice(0, 8).join(", ")}${told.earlier.length > 8 ? ` and ${told.earlier.length - 8} more` : ""}.` }) : null, leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
 }
 
 function textsSection(told) {
@@ -190,43 +190,6 @@ function select(id, options, value, change) {
   const node = el("select", { id, onchange: (event) => { change(event.target.value); again(); } }, ...options.map(([key, text]) => el("option", { value: key, text })));
   node.value = value;
   return node;
-}
-
-/** The alerts from Prometheus. Without an answer from it, or while the server is lost (unsure), the page must not look as if all were well. */
-async function alertsSection(failed, unsure) {
-  let words, watched = true, cards = [];
-  try {
-    // One answer in five scrapes is enough: on a busy machine some are late.
-    const [alerts, up, expected] = await Promise.all([get("api/v1/alerts"), get("api/v1/query", { query: 'max_over_time(up{job="swarm"}[10s])' }), get("expected.json")]);
-    const firing = alerts.data.alerts.filter(({ state, labels }) => state === "firing" && labels.severity !== "none");
-    const scraped = up.data.result.length, [answer, missing] = answers(up.data.result, expected);
-    cards = firing.slice(0, 30).map(({ labels, annotations }) => el("li", { class: `card alert ${labels.severity === "critical" ? "bad" : "warn"}` }, el("b", {}, labels.severity === "critical" ? "! " : "△ ", name(labels.alertname)), " ", el("span", { text: labels.severity || "" }), labels.node ? el("span", {}, " of ", name(labels.node)) : null, el("p", { text: annotations.summary || "" }), el("p", { class: "facts" }, ...alertLinks(labels, annotations))));
-    watched = (firing.length || scraped) && !missing && !unsure;
-    const told = missing || !unsure ? ` ${answer}` : "";
-    words = firing.length ? `${many(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}.${told}` : scraped ? `No alert fires${failed || missing ? " yet: each waits until its condition has lasted for a while" : ""}.${told}` : "No process is scraped yet, so no alert can fire.";
-  } catch (problem) {
-    words = `Alerts are not watched here: ${problem.message}. Everything else on this page comes from the nodes themselves.`;
-  }
-  return section("alerts", "Alerts", el("p", { class: watched ? null : "warn", text: words }), cards.length ? el("ul", { class: "cards" }, ...cards) : null);
-}
-
-/** How many of the processes that should run answer Prometheus, in words, and whether some do not. */
-function answers(scraped, expected) {
-  const title = ({ node, role }) => `${node} ${role}`, known = new Set(scraped.map(({ metric }) => title(metric)));
-  const missing = [...scraped.filter(({ value }) => value[1] !== "1").map(({ metric }) => title(metric)), ...expected.map(title).filter((each) => !known.has(each))];
-  const all = scraped.length + missing.filter((each) => !known.has(each)).length;
-  const not = missing.slice(0, 4).join(", ") + (missing.length > 4 ? ` and ${missing.length - 4} more` : "");
-  return [missing.length ? `${all - missing.length} of ${many(all, "process", "processes")} answer; not ${not}.` : all === 1 ? "Its process answers." : `All ${all} processes answer.`, missing.length > 0];
-}
-
-/** Where an alert leads: its runbook, its node and its panels. */
-function alertLinks(labels, { runbook_url, dashboard }) {
-  const elsewhere = /^https?:/.test(runbook_url || ""), panels = /^\/d\/(swarm-node|swarm-overview)\b/.exec(dashboard || "");
-  return [
-    runbook_url ? el("a", { href: elsewhere ? runbook_url : route("runbook", labels.alertname), target: elsewhere ? "_blank" : null, rel: "noreferrer", text: "Runbook" }) : null,
-    labels.node ? el("a", { href: route("node", labels.node) }, "Node ", name(labels.node)) : null,
-    panels ? el("a", { href: `panels#${new URLSearchParams({ dashboard: panels[1], node: labels.node || "" })}`, text: "Panels" }) : null,
-  ];
 }
 
 async function showNode(node, key) {
@@ -262,28 +225,16 @@ const stepForm = (node) => {
 
 async function showSwarm() {
   const told = await get("swarm.json");
-  const alerts = told.state === "ended" ? null : await alertsSection(told.state === "failed" || isUnsure(told), isUnsure(told));
   byId("heard").textContent = told.state === "waiting" ? "" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
   document.title = `${STATES[told.state][1]} · swarm`;
   const quiet = told.state === "waiting" || told.state === "empty" || (told.state === "ended" && !told.ended.seen);
-  return [banner(told), ...(quiet ? [] : [alerts, leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
-}
-
-/** The groups of a node's last batch at a time (Unix seconds): the target of a click in a panel. */
-async function showAt(node, time) {
-  const { steps } = await get("node.json", { node });
-  const found = steps.findLast(([, at, , , held]) => held && at <= time);
-  if (!found) throw new Error(`This page has read no batch of ${node} from before ${new Date(time * 1000).toLocaleString()}`);
-  history.replaceState(null, "", route("step", node, found[0]));
-  return showStep(node, found[0]);
+  return [banner(told), ...(quiet ? [] : [leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
 }
 
 function view() {
   const [what, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   if (what === "node") return { build: () => showNode(rest[0] || "", rest[1] || "") };
   if (what === "step") return { build: () => showStep(rest[0] || "", Number(rest[1]) || 0) };
-  if (what === "runbook") return { build: () => showRunbook(rest[0] || "") };
-  if (what === "at") return { build: () => showAt(rest[0] || "", Number(rest[1]) || 0) };
   if (what === "group") return { build: () => showGroup(rest[0] || "", Number(rest[1]) || 0, Number(rest[2]) || 0) };
   return { build: showSwarm, live: true };
 }

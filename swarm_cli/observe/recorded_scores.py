@@ -7,6 +7,7 @@ verifier has ended; and a node without a swarm passes on none.
 from __future__ import annotations
 
 import stat
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +20,18 @@ from shared.run_records import EVAL_FILE
 
 SETS_KEPT = 64
 TASKS_KEPT = 8
+REPORTS_KEPT = 4096
+"""The newest of a node and set."""
 
 
 class Recorded(NamedTuple):
-    """A node's scores on one held-out set. newest: the last one that it recorded."""
+    """A node's scores on one held-out set. newest: the last one that it recorded; every: all of
+    them, in the order of the file.
+    """
 
     base: EvalReport | None
     newest: EvalReport
+    every: tuple[EvalReport, ...] = ()
 
 
 BySet = Mapping[tuple[str, int], Recorded]
@@ -63,6 +69,7 @@ class RecordedScores:
 
 def _scores(node: str, folder: Path) -> dict[tuple[str, int], Recorded]:
     scores: dict[tuple[str, int], Recorded] = {}
+    every: dict[tuple[str, int], deque[EvalReport]] = {}
     for each in read_jsonl(folder / EVAL_FILE):
         try:
             report = _report(node, each)
@@ -72,7 +79,8 @@ def _scores(node: str, folder: Path) -> dict[tuple[str, int], Recorded]:
         if key in scores or len(scores) < SETS_KEPT:
             before = scores[key].base if key in scores else None
             scores[key] = Recorded(report if report.policy_version == 0 else before, report)
-    return scores
+            every.setdefault(key, deque(maxlen=REPORTS_KEPT)).append(report)
+    return {key: each._replace(every=tuple(every[key])) for key, each in scores.items()}
 
 
 def _report(node: str, line: Mapping[str, Any]) -> EvalReport:

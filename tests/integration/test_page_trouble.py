@@ -1,11 +1,10 @@
-"""The page while something is wrong: where an alert's card leads, what the banner says of a process
-that is late or gone, and how many processes answer.
+"""The page while something is wrong: what it says of a server that does not answer, and of a
+process that is late or gone.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ import pytest
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.running import RunNote
-from tests.integration.page_alert import ALERT, page_with_alert, page_with_processes
 from tests.integration.page_looker import AXE, LOOKS, WAIT_MS, Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm
 from tests.nats_server import NatsServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright comes with the extra `test`")
-PROMETHEUS = shutil.which("prometheus") is not None
 LATE = {
     "state": "running",
     "server": "nats://127.0.0.1:4222",
@@ -33,65 +30,32 @@ LATE = {
 }
 AS_IF = """async (state) => {
   const told = await get("swarm.json");
-  place([banner({ ...told, state }), await alertsSection(true, true), nodesSection({ ...told, state })], false);
+  place([banner({ ...told, state }), nodesSection({ ...told, state })], false);
 }"""
 SHOWN = "told => document.querySelector('main').replaceChildren(banner(told))"
 
 
-@pytest.mark.skipif(not PROMETHEUS, reason="no prometheus on the PATH (Debian's package prometheus)")
-def test_an_alerts_card_leads_to_its_runbook_its_node_and_its_panels(browser: Any, server: NatsServer, tmp_path: Path) -> None:
-    with page_with_alert(server, tmp_path) as shown:
-        for width, scheme in LOOKS:
-            looker = Looker(browser, width, scheme)
-            page = looker.open(shown.url)
-            card = page.locator("#alerts li.alert", has_text=ALERT)
-            said = page.locator("#alerts > p")
-            playwright.expect(said).to_contain_text("1 of 4 processes answer; not alpha", timeout=WAIT_MS)
-            panels = card.get_by_role("link", name="Panels")
-            assert panels.get_attribute("href") == "panels#dashboard=swarm-node&node=alpha"
-            looker.check()
-            assert not AXE.exists() or looker.axe() == []
-            card.get_by_role("link", name="Node alpha").click()
-            page.get_by_role("heading", name="alpha", exact=True).wait_for()
-            page.goto(shown.url)
-            page.locator("#alerts li.alert", has_text=ALERT).get_by_role("link", name="Runbook").click()
-            page.get_by_role("heading", name="SwarmPolicyDiverges").wait_for()
-            page.get_by_role("heading", name="On one machine").wait_for()
-            looker.check()
-            assert not AXE.exists() or looker.axe() == []
-            page.goto(f"{shown.url}#/runbook/SwarmTrainerStalled")
-            page.get_by_role("link", name="SwarmGeneratorStalled").first.wait_for()
-            looker.check()
-            looker.shot(f"runbook-{width}-{scheme}")
-            page.goto(f"{shown.url}panels#dashboard=swarm-node&node=alpha")
-            link = page.locator("#alerts .alert.firing", has_text=ALERT).get_by_role("link", name="runbook")
-            assert link.get_attribute("href") == "/#/runbook/SwarmPolicyDiverges"
-            page.get_by_role("button", name="Swarm", exact=True).click()
-            page.get_by_role("columnheader", name="steps, 5 min").wait_for()
-            curve = page.locator("article.panel h3", has_text="Trainer steps")
-            curve.scroll_into_view_if_needed()  # it is drawn when it is seen
-            playwright.expect(curve).to_have_text("Trainer steps over 15 s", timeout=WAIT_MS)
-            looker.check()
-            looker.close()
-
-
-@pytest.mark.skipif(not PROMETHEUS, reason="no prometheus on the PATH (Debian's package prometheus)")
 def test_while_the_server_is_lost_or_stores_nothing_the_page_says_nothing_reassuring(
     browser: Any, server: NatsServer, tmp_path: Path
 ) -> None:
-    with page_with_processes(server, tmp_path) as shown:
+    async def write() -> None:
+        swarm = await PageSwarm.open(server.url)
+        await swarm.node("alpha")
+        await swarm.transport.close()
+
+    written(write())
+    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
+    try:
+        shown.until_state("running")
         looker = Looker(browser)
         page = looker.open(shown.url)
-        alerts, alpha = page.locator("#alerts > p"), page.locator("#nodes tbody tr", has_text="alpha")
-        playwright.expect(alerts).to_have_text("No alert fires. All 4 processes answer.", timeout=WAIT_MS)
+        alpha = page.locator("#nodes tbody tr", has_text="alpha")
         playwright.expect(alpha).to_contain_text("● running", timeout=WAIT_MS)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             shown.until_state("lost")
             page.get_by_role("heading", name="The server does not answer").wait_for(timeout=WAIT_MS)
             for state in ("unstored", ""):
-                assert "processes answer" not in (told := alerts.inner_text()) and "No alert fires." not in told, told
-                assert alerts.get_attribute("class") == "warn"
                 assert "● running" not in (told := alpha.inner_text()) and "seen last: running" in told, told
                 looker.check()
                 page.evaluate("clearTimeout(timer), void round++")  # no look replaces what follows
@@ -99,6 +63,8 @@ def test_while_the_server_is_lost_or_stores_nothing_the_page_says_nothing_reassu
         finally:
             os.kill(server.pid, signal.SIGCONT)
         looker.close()
+    finally:
+        shown.close()
 
 
 def test_a_silent_process_of_a_run_on_this_machine_has_its_restart_and_its_log_named_and_a_late_one_is_no_alarm(
