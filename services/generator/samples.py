@@ -49,6 +49,7 @@ def samples_line(
 
 
 def _sample(task: Task, answer: Sample, score: Score) -> dict[str, Any]:
+    """A task, its answer and its score, with texts cut, so that a line's size is bounded."""
     ref = task.ref
     return {
         "dataset": ref.dataset,

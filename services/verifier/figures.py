@@ -21,7 +21,7 @@ MAX_SENDER_LABELS = 64
 OTHER_SENDER = "_other"
 OTHER_TASK = "_other"
 WATCH_PERIOD_S = 2.0
-_REWARDS = (-100.0, -10.0, -1.0, -0.1, 0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0, 2.0, 10.0, 100.0)
+_REWARDS = (-10.0, -1.0, 0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0, 2.0, 10.0)
 _RESULTS = ("scored", *CAUSES, "error")
 
 
@@ -34,8 +34,8 @@ class ScoringFigures:
         self._restarts_seen = 0
         self._jobs = Counter(
             "swarm_verify_jobs_total",
-            "Completions given to a scorer, by origin and result: scored; raised, not_a_number, too_long, timeout (the scorer hung), "
-            "killed (it died), all of which leave the reward unknown; error (the whole group could not be scored).",
+            "Completions given to a scorer, by origin and result: scored; raised, not_a_number, too_long, timeout (the scorer "
+            "hung), killed (it died), all of which leave the reward unknown; error (the whole group could not be scored).",
             ["origin", "result"],
             registry=registry,
         )

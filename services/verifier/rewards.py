@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -52,6 +53,7 @@ class RewardKnowledge:
         self._unknown: dict[str, Counter[str]] = {}
         self._told: set[tuple[str, str]] = set()
         self._unsaved = self._unwritten = False
+        self._news = asyncio.Event()
 
     async def begin(self, pool: ScorerPool) -> None:
         """Read what the node knows already, and try the rewards of the node's own sources. Raises
@@ -74,7 +76,10 @@ class RewardKnowledge:
             while True:
                 await self._exchange()
                 self._write()
-                await asyncio.sleep(PERIOD_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PERIOD_S):
+                        await self._news.wait()
+                self._news.clear()
         finally:
             self._write()
 
@@ -83,7 +88,9 @@ class RewardKnowledge:
         which of these pass. The whole group if no reward is known.
         """
         ref = group.task.ref
-        self._unsaved = self.rules.note(ref, result.rewards, result.marks) or self._unsaved
+        if self.rules.note(ref, result.rewards, result.marks):
+            self._unsaved = True
+            self._news.set()  # a restart must not bring a pass back
         self._count_unknown(ref.dataset, result)
         rewards = [reward for reward in result.rewards if reward is not None]
         passed = self.rules.passed(ref, result.rewards, result.marks)

@@ -23,8 +23,6 @@ OTHERS = 4
 """References of other tasks that are tried: one may be the same value in another form."""
 LOOKED_AT = 24
 """Tasks, spread over a source, among which such references are looked for."""
-LATE_S = 15.0
-"""What a source whose scorer never returns may take: its time limit, and another worker's start."""
 
 
 @dataclass(frozen=True, slots=True)

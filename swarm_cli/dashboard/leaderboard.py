@@ -142,6 +142,7 @@ def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
 
 
 def _own_row(report: EvalReport) -> Row:
+    """The row of a node on this server whose report the swarm does not have."""
     version, score = report.policy_version, report.score
     return Row(
         node=report.node,

@@ -134,9 +134,7 @@ def standings(
         _standing(name, by_node.get(name), scores.get(name, []), shared.get(name, unshared), at, name in signing, name in known)
         for name in {*by_node, *shared, *scores}
     ]
-    found.sort(
-        key=lambda each: (not each.signed, each.newest is None, -((each.newest and each.newest.pass_rate) or 0.0), each.node)
-    )
+    found.sort(key=lambda each: (not each.signed, each.newest is None, -_rank(each.newest), each.node))
     signed = [each for each in found if each.signed]
     shown = with_places([*signed, *found[len(signed) :][:UNSIGNED_SHOWN]], most, lambda each: each.signed and each.known)
     elsewhere = sum(entry.problem == OTHER_SWARM for entry in entries)

@@ -166,6 +166,7 @@ def _state(node: NodeModel) -> str:
 
 
 def _held_out(held_out: HeldOut) -> Text:
+    """The newest score, beside the base policy's by the same measure, and their course."""
     newest, base = held_out.newest, held_out.base
     if newest is None:
         return Text("not evaluated yet", style="dim")

@@ -17,7 +17,7 @@ from shared.text import cut_text, visible
 from swarm_cli.console import count, indented
 from swarm_cli.file_names import with_digits
 from swarm_cli.rollouts.batches import BatchedGroup
-from swarm_cli.rollouts.choice import Choice
+from swarm_cli.rollouts.choice import Choice, passes
 from swarm_cli.rollouts.fates import Fate
 from swarm_cli.rollouts.rewards import Judge
 

@@ -43,6 +43,8 @@ from shared.tasks.sandbox.worker import import_everything, read_frame, take_stan
 from shared.tasks.scoring import score_texts
 
 CHUNK_BYTES = 2**16
+WARM_S = 5.0
+"""What a source may take to load what it loads lazily."""
 EXIT_S = 0.05
 """How long a process may take to exit after it has closed its pipe, which the kernel closes during
 the exit.
@@ -115,12 +117,23 @@ def main() -> None:
 
 
 def _warm(sources: list[list[str]]) -> None:
+    """Score a text of each source once. A scorer that never returns must not keep this process from
+    starting: it is interrupted.
+    """
+    signal.signal(signal.SIGALRM, _late)
     for dataset, config, verifier in sources:
-        with suppress(TaskError):
+        signal.setitimer(signal.ITIMER_REAL, WARM_S, WARM_S)
+        with suppress(TaskError, TimeoutError):
             score_texts(derive_item(TaskRef(dataset=dataset, config=config, seed=1, index=0)), verifier, ["0"])
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     forget_derived()
     clean_numbers()
     clean_random()
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError
 
 
 def _judged(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> list[Any]:
