@@ -19,6 +19,7 @@ from shared.contracts.control import RewardValues
 from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef
 from shared.json_lines import read_jsonl
 from shared.run_records import unknown_file
+from shared.runtime.errors import EXIT_CONFIG
 from shared.tasks.derive import derive_task
 from shared.tasks.verifiers import load_verifier
 from swarm_cli.app import app
@@ -224,12 +225,15 @@ def test_config_check_tries_a_reward_where_a_run_would_score(
 
 @pytest.mark.slow
 def test_a_built_in_verifier_that_pays_every_reference_alike_is_an_error(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": f"q{n}", "answer": f"word{n}"}) + "\n" for n in range(12)))
-    file = tmp_path / "node.toml"
-    file.write_text(f'[model]\npath = "models/base"\n[eval]\ntasks = 2\n[[tasks]]\nsource = "file"\npath = "{rows}"\n')
-    well = CliRunner().invoke(app, ["config", "check", "--config", str(file)])
-    assert well.exit_code == 0 and "the reference earns 1, passes" in well.stdout, well.output
+    rows, file = tmp_path / "rows.jsonl", tmp_path / "node.toml"
+    source = f'[[tasks]]\nsource = "file"\npath = "{rows}"\nverifier = "final_number"\n'
+    file.write_text(f'[model]\npath = "models/base"\n[eval]\ntasks = 2\n{source}')
+    for answers, code in ((["80", "81", "82", "83", "84"], 0), (["80", "80.0", "80.00", "80.000", "80.0000"], EXIT_CONFIG)):
+        rows.write_text("".join(json.dumps({"question": f"q{n}", "answer": each}) + "\n" for n, each in enumerate(answers)))
+        told = CliRunner().invoke(app, ["config", "check", "--config", str(file)])
+        assert told.exit_code == code, told.output
+        assert ("the references of 4 other tasks as much" in told.output) == bool(code)
+        assert ("the reference earns 1, passes" in told.stdout) == (not code)
 
 
 @pytest.mark.slow
