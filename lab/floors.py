@@ -132,7 +132,7 @@ async def _floor(pool: ScorerPool, source: TaskSpec, questions: int) -> Floor:
     passed: dict[_Name, list[bool]] = defaultdict(lambda: [False] * len(tasks))
     for place, (answers, result) in enumerate(zip(answers_of, await pool.run(jobs), strict=True)):
         for name, reward in zip(answers, result.rewards, strict=False):
-            passed[name][place] = reward >= PASS_REWARD
+            passed[name][place] = (reward or 0.0) >= PASS_REWARD
     constant, constant_rate = _best(passed, half, "constant")
     copy, copy_rate = _best(passed, half, "copy")
     return Floor(

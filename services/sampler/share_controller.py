@@ -47,6 +47,7 @@ from msgspec.structs import replace
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.sampler_state import MAX_DATASETS, DatasetLevel, Level, OwnRecord, SharingState
+from shared.contracts.wire import MAX_REWARD
 
 _FORGOTTEN_STANDARD_ERRORS = 2.25
 """Standard errors of a single result. Compared with the best of about ten means of two, noise alone
@@ -79,11 +80,12 @@ def after_evaluation(levels: Sequence[DatasetLevel], scores: Mapping[str, TaskSc
         scores: The evaluation's results by dataset; only the first `MAX_DATASETS` by name are used.
     """
     known = {level.dataset: level for level in levels}
-    looked_at = sorted(dataset for dataset, score in scores.items() if score.n)[:MAX_DATASETS]
+    looked_at = sorted(dataset for dataset, score in scores.items() if score.n and score.pass_rate is not None)[:MAX_DATASETS]
     after: list[DatasetLevel] = []
     furthest, most = None, _threshold(len(looked_at))
     for dataset in looked_at:
         score, before = scores[dataset], known.get(dataset)
+        assert score.pass_rate is not None
         if before is None or before.n != score.n:  # other questions, so the results cannot be compared
             after.append(DatasetLevel(dataset=dataset, n=score.n, rate=score.pass_rate, best=score.pass_rate))
             continue
@@ -125,19 +127,26 @@ runs empty, groups have waited half of the limit.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A held-out result of policy `version`: the share of `n` tasks that pass, and the same by
-    dataset if known.
+    """A held-out result of policy `version`: the share of `n` tasks that pass (None: no pass is
+    defined), the mean reward, and the same by dataset if known.
     """
 
     version: int
-    pass_rate: float
+    pass_rate: float | None
     n: int
+    mean_reward: float = 0.0
     per_task: Mapping[str, TaskScore] = field(default_factory=dict)
 
     @classmethod
     def of(cls, report: EvalReport) -> Self:
         """The parts of the report that the controller uses."""
-        return cls(version=report.policy_version, pass_rate=report.pass_rate, n=report.n, per_task=report.per_task)
+        return cls(
+            version=report.policy_version,
+            pass_rate=report.pass_rate,
+            n=report.n,
+            mean_reward=report.mean_reward,
+            per_task=report.per_task,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,8 +246,9 @@ def _look_at_reward(state: SharingState, own: OwnRecord) -> tuple[SharingState, 
     mean = (own.reward_sum - state.reward_sum) / groups
     variance = max(0.0, (own.reward_squares - state.reward_squares) / groups - mean * mean)
     # A period in which all groups have the same result says nothing about the noise, so assume that
-    # one of them could have differed.
-    error = math.sqrt((variance + 0.25 / groups) / groups)
+    # one of them could have differed by the size that rewards have.
+    size = max(1.0, abs(mean), abs(state.reward.best) if state.reward else 0.0)
+    error = math.sqrt((variance + 0.25 * size * size / groups) / groups)
     level, fell = _level(state.reward, mean, error)
     return replace(state, reward=level), fell
 
@@ -248,6 +258,7 @@ def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tup
     if (
         evaluation is None
         or evaluation.n == 0
+        or evaluation.pass_rate is None
         or evaluation.version <= (-1 if state.held_out_version is None else state.held_out_version)
     ):
         return state, None
@@ -265,7 +276,7 @@ def _level(before: Level | None, value: float, error: float) -> tuple[Level, boo
     than noise explains.
     """
     now = value if before is None else before.now + _SMOOTHING * (value - before.now)
-    now = min(1.0, max(0.0, now))
+    now = min(MAX_REWARD, max(-MAX_REWARD, now))
     best = now if before is None else remembered_best(before.best, now)
     return Level(now=now, best=best), best - now > _STANDARD_ERRORS * error
 

@@ -34,12 +34,18 @@ class Refusal(Enum):
     FROM_FUTURE = "from_future"
     REPLAYED = "replayed"
     TASK_NOT_ALLOWED = "task_not_allowed"
+    NO_PASS = "no_pass"
+    """No pass is defined for its source, so a near miss could not be told from a right answer."""
     HELD_OUT = "held_out"
     LENGTHS = "lengths"
     TASK_UNDERIVABLE = "task_underivable"
     TASK_MISMATCH = "task_mismatch"
     SCORING_TIMEOUT = "scoring_timeout"
     SCORING_COST = "scoring_cost"
+    UNKNOWN_REWARD = "unknown_reward"
+    """An answer's reward is unknown here. The whole group is refused: if such answers left it, as
+    they leave a local group, a sender could fill a copy with answers that vanish after the checks.
+    """
     REPEATED = "repeated"
     COPIED = "copied"
 
@@ -81,9 +87,10 @@ counts once, however often it is sent.
 misconfigured.
 * What another version, package, configuration or clock explains is blamed on nobody:
 `schema_version`, `out_of_range`, `task_mismatch`, `task_underivable`, `task_not_allowed`,
-`held_out`, `lengths`, `from_future`, `unknown_key`. Such a message uses its sender's turns, and a
-key whose tasks come out otherwise here is not derived again for a while
+`no_pass`, `held_out`, `lengths`, `from_future`, `unknown_key`. Such a message uses its sender's
+turns, and a key whose tasks come out otherwise here is not derived again for a while
 (`services.verifier.other_tasks`).
+* `unknown_reward`: this node's scorer failed; what that cost counts (`scoring_cost`).
 * `scoring_timeout` weighs as much as it cost (`services.verifier.border`); `scoring_cost` is a
 judgement on many groups (`services.verifier.scoring_cost`) and causes quarantine by itself.
 * A copy is blamed only if coincidence is excluded, and only on the later one in the stream

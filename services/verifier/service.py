@@ -18,6 +18,7 @@ from services.verifier.own_model import OwnModel
 from services.verifier.refused_record import RefusedRecord
 from services.verifier.replay import ReplayMemory
 from services.verifier.reports import Reports
+from services.verifier.rewards import RewardKnowledge
 from services.verifier.sender_watch import SenderWatch
 from services.verifier.sharing import Outbox
 from services.verifier.spent_groups import SpentGroups
@@ -94,15 +95,17 @@ class VerifierService:
             own = OwnModel()
             outbox = Outbox(config.verifier, self._key, link, figures, log, config.nats.swarm_id)
             rules = BorderRules.of(self._config, self._config.verifier.accepted_tasks)
-            border = Border(rules, self._trust, self._replay, self._held_out)
+            rewards = RewardKnowledge(config, context.node, figures, log)
+            await rewards.begin(pool)
+            border = Border(rules, self._trust, self._replay, self._held_out, awaits_pass=rewards.awaits_pass)
             scored = LocalOutcomes(config.node.id, context.node, figures, log)
-            store = ForeignStore(config, context.node, border, own, figures, log)
+            store = ForeignStore(config, context.node, border, own, rewards, figures, log)
 
             def note_own(group: RolloutGroup, seq: int) -> None:
                 border.note_own(group)
                 store.stored(seq)
 
-            local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, note_own)
+            local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, rewards, note_own)
             spent = SpentGroups(config, context.node, scored, figures, log)
             refused = RefusedRecord(config.node.run_dir, config.node.replica, context.writes)
             intake = Intake(config, context.node, link, border, pool, store, figures, log, refused)
@@ -118,6 +121,7 @@ class VerifierService:
                 spent.sweep(),
                 outbox.run(),
                 link.run(),
+                rewards.run(),
                 figures.scoring.watch_workers(pool),
                 self._watch_queues(context, figures),
             ]

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.contracts.wire import Count, DatasetName, Message, Reward, ShortText
+from shared.contracts.wire import Count, DatasetName, Message, Number, Reward, Share, ShortText
 
 Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A count in which older events have less weight."""
@@ -45,8 +45,8 @@ class OwnRecord(Message, frozen=True, kw_only=True):
     sources: Annotated[list[SourceRecord], Meta(max_length=4096)] = []
     groups: Count = 0
     informative: Count = 0
-    reward_sum: Discounted = 0.0
-    reward_squares: Discounted = 0.0
+    reward_sum: Number = 0.0
+    reward_squares: Number = 0.0
 
 
 class Level(Message, frozen=True, kw_only=True):
@@ -63,8 +63,8 @@ class DatasetLevel(Message, frozen=True, kw_only=True):
 
     dataset: DatasetName
     n: Count
-    rate: Reward
-    best: Reward
+    rate: Share
+    best: Share
 
 
 class SharingState(Message, frozen=True, kw_only=True):
@@ -79,12 +79,12 @@ class SharingState(Message, frozen=True, kw_only=True):
     batches: Count = 0
     groups: Count = 0
     informative_groups: Count = 0
-    reward_sum: Discounted = 0.0
-    reward_squares: Discounted = 0.0
+    reward_sum: Number = 0.0
+    reward_squares: Number = 0.0
     external_wanted: Count = 0
     external_taken: Count = 0
     age_sum_s: Discounted = 0.0
-    informative: Reward | None = None
+    informative: Share | None = None
     reward: Level | None = None
     held_out: Level | None = None
     held_out_version: Count | None = None

@@ -36,6 +36,7 @@ from shared.contracts.messages import (
 )
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
+from shared.evaluation import PASS_REWARD
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.lease.name import take_name
@@ -221,6 +222,7 @@ def group(
         origin="local" if taker == sender else "external",
         group=made,
         rewards=[reward for _, reward in answers],
+        passed=[reward >= PASS_REWARD for _, reward in answers],
         scored_by=f"{taker}-verifier-0",
         score_seconds=0.01,
         scored_at=time.time(),

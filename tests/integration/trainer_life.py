@@ -42,6 +42,7 @@ from shared.contracts.sampler_state import SamplerState
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import POLICY_KEY, TRAINER_KEY, node_batches, node_batches_stream, node_bucket
+from shared.evaluation import PASS_REWARD
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
@@ -139,6 +140,7 @@ def scored_group(
         origin=origin,  # type: ignore[arg-type]
         group=group,
         rewards=list(rewards),
+        passed=[reward >= PASS_REWARD for reward in rewards],
         scored_by="test",
         score_seconds=0.0,
         scored_at=1.0,

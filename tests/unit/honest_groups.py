@@ -21,6 +21,7 @@ from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.contracts.codec import encode
 from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup
+from shared.evaluation import PASS_REWARD
 from shared.model.loading import load_causal_lm
 from shared.model.prompts import answer_text
 from shared.model.reading import load_tokenizer
@@ -92,12 +93,14 @@ _rewards: dict[int, list[float]] = {}
 
 def scored(group: RolloutGroup, origin: str, rewards: list[float] | None = None, node: str | None = None) -> ScoredGroup:
     """The group as a node has it after scoring; its own rewards unless others are given."""
+    given = _rewards[group.draw] if rewards is None else rewards
     made = msgspec.structs.replace(group, node=node or ("alpha" if origin == "local" else "beta"))
     return ScoredGroup(
         group_id=hashlib.sha256(encode(made)).hexdigest(),
         origin=origin,  # type: ignore[arg-type]
         group=made,
-        rewards=_rewards[group.draw] if rewards is None else rewards,
+        rewards=given,
+        passed=[reward >= PASS_REWARD for reward in given],
         scored_by="alpha",
         score_seconds=0.0,
         scored_at=1.0,

@@ -269,7 +269,7 @@ def test_what_the_sandbox_says_becomes_a_typed_reason_and_a_hang_a_quarantine(tm
         assert (refused.reason, refused.blamed) == (reason, None)
     incomplete = gate.conclude(candidate, JobResult([1.0], None, None, "", 0, 0.1), NOW_S)
     assert incomplete is not None
-    assert incomplete.reason is Refusal.TASK_UNDERIVABLE
+    assert (incomplete.reason, incomplete.blamed) == (Refusal.UNKNOWN_REWARD, None)
     assert gate.reputation.worst(1, NOW_S) == []
     gate = border(tmp_path)
     hanging = gate.examine(SUBJECT, signed(group(draw=1)), NOW_S)

@@ -18,6 +18,7 @@ from services.trainer.selection.tokens import take_in
 from shared.config import load_config
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.evaluation import PASS_REWARD
 from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
 from swarm_cli.shipped import DEMO_CONFIG
@@ -68,6 +69,7 @@ def answers(index: int, texts: list[str], rewards: list[float], node: str = "bet
         origin=origin,  # type: ignore[arg-type]
         group=group,
         rewards=rewards,
+        passed=[reward >= PASS_REWARD for reward in rewards],
         scored_by="alpha",
         score_seconds=0.0,
         scored_at=1.0,
