@@ -176,7 +176,9 @@ class Intake:
         try:
             await self._store.catch_up()
         except TransportError as error:
-            self._log.warning("accepted_groups_not_read", reason=str(error), consequence="copies of other verifiers' groups may get in")
+            self._log.warning(
+                "accepted_groups_not_read", reason=str(error), consequence="copies of other verifiers' groups may get in"
+            )
 
     def _line_up(self, message: StoredMessage) -> None:
         sender = subjects.rollouts_author(message.subject) or ""

@@ -87,7 +87,9 @@ class ForeignStore:
             payload = await self._node.payload(message)
             scored = await asyncio.to_thread(decode, payload, ScoredGroup)
         except (TransportError, MessageError) as error:
-            self._log.warning("accepted_group_not_learnt", seq=message.seq, reason=str(error), consequence="a copy of it may get in")
+            self._log.warning(
+                "accepted_group_not_learnt", seq=message.seq, reason=str(error), consequence="a copy of it may get in"
+            )
             return
         # This process may read what it stored before it is told where that is.
         if scored.failure is None and scored.group_id not in self._own_ids:
