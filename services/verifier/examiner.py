@@ -2,9 +2,9 @@
 than about a millisecond are processed in a thread.
 
 Decoding, hashing and verifying 8 MiB takes a few hundred milliseconds, and fingerprints of 64 KiB
-take five, during which no local group would get its rewards. There is one thread, first come first served, so that all strangers together
-use at most one processor. The border's memories are changed only in the event loop; later checks
-see what changed there while the thread was working.
+take five, during which no local group would get its rewards. There is one thread, first come first
+served, so that all strangers together use at most one processor. The border's memories are changed
+only in the event loop; later checks see what changed there while the thread was working.
 """
 
 from __future__ import annotations
