@@ -1,10 +1,10 @@
 """Stores accepted foreign groups where the sampler finds them, and learns from the same stream what
 the node's other verifiers have accepted.
 
-The stream of scored groups is the one memory that all of a node's verifiers have in common. Each has
-its own memories of copies, replays and names, and reads there what it did not store itself, so that
-a copy does not get in at the next replica. What two replicas accept within the same few milliseconds
-can still be a copy of each other; its key is then blamed.
+The stream of scored groups is the one memory that all of a node's verifiers have in common. Each
+has its own memories of copies, replays and names, and reads there what it did not store itself, so
+that a copy does not get in at the next replica. Of a group and its copy that two replicas accept
+within the same few milliseconds, both get in; the copy's key is then blamed.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ count together: nodes of one policy have many phrases in common, and each combin
 Text that more than half of a group's different answers share is a typical phrase of its policy and
 says nothing about who wrote it. It is left out on both sides.
 
-The text is written by strangers. So every step takes time linear in the characters, and no character
-expands to several: NFKC takes seconds for 16,384 combining marks and turns one character into 18.
-What is kept of a group, and the time of a comparison, are bounded by the number of its answers.
+The text is written by strangers. So every step takes time linear in the characters, and no
+character expands to several: NFKC takes seconds for 16,384 combining marks and turns one character
+into 18. What is kept of a group, and the time of a comparison, are bounded by the number of its
+answers.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ class Printer:
             return np.zeros(0, np.uint64), np.zeros(0, np.intp), np.zeros(0, np.bool_), np.array(lengths, np.intp)
         within = of[:count] == of[SHINGLE - 1 :]
         mixed = self._mixed(np.concatenate(texts).astype(np.uint64))
-        # A table of counts by the hash's first bits: adding one under all of a text's at once counts
-        # a shingle once for each text that has it.
+        # A table of counts by the hash's first bits: adding one under all of a text's at once
+        # counts a shingle once for each text that has it.
         bits = min(_MOST_SLOTS_BITS, (64 * count).bit_length())
         slots = (mixed >> np.uint64(64 - bits)).astype(np.intp)
         having = np.zeros(1 << bits, np.uint16)

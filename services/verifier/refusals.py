@@ -122,8 +122,8 @@ class Refused:
     for counting. `blamed` is the key that signed the message, if it can be blamed for the reason;
     `quarantined_s` is how long that key is quarantined because of it. `group_id` is the id of bytes
     under a valid signature, else ""; `group` is what was decoded of them before the check that
-    failed. `costly`: the answers were looked at, which takes up to a few milliseconds and is charged
-    to whoever sent them; all that comes before takes less than one.
+    failed. `costly`: the answers were looked at, which takes up to a few milliseconds and is
+    charged to whoever sent them; all that comes before takes less than one.
     """
 
     reason: Refusal

@@ -94,6 +94,13 @@ async def test_a_small_claim_to_large_chunks_reads_at_most_the_claim_and_one_chu
     await over(body)
 
 
+@pytest.mark.parametrize("runs", ["1-1000000000000", "5-6", "5,7", "9,5-6"])
+def test_a_reference_of_more_chunks_than_its_size_allows_is_no_reference(runs: str) -> None:
+    """Decided by arithmetic, before a list of them is made."""
+    with pytest.raises(BadReference, match="more chunks than its size allows"):
+        Reference.parse(f"{MIN_CHUNK_BYTES if ',5-6' not in runs else 2 * MIN_CHUNK_BYTES} {'0' * 64} {runs}")
+
+
 async def test_a_claim_of_many_tiny_chunks_ends_with_the_first(over: Callable[[Body], Any]) -> None:
     async def body(plane: Plane) -> None:
         transport = await plane.open()

@@ -216,7 +216,7 @@ def test_a_time_that_is_none_stops_no_restore(copied: Path, target: NatsServer) 
 
 
 async def test_an_operator_backs_up_its_own_streams_and_cannot_reach_another_nodes_or_the_swarms(tmp_path: Path) -> None:
-    """Roles and the swarm's members may ask for none of it (`test_nats_allowed_subjects`)."""
+    """Roles and the swarm's members may ask for none of it (`test_permission_table`)."""
     server = SecuredServer(tmp_path, ["alpha", "beta"])
     server.start()
     try:

@@ -26,10 +26,11 @@ from tests.integration.running_verifier import configured, generate, group, scor
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]
-WORDS = (
-    "take remainder divide larger smaller number until nothing left then answer prime factor shared both times gives result "
-    "check again count write list each even odd half double sum product difference first second third"
-).split()
+WORDS = [
+    f"{start}{end}"
+    for start in ("divi", "remain", "numb", "facto", "answ", "chec")
+    for end in ("de", "der", "ers", "ring", "es", "ked")
+]
 ORIGINALS = 24
 ATTACK_S = 8.0
 HONEST, COPIER = SigningKey(new_seed()), SigningKey(new_seed())
@@ -128,7 +129,7 @@ async def test_copies_of_short_answers_hold_up_no_group_of_this_node(
             began, number = time.monotonic(), number + 1
             done = alpha.status.get("scored_local") + 1
             await generate(node, group("alpha", number))
-            await until(lambda: alpha.status.get("scored_local") >= done)
+            await until(lambda: alpha.status.get("scored_local") >= done)  # noqa: B023
             waits.append(time.monotonic() - began)
         return sorted(waits)
 

@@ -253,7 +253,7 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         assert 'swarm_ingest_rejected_by_sender_total{sender="gamma"} 2.0' in metrics
     kept = read_jsonl(refused_file(config.node.run_dir, "0"))
     assert Counter(line["reason"] for line in kept) == Counter(reason.value for reason, _, _ in sent if reason)
-    unread = {Refusal.MALFORMED.value, Refusal.SIGNATURE.value, Refusal.TOO_LARGE.value}
+    unread = {each.value for each in (Refusal.MALFORMED, Refusal.SIGNATURE, Refusal.TOO_LARGE, Refusal.REPLAYED)}
     assert {line["reason"] for line in kept if "group" not in line} == unread, "no text of what was not decoded"
     (too_old,) = (line for line in kept if line["reason"] == Refusal.TOO_OLD.value)
     assert too_old["id"] == content_id(decode(sent[8][2], SignedRollouts).body) and too_old["group"]["draw"] == 5

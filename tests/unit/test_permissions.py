@@ -1,4 +1,4 @@
-"""What each user of a secured server may do, as pure rules. `test_nats_allowed_subjects.py` shows a
+"""What each user of a secured server may do, as pure rules. `test_permission_table.py` shows a
 real server enforcing them.
 """
 
