@@ -12,7 +12,7 @@ import asyncio
 import errno
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -30,6 +30,7 @@ PORT_PATIENCE_S, PORT_PAUSE_S = 30.0, 0.5
 LONGEST_SCRAPE_S = 30.0
 """A process that stops waits no longer for one more scrape."""
 SCRAPE_LATE_S = 2.0
+MOST_SCRAPERS = 8
 
 
 class Heartbeat:
@@ -63,25 +64,37 @@ class HealthServer:
         self._metrics = make_wsgi_app(registry)
         self._heartbeat = heartbeat
         self._not_ready_because = not_ready_because
-        self._scraped: deque[float] = deque(maxlen=2)
+        self._scrapes: OrderedDict[str, deque[float]] = OrderedDict()
         self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_QuietHandler)
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
         self._thread.start()
 
     async def last_scrape(self, since: float) -> None:
-        """Wait until `/metrics` was read after `since` (of `time.monotonic`), if something reads it
-        regularly: at most the usual time between two reads, and no longer than `LONGEST_SCRAPE_S`.
+        """Wait until everyone who reads `/metrics` regularly has read it after `since` (of
+        `time.monotonic`): for each at most its usual interval, and for nobody longer than
+        `LONGEST_SCRAPE_S`.
         """
-        if len(self._scraped) < 2 or self._scraped[-1] > since:
-            return
-        before, last = self._scraped
-        usual_s = last - before
-        until = min(last + usual_s, since + LONGEST_SCRAPE_S) + SCRAPE_LATE_S
         while True:
-            if self._scraped[-1] > since or usual_s > LONGEST_SCRAPE_S or time.monotonic() >= until:
+            if not self._awaited(since, time.monotonic()):
                 return
             await asyncio.sleep(0.1)
+
+    def _awaited(self, since: float, now: float) -> bool:
+        """Whether a read is still due."""
+        for times in list(self._scrapes.values()):
+            before, last = times[0], times[-1]
+            usual_s = last - before
+            if last <= since and 0 < usual_s <= LONGEST_SCRAPE_S and now < last + usual_s + SCRAPE_LATE_S:
+                return True
+        return False
+
+    def _scraped(self, client: str) -> None:
+        times = self._scrapes.setdefault(client, deque(maxlen=2))
+        times.append(time.monotonic())
+        self._scrapes.move_to_end(client)
+        if len(self._scrapes) > MOST_SCRAPERS:
+            self._scrapes.popitem(last=False)
 
     def close(self) -> None:
         """Stop serving."""
@@ -95,7 +108,7 @@ class HealthServer:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
             answer: Iterable[bytes] = self._metrics(environ, start_response)
-            self._scraped.append(time.monotonic())
+            self._scraped(environ.get("REMOTE_ADDR", ""))
             return answer
         if path == "/livez":
             age_s = self._heartbeat.age_s

@@ -42,6 +42,7 @@ NODE_TABLE = """\
 | key `eval_turn` | put | | | |
 | key `policy_refused` | put | | | |
 | key `intake` | | put | | |
+| key `reward_values` | | put | | |
 | key `senders.*` | | put | | |
 | key `reputation` | | put | | |
 | key `swarm_name` | | put | | |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from shared.contracts.streams import ensure_node_streams
-from shared.contracts.subjects import node_batches, node_batches_stream
-from shared.runtime.streams import names_of, noted_names
+from shared.contracts.subjects import node_batches, node_batches_stream, node_policies_stream
+from shared.runtime.streams import missing, names_of, noted_names
 from shared.transport.connect import connect
-from tests.e2e.processes import REPO, NodeProcesses, wait_until
+from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.integration.nats_backups import swarm
 from tests.nats_server import NatsServer
 
@@ -164,3 +165,58 @@ def test_one_stream_that_somebody_deleted_is_told_by_the_process_and_by_the_repo
     assert code == 1 and BATCHES in said
     server.restart()  # a reconnection makes every process look at once; without one it takes some minutes
     wait_until(lambda: BATCHES in readiness(processes)[1], processes, timeout_s=TOLD_S, what="told")
+
+
+WHOLE = """
+[generator]
+completions = 2
+groups_per_call = 2
+max_new_tokens = 4
+threads = 1
+[eval]
+tasks = 8
+[sampler]
+local = 1
+external = 0
+[trainer]
+checkpoint_every = 2
+threads = 1
+[[tasks]]
+dataset = "chain_sum"
+"""
+
+
+def test_no_process_of_a_node_that_trains_makes_its_streams_again(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats").start()
+    settings = {
+        "SWARM_NATS__NODE_URL": server.url,
+        "SWARM_NATS__SWARM_URL": server.url,
+        "SWARM_MODEL__PATH": str(REPO / "models" / "base"),
+    }
+    config = tmp_path / "node.toml"
+    config.write_text(WHOLE)
+    alpha = NodeProcesses("alpha", "whole", tmp_path / "var", settings, config).start()
+    try:
+        wait_until(lambda: len(alpha.steps()) >= 3, alpha, timeout_s=START_S, what="it trains")
+        come_back_empty(server)
+        for role in ROLES:
+            wait_until(lambda role=role: alpha.events(role, "streams_lost"), alpha, timeout_s=TOLD_S, what=role)  # type: ignore[misc]
+        steps = len(alpha.steps())
+        time.sleep(10)
+        alpha.check_alive()
+        assert len(alpha.steps()) == steps
+
+        async def left() -> list[str]:
+            transport = await connect(server.url, name="test")
+            try:
+                names = [*names_of("alpha"), node_policies_stream("alpha")]
+                return sorted(set(names) - set(await missing(transport, names)))
+            finally:
+                await transport.close()
+
+        assert asyncio.run(left()) == [], "nothing of the node was made again"
+        for role in ROLES:
+            assert alpha.stop(role, TOLD_S) == 0, "it can still be stopped"
+    finally:
+        alpha.kill_all()
+        server.kill()
