@@ -185,7 +185,7 @@ class SwarmSource:
             "run": visible(run, 80),
             "in_order": end.in_order,
             "at": end.at,
-            "words": visible(end.sentence(run, time.time()), 400),
+            "words": visible(end.sentence(run), 400),
             "follows": self._following.follows,
         }
 

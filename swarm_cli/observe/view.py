@@ -187,8 +187,6 @@ async def run_of(transport: Transport, node: str) -> str:
     try:
         entry = await transport.kv.get(subjects.node_bucket(node), subjects.NAME_KEY)
         return "" if entry is None else decode(entry.value, NameOwner).run
-    except NotConnected:
-        raise
     except (TransportError, MessageError):
         return ""
 
