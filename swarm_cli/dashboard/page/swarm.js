@@ -163,7 +163,7 @@ function nodesSection(told) {
 
 function textsSection(told) {
   const groups = told.groups || [];
-  if (!groups.length) return section("texts", "Texts", el("p", { class: "hint", text: "Questions and answers appear here with the first batch." }));
+  if (!groups.length) return section("texts", "Texts", el("p", { class: "hint", text: told.state === "ended" ? "No batch is on record (batches.jsonl)." : "Questions and answers appear here with the first batch." }));
   const datasets = [...new Set(groups.map(({ dataset }) => dataset))].sort();
   if (chosen.texts && !datasets.includes(chosen.texts)) chosen.texts = "";
   const wanted = groups.filter(({ dataset }) => !chosen.texts || dataset === chosen.texts).slice(0, 12);
