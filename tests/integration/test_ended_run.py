@@ -125,8 +125,8 @@ def test_batches_and_groups_and_the_top_of_an_ended_run_are_read(var_dir: Path) 
     assert swarm("rollouts", "alpha", "--run", "first", "--follow")[0] == 0, "there is nothing to wait for"
     code, out, _ = swarm("trace", groups[0]["group_id"], "--run", "first")
     assert code == 0 and "in a batch" in out and "scored" in out
-    code, out, _ = swarm("top", "--once", "--run", "first")
-    assert code == 0 and "run first ended in order at" in out and "trainer ended" in out and "silent" not in out
+    code, out, err = swarm("top", "--once", "--run", "first")
+    assert code == 0 and "run first ended in order at" in err and "ended" in out and "silent" not in out
 
 
 def test_what_is_no_run_here_is_refused_with_the_runs_that_are(var_dir: Path) -> None:
