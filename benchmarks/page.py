@@ -46,7 +46,7 @@ async def measure_page() -> Result:
 
 def _loads(folder: Path, url: str) -> tuple[list[float], int]:
     """Seconds of each load, and the bytes of the last."""
-    shown = Dashboard(url, folder, var_dir=folder)
+    shown = Dashboard(url, var_dir=folder)
     try:
         shown.until_state("running")
         times, sizes = [], []

@@ -128,7 +128,7 @@ async def _listing(plane: Transport, bucket: str) -> list[str]:
             term = f", quarantined for {sender.quarantined_s:.0f} s" if sender.quarantined_s else ""
             lines.append(
                 f"suspicion {sender.suspicion:.2f} {sender.name} {sender.public_key}: {refused}; accepted {sender.accepted}{term} "
-                f"({now_s - report.updated_at:.0f} s ago)"
+                f"({max(0.0, now_s - report.updated_at):.0f} s ago)"
             )
     # One line each, even if a reason contains a newline.
     return [visible(line) for line in lines] or ["nobody is banned, and no sender is suspected"]

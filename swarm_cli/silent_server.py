@@ -50,7 +50,7 @@ def silent_server(var_dir: Path, node_url: str) -> str:
     if _greets(node_url):
         return cannot_store(var_dir, node_url)
     run, log = visible(folder.name, 80), visible(str(shown(folder / SERVER_LOG)), 400)
-    age_s = time.time() - (running_since(folder) or 0.0)
+    age_s = max(0.0, time.time() - (running_since(folder) or 0.0))
     if age_s < STARTS_S:
         return f"run {run} was started {age_s:.0f} s ago and its NATS server does not answer yet: try again; its log is {log}"
     return f"the NATS server of run {run} does not answer: {starts_again('nats', restart_options(folder))}; its log is {log}"

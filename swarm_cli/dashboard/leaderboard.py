@@ -20,6 +20,8 @@ previous one stays visible, and no key can fill the table with invented sets.
 """
 THIS_SERVER = "this server's own"
 """Standing of a score from the node plane, where no signature is needed."""
+ON_RECORD = "on record"
+"""Standing of a score from the records of a run that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ def leaderboard(
     own: Iterable[EvalReport] = (),
     known: Collection[str] = (),
     recorded: ByNode = NO_NODES,
+    own_standing: str = THIS_SERVER,
 ) -> list[Row]:
     """Rows by held-out set, the set with most nodes first, and within a set by gain; rows that may
     not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: reports of nodes on
@@ -73,7 +76,7 @@ def leaderboard(
         if report.node not in told:
             sets = untold.setdefault(report.node, {})
             sets.setdefault((report.held_out or "", _asked(report)), []).append(Heard(report, Standing.SIGNED))
-    rows += [replace(row, standing=THIS_SERVER) for sets in untold.values() for row in _newest_sets(sets.values())]
+    rows += [replace(row, standing=own_standing) for sets in untold.values() for row in _newest_sets(sets.values())]
     rows = [_completed(row, recorded.get(row.node, NO_SETS)) if row.trusted else row for row in rows]
     nodes, those_known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     for row in rows:

@@ -57,6 +57,7 @@ GROUPS_SENT = 100
 
 Answer = tuple[int, dict[str, Any]]
 """HTTP status and the object."""
+NOTHING_MORE: Mapping[str, Any] = {}
 NOT_READ_YET = {"problem": "the swarm has not been read yet: try again in a moment"}
 
 
@@ -122,8 +123,9 @@ class SwarmSource:
                 self._away(error, hangs)
             return None
         runs = {view.node: view.run for view in snapshot.here if view.statuses}
-        if any(runs.get(node) != known for node, known in self._runs.items() if node not in snapshot.earlier):
-            self._forget()  # another store or another run is at this address now
+        others = any(runs.get(node) != known for node, known in self._runs.items() if known and node not in snapshot.earlier)
+        if others or self._recorded is not None or not self._runs.keys() <= {*runs, *snapshot.earlier}:
+            self._forget()  # another store or another run is at this address now, or the run goes on
         self._swarm, self._heard_at, self._runs, self._recorded = snapshot.swarm, snapshot.at, runs, None
         await asyncio.to_thread(self._records.read, snapshot, run)
         self._server = await asyncio.to_thread(server_trouble, snapshot.here, snapshot.at, var_dir, target)
@@ -146,13 +148,14 @@ class SwarmSource:
             self._runs = dict.fromkeys(self._recorded, run)
             for node, batches in self._recorded.items():
                 await self._batches.read_recorded(node, batches)
-        self._show(snapshot)
-        server = self._state["server"]
-        self._state |= {"state": "ended", "ended": self._ended((run, end)), "problem": "", "server": server}
+        self._server = ""
+        self._show(snapshot, {"state": "ended", "ended": self._ended((run, end))})
         return snapshot
 
-    def _show(self, snapshot: SwarmSnapshot) -> None:
-        """Make the first view of `snapshot`, so that no request waits for it."""
+    def _show(self, snapshot: SwarmSnapshot, told: Mapping[str, Any] = NOTHING_MORE) -> None:
+        """Make the first view of `snapshot`, so that no request waits for it. told: what it says
+        besides.
+        """
         self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.in_directory)
         self._earlier = frozenset(snapshot.earlier)
         state = swarm_object(
@@ -165,7 +168,7 @@ class SwarmSource:
             ended=self._recorded is not None,
         )
         name_logs(state, snapshot.here, self._config.node.var_dir, self._following.target)
-        self._state = state | _told_of_server(self._following.target.node_url, self._server)
+        self._state = state | _told_of_server(self._following.target.node_url, self._server) | dict(told)
 
     def _heard(self) -> list[Heard[EvalReport]]:
         """The held-out scores of the swarm that is looked at. Those of a run that has ended are in
@@ -185,7 +188,7 @@ class SwarmSource:
             "run": visible(run, 80),
             "in_order": end.in_order,
             "at": end.at,
-            "words": visible(end.sentence(run, time.time()), 400),
+            "words": visible(end.sentence(run), 400),
             "follows": self._following.follows,
         }
 

@@ -13,7 +13,7 @@ from shared.identity.statements import Heard
 from shared.roles import ROLES, Role
 from shared.runtime.status import STOPPED
 from shared.text import cut_text, visible
-from swarm_cli.dashboard.leaderboard import Row, leaderboard
+from swarm_cli.dashboard.leaderboard import ON_RECORD, THIS_SERVER, Row, leaderboard
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
 from swarm_cli.dashboard.trained_groups import TrainedGroups
 from swarm_cli.file_names import UNNAMED, FileNames
@@ -56,7 +56,7 @@ def swarm_object(
         own = [report for sets in recorded.values() for each in sets.values() for report in each.every]
     else:
         own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
-    rows = leaderboard(heard, own, known, recorded)
+    rows = leaderboard(heard, own, known, recorded, ON_RECORD if ended else THIS_SERVER)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
     shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
     cells, fewest = trained.cells[:CELLS_SENT], trained.cells[CELLS_SENT:]

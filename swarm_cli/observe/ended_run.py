@@ -5,6 +5,7 @@ scores, and when each process wrote its last line. A server's store is not read.
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 from shared.contracts.control import ServiceStatus, TrainerPosition
@@ -31,7 +32,7 @@ def ended_run(folder: Path, end: RunEnd, nodes: list[str] | None = None) -> Swar
         has = ", ".join(there) or "no node"
         raise CommandError(f"run {folder.name} has no records of {', '.join(unknown)}: it has those of {has}")
     views = [_view(folder / name, end) for name in there if not nodes or name in nodes]
-    return SwarmSnapshot(end.at, tuple(NodeSnapshot(view, (), False) for view in views), (), None)
+    return SwarmSnapshot(time.time(), tuple(NodeSnapshot(view, (), False) for view in views), (), None)
 
 
 def _is_node(folder: Path) -> bool:

@@ -32,6 +32,8 @@ LEGEND = (
     "made); stale: policy versions between sampling and use"
 )
 _RATE_WINDOW_S = 60.0
+BEFORE_FIRST_GROUPS = {STARTING: "the generator loads the model", EVALUATING_BASE: EVALUATING_BASE}
+"""What a generator does, by its state, while the trainer waits for the first groups."""
 LINE_CHARACTERS = 100
 STATE_CHARACTERS = 80
 
@@ -107,9 +109,10 @@ def state(view: NodeView, now: float) -> str:
         return ", ".join(still)
     none = "" if finished(view) else none_taken(view, now)
     trainer, generator = view.alive("trainer", now)[0].state, view.alive("generator", now)[0].state
-    if view.step == 0 and not finished(view):
-        # Of what is still to come the generator's part comes first, once the trainer has its model.
-        return f"starting: {generator if trainer == FIRST_GROUPS and generator in (STARTING, EVALUATING_BASE) else trainer}"
+    if trainer == FIRST_GROUPS and generator in BEFORE_FIRST_GROUPS:
+        return f"starting: {BEFORE_FIRST_GROUPS[generator]}"
+    if view.step == 0 and trainer != "training" and not finished(view):
+        return f"starting: {trainer}"
     return trainer + (f", {none}" if none else "")
 
 

@@ -243,7 +243,7 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, ser
     for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:
         size_mib = "–" if fill.state.size_bytes is None else f"{fill.state.size_bytes / 2**20:.2f}"
         streams.add_row(cell(fill.stream), str(fill.state.messages), size_mib, str(fill.state.last_seq), *_lag_cells(fill.consumer))
-    if streams.row_count or snapshot.nodes:
+    if streams.row_count:
         console.print(streams)
     for line in omissions(snapshot):
         console.print(line)

@@ -20,7 +20,7 @@ from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
-from swarm_cli.console import terminal
+from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.following import Following
 from swarm_cli.looking.target import LookRunOption, check_listening, ended_here, looking_at, run_here
@@ -29,6 +29,7 @@ from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, ro
 from swarm_cli.observe.evaluations import Evaluation, read_evaluations
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, take_snapshot
 from swarm_cli.observe.start_again import advice, folder_here, server_trouble
+from swarm_cli.observe.status import show
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
 from swarm_cli.observe.view import NodeView
@@ -56,6 +57,10 @@ def top(
     """
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url) as target:
+        if target.ended is not None:  # nothing of it changes any more
+            note(target.ended.sentence(target.run, time.time()))
+            show(ended_run(node_config.node.var_dir / "runs" / target.run, target.ended, nodes), terminal())
+            return
         fixed = bool(run or node_url or swarm_url)
         view = Top(node_config, nodes or [], Following(node_config, target, fixed=fixed))
         console = terminal(fit=True)
@@ -86,11 +91,9 @@ class Top:
         """Print one look."""
         check_listening(self._config.node.var_dir, self._following.target)
         model = await self.look()
-        ended = self._following.end if self._following.target.ended else None
-        notice = f" {ended[1].sentence(ended[0], time.time())}" if ended else self._server and f" {self._server}"
-        calm = ended is not None and ended[1].in_order
+        notice = self._server and f" {self._server}"
         words = {"headline": self._headline, "notice": notice, "closing": self._closing}
-        console.print(screen(model, width=console.width, height=None, calm=calm, **words))
+        console.print(screen(model, width=console.width, height=None, calm=False, **words))
         if not any(node.heard or (self._nodes and node.elsewhere) for node in model.nodes):
             raise CommandError(f"{NO_STATUS if model.nodes else NOBODY}: {START}")
 
@@ -104,12 +107,10 @@ class Top:
                 if self._following.moved():
                     self._forget()
                     model = TopModel(time.time(), (), (), None)
-                if (target := self._following.target).ended is not None:
-                    notice = f" {target.ended.sentence(target.run, time.time())}"
                 try:
                     model = await _unless(quit_pressed, self.look()) or model
                     found = f" {self._server}" if self._server else ""
-                    notice = notice or found or ("" if model.nodes else f" {NOBODY} yet: {START} (--node-url)")
+                    notice = found or ("" if model.nodes else f" {NOBODY} yet: {START} (--node-url)")
                 except NoSuchNode as error:
                     if error.there and self._heard_at is None:
                         raise
@@ -134,11 +135,6 @@ class Top:
         target = self._following.target
         self._views, self._server = (), ""
         try:
-            if target.ended is not None:
-                snapshot = await asyncio.to_thread(
-                    ended_run, self._config.node.var_dir / "runs" / target.run, target.ended, list(self._nodes)
-                )
-                return self._history.model(snapshot, (), self._in_files(snapshot))
             async with asyncio.timeout(LOOK_S):
                 snapshot = await take_snapshot(
                     self._config,

@@ -185,8 +185,6 @@ async def run_of(transport: Transport, node: str) -> str:
     """The run that the node's streams on this server belong to; empty if it is not known."""
     try:
         owner = await name_owner(transport, node)
-    except NotConnected:
-        raise
     except (TransportError, NameTaken):
         return ""
     return "" if owner is None else owner.run

@@ -151,7 +151,7 @@ def test_the_page_of_the_run_shows_who_took_whose_groups_and_leads_from_a_reward
     swarm: Swarm, tmp_path: Path
 ) -> None:
     logs = {node: groups_in_log(swarm, node) for node in NODES}
-    shown = Dashboard("", tmp_path, "--run", "first", var_dir=swarm.folder / "var")
+    shown = Dashboard("", "--run", "first", var_dir=swarm.folder / "var")
     try:
         taken = {node: Counter(trained_on(swarm, node).values()) for node in NODES}
         batches = sum(len({group["step"] for group in groups}) for groups in logs.values())

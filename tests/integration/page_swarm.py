@@ -283,7 +283,7 @@ async def publish_raw(url: str, subject: str, payload: bytes) -> None:
 class Dashboard:
     """`swarm dashboard` as a process. `url` empty: it finds by itself what to look at."""
 
-    def __init__(self, url: str, folder: Path, *more: str, var_dir: Path | None = None) -> None:
+    def __init__(self, url: str, *more: str, var_dir: Path | None = None) -> None:
         self.port = free_port_range()
         self.url = f"http://127.0.0.1:{self.port}/"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARM_")}

@@ -41,7 +41,7 @@ def var_dir(tmp_path: Path) -> Path:
 
 
 def test_an_ended_run_is_shown_as_its_records_say_and_nothing_of_it_grows_older(var_dir: Path, tmp_path: Path) -> None:
-    shown = Dashboard("", tmp_path, "--run", "first", var_dir=var_dir)
+    shown = Dashboard("", "--run", "first", var_dir=var_dir)
     try:
         told = shown.until(lambda found: found["state"] == "ended" and bool(found["batches"]), "its batches read")
         assert [each["step"] for each in told["groups"]] == [67, 66]

@@ -125,8 +125,8 @@ def test_batches_and_groups_and_the_top_of_an_ended_run_are_read(var_dir: Path) 
     assert swarm("rollouts", "alpha", "--run", "first", "--follow")[0] == 0, "there is nothing to wait for"
     code, out, _ = swarm("trace", groups[0]["group_id"], "--run", "first")
     assert code == 0 and "in a batch" in out and "scored" in out
-    code, out, _ = swarm("top", "--once", "--run", "first")
-    assert code == 0 and "run first ended in order at" in out and "trainer ended" in out and "silent" not in out
+    code, out, err = swarm("top", "--once", "--run", "first")
+    assert code == 0 and "run first ended in order at" in err and "ended" in out and "silent" not in out
 
 
 def test_what_is_no_run_here_is_refused_with_the_runs_that_are(var_dir: Path) -> None:
@@ -150,7 +150,7 @@ def noted_url(folder: Path) -> str:
 
 
 def test_the_page_shows_an_ended_run_from_its_records(var_dir: Path, tmp_path: Path) -> None:
-    shown = Dashboard("", tmp_path, "--run", "first", var_dir=var_dir)
+    shown = Dashboard("", "--run", "first", var_dir=var_dir)
     try:
         found = shown.until(lambda told: told["state"] == "ended" and bool(told["batches"]), "its batches read")
         assert found["ended"]["in_order"] and found["ended"]["seen"] and "run first ended in order" in found["ended"]["words"]
@@ -174,7 +174,7 @@ def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_t
     shown: Dashboard | None = None
     try:
         with running(var_dir, "one", first):
-            shown = Dashboard("", tmp_path, var_dir=var_dir)
+            shown = Dashboard("", var_dir=var_dir)
             told = shown.until(lambda found: bool(found.get("leaderboard")), "its score")
             assert (told["server"], scores(told)) == (first.url, [(4, 0.5, None)])
             first.stop()
@@ -201,7 +201,7 @@ def test_a_page_that_was_told_of_nothing_says_that_its_run_has_ended_and_turns_t
 
 
 def test_a_page_that_is_opened_after_the_run_ended_says_so_and_how_to_go_on(var_dir: Path, tmp_path: Path) -> None:
-    shown = Dashboard("", tmp_path, var_dir=var_dir)
+    shown = Dashboard("", var_dir=var_dir)
     try:
         told = shown.until_state("ended")
         assert told["ended"]["run"] == "first" and not told["ended"]["seen"] and told["problem"] == ""
@@ -255,7 +255,7 @@ def test_what_an_earlier_run_left_on_a_server_is_not_shown_under_a_later_runs_na
             assert "gamma" in out and "alpha" not in out
             code, out, err = swarm("rollouts", "alpha", "--trained", "--json")
             assert code == 0 and out == "" and "no group in the batches of alpha matches" in err, "its own run has no such record"
-            shown = Dashboard("", tmp_path, var_dir=tmp_path)
+            shown = Dashboard("", var_dir=tmp_path)
             found = shown.until(lambda each: bool(each.get("groups")), "its groups")
             assert [node["node"] for node in found["nodes"]] == ["gamma"] and found["earlier"] == ["alpha", "beta"]
             assert [row["node"] for row in found["leaderboard"]] == ["gamma"]
@@ -278,7 +278,7 @@ def test_a_page_forgets_what_it_saw_when_another_store_is_at_the_address(tmp_pat
         await swarm.transport.close()
 
     asyncio.run(write(first.url, "alpha"))
-    shown = Dashboard(first.url, tmp_path, var_dir=tmp_path)
+    shown = Dashboard(first.url, var_dir=tmp_path)
     second = NatsServer(tmp_path / "two", port=first.port)
     try:
         shown.until(lambda each: [group["taker"] for group in each.get("groups", [])] == ["alpha"], "alpha's group")

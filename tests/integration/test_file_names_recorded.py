@@ -67,7 +67,7 @@ def test_the_page_shows_files_by_name_and_tells_two_of_one_name_apart(browser: A
     written(write())
     lines = [{"dataset": dataset, "file": "questions.jsonl"} for dataset in DATASETS]
     (run / "alpha" / FILE_NAMES_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
+    shown = Dashboard(server.url, var_dir=tmp_path)
     looker = Looker(browser, 390)
     try:
         shown.until(lambda found: len(found.get("groups", ())) == 3, "all groups")

@@ -51,7 +51,7 @@ def every_look(browser: Any, url: str, name: str, wanted: str, *, allowed: str =
 
 def test_every_state_of_a_swarm_is_shown_and_can_be_used_in_each_width_and_scheme(browser: Any, tmp_path: Path) -> None:
     server = NatsServer(tmp_path / "nats")
-    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
+    shown = Dashboard(server.url, var_dir=tmp_path)
     keys: dict[str, SigningKey] = {}
 
     async def write(what: str) -> None:
@@ -118,7 +118,7 @@ def test_the_keyboard_reaches_everything_and_a_step_leads_to_its_groups(browser:
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
+    shown = Dashboard(server.url, var_dir=tmp_path)
     looker = Looker(browser)
     try:
         shown.until_state("running")
@@ -181,7 +181,7 @@ def test_who_learns_from_whom_says_what_is_not_counted_and_that_no_step_was_take
         await swarm.transport.close()
 
     written(write(0))
-    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
+    shown = Dashboard(server.url, var_dir=tmp_path)
     looker = Looker(browser)
     try:
         shown.until_state("starting")
@@ -213,7 +213,7 @@ def test_a_click_during_which_the_page_is_refreshed_is_followed(
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path)
+    shown = Dashboard(server.url)
     looker = Looker(browser)
     try:
         shown.until_state("running")
@@ -268,7 +268,7 @@ def test_scores_are_ranked_on_the_same_tasks_and_by_signature_and_hostile_text_i
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path)
+    shown = Dashboard(server.url)
     try:
         shown.until_state("running")
         for width, scheme in ((1280, "light"), (390, "dark")):
@@ -307,7 +307,7 @@ def test_a_swarm_of_a_hundred_nodes_fits_in_300_kilobytes(browser: Any, server: 
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
+    shown = Dashboard(server.url, var_dir=tmp_path)
     looker = Looker(browser)
     try:
         shown.until_state("running")

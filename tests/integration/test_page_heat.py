@@ -36,7 +36,7 @@ def test_tokens_are_coloured_by_logprob_ratio_or_weight_and_what_has_no_part_is_
 
     async def write() -> None:
         swarm = await PageSwarm.open(server.url)
-        await swarm.node("alpha")
+        await swarm.node("alpha", run="first")
         await swarm.batch("alpha", asked, group("alpha", "beta", "What is 2 * 3?", answers, n=1))
         await swarm.transport.close()
 
@@ -44,7 +44,7 @@ def test_tokens_are_coloured_by_logprob_ratio_or_weight_and_what_has_no_part_is_
     # The fifth token's weight was cut below its ratio; of the seventh nothing is on record.
     ratios, weights = [0.3, 1.0, 0.7, 1.5, 2.5, 1.3, None], [0.3, 0.0, 0.7, 1.5, 1.0, 1.3, None]
     trained_on(tmp_path, asked, ratios, weights)
-    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
+    shown = Dashboard(server.url, var_dir=tmp_path)
     wanted = {
         "logprob": ["heat-0", "heat-1", "heat-2", "heat-3", "heat-4", "heat-0", "heat-1"],
         "ratio": ["less-2", "heat-0", "less-1", "more-1", "more-2", "more-1", "unknown"],

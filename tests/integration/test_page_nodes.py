@@ -36,7 +36,7 @@ def test_a_node_that_nobody_has_heard_of_is_not_found(browser: Any, server: Nats
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path)
+    shown = Dashboard(server.url)
     looker = Looker(browser, allowed="404")
     try:
         shown.until_state("running")
@@ -67,7 +67,7 @@ def test_on_a_narrow_screen_all_of_the_leaderboard_and_of_the_nodes_is_in_sight(
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path)
+    shown = Dashboard(server.url)
     try:
         shown.until_state("running")
         for width in (390, 1280):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
-from swarm_cli.running import RunNote
+from swarm_cli.running import LOCK, RunNote
 from tests.integration.page_looker import AXE, LOOKS, WAIT_MS, Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm
 from tests.nats_server import NatsServer
@@ -44,7 +45,7 @@ def test_while_the_server_is_lost_or_stores_nothing_the_page_says_nothing_reassu
         await swarm.transport.close()
 
     written(write())
-    shown = Dashboard(server.url, tmp_path, var_dir=tmp_path)
+    shown = Dashboard(server.url, var_dir=tmp_path)
     try:
         shown.until_state("running")
         looker = Looker(browser)
@@ -80,10 +81,11 @@ def test_a_silent_process_of_a_run_on_this_machine_has_its_restart_and_its_log_n
 
     written(write())
     with holding_run(folder):
+        os.utime(folder / LOCK, (time.time() - 300, time.time() - 300))  # it was started before the last words
         write_note(folder, RunNote(server.url, server.url, "swarm up --run one", "first", str(tmp_path)))
         log.parent.mkdir()
         log.touch()
-        shown = Dashboard("", tmp_path, var_dir=tmp_path / "var")
+        shown = Dashboard("", var_dir=tmp_path / "var")
         try:
             shown.until_state("failed")
             for width, scheme in LOOKS:

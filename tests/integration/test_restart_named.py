@@ -17,7 +17,7 @@ from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
-from swarm_cli.running import RunNote
+from swarm_cli.running import LOCK, RunNote
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
@@ -63,6 +63,7 @@ def said(folder: Path, *words: str, url: str) -> str:
 def test_status_top_and_the_progress_view_name_the_restart_of_a_silent_process(server: NatsServer, tmp_path: Path) -> None:
     folder = tmp_path / "var" / "runs" / "one"
     with holding_run(folder):
+        os.utime(folder / LOCK, (time.time() - 300, time.time() - 300))  # it was started before the last words
         write_note(folder, RunNote(server.url, server.url, "swarm up --run one", "first", str(tmp_path)))
         assert NAMED in said(tmp_path, "status", url=server.url)
         assert said(tmp_path, "top", "--once", url=server.url).rstrip().endswith(NAMED)

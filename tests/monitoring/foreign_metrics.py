@@ -61,7 +61,7 @@ VLLM = {
 }
 
 DASHBOARD = {
-    "swarm_process_recent_deaths": "swarm dashboard, with the NATS server's figures: swarm_cli/dashboard/death_figures.py",
+    "swarm_process_recent_deaths": "nothing: `swarm dashboard` exported it while it had a Prometheus of its own",
 }
 
 FOREIGN = {**PROMETHEUS, **PROCESS, **NATS, **VLLM, **DASHBOARD}

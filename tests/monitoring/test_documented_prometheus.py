@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shared.roles import ROLES
+from swarm_cli.local.procfile import Layout
+
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +29,9 @@ def test_promtool_takes_it_with_the_rules_it_names_and_it_asks_every_role_of_bot
     done = subprocess.run(["promtool", "check", "config", str(file)], capture_output=True, text=True, timeout=180, check=False)
 
     assert done.returncode == 0 and re.search(r"SUCCESS: \d\d+ rules found", done.stdout), done.stdout + done.stderr
-    (job,) = config["scrape_configs"]
-    labels = [(group["labels"]["node"], group["labels"]["role"]) for group in job["static_configs"]]
-    assert job["job_name"] == "swarm"
-    assert labels == [(node, role) for node in ("alpha", "beta") for role in ("generator", "verifier", "sampler", "trainer")]
+    job, nats = config["scrape_configs"]
+    asked = {(group["labels"]["node"], group["labels"]["role"]): group["targets"] for group in job["static_configs"]}
+    assert (job["job_name"], nats["job_name"]) == ("swarm", "nats")
+    ports = {what: port for port, what in Layout().ports.items()}
+    wanted = {(node, role): f"{node}'s {role}" for node in Layout().node_names for role in ROLES}
+    assert asked == {who: [f"127.0.0.1:{ports[what]}"] for who, what in wanted.items()}, "as `swarm up` starts them"

@@ -48,7 +48,7 @@ function banner(told) {
     told.state === "unstored" ? el("p", {}, el("bdi", {}, ...worded(told.problem))) : null,
     told.state === "failed" || trouble ? el("p", {}, ...wrong(told.nodes.filter(unwell))) : null,
     ...(told.state === "failed" ? remedies(told, told.nodes.filter(unwell).flatMap(({ away }) => away)) : []),
-    el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem && told.state !== "unstored" ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
+    el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem && told.state !== "unstored" ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
     ...told.nodes.flatMap((node) => (node.rewards || []).map((words) => el("p", {}, name(node.node), `: ${words}`))).slice(0, 3),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
 }
@@ -150,20 +150,21 @@ function ranked(cells, column) {
 function nodesSection(told) {
   const nodes = told.nodes || [];
   if (!nodes.length) return null;
-  const head = ["node", "does", "step", "version", "model", "tasks", "directory entry"];
+  const listed = told.state !== "ended"; // the records of a run do not have the directory's entries
+  const head = ["node", "does", "step", "version", ...(listed ? ["model", "tasks", "directory entry"] : [])];
   const lines = nodes.map((node) => stacked(head,
     el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
     does(node, isUnsure(told)),
     el("td", { text: node.kind === "elsewhere" ? "–" : count(node.step) }), el("td", { text: count(node.version) }),
-    el("td", { class: "words" }, name(node.model)),
+    ...(listed ? [el("td", { class: "words" }, name(node.model)),
     el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
-    el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: isOver(told) ? `, ${timeOf(told.at - node.heard_s)}` : `, ${ago(node.heard_s)} ago` }))));
+    el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: isOver(told) ? `, ${timeOf(told.at - node.heard_s)}` : `, ${ago(node.heard_s)} ago` }))] : [])));
   return section("nodes", "Nodes", scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), told.earlier?.length ? el("p", { class: "hint", text: `Not shown, as earlier runs left them on this server: ${told.earlier.slice(0, 8).join(", ")}${told.earlier.length > 8 ? ` and ${told.earlier.length - 8} more` : ""}.` }) : null, leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
 }
 
 function textsSection(told) {
   const groups = told.groups || [];
-  if (!groups.length) return section("texts", "Texts", el("p", { class: "hint", text: "Questions and answers appear here with the first batch." }));
+  if (!groups.length) return section("texts", "Texts", el("p", { class: "hint", text: told.state === "ended" ? "No batch is on record (batches.jsonl)." : "Questions and answers appear here with the first batch." }));
   const datasets = [...new Set(groups.map(({ dataset }) => dataset))].sort();
   if (chosen.texts && !datasets.includes(chosen.texts)) chosen.texts = "";
   const wanted = groups.filter(({ dataset }) => !chosen.texts || dataset === chosen.texts).slice(0, 12);
