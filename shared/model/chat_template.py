@@ -18,7 +18,7 @@ import select
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from shared.runtime.parent_death import end_with_parent
@@ -77,12 +77,12 @@ def default_system_prompt(tokenizer: Any) -> bool:
     return len(without) > len(before) + len(after)
 
 
-def ending_token(tokenizer: Any) -> int | None:
-    """The first control token that the template writes after an answer; None without a template or
-    such a token.
+def ending_token(tokenizer: Any, among: Collection[int] | None = None) -> int | None:
+    """The first control token that the template writes after an answer, or the first of `among`;
+    None without a template or such a token.
 
-    Unlike `shared.model.prompts.turn_end` this accepts any control token, even one that is not
-    declared as an end token.
+    A tokenizer may declare another end token: Gemma's is `<eos>`, while its turns, and so its
+    answers, end with `<end_of_turn>`.
     """
     if not tokenizer.chat_template:
         return None
@@ -90,8 +90,10 @@ def ending_token(tokenizer: Any) -> int | None:
         after = _rendered(tokenizer, _turns(answer=_ANSWER), opened=False).rpartition(_ANSWER)[2]
     except Exception:  # noqa: BLE001 (a template fails in its own way)
         return None
-    control = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special} | set(tokenizer.all_special_ids)
-    return next((token for token in tokenizer(after, add_special_tokens=False)["input_ids"] if token in control), None)
+    if among is None:
+        added = tokenizer.added_tokens_decoder.items()
+        among = {number for number, token in added if token.special} | set(tokenizer.all_special_ids)
+    return next((token for token in tokenizer(after, add_special_tokens=False)["input_ids"] if token in among), None)
 
 
 def _problem(tokenizer: Any, system_prompt: str) -> str:
@@ -164,14 +166,16 @@ def _confined(work: Callable[[], str]) -> str:
     `_MEMORY_BYTES`; else what it took too much of.
     """
     # The child renders text and nothing else: it needs no lock that another thread may hold.
-    memory, parent = MappedMemory().data_bytes() or 0, os.getpid()
+    memory, parent = MappedMemory().data_bytes(), os.getpid()
     reads, writes = os.pipe()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         child = os.fork()
     if child == 0:
         try:
             end_with_parent(signal.SIGKILL, parent)
-            limit_data(memory + _MEMORY_BYTES)
+            if memory is not None:
+                limit_data(memory + _MEMORY_BYTES)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
             try:
                 said = work()

@@ -42,6 +42,21 @@ def weights_folder(path: str, revision: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+def local_weights(path: str, revision: str) -> list[Path]:
+    """The weight files of a folder, or of a hub name if all of them are in the cache, else none.
+
+    Raises:
+        ModelLoadError: the folder's are not whole; those of a hub name may still be on their way.
+    """
+    folder = weights_folder(path, revision)
+    try:
+        return [] if folder is None else weight_files(folder)
+    except ModelLoadError:
+        if Path(path).is_dir():
+            raise
+        return []
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files that transformers reads, after a check that they are whole.
 
