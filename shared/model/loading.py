@@ -132,7 +132,7 @@ def load_causal_lm(
         return loaded
     for name, value in loaded.state_dict().items():
         if value.is_floating_point() and value.numel() and not all(map(torch.isfinite, torch.aminmax(value))):
-            raise ModelLoadError(not_finite(origin, name))
+            raise ModelLoadError(not_finite(origin, name, narrow=dtype == torch.float16))
     return loaded.to(device).eval()
 
 

@@ -160,11 +160,12 @@ def _arrays(file: Path) -> Iterator[tuple[str, Any, str]]:
         yield name, np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=begin), entry["dtype"]
 
 
-def not_finite(origin: str, tensor: str) -> str:
-    """What is said of a weight that is no number."""
+def not_finite(origin: str, tensor: str, *, narrow: bool = False) -> str:
+    """What is said of a weight that is no number. narrow: as it is read, in float16."""
+    remedy = "set model.dtype to bfloat16 or float32, " if narrow else ""
     return (
-        f"{origin}: the weight {tensor} holds NaN or infinity, so every answer would be noise: take an earlier checkpoint, or copy "
-        "the file again"
+        f"{origin}: the weight {tensor} holds NaN or infinity{' in float16' * narrow}, so every answer would be noise: {remedy}"
+        "take an earlier checkpoint, or copy the file again"
     )
 
 
