@@ -8,7 +8,9 @@ The trial runs in a process of its own, with limits on time and memory.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import json
 import os
 import random
@@ -27,6 +29,7 @@ from shared.tasks.sandbox.limits import MappedMemory, limit_data
 _QUESTION = "zebra crossing"
 _SYSTEM = "marmalade jar"
 _ANSWER = "teapot lid"
+_LONG = "zebra crossing " * 1000
 _CPU_S = 2
 _WALL_S = 60.0
 _MEMORY_BYTES = 256 * 2**20
@@ -38,6 +41,10 @@ _DAYS = (0, 1, 8, 40, 150, 400, 4000, 9000)
 _DATE = datetime.datetime(2024, 7, 26, tzinfo=datetime.UTC)
 
 
+class _TemplateFails(Exception):
+    """A template raised something; the message has the kind and its first line."""
+
+
 def takes_system_prompt(tokenizer: Any) -> bool:
     """Whether a system prompt reaches the model; without a template it always does, as plain
     text.
@@ -46,7 +53,7 @@ def takes_system_prompt(tokenizer: Any) -> bool:
         return True
     try:
         text = _rendered(tokenizer, _turns(system=_SYSTEM))
-    except Exception:  # noqa: BLE001 (a template fails in its own way)
+    except _TemplateFails:
         return False
     return _SYSTEM in text and _QUESTION in text
 
@@ -88,7 +95,7 @@ def ending_token(tokenizer: Any, among: Collection[int] | None = None) -> int | 
         return None
     try:
         after = _rendered(tokenizer, _turns(answer=_ANSWER), opened=False).rpartition(_ANSWER)[2]
-    except Exception:  # noqa: BLE001 (a template fails in its own way)
+    except _TemplateFails:
         return None
     if among is None:
         added = tokenizer.added_tokens_decoder.items()
@@ -97,16 +104,14 @@ def ending_token(tokenizer: Any, among: Collection[int] | None = None) -> int | 
 
 
 def _problem(tokenizer: Any, system_prompt: str) -> str:
+    _render_all(tokenizer)
     system = _SYSTEM if system_prompt and takes_system_prompt(tokenizer) else ""
     try:
         text, *later = (_rendered(tokenizer, _turns(system=system), days=days) for days in _DAYS)
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 (a template fails in its own way)
-        cause = (str(error).splitlines() or [""])[0][:200]
+    except _TemplateFails as error:
         return (
-            f"its chat template cannot write a question ({type(error).__name__}: {cause}): correct the template "
-            f"{_FILE}, or remove it, so that questions are plain text"
+            f"its chat template cannot write a question ({error}): correct the template {_FILE}, or remove it, so that questions "
+            "are plain text"
         )
     if _QUESTION not in text:
         return f"its chat template leaves the question out: correct it {_FILE}, or remove it, so that questions are plain text"
@@ -129,6 +134,17 @@ def _problem(tokenizer: Any, system_prompt: str) -> str:
     return ""
 
 
+def _render_all(tokenizer: Any) -> None:
+    """Render every kind of conversation that any process will, and a long question, so that what
+    takes too much takes it here.
+    """
+    kinds = itertools.product(("", _SYSTEM), ("", _ANSWER), (True, False), (_QUESTION, _LONG))
+    for system, answer, opened, question in kinds:
+        # Which of them must succeed is decided elsewhere.
+        with contextlib.suppress(_TemplateFails):
+            _rendered(tokenizer, _turns(system=system, answer=answer, question=question), opened=opened)
+
+
 def _left_out_opening(tokenizer: Any, text: str, system: str) -> str:
     """What the template writes between a question and its answer and does not write when it asks
     for an answer. Templates in which an answer follows the question's end directly need nothing.
@@ -137,13 +153,13 @@ def _left_out_opening(tokenizer: Any, text: str, system: str) -> str:
         if text != _rendered(tokenizer, _turns(system=system), opened=False):
             return ""
         before, found, _ = _rendered(tokenizer, _turns(system=system, answer=_ANSWER), opened=False).partition(_ANSWER)
-    except Exception:  # noqa: BLE001 (a template that takes no answer cannot be compared)
+    except _TemplateFails:  # one that takes no answer cannot be compared
         return ""
     return before[len(text) :].strip() if found and before.startswith(text) else ""
 
 
-def _turns(*, system: str = "", answer: str = "") -> list[dict[str, str]]:
-    turns = [("system", system), ("user", _QUESTION), ("assistant", answer)]
+def _turns(*, system: str = "", answer: str = "", question: str = _QUESTION) -> list[dict[str, str]]:
+    turns = [("system", system), ("user", question), ("assistant", answer)]
     return [{"role": role, "content": content} for role, content in turns if content]
 
 
@@ -157,6 +173,10 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]], *, opened: bool = 
     random.seed(days)
     try:
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False, strftime_now=strftime_now))
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _TemplateFails(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}") from None
     finally:
         random.setstate(state)
 
@@ -204,4 +224,4 @@ def _until_closed(reads: int, deadline: float) -> bytes:
 
 
 def _too_much(what: str) -> str:
-    return f"its chat template takes more than {what} for a short question: correct the template {_FILE}, or use another model"
+    return f"its chat template takes more than {what} to write a question: correct the template {_FILE}, or use another model"
