@@ -8,7 +8,9 @@ The trial runs in a process of its own, with limits on time and memory.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import json
 import os
 import random
@@ -18,7 +20,7 @@ import select
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from shared.runtime.parent_death import end_with_parent
@@ -27,6 +29,7 @@ from shared.tasks.sandbox.limits import MappedMemory, limit_data
 _QUESTION = "zebra crossing"
 _SYSTEM = "marmalade jar"
 _ANSWER = "teapot lid"
+_LONG = "zebra crossing " * 1000
 _CPU_S = 2
 _WALL_S = 60.0
 _MEMORY_BYTES = 256 * 2**20
@@ -38,6 +41,10 @@ _DAYS = (0, 1, 8, 40, 150, 400, 4000, 9000)
 _DATE = datetime.datetime(2024, 7, 26, tzinfo=datetime.UTC)
 
 
+class _TemplateFails(Exception):
+    """A template raised something; the message has the kind and its first line."""
+
+
 def takes_system_prompt(tokenizer: Any) -> bool:
     """Whether a system prompt reaches the model; without a template it always does, as plain
     text.
@@ -46,7 +53,7 @@ def takes_system_prompt(tokenizer: Any) -> bool:
         return True
     try:
         text = _rendered(tokenizer, _turns(system=_SYSTEM))
-    except Exception:  # noqa: BLE001 (a template fails in its own way)
+    except _TemplateFails:
         return False
     return _SYSTEM in text and _QUESTION in text
 
@@ -77,34 +84,34 @@ def default_system_prompt(tokenizer: Any) -> bool:
     return len(without) > len(before) + len(after)
 
 
-def ending_token(tokenizer: Any) -> int | None:
-    """The first control token that the template writes after an answer; None without a template or
-    such a token.
+def ending_token(tokenizer: Any, among: Collection[int] | None = None) -> int | None:
+    """The first control token that the template writes after an answer, or the first of `among`;
+    None without a template or such a token.
 
-    Unlike `shared.model.prompts.turn_end` this accepts any control token, even one that is not
-    declared as an end token.
+    A tokenizer may declare another end token: Gemma's is `<eos>`, while its turns, and so its
+    answers, end with `<end_of_turn>`.
     """
     if not tokenizer.chat_template:
         return None
     try:
         after = _rendered(tokenizer, _turns(answer=_ANSWER), opened=False).rpartition(_ANSWER)[2]
-    except Exception:  # noqa: BLE001 (a template fails in its own way)
+    except _TemplateFails:
         return None
-    control = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special} | set(tokenizer.all_special_ids)
-    return next((token for token in tokenizer(after, add_special_tokens=False)["input_ids"] if token in control), None)
+    if among is None:
+        added = tokenizer.added_tokens_decoder.items()
+        among = {number for number, token in added if token.special} | set(tokenizer.all_special_ids)
+    return next((token for token in tokenizer(after, add_special_tokens=False)["input_ids"] if token in among), None)
 
 
 def _problem(tokenizer: Any, system_prompt: str) -> str:
+    _render_all(tokenizer)
     system = _SYSTEM if system_prompt and takes_system_prompt(tokenizer) else ""
     try:
         text, *later = (_rendered(tokenizer, _turns(system=system), days=days) for days in _DAYS)
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 (a template fails in its own way)
-        cause = (str(error).splitlines() or [""])[0][:200]
+    except _TemplateFails as error:
         return (
-            f"its chat template cannot write a question ({type(error).__name__}: {cause}): correct the template "
-            f"{_FILE}, or remove it, so that questions are plain text"
+            f"its chat template cannot write a question ({error}): correct the template {_FILE}, or remove it, so that questions "
+            "are plain text"
         )
     if _QUESTION not in text:
         return f"its chat template leaves the question out: correct it {_FILE}, or remove it, so that questions are plain text"
@@ -127,6 +134,17 @@ def _problem(tokenizer: Any, system_prompt: str) -> str:
     return ""
 
 
+def _render_all(tokenizer: Any) -> None:
+    """Render every kind of conversation that any process will, and a long question, so that what
+    takes too much takes it here.
+    """
+    kinds = itertools.product(("", _SYSTEM), ("", _ANSWER), (True, False), (_QUESTION, _LONG))
+    for system, answer, opened, question in kinds:
+        # Which of them must succeed is decided elsewhere.
+        with contextlib.suppress(_TemplateFails):
+            _rendered(tokenizer, _turns(system=system, answer=answer, question=question), opened=opened)
+
+
 def _left_out_opening(tokenizer: Any, text: str, system: str) -> str:
     """What the template writes between a question and its answer and does not write when it asks
     for an answer. Templates in which an answer follows the question's end directly need nothing.
@@ -135,13 +153,13 @@ def _left_out_opening(tokenizer: Any, text: str, system: str) -> str:
         if text != _rendered(tokenizer, _turns(system=system), opened=False):
             return ""
         before, found, _ = _rendered(tokenizer, _turns(system=system, answer=_ANSWER), opened=False).partition(_ANSWER)
-    except Exception:  # noqa: BLE001 (a template that takes no answer cannot be compared)
+    except _TemplateFails:  # one that takes no answer cannot be compared
         return ""
     return before[len(text) :].strip() if found and before.startswith(text) else ""
 
 
-def _turns(*, system: str = "", answer: str = "") -> list[dict[str, str]]:
-    turns = [("system", system), ("user", _QUESTION), ("assistant", answer)]
+def _turns(*, system: str = "", answer: str = "", question: str = _QUESTION) -> list[dict[str, str]]:
+    turns = [("system", system), ("user", question), ("assistant", answer)]
     return [{"role": role, "content": content} for role, content in turns if content]
 
 
@@ -155,6 +173,10 @@ def _rendered(tokenizer: Any, messages: list[dict[str, str]], *, opened: bool = 
     random.seed(days)
     try:
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False, strftime_now=strftime_now))
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _TemplateFails(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}") from None
     finally:
         random.setstate(state)
 
@@ -164,14 +186,16 @@ def _confined(work: Callable[[], str]) -> str:
     `_MEMORY_BYTES`; else what it took too much of.
     """
     # The child renders text and nothing else: it needs no lock that another thread may hold.
-    memory, parent = MappedMemory().data_bytes() or 0, os.getpid()
+    memory, parent = MappedMemory().data_bytes(), os.getpid()
     reads, writes = os.pipe()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         child = os.fork()
     if child == 0:
         try:
             end_with_parent(signal.SIGKILL, parent)
-            limit_data(memory + _MEMORY_BYTES)
+            if memory is not None:
+                limit_data(memory + _MEMORY_BYTES)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
             try:
                 said = work()
@@ -200,4 +224,4 @@ def _until_closed(reads: int, deadline: float) -> bytes:
 
 
 def _too_much(what: str) -> str:
-    return f"its chat template takes more than {what} for a short question: correct the template {_FILE}, or use another model"
+    return f"its chat template takes more than {what} to write a question: correct the template {_FILE}, or use another model"

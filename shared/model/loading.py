@@ -25,7 +25,7 @@ from shared.model.attention import meant_attention
 from shared.model.configuration import check_not_quantised, read_configuration
 from shared.model.quiet_reading import ModelLoadError, reading
 from shared.model.reading import check_source
-from shared.model.weight_files import not_finite, tensors_of, tied_and_not, weight_files, weights_folder
+from shared.model.weight_files import local_weights, not_finite, tensors_of, tied_and_not
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(Dtype)}
 LOOKED_AT = torch.device("meta")
@@ -97,7 +97,7 @@ def load_causal_lm(
         config = read_configuration(model.path, model.revision) if gguf is None else gguf[1]
     if gguf is None:
         check_not_quantised(config, origin)
-        _files(model)
+        local_weights(model.path, model.revision)
     attention = meant_attention(config)
     # To look at names and shapes, those in the headers are enough.
     headers = _headers(model) if device == LOOKED_AT else None
@@ -126,24 +126,19 @@ def load_causal_lm(
     # transformers leaves two tensors apart where the file has two different ones.
     for name in sorted(ties.keys() - (loaded.all_tied_weights_keys or {}).keys()):
         raise ModelLoadError(tied_and_not(origin, name, ties[name]))
-    files = _files(model) if gguf is None else []  # those of a hub name are here by now
-    _check_not_packed(origin, loaded, files)
+    if gguf is None:  # the files of a hub name are here by now
+        _check_not_packed(origin, loaded, local_weights(model.path, model.revision))
     if device == LOOKED_AT:
         return loaded
     for name, value in loaded.state_dict().items():
         if value.is_floating_point() and value.numel() and not all(map(torch.isfinite, torch.aminmax(value))):
-            raise ModelLoadError(not_finite(origin, name))
+            raise ModelLoadError(not_finite(origin, name, narrow=dtype == torch.float16))
     return loaded.to(device).eval()
 
 
 def vocabulary_size(model: Any) -> int:
     """Rows of the input embedding; every token id must be below this."""
     return int(model.get_input_embeddings().weight.shape[0])
-
-
-def _files(model: ModelSection) -> list[Path]:
-    folder = weights_folder(model.path, model.revision)
-    return [] if folder is None or not (Path(model.path).is_dir() or any(folder.glob("*.safetensors"))) else weight_files(folder)
 
 
 def _class_of(config: Any) -> Any:
@@ -153,7 +148,7 @@ def _class_of(config: Any) -> Any:
 
 def _headers(model: ModelSection) -> dict[str, torch.Tensor] | None:
     """A tensor without numbers for each in the files; None: the files must be read for that."""
-    files = _files(model)
+    files = local_weights(model.path, model.revision)
     if not files or any(file.suffix != ".safetensors" for file in files):
         return None
     return {

@@ -4,7 +4,7 @@ prompt, encodes and decodes answers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -38,27 +38,6 @@ def encode_answer(tokenizer: Any, text: str, *, ended: bool, end_token_id: int |
     """
     ids = [int(token) for token in tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
     return [*ids, end_token_id] if ended and end_token_id is not None else ids
-
-
-def turn_end(tokenizer: Any, end_token_ids: Collection[int]) -> int | None:
-    """The one of `end_token_ids` with which the chat template ends an answer; None without a
-    template, or if it uses none of them.
-
-    A tokenizer may declare another end token: Gemma's is `<eos>`, while its turns, and so its
-    answers, end with `<end_of_turn>`.
-    """
-    if not tokenizer.chat_template:
-        return None
-    question = {"role": "user", "content": "a"}
-    try:
-        asked, answered = (
-            [int(token) for token in tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)]
-            for messages in ([question], [question, {"role": "assistant", "content": "x"}])
-        )
-    except Exception:  # noqa: BLE001 (a template is a program, and fails in its own way)
-        return None
-    common = next((place for place, pair in enumerate(zip(asked, answered, strict=False)) if pair[0] != pair[1]), len(asked))
-    return next((token for token in answered[common:] if token in end_token_ids), None)
 
 
 def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:

@@ -17,9 +17,8 @@ from transformers.utils.hub import cached_file
 
 from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments, may_only_be_folder, pin_problem
-from shared.model.chat_template import template_problem
+from shared.model.chat_template import ending_token, template_problem
 from shared.model.configuration import read_configuration
-from shared.model.prompts import turn_end
 from shared.model.quiet_reading import ModelLoadError, reading
 from shared.model.rope import rope_problem, steady_rope_length
 
@@ -114,7 +113,7 @@ def end_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
             f"{origin} has no token that ends an answer (eos_token_id), so answers would never end: set it in config.json or in "
             "the tokenizer"
         )
-    first = turn_end(tokenizer, ends)
+    first = ending_token(tokenizer, ends)
     return tuple(dict.fromkeys(ends if first is None else [first, *ends]))
 
 
@@ -175,7 +174,9 @@ def _configuration(model: ModelSection, origin: str) -> Any:
 def _generation_config(model: ModelSection, origin: str) -> Mapping[str, Any]:
     pinned = {"revision": model.revision} if model.revision else {}
     with reading(origin, "generation configuration"):
-        file = cached_file(model.path, "generation_config.json", _raise_exceptions_for_missing_entries=False, **pinned)
+        # Not every model has one, and without a connection one cannot tell.
+        absent = dict.fromkeys(("_raise_exceptions_for_missing_entries", "_raise_exceptions_for_connection_errors"), False)
+        file = cached_file(model.path, "generation_config.json", **absent, **pinned)
         found = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("generation_config.json holds no JSON object")

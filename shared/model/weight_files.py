@@ -42,6 +42,21 @@ def weights_folder(path: str, revision: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+def local_weights(path: str, revision: str) -> list[Path]:
+    """The weight files of a folder, or of a hub name if all of them are in the cache, else none.
+
+    Raises:
+        ModelLoadError: the folder's are not whole; those of a hub name may still be on their way.
+    """
+    folder = weights_folder(path, revision)
+    try:
+        return [] if folder is None else weight_files(folder)
+    except ModelLoadError:
+        if Path(path).is_dir():
+            raise
+        return []
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files that transformers reads, after a check that they are whole.
 
@@ -145,11 +160,12 @@ def _arrays(file: Path) -> Iterator[tuple[str, Any, str]]:
         yield name, np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=begin), entry["dtype"]
 
 
-def not_finite(origin: str, tensor: str) -> str:
-    """What is said of a weight that is no number."""
+def not_finite(origin: str, tensor: str, *, narrow: bool = False) -> str:
+    """What is said of a weight that is no number. narrow: as it is read, in float16."""
+    remedy = "set model.dtype to bfloat16 or float32, " if narrow else ""
     return (
-        f"{origin}: the weight {tensor} holds NaN or infinity, so every answer would be noise: take an earlier checkpoint, or copy "
-        "the file again"
+        f"{origin}: the weight {tensor} holds NaN or infinity{' in float16' * narrow}, so every answer would be noise: {remedy}"
+        "take an earlier checkpoint, or copy the file again"
     )
 
 

@@ -111,14 +111,12 @@ def _check_weights(model: ModelSection) -> None:
     """Check the weights that are on this machine. Raises ModelLoadError."""
     from shared.model.configuration import check_not_quantised, read_configuration
     from shared.model.quiet_reading import ModelLoadError
-    from shared.model.weight_files import check_values, weight_files, weights_folder
+    from shared.model.weight_files import check_values, local_weights
 
-    folder = weights_folder(model.path, model.revision)
-    if folder is None or not (Path(model.path).is_dir() or any(folder.glob("*.safetensors"))):
-        return
     check_not_quantised(read_configuration(model.path, model.revision), f"model.path {model.path!r}")
-    files = weight_files(folder)
-    kept = _kept(folder, files)
+    if not (files := local_weights(model.path, model.revision)):
+        return
+    kept = _kept(files[0].parent, files)
     try:
         ties = json.loads(kept.read_text())
     except (OSError, ValueError):

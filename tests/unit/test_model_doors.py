@@ -47,6 +47,7 @@ CHAT = (
     "{% for message in messages %}<|pad|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|pad|>assistant\n{% endif %}"
 )
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
 # --- what is wrong with a folder
@@ -171,7 +172,19 @@ TOKENS: dict[str, tuple[Callable[[Path], None], str]] = {
     "template without the question": (template("{{ messages[1:] | length }}"), "leaves the question out"),
     "template that fails": (template("{{ raise_exception('tools only') }}"), "tools only"),
     "template that never ends": (
-        template("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}" + CHAT),
+        template(ENDLESS + CHAT),
+        "2 s of processor time",
+    ),
+    "template that never ends after an answer": (
+        template(CHAT + "{% for m in messages if m.role == 'assistant' %}" + ENDLESS + "{% endfor %}"),
+        "2 s of processor time",
+    ),
+    "template that never ends with a system turn": (
+        template(CHAT + "{% for m in messages if m.role == 'system' %}" + ENDLESS + "{% endfor %}"),
+        "2 s of processor time",
+    ),
+    "template that never ends with a long question": (
+        template(CHAT + "{% for a in messages[0].content %}{% for b in messages[0].content %}{% endfor %}{% endfor %}"),
         "2 s of processor time",
     ),
     "template that takes all memory": (

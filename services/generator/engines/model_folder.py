@@ -19,7 +19,7 @@ from shared.model.loading import LOOKED_AT, load_causal_lm
 from shared.model.prompts import answer_text
 from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import end_tokens, load_tokenizer, model_max_length
-from shared.model.weight_files import check_values, weight_files, weights_folder
+from shared.model.weight_files import check_values, local_weights
 from shared.model.weights import tied_names
 from shared.seeds import number_from
 
@@ -94,8 +94,8 @@ def load_base(model_path: str, revision: str, *, dtype: torch.dtype, device: tor
     """
     try:
         model = load_causal_lm(section_of(model_path, revision), dtype=dtype, device=device)
-        if device == LOOKED_AT and (folder := weights_folder(model_path, revision)):
-            check_values(weight_files(folder), model.all_tied_weights_keys or {})
+        if device == LOOKED_AT:
+            check_values(local_weights(model_path, revision), model.all_tied_weights_keys or {})
         return model
     except (ModelLoadError, ValueError) as error:
         raise EngineError(str(error)) from error
