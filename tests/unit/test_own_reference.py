@@ -20,7 +20,13 @@ from tests import forked
 
 ROOT = Path(__file__).parents[2]
 
-GSM8K = [{"question": f"Tom has {n} apples and buys 3. How many?", "answer": f"Tom has {n}+3=<<{n}+3={n + 3}>>{n + 3} apples.\n#### {n + 3}"} for n in range(8)]  # fmt: skip
+GSM8K = [
+    {
+        "question": f"Tom has {n} apples and buys 3. How many?",
+        "answer": f"Tom has {n}+3=<<{n}+3={n + 3}>>{n + 3} apples.\n#### {n + 3}",
+    }
+    for n in range(8)
+]
 """Rows as GSM8K is published."""
 
 
