@@ -177,6 +177,9 @@ class KnownKeys:
         return True
 
     def _bind_new(self, name: str, public_key: str, now_s: float) -> bool:
+        """Give a free name to a key, under the file's lock, so that no two replicas give it away.
+        If the disk refuses the file, in memory only.
+        """
         try:
             with self._file.locked():
                 self._take_over(self._file.read())

@@ -236,7 +236,7 @@ async def test_a_full_disk_leaves_checkpoint_and_policy_as_they_were_and_both_ar
 async def test_checkpoints_that_fail_are_tried_ever_more_rarely_told_once_and_shown_until_one_succeeds(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
 ) -> None:
-    config = node_config(model, tmp_path, trainer={"checkpoint_every": 1})
+    config = node_config(model, tmp_path, trainer={"checkpoint_every": 1}, tracking={"trackers": []})
     await set_up(transport, some_batches(tokenizer, 1))
     life = Life(config, transport)
     await life.until(lambda: checkpoints(config).steps() == [1])

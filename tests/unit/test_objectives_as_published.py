@@ -1,6 +1,6 @@
 """A name alone gives what its source publishes: advantages, loss, means and clips, from rewards and
 logprobs to the loss of a step. Each source's formula is written here again, in float64 and in
-loops, under its published name; the test sets `trainer.objective` and nothing else.
+loops, under its published name; nothing is configured but `trainer.objective`.
 
 The old policy of a formula is the one that sampled, so that nothing else corrects anything.
 """

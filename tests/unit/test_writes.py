@@ -23,7 +23,7 @@ from swarm_cli.observe.view import NodeView
 
 
 class Trainer:
-    """The writes of a trainer whose time the test sets."""
+    """The writes of a trainer, with a clock of its own."""
 
     def __init__(self) -> None:
         self.now = 1000.0
