@@ -6,9 +6,9 @@ import json
 
 import yaml
 
-from monitoring.dashboards import dashboards
 from monitoring.rules import RULES
 from tests.k8s.manifests import ROLES, label, name_of, node_of, pod_labels, pod_of, render, role_of, with_kind, workloads
+from tests.monitoring.dashboards import dashboards
 
 LAST_APPLIED_LIMIT_BYTES = 262_144
 DASHBOARDS = dashboards()

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from monitoring.dashboards import Panel, dashboards
-from monitoring.rules import rule_file
 from tests.e2e.processes import ROLES, wait_until
+from tests.monitoring.dashboards import Panel, dashboards
 from tests.monitoring.prometheus_server import PrometheusServer, prometheus_is_here
 from tests.monitoring.promql import substituted
+from tests.monitoring.rule_file import rule_file
 from tests.monitoring.watched_swarm import START_S, WatchedSwarm, firing, flooding, unhurried, watched_swarm
 
 pytestmark = pytest.mark.skipif(not prometheus_is_here(), reason="no prometheus: scripts/test-packages installs Debian's")

@@ -13,13 +13,13 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from monitoring.dashboards import dashboards
 from monitoring.metrics_doc import ROLES, full_name, role_families, watch_families
 from monitoring.rules import COMMAND, COMPONENT, OPERATOR_OBJECT, operator_object
 from services.verifier.refusals import Refusal
 from shared.config import NodeConfig
 from swarm_cli.app import app
 from tests.monitoring.all_rules import alerts, groups, records
+from tests.monitoring.dashboards import dashboards
 from tests.monitoring.foreign_metrics import FOREIGN
 from tests.monitoring.promql import family_of, metrics_of
 

@@ -13,10 +13,10 @@ from shared.tasks.scoring import score_texts
 from tests.unit.task_answers import items
 
 
-def rewards(verifier: str, reference: str, *texts: str) -> list[float]:
+def rewards(verifier: str, reference: str, *texts: str) -> list[float | None]:
     """Of completions, as a row of a file is scored."""
     task = Task(ref=TaskRef(dataset="mine", config="{}", seed=1, index=0), question="?", answer=reference)
-    return score_texts(Item(task=task, entry={}, dataset=None), verifier, list(texts))
+    return score_texts(Item(task=task, entry={}, dataset=None), verifier, list(texts))[0]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_an_answer_that_is_too_long_or_only_a_thought_earns_nothing_even_where_n
     (item,) = items("polynomial_equations", 1)
     no_roots = item._replace(entry={**item.entry, "answer": "", "metadata": {**item.entry["metadata"], "real_solutions": []}})
     texts = ["", "<think>none", "<think>none</think>", " " * 200]
-    assert score_texts(no_roots, "reasoning_gym", texts) == [1.0, 0.0, 0.0, 0.0]
+    assert score_texts(no_roots, "reasoning_gym", texts)[0] == [1.0, 0.0, 0.0, 0.0]
     assert rewards("exact", "4", "4" * (MAX_ANSWER_CHARS + 1)) == [0.0]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from monitoring.dashboards import Dashboard, Panel, Query, dashboards
 from monitoring.rules import COMPONENT
+from tests.monitoring.dashboards import Dashboard, Panel, Query, dashboards
 from tests.monitoring.promql import substituted
 
 DASHBOARDS = dashboards()

@@ -1,6 +1,4 @@
-"""The committed Grafana dashboards, typed: for the panels of `swarm dashboard`, and for tests that
-run every query.
-"""
+"""The committed Grafana dashboards, typed, for tests that run every query."""
 
 from __future__ import annotations
 
