@@ -47,8 +47,8 @@ class VerifierSection(Section):
         5.0,
         gt=0,
         le=600,
-        description="Wall-clock limit in seconds for scoring one local answer; if it is exceeded, the scorer process is killed and the answer's "
-        "reward is unknown. Ordinary answers take milliseconds.",
+        description="Wall-clock limit in seconds for scoring one local answer; if it is exceeded, the scorer process is killed and "
+        "the answer's reward is unknown. Ordinary answers take milliseconds.",
     )
     worker_memory_mb: int = Field(
         2048,
