@@ -21,7 +21,7 @@ MAX_SENDER_LABELS = 64
 OTHER_SENDER = "_other"
 OTHER_TASK = "_other"
 WATCH_PERIOD_S = 2.0
-_REWARDS = (-10.0, -1.0, 0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0, 2.0, 10.0)
+_REWARDS = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 _RESULTS = ("scored", *CAUSES, "error")
 
 
@@ -32,6 +32,7 @@ class ScoringFigures:
         self._status = status
         self._tasks = frozenset(datasets)
         self._restarts_seen = 0
+        self._beyond_shares: set[str] = set()
         self._jobs = Counter(
             "swarm_verify_jobs_total",
             "Completions given to a scorer, by origin and result: scored; raised, not_a_number, too_long, timeout (the scorer "
@@ -48,7 +49,7 @@ class ScoringFigures:
         )
         self._rewards = Histogram(
             "swarm_reward",
-            "Reward that this node gave each completion, by origin.",
+            "Reward that this node gave each completion, by origin; without the datasets that had a reward outside 0 to 1.",
             ["origin"],
             buckets=_REWARDS,
             registry=registry,
@@ -102,9 +103,13 @@ class ScoringFigures:
             return
         self._scored.labels(origin).inc()
         self._status.add(FigureFamily.SCORED.of(origin))
-        rewards = self._rewards.labels(origin)
-        for reward in known:
-            rewards.observe(reward)
+        # The sum of a histogram must not fall, and the alerts on its mean are about shares.
+        if min(known) < 0.0 or max(known) > 1.0:
+            self._beyond_shares.add(dataset)
+        if dataset not in self._beyond_shares:
+            rewards = self._rewards.labels(origin)
+            for reward in known:
+                rewards.observe(reward)
 
     def unscored(self, origin: Origin, completions: int, result: JobResult) -> None:
         """Record that a group could not be scored, or that a foreign one has unknown rewards."""

@@ -1,7 +1,8 @@
 """The result of a run, in a few lines per node: pure functions over its steps and evaluations, and
 `run_verdicts`, which reads them.
 
-While a run is running, the same symptoms raise alerts (`k8s/components/monitoring/rules/swarm.yaml`).
+While a run is running, the same symptoms raise alerts
+(`k8s/components/monitoring/rules/swarm.yaml`).
 """
 
 from __future__ import annotations
