@@ -136,7 +136,7 @@ class Printer:
 
     def fingerprint(self, answers: Sequence[str]) -> Fingerprint:
         """The fingerprint of one group's answers."""
-        codes, ends = _normalised_all(answers)
+        codes, ends = normalised(answers)
         pieces = np.split(codes, ends[:-1]) if len(answers) else []
         exact = [self.digest(piece.tobytes()) for piece in pieces]
         different = list(dict(zip(exact, pieces, strict=True)).values())
@@ -207,15 +207,10 @@ class Printer:
         return mixed
 
 
-def normalised(text: str) -> NDArray[np.uint32]:
-    """The text's code points without what can be varied without changing the meaning; each
-    character gives at most one.
+def normalised(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.intp]]:
+    """The texts' code points one after the other, without what can be varied without changing the
+    meaning, and where each text ends. Each character gives at most one.
     """
-    return _normalised_all([text])[0]
-
-
-def _normalised_all(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.intp]]:
-    """The normalised texts one after the other, and where each ends."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     folded = _folding()[np.minimum(codes, _TABLE)]
     # Beyond the table, tags and variation selectors are invisible; everything else stays unchanged.

@@ -1,5 +1,5 @@
 """Copies at running verifiers, on a real server: several replicas of one node, and what copies cost
-the node's own groups.
+the node's local groups.
 """
 
 from __future__ import annotations
