@@ -143,8 +143,7 @@ class Border:
         """
         key, now_s = scored.public_key, min(now_s, scored.scored_at)
         self._count_copiers(self._copies.look(made, key, scored.swarm_seq, now_s, scored.swarm_stored_at)[1], now_s)
-        stored_at_s = scored.swarm_stored_at if key else scored.group.created_at
-        self._copies.remember(made, key, scored.swarm_seq, now_s, stored_at_s)
+        self._copies.remember(made, key, scored.swarm_seq, now_s, scored.swarm_stored_at)
         if key:
             self._replay.remember(scored.group_id, now_s)
             self._trust.bind(scored.group.node, key, now_s)

@@ -208,7 +208,9 @@ class Printer:
 
 
 def normalised(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.intp]]:
-    """The normalised texts one after the other, and where each ends."""
+    """The texts' code points one after the other, without what can be varied without changing the
+    meaning, and where each text ends. Each character gives at most one.
+    """
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     folded = _folding()[np.minimum(codes, _TABLE)]
     # Beyond the table, tags and variation selectors are invisible; everything else stays unchanged.

@@ -23,7 +23,8 @@ from services.verifier.copies import MAX_BYTES, MAX_GROUPS, REMEMBERED_S, CopyMe
 from services.verifier.prints import normalised
 from services.verifier.senders import CAUGHT, CAUGHT_S, COPIERS
 from shared.contracts import subjects
-from shared.contracts.messages import Completion, RolloutGroup
+from shared.contracts.codec import content_id, encode
+from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup
 from shared.identity.keys import SigningKey, new_seed
 from shared.tasks.sandbox import JobResult
 from tests.unit.test_border import NOW_S, border, group, signed, taken_in, task
@@ -462,3 +463,53 @@ def test_what_a_comparison_costs_is_bounded_by_answers_and_remembered_groups(tmp
             gate._copies.look(made, COPIER.public_key, 99, NOW_S)
             seconds.append(time.process_time() - began)
         assert min(seconds) < 0.01, words
+
+
+def accepted(body: RolloutGroup, key: str, seq: int) -> ScoredGroup:
+    """As another of the node's verifiers has stored it."""
+    return ScoredGroup(
+        group_id=content_id(encode(body)),
+        origin="external" if key else "local",
+        group=body,
+        rewards=[0.5] * len(body.completions),
+        scored_by="alpha",
+        score_seconds=0.1,
+        scored_at=NOW_S,
+        public_key=key,
+        swarm_seq=seq,
+        swarm_stored_at=float(seq),
+    )
+
+
+def test_what_another_verifier_of_the_node_accepted_is_known_here(tmp_path: Path) -> None:
+    gate, body = border(tmp_path), saying(long_texts(1))
+    gate.learn(accepted(body, VICTIM.public_key, 5), gate.print_of(body), NOW_S)
+    assert reason(show(gate, body, VICTIM, seq=5)) is Refusal.REPLAYED
+    copied = show(gate, saying(long_texts(1), node="gamma"), COPIER, seq=9)
+    assert isinstance(copied, Refused)
+    assert (copied.reason, copied.blamed) == (Refusal.COPIED, None), "its time in the stream says that it was first"
+    assert reason(show(gate, saying(long_texts(2), node="delta"), VICTIM, seq=10)) is Refusal.UNKNOWN_KEY
+    own = saying(long_texts(3), node="alpha")
+    gate.learn(accepted(own, "", 0), gate.print_of(own), NOW_S)
+    assert reason(show(gate, saying(long_texts(3), node="gamma"), COPIER, seq=11)) is Refusal.COPIED
+
+
+def test_a_copy_that_two_verifiers_took_at_the_same_moment_is_blamed_when_they_learn_of_each_other(tmp_path: Path) -> None:
+    gate = border(tmp_path)
+    copy, original = saying(long_texts(1), node="gamma"), saying(long_texts(1))
+    first = gate.examination(subjects.rollouts("gamma"), signed(copy, COPIER), NOW_S, 12, 12.0)
+    shown = driven(first)
+    assert isinstance(shown, Candidate)
+    assert gate.conclude(shown, _scored(4), NOW_S) is None
+    gate.learn(accepted(original, VICTIM.public_key, 11), gate.print_of(original), NOW_S)
+    assert gate.reputation.suspicion(COPIER.public_key, NOW_S) > 0
+    assert gate.reputation.suspicion(VICTIM.public_key, NOW_S) == 0.0
+
+
+def driven(examination: Any) -> Candidate | Refused:
+    result = None
+    while True:
+        try:
+            result = examination.send(result)()
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
