@@ -19,6 +19,7 @@ from shared.run_records import SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, re
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.plot import find_run
+from swarm_cli.running import running_runs
 
 T = TypeVar("T")
 _MOST_BYTES = 2 * TRAINED_MAX_BYTES
@@ -126,8 +127,8 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 def record_folder(config: NodeConfig, run: str) -> Path | None:
-    """The node's folder in a run, by default in the newest run with records of it; None if this
-    machine has none.
+    """The node's folder in a run; by default in the only running run that has the node, else in the
+    newest with records of it; None if this machine has none.
 
     Raises:
         CommandError: the named run is not on this machine, or the node has no folder in it.
@@ -138,6 +139,9 @@ def record_folder(config: NodeConfig, run: str) -> Path | None:
         if not folder.is_dir():
             raise CommandError(f"{folder.parent} has no folder of {node}: check the names of the node and the run")
         return folder
+    here = [each / node for each in running_runs(var_dir) if (each / node).is_dir()]
+    if len(here) == 1:
+        return here[0]
     runs = var_dir / "runs"
     folders = [each / node for each in runs.iterdir()] if runs.is_dir() else []
     written = {folder: max((path.stat().st_mtime for path in _records(folder)), default=0.0) for folder in folders}

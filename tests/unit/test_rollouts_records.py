@@ -15,6 +15,7 @@ from services.trainer.trained import trained_line
 from shared.json_lines import BoundedLines, older
 from shared.run_records import SAMPLES_FILE, TRAINED_FILE, refused_file
 from swarm_cli.app import app
+from swarm_cli.local.control import holding_run
 from swarm_cli.rollouts.fates import fate_of
 from swarm_cli.rollouts.records import TrainedRecords
 from swarm_cli.rollouts.samples import spread
@@ -130,6 +131,15 @@ def test_a_step_that_was_trained_again_counts_as_it_was_last_and_one_of_another_
     assert records.for_step(4) is None
     BoundedLines(folder / TRAINED_FILE, 10_000).append(step_line(5, "cc" * 32))
     assert [step.step for step in records.naming("cccc")] == [5]
+
+
+def test_the_run_that_runs_is_looked_at_though_another_has_newer_records(tmp_path: Path) -> None:
+    written = refused_file(node_folder(tmp_path, "one"), "0")
+    written.write_text(json.dumps(refusal(reason="of_an_earlier_run")) + "\n")
+    node_folder(tmp_path, "two")
+    assert "of_an_earlier_run" in swarm(tmp_path, "--refused", "--json").output
+    with holding_run(tmp_path / "runs" / "two"):
+        assert "of_an_earlier_run" not in swarm(tmp_path, "--refused", "--json").output
 
 
 def test_the_newest_run_is_looked_at_unless_one_is_named(tmp_path: Path) -> None:
