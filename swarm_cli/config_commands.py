@@ -58,8 +58,9 @@ def check(
     config: ConfigOption = None,
     connect: Annotated[bool, typer.Option("--connect", help="Also check that the servers answer and the ports are free.")] = False,
 ) -> None:
-    """Check the values, derive one task from each source, try its reward in the sandbox, and look
-    for the model and the key files.
+    """Check the values and the model, derive one task from each source, try its reward in the
+    sandbox, and look for the key files.
+
     Notes name settings without effect, warnings name settings likely to ruin the run. Mistakes
     are reported together, apart from those that can be seen only once another is mended.
     """

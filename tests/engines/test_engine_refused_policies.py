@@ -90,3 +90,8 @@ def test_a_file_that_also_names_the_tied_output_layer_is_taken(subject: Subject,
     whole = greedy_answers(subject, run)
     run(subject.engine.load_policy(write_policy_file(tmp_path / "tied-once.safetensors", policy), 7))
     assert greedy_answers(subject, run) == whole
+    if subject.tied:
+        save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1}, tmp_path / "apart.safetensors")
+        with pytest.raises(PolicyLoadError, match="lm_head.weight and model.embed_tokens.weight"):
+            run(subject.engine.load_policy(tmp_path / "apart.safetensors", 8))
+        assert greedy_answers(subject, run) == whole

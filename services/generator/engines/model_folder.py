@@ -20,7 +20,6 @@ from shared.model.prompts import answer_text
 from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 from shared.model.weight_files import check_values, local_weights
-from shared.model.weights import tied_names
 from shared.seeds import number_from
 
 WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -30,9 +29,10 @@ WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 class ModelFolder:
     """Properties of a model.
 
-    `tensor_shapes` are those that a policy file must contain, all floats. `tied_names` may be in
-    the file but are not read. `transposed_names` are weights stored with the inputs first, as in
-    GPT-2's layers and in embeddings.
+    `tensor_shapes` are those that a policy file must contain, all floats. `ties` are tensors that
+    are another one in the model, by that one's name: they may be in the file if they are the same
+    there. `transposed_names` are weights stored with the inputs first, as in GPT-2's layers and in
+    embeddings.
     """
 
     tokenizer: Any
@@ -40,7 +40,7 @@ class ModelFolder:
     pad_token_id: int
     context_length: int
     tensor_shapes: dict[str, tuple[int, ...]]
-    tied_names: frozenset[str]
+    ties: dict[str, str]
     transposed_names: frozenset[str]
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -68,13 +68,13 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
         EngineError: something cannot be read or used; the message says why.
     """
     try:
-        section = section_of(model_path, revision)
+        section = _section_of(model_path, revision)
         tokenizer = load_tokenizer(section)
         context_length = model_max_length(section.model_copy(update={"max_length": max_model_len}))
         end_token_ids = end_tokens(section, tokenizer)
     except (ModelLoadError, ValueError) as error:
         raise EngineError(str(error)) from error
-    tied: frozenset[str] = frozenset() if model is None else tied_names(model)
+    ties: dict[str, str] = {} if model is None else model.all_tied_weights_keys or {}
     state = {} if model is None else model.state_dict()
     modules = [] if model is None else model.named_modules()
     return ModelFolder(
@@ -82,8 +82,8 @@ def read_model_folder(model_path: str, *, max_model_len: int, revision: str = ""
         end_token_ids=end_token_ids,
         pad_token_id=end_token_ids[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id),
         context_length=context_length,
-        tensor_shapes={name: tuple(part.shape) for name, part in state.items() if name not in tied and part.is_floating_point()},
-        tied_names=tied,
+        tensor_shapes={name: tuple(part.shape) for name, part in state.items() if name not in ties and part.is_floating_point()},
+        ties=dict(ties),
         transposed_names=frozenset(f"{name}.weight" for name, part in modules if isinstance(part, (Conv1D, torch.nn.Embedding))),
     )
 
@@ -93,7 +93,7 @@ def load_base(model_path: str, revision: str, *, dtype: torch.dtype, device: tor
     in its files are checked, too. Raises EngineError.
     """
     try:
-        model = load_causal_lm(section_of(model_path, revision), dtype=dtype, device=device)
+        model = load_causal_lm(_section_of(model_path, revision), dtype=dtype, device=device)
         if device == LOOKED_AT:
             check_values(local_weights(model_path, revision), model.all_tied_weights_keys or {})
         return model
@@ -101,7 +101,7 @@ def load_base(model_path: str, revision: str, *, dtype: torch.dtype, device: tor
         raise EngineError(str(error)) from error
 
 
-def section_of(model_path: str, revision: str) -> ModelSection:
+def _section_of(model_path: str, revision: str) -> ModelSection:
     """The model's section, for an engine that has only its path."""
     return ModelSection(path=model_path, revision=revision, name="base")
 
@@ -115,10 +115,12 @@ def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
             found = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
             shapes = {name: tuple(part.get_shape()) for name, part in found.items()}
             dtypes = {name: part.get_dtype() for name, part in found.items()}
+            both = [pair for pair in model.ties.items() if found.keys() >= set(pair)]
+            apart = [pair for pair in both if not torch.equal(*map(tensors.get_tensor, pair))]
     except (OSError, SafetensorError) as error:
         raise PolicyLoadError(f"policy file {weights_file}: unreadable or truncated ({error}): fetch it again") from error
     missing = sorted(model.tensor_shapes.keys() - shapes.keys())
-    foreign = sorted(shapes.keys() - model.tensor_shapes.keys() - model.tied_names)
+    foreign = sorted(shapes.keys() - model.tensor_shapes.keys() - model.ties.keys())
     reshaped = sorted(name for name, shape in model.tensor_shapes.items() if shapes.get(name, shape) != shape)
     untyped = sorted(name for name, dtype in dtypes.items() if dtype not in WEIGHT_DTYPES)
     remedy = "publish the policy from the model that this generator was started with"
@@ -130,6 +132,10 @@ def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
         name = reshaped[0]
         raise PolicyLoadError(
             f"policy file {weights_file}: {name} has shape {shapes[name]}, the model's is {model.tensor_shapes[name]}: {remedy}"
+        )
+    if apart:
+        raise PolicyLoadError(
+            f"policy file {weights_file}: {' and '.join(apart[0])} differ, and are one tensor in this model: {remedy}"
         )
     if untyped:
         raise PolicyLoadError(f"policy file {weights_file}: {untyped[0]} is {dtypes[untyped[0]]}, not a float: {remedy}")
