@@ -65,14 +65,19 @@ def unnamed_server(var_dir: Path, node_url: str) -> str:
     return f"no run is running in this folder; the server at {visible(node_url, 400)} answers, {whose}"
 
 
-def refuse_unnamed_server(config: NodeConfig, node_url: str, swarm_url: str = "") -> None:
-    """Refuse to change anything on a server that nobody named.
+def is_named(config: NodeConfig, node_url: str, swarm_url: str = "") -> bool:
+    """Whether the command line or the configuration names a server, or a run is running here.
 
     Raises:
-        CommandError: neither the command line nor the configuration names a server, and no run, or
-            several, are running here.
+        CommandError: several are.
     """
-    if node_url or swarm_url or config.nats.model_fields_set & {"node_url", "swarm_url"} or only_running(config):
+    named = node_url or swarm_url or config.nats.model_fields_set & {"node_url", "swarm_url"}
+    return bool(named) or only_running(config) is not None
+
+
+def refuse_unnamed_server(config: NodeConfig, node_url: str, swarm_url: str = "") -> None:
+    """Refuse to change anything on a server that is not named (`is_named`). Raises CommandError."""
+    if is_named(config, node_url, swarm_url):
         return
     raise CommandError(
         "no run is running in this folder, and neither the command nor the configuration names a server: add --node-url or "

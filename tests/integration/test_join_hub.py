@@ -266,6 +266,8 @@ def test_a_token_with_a_key_is_all_that_a_newcomer_needs_and_replaces_no_key(hub
     assert [each.line for each in well.values() if each.ok is False] == [] and well["name"].told == "gamma"
     kept = (machine / "swarm.nk").read_bytes()
     assert kept == (hub.keys / "gamma" / "swarm.nk").read_bytes()
+    gamma = SigningKey(kept.strip()).public_key
+    assert f'"SWARM_GAMMA/nkey:{gamma}"' in hub.violations()[-1], "the server's log names the account and key of a connection"
     with pytest.raises(CommandError, match="the token is for a node called gamma"):
         found(invitation, name="delta")
     with pytest.raises(CommandError, match="holds another key than the token, and keys are never replaced"):

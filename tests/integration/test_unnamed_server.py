@@ -20,7 +20,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.nats import commands as nats_commands
-from swarm_cli.nats.streams import restore
+from swarm_cli.nats.streams import backup, restore
 from swarm_cli.observe import status, top
 from swarm_cli.running import RunNote
 from tests.integration.page_swarm import PageSwarm
@@ -52,7 +52,7 @@ def usual(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             chosen = chosen.model_copy(update={"nats": nats})
         return chosen
 
-    for module in (ban_commands, dlq_commands, nats_commands, restore, status, top):
+    for module in (ban_commands, dlq_commands, nats_commands, backup, restore, status, top):
         monkeypatch.setattr(module, "load_chosen", at_this_server)
 
     async def enter() -> None:
@@ -95,8 +95,8 @@ def test_a_run_of_this_folder_is_meant_without_being_named(usual: str, tmp_path:
 
 
 def test_restoring_refuses_a_server_that_nobody_named(usual: str, tmp_path: Path) -> None:
-    backup = tmp_path / "backup"
-    taken = run("nats", "backup", "--out", str(backup), "--node-url", usual)
-    assert taken.exit_code == 0, taken.output
-    refused = run("nats", "restore", str(backup))
+    kept = tmp_path / "backup"
+    taken = run("nats", "backup", "--out", str(kept))
+    assert taken.exit_code == 0 and f"{usual} answers" in taken.stderr, taken.output
+    refused = run("nats", "restore", str(kept))
     assert isinstance(refused.exception, CommandError) and "--node-url" in str(refused.exception)

@@ -14,6 +14,8 @@ from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.transport import connection_of
+from swarm_cli.console import note
+from swarm_cli.elsewhere import is_named, unnamed_server
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.running import servers
@@ -40,7 +42,8 @@ def with_connection(
     """
     if plane is Plane.BOTH:
         raise CommandError("choose one plane, because each has its own key: --plane node, then --plane swarm")
-    return asyncio.run(_with_connection(config, plane, key, servers(config, node_url, swarm_url), work))
+    named = is_named(config, node_url, swarm_url)
+    return asyncio.run(_with_connection(config, plane, key, servers(config, node_url, swarm_url), work, named=named))
 
 
 async def _with_connection(
@@ -49,6 +52,8 @@ async def _with_connection(
     key: Path | None,
     urls: tuple[str, str | None],
     work: Callable[[Connection], Awaitable[T]],
+    *,
+    named: bool,
 ) -> T:
     # A key from the command line replaces the configured one of the chosen plane only.
     node_url, swarm_url = urls
@@ -62,6 +67,8 @@ async def _with_connection(
     else:
         transport = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=swarm_url or "")
     try:
+        if not named:
+            note(f"{unnamed_server(config.node.var_dir, node_url)}: it is used here. --node-url names another")
         return await work(connection_of(transport))
     finally:
         await transport.close()
