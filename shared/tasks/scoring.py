@@ -11,7 +11,7 @@ from shared.contracts.messages import Task
 from shared.contracts.wire import MAX_REWARD
 from shared.registry import DEFAULT_VERIFIER, failure, telling
 from shared.rewards import Mark
-from shared.tasks.answers import extract_answer
+from shared.tasks.answers import MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item
 from shared.tasks.verifiers import AnswerScorer, is_built_in, load_verifier
 
@@ -61,8 +61,8 @@ def score_texts(
     problems: list[str] | None = None,
 ) -> tuple[list[float | None], list[Mark]]:
     """The rewards of many texts of one derived task, None where unknown, and what else is known
-    about each. A text that is None has cost a worker before: it is not scored. Of a text without an
-    answer a verifier of one's own is given the empty answer.
+    about each. A text that is None has cost a worker before: it is not scored. A verifier of one's
+    own is given the empty answer if a text has none, unless the text is too long.
 
     A scorer's number is used as it is. What it raises, or returns that is no finite number, makes
     that answer's reward unknown. Built-in verifiers judge the text alone: one that cannot read a
@@ -90,6 +90,8 @@ def score_texts(
             reward, mark = (0.0, Mark.FAILED) if unread_is_wrong else (None, Mark.TIMEOUT)
         elif answer is None and unread_is_wrong:
             reward, mark = 0.0, Mark.FAILED
+        elif answer is None and len(text) > MAX_ANSWER_CHARS:
+            reward, mark, problem = None, Mark.TOO_LONG, f"scores answers of at most {MAX_ANSWER_CHARS:,} characters"
         else:
             try:
                 raw = score(answer or "")

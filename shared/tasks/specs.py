@@ -149,7 +149,7 @@ def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
             check_share(spec, share, unread - (0 if refused else left_out(spec)))
             return
         item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
-        if verifies:
+        if verifies and not refused:
             scorer_of(spec.verifier, item)
         if from_package(spec.dataset):
             _try_package(spec, size)
