@@ -40,9 +40,6 @@ async def check(setting: Setting) -> list[Finding]:
         del learner
     moved = Learner(config_for(setting, folder, device="cpu"))
     move(moved.model)
-    # Numbers of bfloat16, so that both dtypes have the same policy.
-    for parameter in moved.model.parameters():
-        parameter.data = parameter.data.bfloat16().float()
     for kind in _engines(setting):
         for dtype in ("float32", "bfloat16"):
             file = setting.folder / f"parity-{kind}-{dtype}.safetensors"

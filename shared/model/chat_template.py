@@ -104,7 +104,7 @@ def ending_token(tokenizer: Any, among: Collection[int] | None = None) -> int | 
 
 
 def _problem(tokenizer: Any, system_prompt: str) -> str:
-    # A template is its author's program, so nothing it writes is taken for granted.
+    # First what takes too much, then what is wrong, the gravest first.
     _render_all(tokenizer)
     system = _SYSTEM if system_prompt and takes_system_prompt(tokenizer) else ""
     try:

@@ -50,8 +50,8 @@ class ImportPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """The same with a policy in float32, which is published for the test."""
-        return self.folder_bytes + 4 * self.size.parameters
+        """The same with a policy in bfloat16, which is published for the test."""
+        return self.folder_bytes + 2 * self.size.parameters
 
     @property
     def memory_bytes(self) -> int:

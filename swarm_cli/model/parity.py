@@ -111,7 +111,7 @@ def _compared(groups: Sequence[Sequence[Sample]], scored: Sequence[Sequence[Sequ
 
 def move(model: Any) -> None:
     """Change every trained weight of a model in place, each in its own way, as some steps of
-    training might; the same each time.
+    training might, to numbers of bfloat16; the same each time.
     """
     import torch
 
@@ -123,15 +123,18 @@ def move(model: Any) -> None:
             factor, shift = torch.rand(2, width, generator=generator).sub_(0.5).to(parameter.device, parameter.dtype)
             if not parameter.ndim:
                 factor, shift = factor[0], shift[0]
-            parameter.mul_(1 + _MOVE * factor).add_(_SHIFT * shift)
+            # Rounded, so that the policy's file is half as large and says the same.
+            parameter.copy_(parameter.mul(1 + _MOVE * factor).add_(_SHIFT * shift).bfloat16())
 
 
 def _publish(folder: str, policy: Path) -> None:
+    import torch
+
     from shared.model.weights import policy_tensors, write_tensors
 
     model = _trained(folder)
     move(model)
-    write_tensors(policy_tensors(model), policy)
+    write_tensors(policy_tensors(model, torch.bfloat16), policy)
 
 
 def _trained(folder: str) -> Any:
