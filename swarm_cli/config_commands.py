@@ -19,7 +19,7 @@ from swarm_cli.checkable import Checkable
 from swarm_cli.chosen_config import ConfigOption, entry_problems, load_chosen, objective_problem, sources
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
-from swarm_cli.few_rows import soon_used_up
+from swarm_cli.few_rows import left_out_rows, soon_used_up
 from swarm_cli.key_files import key_file_problems
 from swarm_cli.local.base_model import TOY_POLICY, toy_problem, toy_to_be_built
 from swarm_cli.model.facts import read_facts
@@ -87,7 +87,8 @@ def check(
     ]
     underivable = tasks.problems()
     problems = [*([objective] if objective else []), *([told(underivable)] if underivable else []), *elsewhere]
-    warnings = [*ignored_entries(node_config), *ruinous_settings(node_config), *soon_used_up(node_config, tasks.files)]
+    warnings = [*ignored_entries(node_config), *ruinous_settings(node_config)]
+    warnings += [*left_out_rows(tasks.files), *soon_used_up(node_config, tasks.files)]
     if model_facts:
         facts = model_facts()
         problems += facts.problems

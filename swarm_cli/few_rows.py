@@ -1,5 +1,6 @@
-"""Warns of files whose rows are soon used up for sharing: the border takes only so many groups of a
-row from each sender in an hour. Pure.
+"""Warns of rows of files that are not used, as no answer earns full marks, and of files whose rows
+are soon used up for sharing: the border takes only so many groups of a row from each sender in an
+hour. Pure.
 """
 
 from __future__ import annotations
@@ -20,6 +21,15 @@ GROUPS_PER_S = 1.0
 """What a small model on one GPU makes (the demo's toy on two cores makes 5 to 15, a large model far
 less): a file that is not used up at this rate is not warned of.
 """
+
+
+def left_out_rows(files: Sequence[FileQuestions]) -> list[str]:
+    """A sentence for each file some rows of which are left out, with its lines."""
+    return [
+        "\n  ".join(f"[[tasks]] {file.place + 1}: {visible(line, 500)}" for line in file.left_out)
+        for file in files
+        if file.left_out
+    ]
 
 
 def soon_used_up(config: NodeConfig, files: Sequence[FileQuestions]) -> list[str]:

@@ -103,7 +103,7 @@ class TasksApart:
             # Imports numpy, which commands without a file do without.
             from shared.tasks.file_questions import FileQuestions
 
-            self.files = [FileQuestions(**each) for each in answer["files"]]
+            self.files = [FileQuestions(**{**each, "left_out": tuple(each["left_out"])}) for each in answer["files"]]
         return [str(problem) for problem in answer["problems"]]
 
     def _ready(self) -> bool:

@@ -20,6 +20,7 @@ class Figures:
 
     def __init__(self, registry: CollectorRegistry, status: StatusBoard, datasets: Iterable[str]) -> None:
         self._status = status
+        datasets = list(datasets)
         self._groups = Counter("swarm_rollouts_generated_total", "Groups generated, by dataset.", ["task"], registry=registry)
         for dataset in datasets:
             self._groups.labels(dataset)
@@ -29,6 +30,15 @@ class Figures:
             "their draws are not repeated.",
             registry=registry,
         )
+        self._rows_left_out = Gauge(
+            "swarm_task_rows_left_out",
+            "Rows of a task file (of another source: draws) left out as their own reference answer earns nothing, of those looked "
+            "at so far; the log and `swarm config check` name them.",
+            ["task"],
+            registry=registry,
+        )
+        for dataset in datasets:
+            self._rows_left_out.labels(dataset)
         self._tokens = Histogram(
             "swarm_completion_tokens",
             "Tokens per completion; the sum is the number of tokens generated.",
@@ -98,6 +108,10 @@ class Figures:
     def left_out(self, groups: int) -> None:
         """Count groups that the engine's server gave no completions for."""
         self._left_out.inc(groups)
+
+    def rows_left_out(self, dataset: str, rows: int) -> None:
+        """Set how many rows of a source are not used."""
+        self._rows_left_out.labels(dataset).set(rows)
 
     def draws_allowed(self, draws: int) -> None:
         """Set how many more draws admission would hand out."""

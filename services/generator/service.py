@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
@@ -40,7 +41,9 @@ from shared.model.reading import load_tokenizer, model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.runtime.metrics import DefaultRegistryMetrics
-from shared.tasks import HeldOut, TaskConfigError, held_out_tasks
+from shared.tasks import HeldOut, TaskConfigError, dataset_size, held_out_tasks
+from shared.tasks.own_reference import left_out
+from shared.tasks.own_reference import told as left_out_lines
 from shared.tasks.specs import checked_config
 from shared.transport.base import TransportError
 
@@ -72,6 +75,7 @@ class GeneratorService:
         self._params = SamplingParams.of(generator)
         self._engine = _engine_of(config, max_length)
         self._fruitless = 0
+        self._left_out_told: Counter[str] = Counter()
         self._sampler = SamplerPosition(batch_number=0, consumed_local=0, dropped_local=0)
 
     async def run(self, context: ServiceContext) -> None:
@@ -84,6 +88,7 @@ class GeneratorService:
         if self._engine.metrics_prefix:
             DefaultRegistryMetrics(self._engine.metrics_prefix, context.registry)
         try:
+            self._tell_left_out()
             if await self._started():
                 await self._generate(context)
         except WrongSetting as error:
@@ -202,6 +207,7 @@ class GeneratorService:
         """
         draws = range(lease.first, lease.first + lease.count)
         prompted = await asyncio.to_thread(lambda: [self._prompter.for_draw(draw) for draw in draws])
+        self._tell_left_out()
         samples, seconds = await self._server.answer(lambda: self._timed_samples(prompted, lease))
         config = self._config
         now = time.time()
@@ -218,6 +224,21 @@ class GeneratorService:
         self._fruitless = 0 if groups else self._fruitless + 1
         if self._fruitless:
             await self._rest()
+
+    def _tell_left_out(self) -> None:
+        """Log each source's left-out rows again whenever they are twice as many."""
+        for spec in self._config.tasks:
+            rows = left_out(spec)
+            self._figures.rows_left_out(spec.dataset, rows)
+            if rows >= 2 * self._left_out_told[spec.dataset] and rows:
+                self._left_out_told[spec.dataset] = rows
+                first = left_out_lines(spec, dataset_size(spec.dataset, spec.canonical_config))[:2]
+                consequence = "no answer to them earns full marks, so they are not drawn"
+                remedy = "correct their reference answers, or choose another verifier; `swarm config check` names them"
+                task = spec.path or spec.dataset
+                self._context.log.warning(
+                    "task_rows_left_out", task=task, rows=rows, first=first, consequence=consequence, remedy=remedy
+                )
 
     async def _rest(self) -> None:
         """A server that refuses everything is asked ever less often."""

@@ -72,6 +72,8 @@ class Prompter:
             "times as many different questions",
             "too_long": f"longer than the {self._longest_prompt} prompt tokens that generator.max_new_tokens leaves: lower that, "
             "or choose tasks with shorter questions",
+            "left_out": "left out, as their own reference answers earn nothing (`swarm config check` names them): choose another "
+            "verifier, or correct the answers",
             "failed": "impossible to make: change the dataset's config",
         }
         causes = [f"{number} are {explained[cause]}" for cause, number in passed_over.most_common()]

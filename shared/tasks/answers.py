@@ -12,9 +12,10 @@ CLOSING_TAG = "</answer>"
 
 MAX_ANSWER_CHARS = 65_536
 """Longest answer that is scored."""
-FREE_SPACE_CHARS = 100
-"""White space that an answer may have in one place, and in all beside twice its visible characters.
-More could carry text that nobody sees.
+FREE_SPACE_CHARS, SPACE_PER_VISIBLE_CHAR = 100, 6
+"""White space that an answer may have in one place, and in all beside that which its visible
+characters allow: a board of reasoning-gym's `futoshiki` takes five for each. More could carry text
+that nobody sees.
 """
 
 _THOUGHTS = (
@@ -141,4 +142,4 @@ def _after_heading(text: str) -> str:
 
 def _has_little_space(text: str) -> bool:
     visible = sum(map(len, text.split()))
-    return len(text) - visible <= FREE_SPACE_CHARS + 2 * visible and not _LONG_SPACE.search(text)
+    return len(text) - visible <= FREE_SPACE_CHARS + SPACE_PER_VISIBLE_CHAR * visible and not _LONG_SPACE.search(text)

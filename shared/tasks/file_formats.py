@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,19 @@ MAX_LINE_BYTES = 16 * 2**20
 every character escaped, take 6 MiB; a line may have other columns. Parsed, it may take twenty times
 as much memory.
 """
+_OTHER_KINDS = {
+    b"\x1f\x8b": "compressed with gzip: unpack it (gunzip)",
+    b"PK\x03\x04": "a zip archive: unpack it (unzip)",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it (unzstd)",
+    b"\xfd7zXZ\x00": "compressed with xz: unpack it (unxz)",
+    b"BZh": "compressed with bzip2: unpack it (bunzip2)",
+    b"PAR1": "a Parquet file: give it a name that ends in .parquet",
+    b"ARROW1": "an Arrow file: give it a name that ends in .arrow, in a folder",
+    b"\xff\xfe": "in UTF-16: save it in UTF-8",
+    b"\xfe\xff": "in UTF-16: save it in UTF-8",
+    b"version https://git-lfs": "a pointer of Git LFS: fetch the file (git lfs pull)",
+}
+"""What a file is that begins like this and is given as .jsonl."""
 _COUNTERS = re.compile(r"(?<![^\W_])[0-9a-f]{16,}(?![^\W_])|\d+(?:[\W_]*of[\W_]*\d+)?")
 """What tells the parts of one dataset apart in their names, in lower case: numbers (also
 `00000-of-00002`), and the hashes that older versions of `datasets` put behind them.
@@ -96,6 +110,8 @@ def _found(path: Path) -> list[Path]:
     if path.is_dir():
         return _in_folder(path)
     if path.suffix not in SUFFIXES:
+        if kind := _other_kind(path):
+            raise FileSourceError(f"{path}: it is {kind}")
         raise FileSourceError(
             f"{path}: an unknown kind of file: give a .jsonl or .parquet file, or a folder that `datasets` saved with save_to_disk"
         )
@@ -177,10 +193,35 @@ def _saved_files(folder: Path) -> list[Path]:
     return files
 
 
+def _other_kind(file: Path) -> str:
+    """What a file is instead of rows of JSON, and what to do; empty if that cannot be seen."""
+    with file.open("rb") as stream:
+        begin = stream.read(max(map(len, _OTHER_KINDS)))
+    return next((kind for signature, kind in _OTHER_KINDS.items() if begin.startswith(signature)), "")
+
+
+class _Twice(dict[str, Any]):
+    """An object of JSON with a key that stands twice, of which Python would keep the last value."""
+
+    key = ""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    twice = _Twice(values)
+    twice.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+    return twice
+
+
 def _json_lines(file: Path) -> Iterator[Row]:
     """Reads line by line, because files have millions of lines. The first line may begin with a
     byte-order mark, which editors on Windows write.
     """
+    if kind := _other_kind(file):
+        yield Row({}, file, 0, f"it is {kind}")
+        return
     with file.open("rb") as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES), b""), 1):
             if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -192,13 +233,17 @@ def _json_lines(file: Path) -> Iterator[Row]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 if not text.strip():
                     continue
-                values = json.loads(text.rstrip(), parse_float=exact_number)  # not stripped, a torn line's error is on its "line 2"
+                values = json.loads(
+                    text.rstrip(), parse_float=exact_number, object_pairs_hook=_unique
+                )  # not stripped, a torn line's error is on its "line 2"
             except UnicodeDecodeError:
                 yield Row({}, file, number, "not UTF-8: save the file in UTF-8")
             except (ValueError, RecursionError) as error:
                 yield Row({}, file, number, f"not JSON ({str(error)[:100]}): write one object per line")
             else:
                 wrong = "" if isinstance(values, dict) else 'not a JSON object: write {"question": "...", "answer": "..."}'
+                if type(values) is _Twice:
+                    wrong = f"the key {visible(values.key, 100)!r} stands twice: keep one of them"
                 yield Row({} if wrong else values, file, number, wrong)
 
 

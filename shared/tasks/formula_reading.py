@@ -3,8 +3,8 @@ r"""Reads a mathematical answer: all of it, or not at all.
 `read` takes what people and models write (LaTeX, plain `2*x**2`, Unicode's signs) and returns a
 `Reading`: numbers and formulas as sympy expressions, and around them lists, tuples, sets,
 intervals, matrices, equations and inequalities. A sign, a word or an order of signs that has no one
-meaning here makes it `Unreadable`: `3-5` may be a range, `1/2x` one of two fractions, `east` a word.
-References and answers are read by the same code.
+meaning here makes it `Unreadable`: `3-5` may be a range, `1/2x` one of two fractions, `east` a
+word. References and answers are read by the same code.
 
 No text is evaluated as code. The work is linear in the length of a text, which `MAX_CHARS` and the
 limits on depth, digits and powers bound.
@@ -95,20 +95,40 @@ def _digits(text: str) -> int:
 
 # --- One way of writing -------------------------------------------------------------------------
 
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi rho sigma tau phi chi psi omega".split()
-_SIGNS = {
-    **{unicodedata.lookup(f"GREEK SMALL LETTER {'LAMDA' if name == 'lambda' else name.upper()}"): f" \\{name} " for name in _GREEK},
-    **{"π": r" \pi ", "∞": r" \infty ", "∅": r" \emptyset ", "ℝ": r" \mathbb{R} ", "ℤ": r" \mathbb{Z} ", "ℕ": r" \mathbb{N} "},
-    **{"−": "-", "\u2010": "-", "\u2011": "-", "×": r" \times ", "·": r" \cdot ", "⋅": r" \cdot ", "÷": "/", "∕": "/", "⁄": "/"},
-    **{"≤": r" \le ", "≥": r" \ge ", "≠": r" \ne ", "±": r" \pm ", "∪": r" \cup ", "∈": r" \in ", "∗": "*", "⟨": "", "′": "'"},
+_GREEK = {sign: unicodedata.name(sign).rpartition(" ")[2].lower().replace("lamda", "lambda") for sign in "αβγδεζηθκλμνξρστφχψω"}
+_SIGNS = {sign: f" \\{name} " for sign, name in _GREEK.items()} | {
+    "π": r" \pi ",
+    "∞": r" \infty ",
+    "∅": r" \emptyset ",
+    "ℝ": r" \mathbb{R} ",
+    "ℤ": r" \mathbb{Z} ",
+    "ℕ": r" \mathbb{N} ",
+    "−": "-",
+    "\u2010": "-",
+    "\u2011": "-",
+    "×": r" \times ",
+    "·": r" \cdot ",
+    "⋅": r" \cdot ",
+    "∗": "*",
+    "÷": "/",
+    "∕": "/",
+    "⁄": "/",
+    "≤": r" \le ",
+    "≥": r" \ge ",
+    "≠": r" \ne ",
+    "±": r" \pm ",
+    "∪": r" \cup ",
+    "∈": r" \in ",
 }
-_SUPERSCRIPTS = {**dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "0123456789+-()nx", strict=True))}
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "0123456789+-()nx", strict=True))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _RAISED, _LOWERED = (re.compile(f"[{''.join(signs)}]+") for signs in (_SUPERSCRIPTS, _SUBSCRIPTS))
 _ROOT = re.compile(r"([√∛])\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])|(?=\())")
 _SPACES = re.compile(r"(\\\\)|\\(?:[,;: !]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
 _NO_MEANING = re.compile(r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigg|Bigg)(?![A-Za-z])")
-_WORD_BETWEEN = re.compile(r"\s*,?\s*(?:\\(?:text|mbox|mathrm|textrm)\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*")
+_WORD_BETWEEN = re.compile(
+    r"\s*,?\s*(?:\\(?:text|mbox|mathrm|textrm)\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*"
+)
 _DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])|(?<=[0-9])\s*degrees?(?![A-Za-z]))")
 _PERCENT = re.compile(r"\s*\\?%|(?<=[0-9])\s*(?:\\text\s*\{\s*)?percent(?![A-Za-z])\s*\}?")
 _SYNONYMS = {"dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge"}
@@ -137,7 +157,12 @@ def _in_ascii(text: str) -> str:
         text = "".join(_fraction(sign) for sign in text)
     text = _DEGREE.sub("°", _PERCENT.sub("%", text))
     text = _WORD_BETWEEN.sub(", ", joined_thousands(text))
-    text = _NO_MEANING.sub("", _SPACES.sub(lambda space: space[1] or " ", text)).replace(r"\$", "$").replace(r"\{", "\x01").replace(r"\}", "\x02")
+    text = (
+        _NO_MEANING.sub("", _SPACES.sub(lambda space: space[1] or " ", text))
+        .replace(r"\$", "$")
+        .replace(r"\{", "\x01")
+        .replace(r"\}", "\x02")
+    )
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", _COMMAND.sub(_one_name, text))
     if odd := _LETTERS_AND_SIGNS.sub("", text)[:1]:
         raise Unreadable(f"contains {odd!r}, which has no meaning in a formula here")
@@ -164,7 +189,9 @@ def _one_name(match: re.Match[str]) -> str:
 
 # --- Structure ----------------------------------------------------------------------------------
 
-_NAME = re.compile(r"\s*([A-Za-z](?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]\}))?(?:\([A-Za-z]\))?|\([A-Za-z](?:,\s*[A-Za-z])+\))\s*(=|\\in(?![A-Za-z]))")
+_NAME = re.compile(
+    r"\s*([A-Za-z](?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]\}))?(?:\([A-Za-z]\))?|\([A-Za-z](?:,\s*[A-Za-z])+\))\s*(=|\\in(?![A-Za-z]))"
+)
 _RELATION = re.compile(r"[<>=]|\\(?:le|ge|ne)(?![A-Za-z])")
 _FLIPPED = {">": "<", "ge": "le"}
 _CUP = re.compile(r"\\cup(?![A-Za-z])")
@@ -177,6 +204,7 @@ _LEADING_ZEROS = re.compile(r"0[0-9]")
 
 
 def _read(text: str, depth: int) -> Reading:
+    """From the outside in: what binds least is split first."""
     if depth < 0:
         raise Unreadable("is nested too deeply")
     text = text.strip()
@@ -244,6 +272,9 @@ def _relation(text: str, sides: list[tuple[str, str]], depth: int) -> Reading:
 
 
 def _whole_bracket(text: str, depth: int) -> Reading | None:
+    """A set, tuple or interval, if the first bracket closes at the end; None for a formula, as in
+    `(x + 1)`.
+    """
     opening, closing = _OPEN.find(text[0]), _CLOSED.find(text[-1])
     if opening < 0 or closing < 0 or next(_closings(text)) != len(text) - 1:
         return None
@@ -326,9 +357,17 @@ def _in_base(text: str, digits: str, base: int) -> Reading:
 # --- Formulas -----------------------------------------------------------------------------------
 
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "log", "sqrt")},
-    **{"ln": sympy.log, "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan},
-    **{"asin": sympy.asin, "acos": sympy.acos, "atan": sympy.atan},
+    **{
+        name: getattr(sympy, name)
+        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "log", "sqrt")
+    },
+    "ln": sympy.log,
+    "arcsin": sympy.asin,
+    "arccos": sympy.acos,
+    "arctan": sympy.atan,
+    "asin": sympy.asin,
+    "acos": sympy.acos,
+    "atan": sympy.atan,
 }
 _CONSTANTS = {"pi": sympy.pi}
 _TOKEN = re.compile(
@@ -341,7 +380,6 @@ _EXPLOSION = re.compile(
 digits, powers of powers.
 """
 _GROUP_POWER = re.compile(r"[)}\]]\s*(?:\^|\*\*)\s*[{(]?\s*-?\s*([0-9]+)")
-_ARGUMENTS = ("number", "letter", "frac", "sqrt")
 
 
 class _Parser:
@@ -446,6 +484,7 @@ class _Parser:
         return -value if sign == "-" else value
 
     def _atom(self) -> Any:
+        """The smallest part that has a value: nothing before or after it belongs to it."""
         kind, token = self._next()
         self._at += 1
         if kind == "number":
@@ -540,6 +579,9 @@ class _Parser:
         return self._argument() ** (1 / degree)
 
     def _function(self, name: str) -> Any:
+        r"""Without parentheses, the argument reaches to the next sign or function: `\sin 2x \cos x`
+        is a product of two functions.
+        """
         base = None
         if name == "log" and self._take("_"):
             base = self._argument()
@@ -564,6 +606,7 @@ class _Parser:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    """Kind and text of each token. What is not known here is not skipped."""
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -587,7 +630,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
             yield "function", command
         elif command in _CONSTANTS:
             yield "constant", command
-        elif command in _GREEK:
+        elif command in _GREEK.values():
             yield "letter", command
         else:
             raise Unreadable(f"contains \\{command}, which has no meaning in a formula here")
@@ -603,7 +646,7 @@ def _letters(kind: str, value: str) -> Iterator[tuple[str, str]]:
         yield "function", value
     elif value in _CONSTANTS:
         yield "constant", value
-    elif len(value) > 2 and not (list(value) == sorted(set(value))):
+    elif len(value) > 2 and list(value) != sorted(set(value)):
         raise Unreadable(f"contains the word {value[:40]!r}")
     else:
         yield from (("letter", letter) for letter in value)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 from shared.tasks.file_rows import held
+from shared.tasks.own_reference import is_left_out
 from shared.tasks.same_question import question_key
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
     """At most `n` tasks with distinct questions, split over `specs` by weight (largest remainder).
     Deterministic.
 
-    A source with too few distinct questions contributes fewer, and items that cannot be derived are
-    skipped. The order is that of `specs`. Each `draw` is another set.
+    A source with too few distinct questions contributes fewer, and items that cannot be derived, or
+    whose reference answer earns nothing, are skipped. The order is that of `specs`. Each `draw` is
+    another set.
 
     Raises:
         TaskError: a dataset cannot be used, or none of its first `PATIENCE` items can be derived.
@@ -73,7 +75,7 @@ def held_out_tasks(specs: Sequence[TaskSpec], n: int, *, draw: int = 0) -> list[
                     raise
                 continue
             key = question_key(task.question)
-            if key in known:
+            if key in known or is_left_out(spec, ref):
                 misses += 1
                 continue
             known.add(key)

@@ -22,9 +22,9 @@ from mpmath.ctx_mp import MPContext  # type: ignore[import-untyped]
 
 from shared.seeds import number_from
 from shared.tasks.formal_values import Point
+from shared.tasks.formula_reading import is_about_as_long
 from shared.tasks.integral_form import is_one_antiderivative, varying_parts
 from shared.tasks.prime_field import Undefined
-from shared.tasks.formula_reading import is_about_as_long
 
 DIGITS = 160
 TOLERANCE_DIGITS = 110

@@ -87,7 +87,8 @@ def score_texts(
     rewards: list[float] | None = None,
     problems: list[str] | None = None,
 ) -> list[float]:
-    """`score_answer` for many texts of one derived task. A text that is None, or has no answer, earns 0.
+    """`score_answer` for many texts of one derived task. A text that is None, or has no
+    answer, earns 0.
 
     `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. Rewards are
     appended to `rewards` one by one, so that another process can read them before the last one is

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 from shared.tasks.held_out import HELD_OUT_SEED, HeldOut
+from shared.tasks.own_reference import is_left_out
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -68,8 +69,7 @@ class TaskSource:
         """The task reference of a draw; `attempt` is the number of earlier candidates that could
         not be used.
         """
-        place = self._uniform("source", draw) * self._cumulative[-1]
-        position = min(bisect_right(self._cumulative, place), len(self._specs) - 1)
+        position = self._position(draw)
         spec, size = self._specs[position], self._sizes[position]
         name = f"{spec.dataset}\x00{spec.canonical_config}\x00{attempt}"
         block, place_in_block = divmod(draw, SEED_DRAWS if size >= 16 * SEED_DRAWS else 1)
@@ -79,10 +79,14 @@ class TaskSource:
             dataset=spec.dataset, config=spec.canonical_config, seed=seed, index=order.sample(range(size), place_in_block + 1)[-1]
         )
 
+    def _position(self, draw: int) -> int:
+        place = self._uniform("source", draw) * self._cumulative[-1]
+        return min(bisect_right(self._cumulative, place), len(self._specs) - 1)
+
     def candidates(self, draw: int, held_out: HeldOut, passed_over: Counter[str] | None = None) -> Iterator[Task]:
         """The candidate tasks of a draw, in order: at most `MAX_ATTEMPTS`, without those that
-        cannot be derived and those that are held out. `passed_over` counts these two kinds, as
-        `failed` and `held_out`.
+        cannot be derived, are held out, or earn nothing with their own reference answer.
+        `passed_over` counts these kinds, as `failed`, `held_out` and `left_out`.
 
         Raises:
             TaskError: the dataset cannot be used, or the last candidate cannot be derived.
@@ -98,6 +102,8 @@ class TaskSource:
                 continue
             if held_out.contains(task.question):
                 passed["held_out"] += 1
+            elif is_left_out(self._specs[self._position(draw)], task.ref):
+                passed["left_out"] += 1
             else:
                 yield task
 

@@ -19,17 +19,13 @@ from shared.tasks.file_questions import FileQuestions
 from shared.tasks.file_rows import held, hold
 from shared.tasks.file_source import load_rows, with_row_name
 from shared.tasks.held_out import check_share, shares
+from shared.tasks.own_reference import FILE_ROWS_CHECKED, VERIFIERS, left_out, look
+from shared.tasks.own_reference import told as left_out_lines
 from shared.tasks.scoring import scorer_of, trial_problem
 from shared.tasks.verifiers import load_verifier
 
 if TYPE_CHECKING:
     from shared.config import NodeConfig, TaskSpec
-
-
-FILE_ROWS_CHECKED = 1000
-"""Number of rows, spread over a file, whose answers are shown to the verifier at the start. An
-answer that the verifier cannot judge would otherwise fail groups later.
-"""
 
 
 _TWO_VERIFIERS = (
@@ -88,7 +84,9 @@ def file_questions(specs: Sequence[TaskSpec], held_out: int = 0, places: Sequenc
             counts[rows.name] = replace(known, held_out=known.held_out + share, part=known.part + part)
         else:
             place = places[position] if places else position
-            counts[rows.name] = FileQuestions(place, spec.path, rows.distinct_questions(), share, part)
+            spec = spec.model_copy(update={"dataset": rows.name})
+            lines, questions = tuple(left_out_lines(spec, len(rows))), rows.distinct_questions() - left_out(spec)
+            counts[rows.name] = FileQuestions(place, spec.path, questions, share, part, lines)
     return list(counts.values())
 
 
@@ -133,20 +131,24 @@ def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
     """What is wrong with one source. A verifier that is not there does not hide a wrong dataset,
     nor the reverse. `unread`: a file's rows with mistakes, which may become questions.
     """
-    verifies = False
+    verifies = refused = False
     if spec.source == "file" or spec.verifier != DEFAULT_VERIFIER:
         problems = list(_verifier_problems(spec))
         verifies = not problems
         yield from problems
     try:
         size = dataset_size(spec.dataset, spec.canonical_config)
+        if verifies and spec.verifier in VERIFIERS:
+            refused = look(spec, size).mostly_left_out
+            if refused:
+                yield TaskError("task_verifier", "\n".join(left_out_lines(spec, size)))
+        elif verifies and spec.source == "file":
+            yield from _row_problems(spec, size)
         if spec.source == "file":
-            if verifies:
-                yield from _row_problems(spec, size)
-            check_share(spec, share, unread)
+            check_share(spec, share, unread - (0 if refused else left_out(spec)))
             return
         item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
-        if verifies and (problem := trial_problem(spec.verifier, item)):
+        if verifies and spec.verifier not in VERIFIERS and (problem := trial_problem(spec.verifier, item)):
             yield problem
         if from_package(spec.dataset):
             _try_package(spec, size)

@@ -9,9 +9,9 @@ from typing import Any
 
 MAX_CHARS = 65_536
 MAX_DEPTH = 12
-MAX_NUMBER_CHARS = 25
-"""Longest number with a point or an exponent. A double has no more digits, and further ones would
-be text that is not compared.
+MAX_NUMBER_DIGITS, MAX_NUMBER_CHARS = 17, 25
+"""Most digits that count, and characters, of a number with a point or an exponent. A double has no
+more digits, and further ones would be text that is not compared.
 """
 
 
@@ -51,7 +51,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _float(text: str) -> float:
-    if len(text) > MAX_NUMBER_CHARS:
+    digits = text.lower().partition("e")[0].replace(".", "").lstrip("-0")
+    if len(text) > MAX_NUMBER_CHARS or len(digits) > MAX_NUMBER_DIGITS:
         raise ValueError("a number with too many digits")
     return float(text)
 

@@ -10,9 +10,10 @@ from shared.tasks.answers import bare
 from shared.tasks.derive import Item, TaskError
 from shared.tasks.verifiers import AnswerScorer
 
-_SAME_MEANING = ("<wide>", "<narrow>", "<noBreak>", "<compat>", "<initial>", "<medial>", "<final>", "<isolated>", "<small>", "<vertical>")
+_KINDS = ("wide", "narrow", "noBreak", "compat", "initial", "medial", "final", "isolated", "small", "vertical")
+_SAME_MEANING = tuple(f"<{kind}>" for kind in _KINDS)
 """Kinds of compatibility forms that are another look of the same text. The other kinds say
-something else: `<super>` (10\u2076 is not 106), `<sub>`, `<fraction>`, `<circle>`, `<square>`, `<font>`.
+something else: `super` (10\u2076 is not 106), `sub`, `fraction`, `circle`, `square`, `font`.
 """
 
 

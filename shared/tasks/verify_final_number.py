@@ -20,8 +20,8 @@ from fractions import Fraction
 from shared.tasks.answers import extract_answer
 from shared.tasks.derive import Item, TaskError
 from shared.tasks.numerals import joined_thousands, read_number
-from shared.tasks.verify_exact import in_usual_characters
 from shared.tasks.verifiers import AnswerScorer
+from shared.tasks.verify_exact import in_usual_characters
 
 MAX_END_CHARS = 80
 """Only this many characters at the end of an answer are examined."""

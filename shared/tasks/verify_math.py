@@ -1,9 +1,9 @@
 r"""The verifier `math`: the answer says the same as the reference answer, as formulas.
 
-Both are read as a whole by `formula_reading`, in LaTeX (`$...$`, `\boxed{}`) or plain like `2*x**2 +
-sin(x)`. Numbers are compared exactly, formulas by their values (`formula_values`), because a
-symbolic comparison of ordinary wrong answers takes seconds; what is made of several formulas (sets,
-tuples, intervals, inequalities) part by part.
+Both are read as a whole by `formula_reading`, in LaTeX or plain like `2*x**2 + sin(x)`. Numbers are
+compared exactly, formulas by their values (`formula_values`), because a symbolic comparison of
+ordinary wrong answers takes seconds; what is made of several formulas (sets, tuples, intervals,
+inequalities) part by part.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _says_the_same(reference: Reading, given: Reading) -> bool:
     """`5` may be given as `x = 5`, and `x = 5` as `5`; but not as `y = 5`."""
     if reference.name and given.name and reference.name != given.name:
         return False
-    if given.name and not reference.name and not (len(given.name) == 1):
+    if given.name and not reference.name and len(given.name) != 1:
         return False
     return _is_same(reference, given)
 

@@ -22,7 +22,7 @@ from shared.setting_names import told
 from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.few_rows import soon_used_up
+from swarm_cli.few_rows import left_out_rows, soon_used_up
 from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
@@ -147,7 +147,7 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
     def check() -> list[str]:
         if problems := derived.problems():
             raise CommandError(f"{told(problems)}\nnothing was started", EXIT_CONFIG)
-        return [] if alone else soon_used_up(config, derived.files)
+        return [*left_out_rows(derived.files), *([] if alone else soon_used_up(config, derived.files))]
 
     return check
 

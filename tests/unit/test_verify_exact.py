@@ -1,0 +1,57 @@
+"""What `exact` takes for the same text."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.contracts.messages import Task, TaskRef
+from shared.tasks.derive import Item
+from shared.tasks.verify_exact import verifier
+
+
+def reward(reference: str, answer: str) -> float:
+    task = Task(ref=TaskRef(dataset="mine", config="{}", seed=1, index=0), question="?", answer=reference)
+    return float(verifier(Item(task=task, entry={}, dataset=None))(answer))
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("10⁶", "106"),
+        ("106", "10⁶"),
+        ("H₂O", "H2O"),
+        ("½", "1/2"),
+        ("½", "1⁄2"),
+        ("①", "1"),
+        ("10 ㎡", "10 m2"),
+        ("ℝ", "R"),
+        ("Maße", "Masse"),
+        ("__init__", "init"),
+        ("*", ""),
+        ("80", "so 80"),
+        ("80", "80."),
+    ],
+)
+def test_a_sign_that_says_something_else_is_another_text(reference: str, answer: str) -> None:
+    assert reward(reference, answer) == 0.0
+    assert reward(reference, reference) == reward(answer or "x", answer or "x") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("12", "１２"),
+        ("file", "ﬁle"),
+        ("3 km", "3\u00a0km"),
+        ("3 km", "3\u202fKM"),
+        ("café", "cafe\u0301"),
+        ("a  B\nc", "A b C"),
+        ("80", "**80**"),
+        ("80", "$80$"),
+        ("$80$", "80"),
+        (r"\boxed{80}", "80"),
+        ("__init__", "`__init__`"),
+    ],
+)
+def test_case_spacing_encoding_and_marks_around_the_whole_do_not_count(reference: str, answer: str) -> None:
+    assert reward(reference, answer) == 1.0
