@@ -440,7 +440,7 @@ class _Parser:
             if sign := self._take("*", "/", "cdot", "times"):
                 other = self._signed_factor()
                 after_slash = sign == "/"
-                if other.is_zero or value.is_zero:
+                if 0 in (other, value):
                     raise Unreadable("multiplies by zero, which would hide the other factor, or divides by it")
                 value = value / other if after_slash else value * other
                 continue
@@ -466,11 +466,11 @@ class _Parser:
         if not self._take("^", "**"):
             return base
         exponent = self._exponent()
-        if exponent.is_zero or base == 1:
-            raise Unreadable("has a power that is 1 whatever its other part is")
-        if base.is_number and exponent.is_number:
-            bits = _bits(base) * abs(exponent.evalf(5)) if exponent.is_real else MAX_POWER_BITS + 1
-            if base.is_zero and not exponent.is_positive or not bits <= MAX_POWER_BITS and base not in (sympy.E,):
+        if exponent == 0 or base in (0, 1):
+            raise Unreadable("has a power that is the same whatever its other part is")
+        if base.is_number and exponent.is_number and base != sympy.E:
+            size = abs(exponent.evalf(5))
+            if not (size.is_Float or size.is_Rational) or _bits(base) * size > MAX_POWER_BITS:
                 raise Unreadable("has a power that is too large")
         return base**exponent
 
@@ -495,7 +495,7 @@ class _Parser:
             return _CONSTANTS[token]
         if kind == "frac":
             top, bottom = self._argument(), self._argument()
-            if bottom.is_zero:
+            if bottom == 0:
                 raise Unreadable("divides by zero")
             return top / bottom
         if kind == "sqrt":
@@ -599,10 +599,12 @@ class _Parser:
                 argument = argument * self._factor()
         value = _FUNCTIONS[name](argument)
         if base is not None:
+            if base in (0, 1):
+                raise Unreadable("has a logarithm to a base that is none")
             value = value / sympy.log(base)
-        if not value.is_number or value.is_finite is not False:
-            return value if power is None else value**power
-        raise Unreadable("is infinite in a part")
+        if value.has(sympy.zoo, sympy.oo, -sympy.oo, sympy.nan):
+            raise Unreadable("is infinite in a part")
+        return value if power is None else value**power
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:

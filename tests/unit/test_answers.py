@@ -81,7 +81,15 @@ def test_every_verifier_reads_the_endings_that_models_are_trained_to_give(verifi
         "<think>7</think><answer> **80** </answer>",
     ]
     assert dict(zip(right, rewards(verifier, "80", *right), strict=True)) == dict.fromkeys(right, 1.0)
-    wrong = [r"\boxed{81}", "#### 81", "<think>80</think> 81", "<think>80", "<think><answer>80</answer>", "80</think>", r"80 \boxed{81}"]
+    wrong = [
+        r"\boxed{81}",
+        "#### 81",
+        "<think>80</think> 81",
+        "<think>80",
+        "<think><answer>80</answer>",
+        "80</think>",
+        r"80 \boxed{81}",
+    ]
     assert dict(zip(wrong, rewards(verifier, "80", *wrong), strict=True)) == dict.fromkeys(wrong, 0.0)
 
 
@@ -95,7 +103,15 @@ def test_white_space_in_an_answer_is_bounded() -> None:
     some, much = " \n" * (FREE_SPACE_CHARS // 2), " \t\n" * FREE_SPACE_CHARS
     assert extract_answer(f"<answer>{some}8</answer>") == extract_answer(f"{some}8") == "8"
     spread = "a" + "".join(" " * 50 + "b" for _ in range(60))
-    for text in (f"<answer>{much}8</answer>", f"{much}8", f"8{much}", f"7{much}8", f"</think>{much}8", f"\\boxed{{{much}8}}", spread):
+    for text in (
+        f"<answer>{much}8</answer>",
+        f"{much}8",
+        f"8{much}",
+        f"7{much}8",
+        f"</think>{much}8",
+        f"\\boxed{{{much}8}}",
+        spread,
+    ):
         assert extract_answer(text) is None, text[:30]
     assert extract_answer(f"{much}<answer>8</answer>") == "8", "what is before an answer in tags is no part of it"
     grid = "\n".join(" ".join("0123456789") for _ in range(60))
@@ -112,7 +128,20 @@ def test_an_answer_that_is_too_long_or_only_a_thought_earns_nothing_even_where_n
 
 def test_the_search_takes_linear_time_on_hostile_text() -> None:
     started_s = time.process_time()
-    for part in ("<answer>", "</answer>", "\\boxed{", "\\fbox {", "\\boxed{}", "\\", "{", "}", "<think>", "</think>", "\n####", " "):
+    for part in (
+        "<answer>",
+        "</answer>",
+        "\\boxed{",
+        "\\fbox {",
+        "\\boxed{}",
+        "\\",
+        "{",
+        "}",
+        "<think>",
+        "</think>",
+        "\n####",
+        " ",
+    ):
         extract_answer(part * 100_000)
         extract_answer("<answer>" + part * 100_000 + "</answer>")
         extract_answer("\\boxed{" + part * 100_000 + "8}")
@@ -139,7 +168,12 @@ def test_reference_answers_of_all_datasets_are_read_whole_and_none_pays_for_hidd
             looked_at += 1
             assert extract_answer(reference) == extract_answer(f"<answer>{reference}</answer>") == reference.strip(), (name, index)
             hidden = " \t" * 2000
-            texts = [hidden + reference, reference + hidden, reference.replace(" ", " " + hidden, 1), reference.replace("\n", "\n" * 1000, 1)]
+            texts = [
+                hidden + reference,
+                reference + hidden,
+                reference.replace(" ", " " + hidden, 1),
+                reference.replace("\n", "\n" * 1000, 1),
+            ]
             changed = [f"<answer>{text}</answer>" for text in texts if text != reference] + [texts[0]]
             assert max(score_texts(item, "reasoning_gym", changed)) < 0.99, (name, index)
     assert looked_at > 300

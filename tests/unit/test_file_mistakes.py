@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -138,19 +141,50 @@ def test_bad_rows_hide_neither_the_verifiers_refusals_nor_too_few_questions_nor_
         checked_config(config)  # as generator and verifier do when they start
     told = str(caught.value).splitlines()[1:]
     path = f"  [[tasks]] 1: {file}: "
-    assert [line[: len(path) + 6] for line in told[:4]] == [path + each for each in ("line 2", "line 3", "line 4", "it has")], told
-    assert "gives 'four'" in told[1] and "it has 4 different questions" in told[3], "the bad row may be a question yet"
+    assert [line[: len(path) + 6] for line in told[:4]] == [path + each for each in ("line 2", "2 of i", "lines ", "it has")], told
+    assert "lines 3, 4: " in told[2] and "gives 'four'" in told[2]
+    assert "it has 4 different questions" in told[3], "the bad row may be a question yet"
     assert told[4].startswith("  [[tasks]] 2: gdc: neither") and len(told) == 5
     assert [f"  {line}" for line in source_problems(config.tasks, config.eval.tasks)] == told
 
 
 def test_answers_that_the_verifier_cannot_judge_are_told_by_the_lines_of_the_file(tmp_path: Path) -> None:
-    rows = [{"question": f"q{number}", "answer": "four" if number > 30 else number} for number in range(50)]
+    rows = [{"question": f"q{number}", "answer": "four" if number > 20 else number} for number in range(50)]
     spec = TaskSpec(source="file", path=str(written(tmp_path / "rows.jsonl", "", *rows)), verifier="final_number")
     with pytest.raises(TaskConfigError) as caught:
         check_specs([spec])
     told = str(caught.value).splitlines()[1:]
-    assert len(told) == 11 and "rows.jsonl: line 33: " in told[0] and told[-1] == "  [[tasks]] 1: and 9 more"
+    assert len(told) == 2 and "29 of its 50 rows" in told[0] and "rows.jsonl: lines 23, 24, 25, 26, 27 and 24 more: " in told[1]
+
+
+PACKED = [
+    (gzip.compress(b"{}"), "gzip", "gunzip"),
+    (bz2.compress(b"{}"), "bzip2", "bunzip2"),
+    (lzma.compress(b"{}"), "xz", "unxz"),
+    (b"\x28\xb5\x2f\xfd\x20\x02", "zstd", "unzstd"),
+    (b"PK\x03\x04\x14\x00", "zip", "unzip"),
+    (b"PAR1\x15\x04", "Parquet", ".parquet"),
+    (b"ARROW1\x00\x00", "Arrow", ".arrow"),
+    ('{"question": "q", "answer": 1}'.encode("utf-16"), "UTF-16", "UTF-8"),
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS", "git lfs pull"),
+]
+
+
+@pytest.mark.parametrize(("content", "kind", "remedy"), PACKED)
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_file_of_another_kind_is_told_as_what_it_is_with_the_remedy(
+    tmp_path: Path, content: bytes, kind: str, remedy: str, name: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    (line,) = refused(tmp_path / name)
+    assert kind in line and remedy in line
+
+
+def test_a_key_that_stands_twice_in_a_row_is_a_mistake_and_one_inside_another_column_is_none(tmp_path: Path) -> None:
+    twice = '{"question": "a", "answer": 1, "answer": 2}'
+    inside = '{"question": "b", "answer": 1, "notes": {"x": 1, "x": 2}}'
+    (line,) = refused(written(tmp_path / "rows.jsonl", twice, inside))
+    assert line.startswith("line 1: the key 'answer' stands twice")
 
 
 def test_a_foreign_file_is_told_in_one_line_without_reading_all_of_it(tmp_path: Path) -> None:

@@ -181,11 +181,7 @@ def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, r
             [ROWS[0], {"question": "q", "answer": "4" * 65_537}],
             ["line 2: column 'answer': has 65,537", "more than 65,536 earns 0"],
         ),
-        (
-            [ROWS[0], {"question": "q", "answer": "<answer>4</answer>"}],
-            ["line 2: column 'answer': contains <answer>", "remove the tags"],
-        ),
-        ([{"question": "q", "answer": "4</answer>"}], ["line 1: column 'answer': contains </answer>"]),
+        (['{"question": "q", "answer": 4, "answer": 5}\n'], ["line 1: the key 'answer' stands twice"]),
         (['{"question": "\\ud800", "answer": 1}\n'], ["line 1", "half a character"]),
         ([*ROWS, {**ROWS[0], "answer": 5}], ["line 4: the same question as in line 1, 'What is 2 + 2?'", "'5' and not '4'"]),
     ],
@@ -390,10 +386,3 @@ def test_questions_that_differ_only_in_case_and_spacing_count_once_but_may_have_
     held_out = HeldOut(held_out_tasks([spec], 1))
     assert [each.questions for each in file_questions([spec], 1)] == [3] and check_specs([spec], 1) == [spec]
     assert next(TaskSource([spec], node="a", seed=1).candidates(0, held_out))
-
-
-def test_answers_that_the_verifier_cannot_judge_are_found_at_the_start(tmp_path: Path) -> None:
-    rows = [{"question": f"q{number}", "answer": "four" if number == 37 else number} for number in range(50)]
-    specs = with_rows([spec_of(jsonl(tmp_path / "rows.jsonl", rows), verifier="final_number")])
-    with pytest.raises(TaskConfigError, match="line 38: .*gives 'four'"):
-        check_specs(specs)

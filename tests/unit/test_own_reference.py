@@ -20,7 +20,13 @@ from tests import forked
 
 ROOT = Path(__file__).parents[2]
 
-GSM8K = [{"question": f"Tom has {n} apples and buys 3. How many?", "answer": f"Tom has {n}+3=<<{n}+3={n + 3}>>{n + 3} apples.\n#### {n + 3}"} for n in range(8)]  # fmt: skip
+GSM8K = [
+    {
+        "question": f"Tom has {n} apples and buys 3. How many?",
+        "answer": f"Tom has {n}+3=<<{n}+3={n + 3}>>{n + 3} apples.\n#### {n + 3}",
+    }
+    for n in range(8)
+]
 """Rows as GSM8K is published."""
 
 
@@ -89,7 +95,9 @@ def test_a_row_that_nobody_can_earn_is_left_out_of_training_and_evaluation_and_n
     assert "1 of its 9 rows" in file.left_out[0] and "rows.jsonl: line 5: " in file.left_out[1] and len(file.left_out) == 2
     held = HeldOut(held_out_tasks([spec], 8))
     assert len(held.tasks) == 8 and not held.contains("q4")
-    drawn = {task.ref.index for draw in range(60) for task in [next(TaskSource([spec], node="a", seed=0).candidates(draw, HeldOut([])))]}
+    drawn = {
+        task.ref.index for draw in range(60) for task in [next(TaskSource([spec], node="a", seed=0).candidates(draw, HeldOut([])))]
+    }
     assert drawn == set(range(9)) - {4}
 
 
@@ -99,7 +107,9 @@ def test_rows_are_named_by_cause_the_first_few_and_their_number(tmp_path: Path) 
     assert len(file.left_out) == 2 and "lines 11, 12, 13, 14, 15 and 4 more: " in file.left_out[1]
 
 
-def test_of_a_large_file_other_rows_are_looked_at_when_they_are_first_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_file_other_rows_are_looked_at_when_they_are_first_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without time for more rows than those spread over the file, where one of two is bad here."""
     monkeypatch.setattr("shared.tasks.own_reference.MORE_ROWS_S", 0.0)
     size = 2 * FILE_ROWS_CHECKED

@@ -326,9 +326,11 @@ def _longer(number: str) -> str:
 
 
 def test_a_number_in_json_has_no_more_digits_than_value() -> None:
-    assert read_json("[1.5, -0.25e-10, 0.1234567890123456789]")
+    assert read_json("[1.5, -0.25e-10, 0.12345678901234567, -0.0012345678901234567]")
     with pytest.raises(ValueError, match="digits"):
         read_json(f"[1.5{'0' * 20}{DIGITS}]")
+    with pytest.raises(ValueError, match="digits"):
+        read_json("[0.123456789012345678]")
 
 
 @pytest.mark.parametrize("name", ["nan", "oo", "zoo", "E", "I", "N", "S", "pi"])

@@ -21,7 +21,6 @@ from shared.tasks import (
     TaskSource,
     check_specs,
     derive_task,
-    extract_answer,
     held_out_tasks,
 )
 from shared.tasks.canonical import canonical_json
@@ -140,14 +139,6 @@ def test_foreign_configurations_never_do_more_than_raise_value_error(text: str) 
         except ValueError:
             continue
         assert config == text
-
-
-def test_the_last_closed_answer_counts() -> None:
-    assert extract_answer("a <answer>1</answer> b <answer> 2 </answer> c") == "2"
-    assert extract_answer(" no tags ") == "no tags"
-    assert extract_answer("<answer>1</answer> then <answer>cut") == "1"
-    assert extract_answer("x</answer>") == "x</answer>"
-    assert extract_answer("<answer>" * 100_000) == "<answer>" * 100_000
 
 
 DIVIDES_BY_ZERO = TaskRef(

@@ -4,27 +4,26 @@ quickly.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shared.tasks.derive import Item
+from shared.tasks.answers import extract_answer
+from shared.tasks.derive import Item, TaskError
+from shared.tasks.formula_reading import Unreadable, read
+from shared.tasks.verify_math import verifier
 from tests.unit.task_answers import PAYLOAD, QUICK_S
 
 
 @pytest.mark.slow
 def test_the_verifier_math_wants_one_formula_and_is_quick() -> None:
-    pytest.importorskip("math_verify", reason="needs the extra `math`")
-    from shared.tasks.verify_math import verifier
-
-    def scorer(answer: str) -> Any:
-        task: Any = SimpleNamespace(answer=answer, ref=SimpleNamespace(dataset="mine"))
-        return verifier(Item(task, None, {}))
-
-    half, polynomial, interval = scorer("1/2"), scorer("$x^2+y$"), scorer("$(-\\infty, 3]$")
+    half, polynomial, interval = math_scorer("1/2"), math_scorer("$x^2+y$"), math_scorer("$(-\\infty, 3]$")
     for answer in ("1/2", "0.5", "$\\frac{2}{4}$", "\\boxed{\\frac12}", "$\\boxed{0.5}$", "x = 1/2", "$1/2$.", "\\(1/2\\)"):
         assert half(answer) == 1.0, answer
     for answer in ("y + x**2", "$x \\cdot x + y$", "(x+y)*1 + x^2 - x"):
@@ -55,9 +54,6 @@ def test_the_verifier_math_wants_one_formula_and_is_quick() -> None:
 
 
 def math_scorer(answer: str) -> Callable[[str], float]:
-    pytest.importorskip("math_verify", reason="needs the extra `math`")
-    from shared.tasks.verify_math import verifier
-
     task: Any = SimpleNamespace(answer=answer, ref=SimpleNamespace(dataset="mine"))
     return verifier(Item(task, None, {}))
 
@@ -140,3 +136,238 @@ def test_the_verifier_math_pays_one_formula_of_the_right_value(reference: str, w
 def test_the_verifier_math_pays_the_same_value_written_otherwise(reference: str, others: tuple[str, ...]) -> None:
     score = math_scorer(reference)
     assert {answer: score(answer) for answer in others} == dict.fromkeys(others, 1.0)
+
+
+def paid(reference: str, *texts: str) -> dict[str, float]:
+    """Rewards of completions."""
+    score = math_scorer(reference)
+    return {text: score(extract_answer(text) or "") for text in texts}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        # Ways to write a number.
+        ("2√3", ("2\\sqrt{3}", "√12", "2*sqrt(3)", "$2\\sqrt3$"), ("2", "3", "23", "2\\sqrt{2}")),
+        ("3½", ("3.5", "7/2", "3 1/2", "3\\frac12", "3\\frac{1}{2}"), ("3", "1.5", "3/2", "31/2")),
+        ("-3½", ("-3.5", "-7/2"), ("-2.5", "3.5")),
+        ("10⁶", ("1000000", "10^6", "1,000,000", "1e6", "10**6", "$10^{6}$"), ("10", "106", "60", "16")),
+        ("10^{-3}", ("0.001", "10⁻³", "1e-3"), ("10", "-3", "103", "1000")),
+        ("5×10³", ("5000", "5,000", "5\\times10^3", "5*10^3", "5e3", "5\\cdot 10^{3}"), ("5", "53", "5103", "150")),
+        ("2e3", ("2000", "2*10^3", "2×10³"), ("2", "23", "5.43656")),
+        ("1,000", ("1000", "1 000", "1_000", "1'000", "1{,}000", "1\\,000", "1000.0"), ("1", "0", "1,00", "100", "1.000")),
+        ("1\u202f234\u202f567", ("1234567", "1,234,567", "1 234 567"), ("1", "1234", "567")),
+        ("100,200", ("100200",), ("100", "200", "100, 200")),
+        ("50%", ("0.5", "1/2", "50\\%", "50 percent"), ("50", "5", "50°")),
+        ("\\$18.50", ("18.5", "$18.50", "18.50", "\\$18.5"), ("€18.50", "18", "1850")),
+        ("18", ("$18", "\\boxed{\\$18}", "18."), ("18°", "18%", "-18")),
+        ("5 €", ("5", "€5.00"), ("$5", "£5")),
+        ("−4", ("-4", "−4", "-4.0"), ("4", "0.4")),
+        ("30°", ("30", "30^\\circ", "30 degrees", "30^{\\circ}"), ("30%", "31°")),
+        ("１２", ("12", "１２"), ("1", "2")),
+        ("1011_2", ("1011₂", "1011_{2}", "(1011)_2"), ("1011_8", "1011_231337", "1011", "11", "1011_3", "1101_2")),
+        ("-\\frac{3}{4}", ("-3/4", "-0.75", "\\frac{-3}{4}", "-\\tfrac34"), ("3/4", "-3", "-4/3")),
+        ("\\sqrt[3]{2}", ("∛2", "2^{1/3}"), ("\\sqrt{2}", "2/3", "3\\sqrt{2}")),
+        ("3+4i", ("4i+3", "3 + 4i"), ("4+3i", "7", "5", "3")),
+        ("∞", ("\\infty", "+∞"), ("-\\infty", "0", "8")),
+        # Formulas.
+        ("x²+1", ("x^2+1", "1+x**2"), ("x2+1", "2x+1", "x+1", "x^2")),
+        ("x_1+x_2", ("x_2+x_1", "x₁+x₂", "x_{1}+x_{2}"), ("x_1", "2x", "x_1+x_3")),
+        ("2xy", ("2*x*y", "2yx", "y*2*x"), ("2x", "xy")),
+        ("\\frac{ab}{c}", ("ab/c", "a*b/c"), ("abc", "a/bc")),
+        ("\\frac{\\sqrt{3}}{2}", ("\\dfrac{\\sqrt3}2", "sqrt(3)/2", "0.866025", "\\tfrac{\\sqrt{3}}{2}"), ("0.86", "\\frac{3}{2}")),
+        ("\\log_2 8", ("3", "\\log_{2}(8)"), ("8", "4", "2")),
+        ("\\sin^2 x", ("1-\\cos^2 x", "\\sin(x)^2"), ("\\sin 2x", "\\sin x^2")),
+        ("2\\pi r", ("2πr", "r*2*pi"), ("2\\pi", "2r")),
+        ("e^{2x}", ("e^{2x}", "exp(2x)"), ("e^2x", "2e^x")),
+        ("|x|", ("|x|", "\\sqrt{x^2}"), ("x", "-x")),
+        # What has a name.
+        ("x=5", ("5", "x = 5", "5 = x"), ("y=5", "x=4", "5x")),
+        ("x=2,y=3", ("x = 2, y = 3", "y=3, x=2", "x=2 and y=3", "$x=2,\\ y=3$"), ("x=3,y=2", "2,3", "x=2", "y=3")),
+        ("x = 2 or x = 3", ("2, 3", "x=2, x=3", "2 or 3", "\\{2,3\\}", "x = 3, 2"), ("2", "x=2", "2,4", "y = 2, 3")),
+        ("y = 2x+1", ("2x+1", "y=2x+1", "2x+1=y"), ("x=2y+1", "2x")),
+        ("(x,y) = (1,2)", ("(1,2)", "(x,y)=(1,2)"), ("(2,1)", "(y,x)=(1,2)")),
+        ("x^2+y^2=4", ("4 = x^2+y^2", "y^2+x^2=4"), ("x^2+y^2=5", "4", "x^2-y^2=4")),
+        # What is made of several values.
+        ("\\{1,2\\}", ("\\{2,1\\}", "\\left\\{1, 2\\right\\}", "1, 2"), ("(2,1)", "(1,2)", "[1,2]", "\\{1,3\\}", "1", "12")),
+        ("(1,2)", ("(1, 2)", "\\left(1,2\\right)", "(1,\\frac{4}{2})"), ("(2,1)", "[1,2]", "\\{1,2\\}", "1,2")),
+        ("(100,200)", ("(100, 200)",), ("(100200)", "100200", "(200,100)")),
+        ("(0,1]", ("(0, 1]",), ("[0,1]", "(0,1)", "[0,1)", "(0,2]")),
+        ("(-\\infty, 3] \\cup [5, 6)", ("[5,6)\\cup(-\\infty,3]", "(-∞,3]∪[5,6)"), ("(-\\infty,3]", "(-\\infty,3)\\cup[5,6)")),
+        ("x \\in [0,1]", ("[0,1]", "x∈[0,1]"), ("(0,1)", "y \\in [0,1]")),
+        ("1 < x \\le 3", ("1<x≤3", "3 \\ge x > 1"), ("1<x<3", "x \\le 3", "1 \\le x < 3")),
+        ("x \\ne 2", ("x ≠ 2", "2 \\neq x"), ("x = 2", "2", "x \\ne 3")),
+        ("\\pm 3", ("3, -3", "±3", "-3,3"), ("3", "-3")),
+        ("2 \\pm \\sqrt{3}", ("2+\\sqrt3, 2-\\sqrt3", "2±√3"), ("2+\\sqrt3", "2 \\pm 3")),
+        (
+            "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+            ("\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",),
+            ("\\begin{pmatrix}1&3\\\\2&4\\end{pmatrix}", "1", "1, 2, 3, 4"),
+        ),
+        # Where references have more than the answer.
+        ("so she has 72.\n#### 72", ("72", "72.0", "#### 72"), ("7", "2")),
+        ("The answer is \\boxed{\\frac{1}{2}}.", ("0.5", "\\boxed{1/2}"), ("1", "2")),
+    ],
+)  # fmt: skip
+def test_a_reference_is_read_as_a_whole_and_only_its_value_is_paid(
+    reference: str, right: tuple[str, ...], wrong: tuple[str, ...]
+) -> None:
+    assert paid(reference, reference, *right) == dict.fromkeys((reference, *right), 1.0)
+    assert paid(reference, *wrong) == dict.fromkeys(wrong, 0.0)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["east", "no", "yes", "ten", "half", "abc def", "5 apples", "3 hours 20 minutes", "3h 20m", "\\text{east}", "10\\text{ cm}"]
+    + ["3-5", "3–5", "3:20", "12-25-2020", "1/2/2020", "1.2.3", "1 2", "10 000 00", "2 3/1", "3 5/4"]
+    + ["x2+1", "½x2", "1/2x", "5!", "2^", "(1,2", "1,2)", "\\{1,2)", "∫x", "f(", "3..5", "1 + + 1", "-", "()", "\\boxed{}", "1,,2"]
+    + ["1011_10", "1012_2", "0*x", "x^0", "1^x", "1/0", "\\frac{1}{0}", "\\log 0", "2 \\pm 3 \\pm 4", "\\{x | x > 1\\}", "(1,000)"]
+    + ["10^{99999}", "9^{9^9}", "(" * 40 + "1" + ")" * 40, "1" * 3000, "\x01", "a < b < "],
+)
+def test_what_has_no_one_meaning_is_refused_and_never_read_in_part(reference: str) -> None:
+    with pytest.raises(TaskError, match="cannot read the reference answer") as caught:
+        math_scorer(reference)
+    assert caught.value.reason == "task_verifier" and "use exact" in str(caught.value)
+
+
+DIFFERENT = (
+    [
+        "2",
+        "3",
+        "2√3",
+        "3½",
+        "10⁶",
+        "106",
+        "60",
+        "5×10³",
+        "1011_2",
+        "1011_8",
+        "x=5",
+        "y=5",
+        "x=2,y=3",
+        "x=3,y=2",
+        "\\{1,2\\}",
+        "(1,2)",
+    ]
+    + [
+        "(2,1)",
+        "[1,2]",
+        "(1,2]",
+        "[1,2)",
+        "50%",
+        "0.05",
+        "-4",
+        "€6",
+        "7°",
+        "2.5e-3",
+        "1/3",
+        "\\sqrt{2}",
+        "1.414",
+        "\\pi",
+        "3.14",
+        "e",
+    ]
+    + [
+        "2\\pi",
+        "x",
+        "x^2",
+        "x^2+1",
+        "2x",
+        "x_1",
+        "x_2",
+        "xy+1",
+        "\\frac{x}{y}",
+        "\\frac{y}{x}",
+        "\\sin x",
+        "\\cos x",
+        "\\sin^2 x",
+        "|x|",
+    ]
+    + [
+        "\\infty",
+        "-\\infty",
+        "\\emptyset",
+        "x < 3",
+        "x \\le 3",
+        "x > 3",
+        "1 < x < 3",
+        "x \\ne 3",
+        "(0,1)\\cup(2,3)",
+        "\\pm 3",
+        "3+4i",
+    ]
+    + [
+        "4+3i",
+        "x+y=1",
+        "x-y=1",
+        "\\begin{pmatrix}1&2\\end{pmatrix}",
+        "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+        "1, 2, 3",
+        "1,234",
+        "\\ln 2",
+    ]
+)
+"""One of each shape, no two of the same value."""
+
+
+@pytest.mark.slow
+def test_the_scorer_pays_each_reference_of_many_shapes_and_none_of_the_others() -> None:
+    scorers = {reference: math_scorer(reference) for reference in DIFFERENT}
+    for reference, answer in itertools.product(DIFFERENT, DIFFERENT):
+        assert scorers[reference](answer) == float(reference == answer), (reference, answer)
+
+
+@given(st.text("0123456789.,+-*/^_(){}[]|\\ =<>xyei√½⁶₂×±∞%$°&abcdfinopqrst", max_size=60))
+def test_any_text_is_read_or_refused_and_what_is_read_pays_itself_and_not_itself_and_more(text: str) -> None:
+    try:
+        score = math_scorer(text)
+    except TaskError:
+        return
+    own = extract_answer(text) or ""
+    assert score(own) == 1.0
+    for other in (f"{own} + 1", f"{own}, 7", f"{own} east", f"7 {own} 7", f"({own}) + 10^{{-7}}"):
+        assert score(other) == 0.0, other
+
+
+@pytest.mark.slow
+def test_reading_is_quick_on_hostile_text() -> None:
+    started_s = time.process_time()
+    for part in (
+        "(",
+        ")",
+        "{",
+        "\\{",
+        "^",
+        "^{",
+        "_",
+        "|",
+        "-",
+        "\\pm",
+        ",",
+        "x=",
+        "\\in ",
+        "< ",
+        "\\cup",
+        "\\frac",
+        "\\sqrt",
+        "\\sqrt[3]",
+    ):
+        for text in (part * 900, "1" + part * 300 + "1", f"{part} " * 300, " " * 1900 + part):
+            try:
+                read(text)
+            except Unreadable:
+                continue
+    for text in (
+        "1 000 " * 300,
+        "and " * 400,
+        "9^9*" * 200 + "9",
+        "\\sin " * 150 + "x",
+        "e^{" * 8 + "x" + "}" * 8,
+        "\\frac{1}{" * 8 + "7" + "}" * 8,
+    ):
+        try:
+            read(text)
+        except Unreadable:
+            continue
+    assert time.process_time() - started_s < 2 * QUICK_S
