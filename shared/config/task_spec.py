@@ -36,7 +36,7 @@ class TaskSpec(Section):
     verifier: str = Field(
         DEFAULT_VERIFIER,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-        description="How answers are scored: reasoning_gym, exact, final_number, math (needs the extra `math`), or a "
+        description="How answers are scored: reasoning_gym, exact, final_number, math, or a "
         "`swarm.verifiers` entry point. Without this setting a file is scored by exact; reasoning_gym is for its datasets alone.",
     )
 

@@ -47,7 +47,7 @@ def versions(lock: Path) -> dict[str, Version]:
 def declared() -> dict[str, Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    texts = [*project["dependencies"], *extras["math"], *extras["vllm"]]
+    texts = [*project["dependencies"], *extras["vllm"]]
     return {canonicalize_name(requirement.name): requirement for requirement in map(Requirement, texts)}
 
 
