@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+import structlog.testing
 from prometheus_client import CollectorRegistry
 
 from services.generator.service import GeneratorService
@@ -46,14 +47,22 @@ def _forget_packages() -> Iterator[None]:
     forget()
 
 
-async def ended(nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, eval_tasks: int = 0) -> str:
+async def ended(
+    nats_url: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    eval_tasks: int = 0,
+    task: dict[str, str] | None = None,
+    registry: CollectorRegistry | None = None,
+) -> str:
     """The sentence with which the generator ends."""
     install(folder, monkeypatch, "swarm.engines", "mine", code)
     node = f"g{uuid.uuid4().hex[:8]}"
     given = {
         "node": {"id": node, "var_dir": str(folder / "var")},
         "model": {"path": str(MODEL)},
-        "tasks": [{"dataset": "gcd"}],
+        "tasks": [task or {"dataset": "gcd"}],
         "generator": {"engine": "mine"},
         "eval": {"tasks": eval_tasks},
     }
@@ -67,7 +76,7 @@ async def ended(nats_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, co
         node=transport,
         swarm=None,
         log=structlog.get_logger("test"),
-        registry=CollectorRegistry(),
+        registry=registry or CollectorRegistry(),
         status=StatusBoard(node, "generator", "0"),
         stopping=asyncio.Event(),
     )
@@ -91,6 +100,23 @@ async def test_the_answers_of_an_evaluation_are_held_to_the_same(
 ) -> None:
     code = ENGINE.format(calls=1, changed="'policy_version': -1")
     assert "returned a sample with policy_version -1" in await ended(nats_url, tmp_path, monkeypatch, code, eval_tasks=2)
+
+
+async def test_rows_that_nobody_can_earn_are_logged_by_line_and_counted(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, registry = tmp_path / "rows.jsonl", CollectorRegistry()
+    rows.write_text("".join(f'{{"question": "q{n}", "answer": "{"four" if n == 4 else n}"}}\n' for n in range(9)))
+    task = {"source": "file", "path": str(rows), "verifier": "math"}
+    code = ENGINE.format(calls=1, changed="'finish_reason': 'eos'")
+    with structlog.testing.capture_logs() as logs:
+        await ended(nats_url, tmp_path, monkeypatch, code, task=task, registry=registry)
+    (told,) = [entry for entry in logs if entry["event"] == "task_rows_left_out"]
+    assert told["rows"] == 1 and told["log_level"] == "warning" and "line 5: " in told["first"][1]
+    (counted,) = [
+        sample.value for metric in registry.collect() for sample in metric.samples if sample.name == "swarm_task_rows_left_out"
+    ]
+    assert counted == 1.0
 
 
 async def test_an_engine_that_wants_no_calls_is_told_because_nothing_would_ever_be_generated(
