@@ -27,9 +27,9 @@ from services.generator.engines.base import SamplingParams
 from services.sampler.share_controller import Evaluation
 from services.verifier.sharing_rules import is_shared
 from shared.contracts.messages import Batch
-from shared.evaluation import summarise
 from shared.model.loading import resolve_device
 from shared.seeds import generator_from
+from shared.tasks.evaluation import summarise
 
 START_S = 1_700_000_000.0
 """Unix time at which every simulation begins."""

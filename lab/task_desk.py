@@ -14,11 +14,11 @@ from typing import Any
 from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
 from shared.contracts.messages import TaskRef
-from shared.evaluation import PassRules
 from shared.model.reading import load_tokenizer, model_max_length
 from shared.rewards import Mark
 from shared.tasks import HeldOut, held_out_tasks
 from shared.tasks.derive import Item, derive_item
+from shared.tasks.evaluation import PassRules
 from shared.tasks.scoring import score_texts
 from shared.tasks.verifiers import VerifierChoice
 

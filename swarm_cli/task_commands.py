@@ -99,7 +99,7 @@ def score(
     """Print the reward that the verifier gives to an answer, in the sandbox that a run uses; then
     what references earn.
     """
-    from shared.evaluation import PassRules
+    from shared.tasks.evaluation import PassRules
     from shared.tasks.sandbox import ScoringJob
     from shared.tasks.trial import Trial, try_rewards
 

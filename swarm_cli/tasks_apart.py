@@ -241,8 +241,8 @@ def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> tuple[list[str],
     earned, and warnings about the user's own.
     """
     from shared.config.sections import VerifierSection
-    from shared.evaluation import PassRules
     from shared.setting_names import entry_lines
+    from shared.tasks.evaluation import PassRules
     from shared.tasks.file_source import with_row_name
     from shared.tasks.sandbox import SandboxError, ScorerPool
     from shared.tasks.trial import Trial, try_rewards, worth_trying

@@ -13,7 +13,7 @@ from lab.attacks.honestly import as_sampled
 from lab.attacks.shortcut import asked_questions, asked_source, wrong_answer
 from lab.attacks.view import Hostile, halves, under_names, with_texts
 from shared.contracts.messages import RolloutGroup
-from shared.evaluation import PASS_REWARD
+from shared.tasks.evaluation import PASS_REWARD
 
 _TRIED = 12
 """Questions tried for each group; the one whose right answer is likeliest is used."""

@@ -27,11 +27,11 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, RewardValues, TrainerPosition
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, REWARD_VALUES_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
-from shared.evaluation import PassRules, Score, judged_answers, summarise
 from shared.json_lines import BoundedLines, open_lines, read_jsonl, write_whole
 from shared.rewards import unknown_of
 from shared.run_records import EVAL_FILE, SAMPLES_FILE, SAMPLES_MAX_BYTES
 from shared.runtime import ServiceContext
+from shared.tasks.evaluation import PassRules, Score, judged_answers, summarise
 from shared.tasks.held_out import held_out_id
 from shared.tasks.sandbox import ScorerPool
 from shared.tasks.trial import try_rewards, worth_trying

@@ -15,7 +15,7 @@ from typing import Any
 from services.generator.engines.base import Sample
 from services.generator.tasks import PromptedTask
 from shared.contracts.messages import Task
-from shared.evaluation import Score
+from shared.tasks.evaluation import Score
 
 OF_A_DATASET = 4
 IN_ALL = 32

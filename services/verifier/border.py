@@ -33,9 +33,9 @@ from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode_foreign
 from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
 from shared.contracts.wire import MessageError
-from shared.evaluation import NO_PASS
 from shared.identity import keys
 from shared.rewards import unknown_of
+from shared.tasks.evaluation import NO_PASS
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
 

@@ -20,11 +20,11 @@ from shared.contracts.control import EvalReport, RewardValues
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import MessageError
 from shared.drafts import replace_text
-from shared.evaluation import NO_PASS, PassRules
 from shared.json_lines import read_jsonl
 from shared.rewards import unknown_of
 from shared.run_records import unknown_file
 from shared.runtime.logs import Log
+from shared.tasks.evaluation import NO_PASS, PassRules
 from shared.tasks.sandbox import JobResult, ScorerPool
 from shared.tasks.trial import try_rewards, worth_trying
 from shared.transport.base import Conflict, Transport, TransportError

@@ -114,7 +114,7 @@ RewardsBySource = Annotated[dict[PlainText, Annotated[list[Reward], Meta(max_len
 
 class TaskScore(Message, frozen=True, kw_only=True):
     """Held-out result on one dataset: `n` answers whose reward is known. pass_rate: the share of
-    them that pass; None: no pass is defined for one of its sources (`shared.evaluation`).
+    them that pass; None: no pass is defined for one of its sources (`shared.tasks.evaluation`).
     """
 
     n: Count
@@ -151,7 +151,7 @@ class EvalReport(Message, frozen=True, kw_only=True):
     unknown: Count = 0
     """Answers whose reward is unknown; they are left out of `n` and of the means."""
     reward_values: RewardsBySource = {}
-    """The distinct rewards of sources whose pass depends on them (`shared.evaluation`)."""
+    """The distinct rewards of sources whose pass depends on them (`shared.tasks.evaluation`)."""
 
     @property
     def score(self) -> float:
@@ -173,7 +173,7 @@ class EvalTurn(Message, frozen=True, kw_only=True):
 
 class RewardValues(Message, frozen=True, kw_only=True):
     """The distinct rewards that a node's own scorers gave, by task source, as far as needed to tell
-    whether a source has a pass (`shared.evaluation`). A node's verifiers share it.
+    whether a source has a pass (`shared.tasks.evaluation`). A node's verifiers share it.
     """
 
     schema: SchemaVersion = 1

@@ -161,8 +161,8 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     them by cause (`shared.rewards.Mark`).
 
     `passed[i]`: whether that answer passes; None: no pass is defined for this task's source
-    (`shared.evaluation`). `failure` says why a local group has no rewards. The sampler then counts
-    the group as dropped, so that the generator does not wait for it.
+    (`shared.tasks.evaluation`). `failure` says why a local group has no rewards. The sampler then
+    counts the group as dropped, so that the generator does not wait for it.
     """
 
     schema: SchemaVersion = 1

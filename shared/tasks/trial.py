@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.contracts.messages import TaskRef
-from shared.evaluation import PassRules
 from shared.registry import DEFAULT_VERIFIER
 from shared.rewards import Mark, differ
 from shared.tasks.derive import TaskError, dataset_size, from_package
+from shared.tasks.evaluation import PassRules
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 from shared.tasks.verifiers import is_built_in
 

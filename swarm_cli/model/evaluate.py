@@ -146,7 +146,7 @@ async def _evaluate(
     gives the same answers.
     """
     from services.generator.engines import EngineError, SamplingParams, create_engine
-    from shared.evaluation import PassRules, judged_answers, summarise
+    from shared.tasks.evaluation import PassRules, judged_answers, summarise
     from shared.tasks.sandbox import SandboxError, ScorerPool
     from shared.tasks.trial import try_rewards, worth_trying
 

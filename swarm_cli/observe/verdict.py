@@ -16,11 +16,10 @@ from pathlib import Path
 from statistics import NormalDist, fmean, median
 from typing import Any
 
-from shared.evaluation import NO_PASS
 from shared.json_lines import read_jsonl
 from shared.run_records import unknown_files
 from shared.text import visible
-from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps
+from swarm_cli.observe.evaluations import NO_PASS_SHOWN, Evaluation, read_evaluations, read_steps
 
 FEWEST_STEPS = 8
 """With fewer steps, only the held-out tasks are judged."""
@@ -150,7 +149,7 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
         return Outcome.UNKNOWN, "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
     newest = evaluations[-1]
     if newest.pass_rate is None or base.pass_rate is None:
-        return Outcome.UNKNOWN, f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS}"
+        return Outcome.UNKNOWN, f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
     best = max((each for each in evaluations if each.pass_rate is not None), key=_rate)
     if (fewest := min(each.n for each in (base, newest, best))) < FEWEST_TASKS:
         return Outcome.UNKNOWN, f"{fewest} held-out tasks are too few: set eval.tasks to {FEWEST_TASKS} or more"

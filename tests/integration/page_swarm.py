@@ -36,12 +36,12 @@ from shared.contracts.messages import (
 )
 from shared.contracts.sampler_state import SamplerState
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
-from shared.evaluation import PASS_REWARD
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.lease.name import take_name
 from shared.roles import ROLES
 from shared.run_records import BATCHES_FILE
+from shared.tasks.evaluation import PASS_REWARD
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from tests.integration.local_swarm import free_port_range

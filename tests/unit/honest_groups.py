@@ -21,12 +21,12 @@ from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.contracts.codec import encode
 from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup
-from shared.evaluation import PASS_REWARD
 from shared.model.loading import load_causal_lm
 from shared.model.prompts import answer_text
 from shared.model.reading import load_tokenizer
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.rewards import is_informative
+from shared.tasks.evaluation import PASS_REWARD
 from swarm_cli.shipped import DEMO_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]

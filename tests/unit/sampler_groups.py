@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
-from shared.evaluation import PASS_REWARD
+from shared.tasks.evaluation import PASS_REWARD
 
 
 def scored_group(

@@ -18,9 +18,9 @@ from services.trainer.selection.tokens import take_in
 from shared.config import load_config
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
-from shared.evaluation import PASS_REWARD
 from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
+from shared.tasks.evaluation import PASS_REWARD
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.trainer_life import batch_of
 
