@@ -24,7 +24,7 @@ from services.verifier.refusals import Refusal, Refused
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus
-from shared.contracts.messages import ModelIdentity
+from shared.contracts.messages import Completion, ModelIdentity
 from shared.contracts.wire import MessageError, is_node_name
 from shared.runtime.logs import configure_logging
 from shared.runtime.metrics import service_registry
@@ -133,7 +133,7 @@ def test_an_entry_of_the_directory_with_text_that_acts_is_no_node(text: str) -> 
 
 def test_a_decoders_complaint_quotes_the_sender_visibly() -> None:
     with pytest.raises(MessageError) as told:
-        decode(msgpack.packb({"\x1b[2J\u202e": 1}), NodeRecord)
+        decode(msgpack.packb({"text": "", "finish_reason": "\x1b[2J\u202e", "token_count": 0}), Completion)
     assert r"\x1b[2J\u202e" in str(told.value) and not any(map(acts, str(told.value)))
 
 
