@@ -133,7 +133,7 @@ def test_an_entry_of_the_directory_with_text_that_acts_is_no_node(text: str) -> 
 
 def test_a_decoders_complaint_quotes_the_sender_visibly() -> None:
     with pytest.raises(MessageError) as told:
-        decode(msgpack.packb({"text": "", "token_count": 1, "finish_reason": "\x1b[2J\u202e"}), Completion)
+        decode(msgpack.packb({"text": "", "finish_reason": "\x1b[2J\u202e", "token_count": 0}), Completion)
     assert r"\x1b[2J\u202e" in str(told.value) and not any(map(acts, str(told.value)))
 
 
