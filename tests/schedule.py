@@ -34,6 +34,7 @@ DEAREST = (
     "tests/integration/test_join_hub.py",
     "tests/e2e/test_extension_examples.py",
     "tests/lab/test_experiment_command.py",
+    "tests/integration/test_verifier_copies.py",
     "tests/integration/test_verifier_service.py",
     "tests/integration/test_foreign_scoring.py",
     "tests/k8s/test_nats_config.py",
