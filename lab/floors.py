@@ -24,10 +24,10 @@ from lab.spec import SpecError
 from shared.config import TaskSpec
 from shared.contracts.messages import Task, TaskRef
 from shared.drafts import replace_text
-from shared.evaluation import PASS_REWARD
 from shared.tasks.audit.candidates import CONSTANTS, copies, shapes
 from shared.tasks.audit.witnesses import right_answers
 from shared.tasks.derive import TaskError, dataset_size, derive_task
+from shared.tasks.evaluation import PASS_REWARD
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 
 FLOORS_FILE = "floors.json"
@@ -132,7 +132,7 @@ async def _floor(pool: ScorerPool, source: TaskSpec, questions: int) -> Floor:
     passed: dict[_Name, list[bool]] = defaultdict(lambda: [False] * len(tasks))
     for place, (answers, result) in enumerate(zip(answers_of, await pool.run(jobs), strict=True)):
         for name, reward in zip(answers, result.rewards, strict=False):
-            passed[name][place] = reward >= PASS_REWARD
+            passed[name][place] = (reward or 0.0) >= PASS_REWARD
     constant, constant_rate = _best(passed, half, "constant")
     copy, copy_rate = _best(passed, half, "copy")
     return Floor(

@@ -20,9 +20,9 @@ from services.verifier.border import Border, Candidate, without_token_ids
 from services.verifier.border_rules import BorderRules
 from services.verifier.copies import CopyMemory
 from services.verifier.fair_queue import FairQueue
-from services.verifier.foreign_rewards import foreign_rewards
 from services.verifier.prints import Printer, Text
 from services.verifier.replay import ReplayMemory
+from services.verifier.rewards import foreign_rewards
 from services.verifier.shared_reputation import FindingsReader
 from services.verifier.sharing_rules import sign
 from services.verifier.swarm_reader import BURST_S
@@ -179,16 +179,18 @@ class SimBorder:
             return verdict.reason.value
         group = verdict.group
         rewards = self._desk.score(group.task.ref, [completion.text for completion in group.completions])
-        refused = self._border.conclude(verdict, JobResult(rewards, None, None, "", 0, 0.0), now_s)
+        refused = self._border.conclude(verdict, JobResult([*rewards], None, None, "", 0, 0.0), now_s)
         if refused is not None:
             return refused.reason.value
         signer = self._border.signer(verdict.public_key, now_s)
         same = group.model.tokenizer_hash == self._tokenizer_hash
+        passed = self._desk.passed(group.task.ref, rewards)
         return ScoredGroup(
             group_id=verdict.group_id,
             origin="external",
             group=group if same else without_token_ids(group),
-            rewards=foreign_rewards(rewards, partial_credit=self._partial_credit),
+            rewards=rewards if self._partial_credit else foreign_rewards(rewards, passed),
+            passed=passed,
             scored_by=self._node,
             score_seconds=0.0,
             scored_at=now_s,

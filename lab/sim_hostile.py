@@ -15,7 +15,7 @@ from lab.sim_border import SwarmMessage, node_key, swarm_message
 from lab.sim_node import LocalGroup, SimNode
 from lab.task_desk import Shared
 from services.trainer.selection.own_policy import OwnPolicyRules, least_logprob
-from services.verifier.foreign_rewards import foreign_rewards
+from services.verifier.rewards import foreign_rewards
 from shared.contracts.codec import unpack_logprobs
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.identity.keys import SigningKey
@@ -94,7 +94,12 @@ def _score_of_honest(cohort: Cohort, node: SimNode) -> Callable[[TaskRef, Sequen
     settings does not waste groups on answers that earn nothing.
     """
     partial_credit = bool(cohort.nodes) and cohort.nodes[0].config.verifier.foreign_partial_credit
-    return lambda ref, texts: foreign_rewards(node.desk.score(ref, texts), partial_credit=partial_credit)
+
+    def score(ref: TaskRef, texts: Sequence[str]) -> list[float]:
+        rewards = node.desk.score(ref, texts)
+        return rewards if partial_credit else foreign_rewards(rewards, node.desk.passed(ref, rewards))
+
+    return score
 
 
 def _bound(cohort: Cohort, own: Sequence[LocalGroup]) -> float:

@@ -27,9 +27,9 @@ from services.generator.engines.base import SamplingParams
 from services.sampler.bandit import Evaluation
 from services.verifier.sharing_rules import is_shared
 from shared.contracts.messages import Batch
-from shared.evaluation import PASS_REWARD, summarise
 from shared.model.loading import resolve_device
 from shared.seeds import generator_from
+from shared.tasks.evaluation import summarise
 
 START_S = 1_700_000_000.0
 """Unix time at which every simulation begins."""
@@ -196,7 +196,10 @@ class Simulation:
                 if not asked:  # eval.tasks = 0
                     continue
                 rewards = [node.desk.score(each.task.ref, [text])[0] for each, text in zip(asked, texts, strict=True)]
-                results = [(each.task.ref.dataset, reward) for each, reward in zip(asked, rewards, strict=True)]
+                passes = [node.desk.passed(each.task.ref, [reward])[0] for each, reward in zip(asked, rewards, strict=True)]
+                results = [
+                    (each.task.ref.dataset, reward, passed) for each, reward, passed in zip(asked, rewards, passes, strict=True)
+                ]
                 report = summarise(
                     results,
                     node=node.name,
@@ -214,7 +217,7 @@ class Simulation:
                     mean_reward=report.mean_reward,
                     tasks={name: [score.n, score.pass_rate, score.mean_reward] for name, score in report.per_task.items()},
                     # One digit per question, in the order of `tasks`: 1 if it was passed.
-                    passed="".join(str(int(reward >= PASS_REWARD)) for _, reward in sorted(results, key=itemgetter(0))),
+                    passed="".join(str(int(passed)) for _, _, passed in sorted(results, key=itemgetter(0))),
                 )
         if number == 0:
             records.write("round", round=0, seconds={"evaluate": time.perf_counter() - started})

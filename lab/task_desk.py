@@ -15,8 +15,10 @@ from services.generator.tasks import PromptedTask, Prompter
 from shared.config import NodeConfig
 from shared.contracts.messages import TaskRef
 from shared.model.reading import load_tokenizer, model_max_length
+from shared.rewards import Mark
 from shared.tasks import HeldOut, held_out_tasks
 from shared.tasks.derive import Item, derive_item
+from shared.tasks.evaluation import PassRules
 from shared.tasks.scoring import score_texts
 from shared.tasks.verifiers import VerifierChoice
 
@@ -35,6 +37,7 @@ class TaskDesk:
         held_out = shared.held_out(config)
         self._prompter = Prompter(config, self.tokenizer, model_max_length(config.model), held_out)
         self._verifiers = VerifierChoice(config.tasks)
+        self._rules = PassRules(config.tasks)
         self._shared = shared
         self._source = "\n".join(
             (config.node.id, str(config.node.seed), config.model.path, config.model.system_prompt)
@@ -56,6 +59,10 @@ class TaskDesk:
     def score(self, ref: TaskRef, texts: Sequence[str]) -> list[float]:
         """Rewards of texts by this node's verifier."""
         return self._shared.score(ref, self._verifiers.name_for(ref), texts)
+
+    def passed(self, ref: TaskRef, rewards: Sequence[float]) -> list[bool]:
+        """Whether answers with these rewards pass. No pass defined: none does."""
+        return self._rules.passed(ref, rewards, [Mark.UNSAID] * len(rewards)) or [False] * len(rewards)
 
 
 class Shared:
@@ -97,7 +104,11 @@ class Shared:
         """Rewards; each distinct text for a task is scored once."""
         unknown = [text for text in dict.fromkeys(texts) if (ref, verifier, text) not in self._scores]
         if unknown:
-            for text, reward in zip(unknown, score_texts(self._item(ref), verifier, unknown), strict=True):
+            for text, reward in zip(unknown, score_texts(self._item(ref), verifier, unknown)[0], strict=True):
+                if reward is None:
+                    raise ValueError(
+                        f"verifier {verifier} has no reward for {text[:80]!r}: an experiment needs one for every answer"
+                    )
                 self._scores[(ref, verifier, text)] = reward
         rewards = [self._scores[(ref, verifier, text)] for text in texts]
         while len(self._scores) > _MOST_TEXTS:

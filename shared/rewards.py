@@ -1,20 +1,55 @@
-"""When a group's rewards are informative: the one definition for sharing, sampling, training and
-the lab.
+"""Rewards: any finite number that a scorer gives, or unknown for a cause; and when a group's
+rewards are informative, which is one definition for sharing, sampling, training and the lab.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
 
 _RELATIVE = 1e-9
 _ABSOLUTE = 1e-12
+
+
+class Mark(IntEnum):
+    """What is known about an answer beside its reward: whether its scorer says that it passes, or
+    why there is no reward.
+    """
+
+    UNSAID = 0
+    PASSED = 1
+    FAILED = 2
+    RAISED = 3
+    NOT_A_NUMBER = 4
+    TOO_LONG = 5
+    TIMEOUT = 6
+    KILLED = 7
+
+    @property
+    def cause(self) -> str:
+        """Why the reward is unknown, as a metric's label; empty if it is known."""
+        return self.name.lower() if self >= Mark.RAISED else ""
+
+
+CAUSES = tuple(mark.cause for mark in Mark if mark.cause)
+"""Why a reward may be unknown: the scorer raised, returned no finite number, was not asked because
+the answer is too long, did not return in time, or its process died.
+"""
+
+
+def unknown_of(marks: Iterable[Mark]) -> Counter[str]:
+    """The number of unknown rewards, by cause."""
+    return Counter(mark.cause for mark in marks if mark.cause)
+
+
+def differ(one: float, other: float) -> bool:
+    """Whether two rewards differ by more than rounding."""
+    return abs(one - other) > max(_ABSOLUTE, _RELATIVE * max(abs(one), abs(other)))
 
 
 def is_informative(rewards: Sequence[float]) -> bool:
     """Whether rewards differ by more than rounding, so that a comparison between completions can
     teach.
     """
-    if len(rewards) < 2:
-        return False
-    largest = max(abs(reward) for reward in rewards)
-    return max(rewards) - min(rewards) > max(_ABSOLUTE, _RELATIVE * largest)
+    return len(rewards) > 1 and differ(min(rewards), max(rewards))

@@ -27,7 +27,20 @@ FILE_NAMES_FILE = "files.jsonl"
 """Which file the rows of a dataset were read from (`services.generator.file_names`)."""
 FILE_NAMES_MAX_BYTES = MIB
 
+_UNKNOWN = re.compile(r"unknown_rewards-[A-Za-z0-9-]{1,63}\.jsonl")
 _REFUSED = re.compile(r"refused-[A-Za-z0-9-]{1,63}\.jsonl")
+
+
+def unknown_file(run_dir: Path, replica: str) -> Path:
+    """The file in which a verifier replica counts local answers whose reward is unknown, a line for
+    each dataset and cause (`services.verifier.rewards`).
+    """
+    return run_dir / f"unknown_rewards-{replica}.jsonl"
+
+
+def unknown_files(run_dir: Path) -> list[Path]:
+    """These counts of all replicas."""
+    return [path for path in run_dir.iterdir() if _UNKNOWN.fullmatch(path.name)] if run_dir.is_dir() else []
 
 
 def refused_file(run_dir: Path, replica: str) -> Path:

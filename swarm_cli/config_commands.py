@@ -58,7 +58,8 @@ def check(
     config: ConfigOption = None,
     connect: Annotated[bool, typer.Option("--connect", help="Also check that the servers answer and the ports are free.")] = False,
 ) -> None:
-    """Check the values, derive one task from each source, and look for the model and the key files.
+    """Check the values, derive one task from each source, try its reward in the sandbox, and look
+    for the model and the key files.
     Notes name settings without effect, warnings name settings likely to ruin the run. Mistakes
     are reported together, apart from those that can be seen only once another is mended.
     """
@@ -87,7 +88,12 @@ def check(
     ]
     underivable = tasks.problems()
     problems = [*([objective] if objective else []), *([told(underivable)] if underivable else []), *elsewhere]
-    warnings = [*ignored_entries(node_config), *ruinous_settings(node_config), *soon_used_up(node_config, tasks.files)]
+    warnings = [
+        *ignored_entries(node_config),
+        *ruinous_settings(node_config),
+        *soon_used_up(node_config, tasks.files),
+        *tasks.reward_warnings,
+    ]
     if model_facts:
         facts = model_facts()
         problems += facts.problems
@@ -102,6 +108,8 @@ def check(
     if problems:
         heading = "the configuration cannot be used:" if faults is None else str(faults)
         raise CommandError("\n".join([heading, *problems]), EXIT_CONFIG)
+    for line in tasks.rewards:
+        say(f"reward: {line}")
     beside = f", {count(len(warnings), 'warning')}" if warnings else ""
     say(f"OK: {count(len(node_config.tasks), 'task source')}, model {node_config.model.path}{beside}")
 

@@ -91,26 +91,48 @@ def score(
     seed: Seed = 0,
     index: Annotated[int, typer.Option(min=0)] = 0,
     verifier: Judge = DEFAULT_VERIFIER,
+    pass_at: Annotated[float | None, typer.Option(help="The reward from which on an answer passes.")] = None,
     columns: Columns = COLUMNS,
     as_json: AsJson = False,
     config: EarlierSettings = "",
 ) -> None:
-    """Print the reward that the verifier gives to an answer."""
+    """Print the reward that the verifier gives to an answer, in the sandbox that a run uses; then
+    what references earn.
+    """
+    from shared.tasks.evaluation import PassRules
     from shared.tasks.sandbox import ScoringJob
+    from shared.tasks.trial import Trial, try_rewards
 
     # Not in text mode, because an answer need not be valid UTF-8.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer
     chosen = _settings(settings, config)
     (source,) = asked_sources([dataset], verifier, columns, chosen)
-    (result,) = _run([ScoringJob(ref=_ref(source.dataset, chosen, seed, index), texts=[text], explain=True)], source)
+    settled = {} if source.source == "file" else {"config": json.loads(canonical_settings(chosen))}
+    source = source.model_copy(update={"pass_at": pass_at, **settled})
+    ref, rules = _ref(source.dataset, chosen, seed, index), PassRules([source])
+
+    async def scored(pool: ScorerPool) -> tuple[JobResult, list[Trial]]:
+        trials = await try_rewards(pool, [source], rules)
+        (result,) = await pool.run([ScoringJob(ref=ref, texts=[text])])
+        return result, trials
+
+    result, trials = _with_pool(scored, source)
     if result.reason is not None:
         raise CommandError(result.detail)
-    (reward,) = result.rewards
-    if result.timeouts:
-        typer.echo("the answer took too long, or killed the process that scored it: its reward is 0", err=True)
-    elif result.detail:
-        note(f"verifier {verifier} {result.detail}: the reward is 0")
-    typer.echo(json.dumps({"reward": reward}) if as_json else f"{reward:g}")
+    (reward,), (mark,) = result.rewards, result.marks
+    passed = rules.passed(ref, result.rewards, result.marks) if reward is not None else None
+    if as_json:
+        facts = {"reward": reward, "passed": passed[0] if passed else None, "unknown": mark.cause or None}
+        typer.echo(json.dumps(facts | {"seconds": round(result.seconds, 3)}))
+    else:
+        typer.echo(f"unknown ({mark.cause})" if reward is None else f"{reward:g}")
+    if reward is None:
+        why = {"timeout": "did not return in time", "killed": "ended its process"}.get(mark.cause, result.detail)
+        note(f"verifier {verifier} {why}: in a run, this answer leaves its group")
+    for trial in trials:
+        note(trial.figures)
+        if trial.problem:
+            note(f"warning: {trial.problem}")
 
 
 @task_app.command()

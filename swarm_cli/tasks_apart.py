@@ -3,12 +3,13 @@ tasks and their settings may come from somebody else (a token, a configuration, 
 some settings would take hours or all memory.
 
 `python -m swarm_cli.tasks_apart` is that process: it reads sources from standard input, a line for
-each configuration, and writes their problems to standard output,
-and how many questions their files have.
+each configuration, and writes their problems to standard output, how many questions their files
+have, and what reference answers earn.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 60.0
 """All of reasoning-gym's datasets with their default settings take a tenth of it."""
+LATE_S = 15.0
+"""More for each source: its scorer may never return."""
 FILE_S, FILE_S_PER_MIB = 120.0, 1.0
 """More for each file, whose rows are read and of which some are shown to the verifier."""
 MEMORY_BYTES = 2**30
@@ -53,6 +56,9 @@ class TasksApart:
         self._is_ready = False
         self.files: list[FileQuestions] = []
         """Of the sources of the last question that had no problem."""
+        self.rewards: list[str] = []
+        """What references earn, a line for each source whose reward is the user's choice."""
+        self.reward_warnings: list[str] = []
 
     def __enter__(self) -> TasksApart:
         return self
@@ -86,9 +92,9 @@ class TasksApart:
         names = ", ".join(dict.fromkeys(spec.dataset or spec.path for spec in tasks))
         why = f"({names}; the settings of one may demand too much): {remedy}"
         asked = {"tasks": [spec.model_dump(mode="json") for spec in tasks], "held_out": held_out, "places": list(places)}
-        self.files = []
+        self.files, self.rewards, self.reward_warnings = [], [], []
         if deadline_s is None:
-            deadline_s = DEADLINE_S + sum(_file_s(spec) for spec in tasks)
+            deadline_s = DEADLINE_S + sum(_file_s(spec) for spec in tasks) + LATE_S * len(tasks)
         if not self._ready():
             return ["the process that derives the tasks does not start: `python -m swarm_cli.tasks_apart` says why"]
         told = self._answer(json.dumps(asked).encode() + b"\n", deadline_s)
@@ -104,6 +110,7 @@ class TasksApart:
             from shared.tasks.file_questions import FileQuestions
 
             self.files = [FileQuestions(**each) for each in answer["files"]]
+        self.rewards, self.reward_warnings = answer["rewards"], answer["reward_warnings"]
         return [str(problem) for problem in answer["problems"]]
 
     def _ready(self) -> bool:
@@ -155,8 +162,8 @@ def problems_within(
 
 
 class Deriving:
-    """A process that was started for one question. `files`: as in `TasksApart`, once `problems` has
-    been called.
+    """A process that was started for one question. `files`, `rewards`, `reward_warnings`: as in
+    `TasksApart`, once `problems` has been called.
     """
 
     def __init__(self, ask: Callable[[TasksApart], list[str]]) -> None:
@@ -164,12 +171,14 @@ class Deriving:
         self._begun = TasksApart()
         self._begun.begin()
         self.files: list[FileQuestions] = []
+        self.rewards: list[str] = []
+        self.reward_warnings: list[str] = []
 
     def problems(self) -> list[str]:
         """Hand the process the sources and wait for their problems."""
         with self._begun as apart:
             problems = self._ask(apart)
-            self.files = apart.files
+            self.files, self.rewards, self.reward_warnings = apart.files, apart.rewards, apart.reward_warnings
         return problems
 
 
@@ -201,6 +210,7 @@ def main() -> None:
         from shared.tasks.derive import dataset_names, forget_derived
         from shared.tasks.sandbox.limits import MappedMemory, limit_data
         from shared.tasks.specs import file_questions, source_problems
+        from shared.tasks.trial import worth_trying
 
         dataset_names()
     # A dataset that prints must not write into the answer.
@@ -217,8 +227,45 @@ def main() -> None:
         about = (tasks, asked["held_out"], asked["places"])
         problems = source_problems(*about)
         files = [] if problems else [asdict(each) for each in file_questions(*about)]
-        answer.write(json.dumps({"problems": problems, "files": files}).encode() + b"\n")
+        rewards: list[str] = []
+        warnings: list[str] = []
+        if not problems and any(map(worth_trying, tasks)):
+            problems, rewards, warnings = _tried(tasks, asked["places"])
+        told = {"problems": problems, "files": files, "rewards": rewards, "reward_warnings": warnings}
+        answer.write(json.dumps(told).encode() + b"\n")
         forget_derived()
+
+
+def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> tuple[list[str], list[str], list[str]]:
+    """Try the rewards in the sandbox that a run uses: mistakes of built-in verifiers, what was
+    earned, and warnings about the user's own.
+    """
+    from shared.config.sections import VerifierSection
+    from shared.setting_names import entry_lines
+    from shared.tasks.evaluation import PassRules
+    from shared.tasks.file_source import with_row_name
+    from shared.tasks.sandbox import SandboxError, ScorerPool
+    from shared.tasks.trial import Trial, try_rewards, worth_trying
+
+    named = [with_row_name(spec) for spec in tasks]
+
+    async def trials() -> list[tuple[int, Trial]]:
+        rules = PassRules(named)
+        async with ScorerPool.from_config(VerifierSection(), tasks=named, workers=1) as pool:
+            return [
+                (places[position] if places else position, trial)
+                for position, spec in enumerate(named)
+                if worth_trying(spec)
+                for trial in await try_rewards(pool, [spec], rules)
+            ]
+
+    try:
+        found = asyncio.run(trials())
+    except SandboxError as error:
+        return [str(error)], [], []
+    wrong = [(place, trial.problem) for place, trial in found if trial.problem and trial.built_in]
+    warnings = [(place, f"{trial.problem} ({trial.figures})") for place, trial in found if trial.problem and not trial.built_in]
+    return entry_lines(wrong), [trial.figures for _, trial in found], entry_lines(warnings)
 
 
 if __name__ == "__main__":

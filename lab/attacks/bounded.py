@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from lab.attacks.view import WORDS, Hostile, answered, halves, ways_to_answer, with_texts, wrong_texts
 from shared.contracts.messages import RolloutGroup
-from shared.evaluation import PASS_REWARD
 from shared.seeds import generator_from
+from shared.tasks.evaluation import PASS_REWARD
 
 
 def bounded_poison(view: Hostile, made: Sequence[tuple[RolloutGroup, Sequence[float]]]) -> list[RolloutGroup]:

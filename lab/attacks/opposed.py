@@ -14,7 +14,7 @@ from lab.attacks.bounded import bounded_poison
 from lab.attacks.honestly import as_sampled
 from lab.attacks.view import Hostile, answered, halves, under_names, with_texts
 from shared.contracts.messages import RolloutGroup
-from shared.evaluation import PASS_REWARD
+from shared.tasks.evaluation import PASS_REWARD
 
 _MORE = ("0", "1", "5", "7", "9", " 0", " 1", ".5", " x", "a", ")", "\n0 0 0")
 """Suffixes that make a right answer wrong: one token or a few."""

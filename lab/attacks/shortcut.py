@@ -20,10 +20,10 @@ from lab.attacks.honestly import as_sampled
 from lab.attacks.view import Hostile, Shortcut, answered, halves, under_names, with_texts
 from shared.config import TaskSpec
 from shared.contracts.messages import RolloutGroup, Task, TaskRef
-from shared.evaluation import PASS_REWARD
 from shared.seeds import generator_from
 from shared.tasks.audit.candidates import copies
 from shared.tasks.derive import TaskError, dataset_size, derive_task
+from shared.tasks.evaluation import PASS_REWARD
 
 _SCREENED = 150
 """How many questions are used to choose a dataset's shortcut."""

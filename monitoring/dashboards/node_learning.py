@@ -29,9 +29,7 @@ LEARNING = Row(
         Panel(
             title="Reward in the last step",
             description="Mean reward of the last step's groups, local and foreign separately.",
-            unit="percentunit",
-            minimum=0,
-            maximum=1,
+            unit="short",
             width=6,
             queries=(series(f"max by (origin) (swarm_trainer_reward{{{NODE}}})", "{{origin}}"),),
         ),

@@ -24,15 +24,17 @@ from services.generator.tasks import PromptedTask
 from services.generator.waiting import ServerWait
 from shared.config import TaskSpec
 from shared.contracts.codec import decode, encode
-from shared.contracts.control import EvalReport, EvalTurn, TrainerPosition
-from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, TRAINER_KEY, node_bucket
+from shared.contracts.control import EvalReport, EvalTurn, RewardValues, TrainerPosition
+from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, REWARD_VALUES_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
-from shared.evaluation import summarise
 from shared.json_lines import BoundedLines, open_lines, read_jsonl, write_whole
+from shared.rewards import unknown_of
 from shared.run_records import EVAL_FILE, SAMPLES_FILE, SAMPLES_MAX_BYTES
 from shared.runtime import ServiceContext
+from shared.tasks.evaluation import PassRules, Score, judged_answers, summarise
 from shared.tasks.held_out import held_out_id
 from shared.tasks.sandbox import ScorerPool
+from shared.tasks.trial import try_rewards, worth_trying
 from shared.transport.base import Conflict, TransportError
 
 _POLL_S = 0.1
@@ -73,6 +75,7 @@ class Evaluator:
         self._context = context
         self._server = ServerWait(context)
         self._sources = sources
+        self._rules = PassRules(sources)
         self._engine = engine
         self._tasks = tasks
         self._held_out = held_out_id([each.task for each in tasks], sources)
@@ -101,6 +104,7 @@ class Evaluator:
         if not self._tasks:
             return
         async with ScorerPool.from_config(self._context.config.verifier, tasks=self._sources, workers=1) as scorers:
+            await try_rewards(scorers, [spec for spec in self._sources if worth_trying(spec)], self._rules)
             if self._base_answers is not None:
                 await self._report(self._base_answers, scorers)
             while True:
@@ -190,20 +194,48 @@ class Evaluator:
         process is made again, but not one that is already in the bucket.
         """
         started, answers = time.monotonic(), answered.samples
-        rewards = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
+        results = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
+        await self._learn_passes()
+        scored = judged_answers(self._rules, [each.task.ref for each in self._tasks], results)
+        version, unknown = answers[0].policy_version, [each for each in results if each.rewards == [None]]
+        if unknown:
+            causes = dict(unknown_of(mark for each in unknown for mark in each.marks))
+            consequence = "these answers are left out of the means" if len(unknown) < len(results) else "no score is reported"
+            detail, remedy = unknown[0].detail, "`swarm config check` tries the verifier"
+            self._context.log.warning(
+                "rewards_unknown", policy_version=version, causes=causes, detail=detail, consequence=consequence, remedy=remedy
+            )
+        self._figures.unknown_rewards(len(unknown))
+        if len(unknown) == len(results):
+            return
         report = summarise(
-            [(each.task.ref.dataset, reward) for each, (reward,) in zip(self._tasks, rewards, strict=True)],
+            [(each.task.ref.dataset, *score) for each, score in zip(self._tasks, scored, strict=True)],
             node=self._context.config.node.id,
-            policy_version=answers[0].policy_version,
+            policy_version=version,
             created_at=time.time(),
             seconds=round(answered.seconds + time.monotonic() - started, 3),
             held_out=self._held_out,
+            values=self._rules.values,
         )
         self._write(report)
-        self._write_samples(answers, [reward for (reward,) in rewards], report)
+        self._write_samples(answers, scored, report)
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
         self._figures.evaluated(report)
-        self._context.log.info("evaluated", policy_version=report.policy_version, pass_rate=round(report.pass_rate, 4), n=report.n)
+        pass_rate = None if report.pass_rate is None else round(report.pass_rate, 4)
+        mean_reward, n = round(report.mean_reward, 4), report.n
+        self._context.log.info("evaluated", policy_version=version, pass_rate=pass_rate, mean_reward=mean_reward, n=n)
+
+    async def _learn_passes(self) -> None:
+        """Take over the rewards that the verifiers, and earlier evaluations, have seen."""
+        try:
+            known = await self._context.node.kv.get(self._bucket, REWARD_VALUES_KEY)
+            if known is not None:
+                self._rules.merge(decode(known.value, RewardValues).sources)
+            earlier = await self._context.node.kv.get(self._bucket, EVAL_KEY)
+            if earlier is not None:
+                self._rules.merge(decode(earlier.value, EvalReport).reward_values)
+        except MessageError as error:
+            self._context.log.warning("reward_values_unreadable", reason=str(error), consequence="they are learnt anew")
 
     async def _trainer_position(self) -> TrainerPosition | None:
         entry = await self._context.node.kv.get(self._bucket, TRAINER_KEY)
@@ -218,7 +250,8 @@ class Evaluator:
     def _written_pass_ratio_of_base(self) -> float | None:
         try:
             lines = read_jsonl(self._file)
-            return next((float(line["pass_rate"]) for line in lines if line.get("policy_version") == 0), None)
+            rate = next((line["pass_rate"] for line in lines if line.get("policy_version") == 0), None)
+            return None if rate is None else float(rate)
         except (OSError, ValueError, KeyError, TypeError):
             return None  # another replica's disk has it, or none has
 
@@ -242,11 +275,11 @@ class Evaluator:
                 remedy=f"free space at {self._file.parent}; the line is kept and will be written with the next one",
             )
 
-    def _write_samples(self, answers: Sequence[Sample], rewards: Sequence[float], report: EvalReport) -> None:
+    def _write_samples(self, answers: Sequence[Sample], scored: Sequence[Score], report: EvalReport) -> None:
         """Nothing depends on the samples; those that cannot be written are dropped."""
         version, time_s = report.policy_version, report.created_at
         try:
-            self._samples.append(samples_line(self._tasks, answers, rewards, policy_version=version, time_s=time_s))
+            self._samples.append(samples_line(self._tasks, answers, scored, policy_version=version, time_s=time_s))
         except OSError as error:
             remedy = f"free space at {self._file.parent}; the scores are complete, the answers of this version are not on record"
             self._context.log.error("write_failed", kind="samples", reason=str(error), remedy=remedy)
@@ -259,6 +292,7 @@ def eval_line(report: EvalReport) -> dict[str, Any]:
         "pass_rate": report.pass_rate,
         "mean_reward": report.mean_reward,
         "n": report.n,
+        "unknown": report.unknown,
         "per_task": {
             name: {"n": t.n, "pass_rate": t.pass_rate, "mean_reward": t.mean_reward} for name, t in report.per_task.items()
         },

@@ -68,7 +68,15 @@ class Figures:
         same = "Every replica reports the same value. Absent until the first evaluation."
         self._pass_ratio = LateGauge(
             "swarm_held_out_pass_ratio",
-            f"Share of held-out tasks solved by the newest evaluated policy. {same}",
+            f"Share of held-out tasks solved by the newest evaluated policy. {same} Absent also where no pass is defined.",
+            registry=registry,
+        )
+        self._mean_reward = LateGauge(
+            "swarm_held_out_mean_reward", f"Mean reward on held-out tasks of the newest evaluated policy. {same}", registry=registry
+        )
+        self._unknown = Gauge(
+            "swarm_held_out_unknown_rewards",
+            "Answers of this replica's newest evaluation whose reward is unknown; they are left out of its means.",
             registry=registry,
         )
         self._evaluated_version = LateGauge(
@@ -126,11 +134,18 @@ class Figures:
         """Set the base policy's pass rate; None: unknown to this replica."""
         self._base_pass_ratio.set(ratio)
 
+    def unknown_rewards(self, answers: int) -> None:
+        """Set how many answers of an evaluation have no reward."""
+        self._unknown.set(answers)
+        self._status.set(StatusFigure.EVAL_UNKNOWN, answers or None)
+
     def evaluated(self, report: EvalReport) -> None:
         """Set the node's newest held-out result."""
         self._pass_ratio.set(report.pass_rate)
+        self._mean_reward.set(report.mean_reward)
         self._evaluated_version.set(report.policy_version)
         if report.policy_version == 0:
             self.base_pass_ratio(report.pass_rate)
         self._status.set(StatusFigure.EVAL_PASS_RATE, report.pass_rate)
+        self._status.set(StatusFigure.EVAL_MEAN_REWARD, report.mean_reward)
         self._status.set(StatusFigure.EVAL_VERSION, report.policy_version)

@@ -15,6 +15,7 @@ from typing import Any
 from services.generator.engines.base import Sample
 from services.generator.tasks import PromptedTask
 from shared.contracts.messages import Task
+from shared.tasks.evaluation import Score
 
 OF_A_DATASET = 4
 IN_ALL = 32
@@ -36,18 +37,19 @@ def sampled_places(datasets: Sequence[str]) -> list[int]:
 
 
 def samples_line(
-    tasks: Sequence[PromptedTask], answers: Sequence[Sample], rewards: Sequence[float], *, policy_version: int, time_s: float
+    tasks: Sequence[PromptedTask], answers: Sequence[Sample], scores: Sequence[Score], *, policy_version: int, time_s: float
 ) -> str:
-    """One line of the file. `answers` and `rewards` belong to `tasks`, which are all held-out
+    """One line of the file. `answers` and `scores` belong to `tasks`, which are all held-out
     tasks.
     """
     places = sampled_places([each.task.ref.dataset for each in tasks])
-    samples = [_sample(tasks[place].task, answers[place], rewards[place]) for place in places]
+    samples = [_sample(tasks[place].task, answers[place], scores[place]) for place in places]
     line = {"policy_version": policy_version, "time": round(time_s, 3), "samples": samples}
     return json.dumps(line, separators=(",", ":"))
 
 
-def _sample(task: Task, answer: Sample, reward: float) -> dict[str, Any]:
+def _sample(task: Task, answer: Sample, score: Score) -> dict[str, Any]:
+    """A task, its answer and its score, with texts cut, so that a line's size is bounded."""
     ref = task.ref
     return {
         "dataset": ref.dataset,
@@ -57,7 +59,8 @@ def _sample(task: Task, answer: Sample, reward: float) -> dict[str, Any]:
         "reference": None if task.answer is None else task.answer[:TEXT_CHARACTERS],
         "text": answer.text[:TEXT_CHARACTERS],
         "characters": len(answer.text),
-        "reward": reward,
+        "reward": score[0],
+        "passed": score[1],
         "tokens": len(answer.token_ids),
         "finish_reason": answer.finish_reason,
     }

@@ -3,7 +3,8 @@ step. Pure.
 
 One strategy (arm) is used from one held-out evaluation to the next. When a newer result arrives,
 each arm that was used for a share s of the batches between the two versions is credited with that
-share of a window and with s times the gain in pass rate per step. Gains are in units of their root
+share of a window and with s times the gain in pass rate (mean reward, where no pass is defined) per
+step. Gains are in units of their root
 mean square, so that nothing needs tuning to a task or a learning rate. All earlier counts are
 discounted, because what helps a weak policy need not help a strong one. The next arm is the one
 with the largest draw from N(gain / (windows + 1), 1 / (windows + 1)), so arms that were used little
@@ -35,21 +36,22 @@ evaluation.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A held-out result of policy `version`: the share of `n` tasks that pass, and the same by
-    dataset if known.
+    """A held-out result of policy `version`: the share of `n` tasks that pass (None: no pass is
+    defined), the mean reward, and the same by dataset if known.
     """
 
     version: int
-    pass_rate: float
+    pass_rate: float | None
     n: int
+    mean_reward: float = 0.0
     per_task: Mapping[str, TaskScore] = field(default_factory=dict)
 
     @classmethod
     def of(cls, report: EvalReport) -> Self:
         """The parts of the report that steering uses."""
-        return cls(version=report.policy_version, pass_rate=report.pass_rate, n=report.n, per_task=report.per_task)
+        return cls(report.policy_version, report.pass_rate, report.n, report.mean_reward, report.per_task)
 
 
 def start(arms: Sequence[str], seed: str) -> BanditState:
@@ -84,7 +86,13 @@ def after_batch(state: BanditState, number: int, evaluation: Evaluation | None, 
         state = _credited(state, state.version, evaluation)
     kept = [run for run in state.runs if run.first_batch > evaluation.version]
     before = [run for run in state.runs if run.first_batch <= evaluation.version][-1:]
-    counted = replace(state, runs=[*before, *kept], version=evaluation.version, pass_rate=evaluation.pass_rate)
+    counted = replace(
+        state,
+        runs=[*before, *kept],
+        version=evaluation.version,
+        pass_rate=evaluation.pass_rate,
+        mean_reward=evaluation.mean_reward,
+    )
     return _choose(counted, number + 1, seed)
 
 
@@ -108,7 +116,10 @@ def _credited(state: BanditState, since: int, evaluation: Evaluation) -> BanditS
     """
     steps = evaluation.version - since
     shares = _shares(state.runs, since + 1, evaluation.version)
-    gain = (evaluation.pass_rate - state.pass_rate) / steps
+    if evaluation.pass_rate is None or state.pass_rate is None:
+        gain = (evaluation.mean_reward - state.mean_reward) / steps
+    else:
+        gain = (evaluation.pass_rate - state.pass_rate) / steps
     scale = state.scale * DISCOUNT + gain * gain
     scale_weight = state.scale_weight * DISCOUNT + 1.0
     unit = math.sqrt(scale / scale_weight)

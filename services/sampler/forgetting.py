@@ -53,11 +53,12 @@ def after_evaluation(levels: Sequence[DatasetLevel], scores: Mapping[str, TaskSc
         scores: The evaluation's results by dataset; only the first `MAX_DATASETS` by name are used.
     """
     known = {level.dataset: level for level in levels}
-    looked_at = sorted(dataset for dataset, score in scores.items() if score.n)[:MAX_DATASETS]
+    looked_at = sorted(dataset for dataset, score in scores.items() if score.n and score.pass_rate is not None)[:MAX_DATASETS]
     after: list[DatasetLevel] = []
     furthest, most = None, _threshold(len(looked_at))
     for dataset in looked_at:
         score, before = scores[dataset], known.get(dataset)
+        assert score.pass_rate is not None
         if before is None or before.n != score.n:  # other questions, so the results cannot be compared
             after.append(DatasetLevel(dataset=dataset, n=score.n, rate=score.pass_rate, best=score.pass_rate))
             continue

@@ -14,7 +14,6 @@ from types import MappingProxyType
 import msgspec
 
 from shared.contracts.sampler_state import OwnRecord, SourceRecord
-from shared.evaluation import PASS_REWARD
 from shared.rewards import is_informative
 
 HALF_LIFE_COMPLETIONS = 128.0
@@ -66,29 +65,33 @@ class Knowledge:
         return self.sources.get(source, PassRecord())
 
 
-def observed(record: OwnRecord, source: str, rewards: Sequence[float]) -> OwnRecord:
+def observed(record: OwnRecord, source: str, rewards: Sequence[float], passed: Sequence[bool] | None) -> OwnRecord:
     """The record after one more scored group of this node from `source` with these rewards (at
-    least one).
+    least one). A source without a defined pass (`passed` None) is not in `sources`.
     """
-    keep = 0.5 ** (len(rewards) / HALF_LIFE_COMPLETIONS)
-    before = next(
-        (known for known in record.sources if known.source == source), SourceRecord(source=source, completions=0.0, passes=0.0)
-    )
-    passes = sum(reward >= PASS_REWARD for reward in rewards)
-    after = SourceRecord(
-        source=source,
-        completions=before.completions * keep + len(rewards),
-        passes=before.passes * keep + passes,
-        failed_groups=0 if passes else before.failed_groups + 1,
-    )
+    others = [known for known in record.sources if known.source != source][1 - MAX_SOURCES :]
     mean = sum(rewards) / len(rewards)
     return msgspec.structs.replace(
         record,
-        sources=[*(known for known in record.sources if known.source != source)][1 - MAX_SOURCES :] + [after],
+        sources=others if passed is None else [*others, _after(record, source, passed)],
         groups=record.groups + 1,
         informative=record.informative + is_informative(rewards),
         reward_sum=record.reward_sum + mean,
         reward_squares=record.reward_squares + mean * mean,
+    )
+
+
+def _after(record: OwnRecord, source: str, passed: Sequence[bool]) -> SourceRecord:
+    keep = 0.5 ** (len(passed) / HALF_LIFE_COMPLETIONS)
+    before = next(
+        (known for known in record.sources if known.source == source), SourceRecord(source=source, completions=0.0, passes=0.0)
+    )
+    passes = sum(passed)
+    return SourceRecord(
+        source=source,
+        completions=before.completions * keep + len(passed),
+        passes=before.passes * keep + passes,
+        failed_groups=0 if passes else before.failed_groups + 1,
     )
 
 

@@ -119,7 +119,7 @@ class SamplerMemory:
             self._drop(scored.origin, "failed")
             return
         if scored.origin == "local" and scored.rewards and seq > self._known.scored_seq:
-            self.own = observed(self.own, task_source(scored.group.task.ref), scored.rewards)
+            self.own = observed(self.own, task_source(scored.group.task.ref), scored.rewards, scored.passed)
         self._admit(pool_entry(seq, scored))
 
     def skip_to(self, first_seq: int) -> None:

@@ -7,14 +7,12 @@ would need tens of gigabytes.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shared.contracts.messages import ScoredGroup, TaskRef
+from shared.contracts.messages import ScoredGroup, TaskRef, source_name
 from shared.contracts.wire import Origin
-from shared.evaluation import PASS_REWARD
 from shared.rewards import is_informative
 
 
@@ -45,7 +43,7 @@ class PoolEntry:
     reward_std: float
     """Population standard deviation of its rewards."""
     has_pass: bool
-    """Whether one of its completions passes, by this node's scorer."""
+    """Whether one of its completions passes, by this node's scorer; False if no pass is defined."""
     completions: int
     token_count: int
     established: bool = True
@@ -85,7 +83,7 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
         mean_reward=sum(rewards) / len(rewards),
         informative=is_informative(rewards),
         reward_std=_deviation(rewards),
-        has_pass=max(rewards) >= PASS_REWARD,
+        has_pass=any(scored.passed or ()),
         completions=len(group.completions),
         token_count=sum(completion.token_count for completion in group.completions),
         established=scored.established,
@@ -93,10 +91,8 @@ def pool_entry(seq: int, scored: ScoredGroup) -> PoolEntry:
 
 
 def task_source(ref: TaskRef) -> str:
-    """Short name of a dataset under one configuration, such as `gcd` or `gcd#5f2a01bc`."""
-    if ref.config == "{}":
-        return ref.dataset
-    return f"{ref.dataset}#{hashlib.sha256(ref.config.encode()).hexdigest()[:8]}"
+    """Short name of a dataset under one configuration (`source_name`)."""
+    return source_name(ref.dataset, ref.config)
 
 
 def _deviation(rewards: Sequence[float]) -> float:

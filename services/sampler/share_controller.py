@@ -36,6 +36,7 @@ from services.sampler.bandit import Evaluation
 from services.sampler.forgetting import after_evaluation, remembered_best
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.sampler_state import Level, OwnRecord, SharingState
+from shared.contracts.wire import MAX_REWARD
 
 _SMOOTHING = 0.5
 """Weight of a period in the smoothed values; a smoothed value's standard error is then 0.58 of one
@@ -113,8 +114,9 @@ def _look_at_reward(state: SharingState, own: OwnRecord) -> tuple[SharingState, 
     mean = (own.reward_sum - state.reward_sum) / groups
     variance = max(0.0, (own.reward_squares - state.reward_squares) / groups - mean * mean)
     # A period in which all groups have the same result says nothing about the noise, so assume that
-    # one of them could have differed.
-    error = math.sqrt((variance + 0.25 / groups) / groups)
+    # one of them could have differed by the size that rewards have.
+    size = max(1.0, abs(mean), abs(state.reward.best) if state.reward else 0.0)
+    error = math.sqrt((variance + 0.25 * size * size / groups) / groups)
     level, fell = _level(state.reward, mean, error)
     return replace(state, reward=level), fell
 
@@ -124,6 +126,7 @@ def _look_at_held_out(state: SharingState, evaluation: Evaluation | None) -> tup
     if (
         evaluation is None
         or evaluation.n == 0
+        or evaluation.pass_rate is None
         or evaluation.version <= (-1 if state.held_out_version is None else state.held_out_version)
     ):
         return state, None
@@ -141,7 +144,7 @@ def _level(before: Level | None, value: float, error: float) -> tuple[Level, boo
     than noise explains.
     """
     now = value if before is None else before.now + _SMOOTHING * (value - before.now)
-    now = min(1.0, max(0.0, now))
+    now = min(MAX_REWARD, max(-MAX_REWARD, now))
     best = now if before is None else remembered_best(before.best, now)
     return Level(now=now, best=best), best - now > _STANDARD_ERRORS * error
 

@@ -30,9 +30,11 @@ from services.verifier.senders import Sender, Senders
 from services.verifier.trust import Trust
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode
-from shared.contracts.messages import RolloutGroup, SignedRollouts, signed_bytes
+from shared.contracts.messages import RolloutGroup, SignedRollouts, TaskRef, signed_bytes
 from shared.contracts.wire import MessageError
 from shared.identity import keys
+from shared.rewards import unknown_of
+from shared.tasks.evaluation import NO_PASS
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
 
@@ -75,8 +77,15 @@ class Border:
     """
 
     def __init__(
-        self, rules: BorderRules, trust: Trust, replay: ReplayMemory, held_out: HeldOut, copies: CopyMemory | None = None
+        self,
+        rules: BorderRules,
+        trust: Trust,
+        replay: ReplayMemory,
+        held_out: HeldOut,
+        copies: CopyMemory | None = None,
+        awaits_pass: Callable[[TaskRef], bool] = lambda _: False,
     ) -> None:
+        """`awaits_pass`: whether groups of a task's source wait until a pass is defined."""
         self._rules = rules
         self._trust = trust
         self._replay = replay
@@ -86,6 +95,7 @@ class Border:
         self.reputation = Reputation()
         self._cost = ScoringCost()
         self._copies = copies or CopyMemory()
+        self._awaits_pass = awaits_pass
         self._senders = Senders(trust, self.reputation, rules.established_after)
 
     def refuse_unread(self, subject: str, size_bytes: int, now_s: float) -> Refused | None:
@@ -152,6 +162,7 @@ class Border:
                     or self._rules.age_problem(group, now_s)
                     or self._replay_problem(envelope.public_key, body_id)
                     or self._rules.task_problem(group)
+                    or self._pass_problem(group)
                 )
                 if problem is None:
                     made = yield from _apart(lambda: self._print_or_problem(group))
@@ -173,14 +184,16 @@ class Border:
         if result.reason == DROPPED:
             reason, detail = self._key_problem(candidate.public_key, now_s) or (Refusal.QUARANTINED, result.detail)
             return Refused(reason, candidate.sender, detail)
-        accepted = result.reason is None and len(result.rewards) == len(candidate.group.completions)
+        count = len(candidate.group.completions)
+        accepted = result.reason is None and len(result.rewards) == count and None not in result.rewards
         if self._cost.charge(candidate.public_key, result.cpu_s, accepted=accepted, now_s=now_s):
             detail = f"the key's groups cost more than they bring; this one {result.cpu_s:.1f} s of CPU time. {result.detail}"
             return self._refuse(Refusal.SCORING_COST, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s)
         if accepted:
             return self._accept(candidate, now_s)
-        reason = _REASONS.get(result.reason or "", Refusal.TASK_UNDERIVABLE)
-        detail = result.detail if result.reason is not None else "not every answer has a reward"
+        reason, detail = Refusal.UNKNOWN_REWARD, result.detail or f"unknown rewards: {dict(unknown_of(result.marks))}"
+        if result.reason is not None:
+            reason, detail = _REASONS.get(result.reason, Refusal.TASK_UNDERIVABLE), result.detail
         # On a busy machine an honest group may miss the deadline although it has used little CPU
         # time.
         part = min(1.0, result.cpu_s) if reason is Refusal.SCORING_TIMEOUT else 1.0
@@ -256,6 +269,10 @@ class Border:
         if not self._trust.may_use(envelope.node, envelope.public_key, now_s):
             return Refusal.UNKNOWN_KEY, f"{envelope.node} is not the one name of this key (verifier.trust)"
         return None
+
+    def _pass_problem(self, group: RolloutGroup) -> Problem | None:
+        ref = group.task.ref
+        return (Refusal.NO_PASS, f"{ref.dataset}: {NO_PASS}") if self._awaits_pass(ref) else None
 
     def _replay_problem(self, public_key: str, group_id: str) -> Problem | None:
         seen = self._replay.contains(group_id) or self._judged.contains(_judged_id(public_key, group_id))

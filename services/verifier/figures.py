@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.verifier.refusals import UNEXAMINED, Refusal, Refused
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import Origin
+from shared.rewards import CAUSES, unknown_of
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult, ScorerPool
@@ -21,7 +22,7 @@ OTHER_SENDER = "_other"
 OTHER_TASK = "_other"
 WATCH_PERIOD_S = 2.0
 _REWARDS = (0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
-_RESULTS = ("scored", "timeout", "killed", "error")
+_RESULTS = ("scored", *CAUSES, "error")
 
 
 class ScoringFigures:
@@ -31,10 +32,11 @@ class ScoringFigures:
         self._status = status
         self._tasks = frozenset(datasets)
         self._restarts_seen = 0
+        self._beyond_shares: set[str] = set()
         self._jobs = Counter(
             "swarm_verify_jobs_total",
-            "Completions given to a scorer, by origin and result: scored, timeout (the scorer hung), killed (the scorer died), "
-            "error (the whole group could not be scored).",
+            "Completions given to a scorer, by origin and result: scored; raised, not_a_number, too_long, timeout (the scorer "
+            "hung), killed (it died), all of which leave the reward unknown; error (the whole group could not be scored).",
             ["origin", "result"],
             registry=registry,
         )
@@ -47,20 +49,22 @@ class ScoringFigures:
         )
         self._rewards = Histogram(
             "swarm_reward",
-            "Reward that this node gave each completion, by origin.",
+            "Reward that this node gave each completion, by origin; without the datasets that had a reward outside 0 to 1.",
             ["origin"],
             buckets=_REWARDS,
             registry=registry,
         )
         self._scored = Counter("swarm_groups_scored_total", "Groups scored, by origin.", ["origin"], registry=registry)
         self._failed = Counter(
-            "swarm_groups_failed_total", "Local groups given up because they could not be scored.", registry=registry
+            "swarm_groups_failed_total",
+            "Local groups given up because they could not be scored, or because none of their answers has a known reward.",
+            registry=registry,
         )
         self._restarts = Counter(
             "swarm_scorer_restarts_total", "Scorer processes that hung or died and were replaced.", registry=registry
         )
         self._timeouts = Counter(
-            "swarm_scorer_timeouts_total", "Answers that made a scorer hang or die; their reward is 0.", registry=registry
+            "swarm_scorer_timeouts_total", "Answers that made a scorer hang or die; their reward is unknown.", registry=registry
         )
         all_replicas = "Every replica reports the same value. Absent until first read."
         self._queue = LateGauge(
@@ -87,18 +91,35 @@ class ScoringFigures:
         for figure in (StatusFigure.SCORE_TIMEOUTS, StatusFigure.FAILED_LOCAL):
             status.set(figure, 0)
 
-    def scored_local(self, dataset: str, result: JobResult) -> None:
-        """Record the rewards of a local group."""
-        self._status.worked()
-        self._count_scored("local", dataset, result)
-
-    def scored_foreign(self, dataset: str, result: JobResult) -> None:
-        """Record the rewards of a foreign group."""
-        self._count_scored("external", dataset, result)
+    def scored(self, origin: Origin, dataset: str, result: JobResult) -> None:
+        """Record the rewards of a group. A local one without any known reward is given up."""
+        if origin == "local":
+            self._status.worked()
+        self._count_answers(origin, result)
+        known = [reward for reward in result.rewards if reward is not None]
+        self._seconds.labels(dataset if dataset in self._tasks else OTHER_TASK).observe(result.seconds)
+        if not known:
+            self.failed_local()
+            return
+        self._scored.labels(origin).inc()
+        self._status.add(FigureFamily.SCORED.of(origin))
+        # The sum of a histogram must not fall, and the alerts on its mean are about shares.
+        if min(known) < 0.0 or max(known) > 1.0:
+            self._beyond_shares.add(dataset)
+        if dataset not in self._beyond_shares:
+            rewards = self._rewards.labels(origin)
+            for reward in known:
+                rewards.observe(reward)
 
     def unscored(self, origin: Origin, completions: int, result: JobResult) -> None:
-        """Record that a group could not be scored."""
-        self._count_jobs(origin, completions, "error", result)
+        """Record that a group could not be scored, or that a foreign one has unknown rewards."""
+        if result.marks and not result.timeouts:
+            self._count_answers(origin, result)
+        else:
+            self._jobs.labels(origin, "error").inc(max(0, completions - result.timeouts))
+            self._jobs.labels(origin, "timeout").inc(result.timeouts - result.deaths)
+            self._jobs.labels(origin, "killed").inc(result.deaths)
+            self._count_lost(result)
 
     def failed_local(self) -> None:
         """Record that a local group was given up."""
@@ -128,19 +149,16 @@ class ScoringFigures:
             self._protections.labels(protection).set(protection not in missing)
             self._status.set(FigureFamily.SANDBOX_WITHOUT.of(protection), protection in missing)
 
-    def _count_scored(self, origin: Origin, dataset: str, result: JobResult) -> None:
-        self._scored.labels(origin).inc()
-        self._seconds.labels(dataset if dataset in self._tasks else OTHER_TASK).observe(result.seconds)
-        rewards = self._rewards.labels(origin)
-        for reward in result.rewards:
-            rewards.observe(reward)
-        self._status.add(FigureFamily.SCORED.of(origin))
-        self._count_jobs(origin, len(result.rewards), "scored", result)
+    def _count_answers(self, origin: Origin, result: JobResult) -> None:
+        unknown = unknown_of(result.marks)
+        self._jobs.labels(origin, "scored").inc(len(result.marks) - unknown.total())
+        for cause, answers in unknown.items():
+            self._jobs.labels(origin, cause).inc(answers)
+            if origin == "local":
+                self._status.add(FigureFamily.UNKNOWN_REWARDS.of(cause), answers)
+        self._count_lost(result)
 
-    def _count_jobs(self, origin: Origin, completions: int, otherwise: str, result: JobResult) -> None:
-        self._jobs.labels(origin, "timeout").inc(result.timeouts - result.deaths)
-        self._jobs.labels(origin, "killed").inc(result.deaths)
-        self._jobs.labels(origin, otherwise).inc(max(0, completions - result.timeouts))
+    def _count_lost(self, result: JobResult) -> None:
         if result.timeouts:
             self._timeouts.inc(result.timeouts)
             self._status.add(StatusFigure.SCORE_TIMEOUTS, result.timeouts)
@@ -217,7 +235,7 @@ class BorderFigures:
 
     def accepted(self, dataset: str, result: JobResult) -> None:
         """Record that a foreign group was scored and stored in the scored stream."""
-        self._scoring.scored_foreign(dataset, result)
+        self._scoring.scored("external", dataset, result)
         self._accepted.inc()
         self._status.add(StatusFigure.ACCEPTED)
         self._status.set(StatusFigure.TAKEN_AT, time.time())

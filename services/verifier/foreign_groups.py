@@ -23,6 +23,7 @@ from services.verifier.places import Places
 from services.verifier.refusals import Refusal, Refused, beyond_budget
 from services.verifier.refused_messages import RefusedMessages
 from services.verifier.refused_record import RefusedRecord
+from services.verifier.rewards import RewardKnowledge
 from services.verifier.swarm_link import SwarmLink
 from services.verifier.swarm_reader import BURST_S, SwarmReader
 from shared.cancelling import cancel_and_wait
@@ -67,6 +68,7 @@ class Intake:
         border: Border,
         pool: ScorerPool,
         own: OwnModel,
+        rewards: RewardKnowledge,
         figures: Figures,
         log: Log,
         record: RefusedRecord,
@@ -85,7 +87,7 @@ class Intake:
             verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share
         )
         self._examiner = Examiner(border)
-        self._store = ForeignStore(config, node, border, own, figures, log)
+        self._store = ForeignStore(config, node, border, own, rewards, figures, log)
         self._refused = RefusedMessages(figures, log, time.time(), record, lambda name: border.sender(name, time.time()).known)
         self._chunks = ClaimedChunks()
         self._in_work: set[asyncio.Task[None]] = set()

@@ -9,8 +9,8 @@ from typing import Any
 from services.verifier.border import Border, Candidate, without_token_ids
 from services.verifier.claims import SMALL_BYTES
 from services.verifier.figures import Figures
-from services.verifier.foreign_rewards import foreign_rewards
 from services.verifier.own_model import OwnModel
+from services.verifier.rewards import RewardKnowledge
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import encode
@@ -28,8 +28,17 @@ RETRY_S = 1.0
 class ForeignStore:
     """Stores foreign groups in the node's stream of scored groups."""
 
-    def __init__(self, config: NodeConfig, node: Transport, border: Border, own: OwnModel, figures: Figures, log: Log) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: NodeConfig,
+        node: Transport,
+        border: Border,
+        own: OwnModel,
+        rewards: RewardKnowledge,
+        figures: Figures,
+        log: Log,
+    ) -> None:
+        self._rewards = rewards
         self._id = config.node.id
         self._node = node
         self._border = border
@@ -43,11 +52,13 @@ class ForeignStore:
         """
         signer = self._border.signer(candidate.public_key, time.time())
         group = candidate.group if self._own.same_tokenizer(candidate.group) else without_token_ids(candidate.group)
+        rewards, passed = self._rewards.foreign(group.task.ref, result)
         scored = ScoredGroup(
             group_id=candidate.group_id,
             origin="external",
             group=group,
-            rewards=foreign_rewards(result.rewards, partial_credit=self._config.verifier.foreign_partial_credit),
+            rewards=rewards,
+            passed=passed,
             scored_by=self._id,
             score_seconds=result.seconds,
             scored_at=time.time(),
@@ -68,7 +79,7 @@ class ForeignStore:
                 await asyncio.sleep(RETRY_S * attempt)
             else:
                 self._figures.border.accepted(group.task.ref.dataset, result)
-                mean = round(sum(result.rewards) / len(result.rewards), 4)
+                mean = round(sum(rewards) / len(rewards), 4)
                 known: dict[str, Any] = {"sender": candidate.sender, "mean_reward": mean, "outcome": "accepted"}
                 spans.emit(candidate.group_id, spans.BORDER, seconds=result.seconds, **known)
                 self._log.info(
@@ -79,7 +90,7 @@ class ForeignStore:
                     policy_version=group.policy_version,
                     swarm_seq=swarm_seq,
                     stream_seq=ack.seq,
-                    completions=len(result.rewards),
+                    completions=len(rewards),
                     mean_reward=mean,
                     seconds=round(result.seconds, 4),
                 )

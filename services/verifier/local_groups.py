@@ -2,8 +2,9 @@
 and then acknowledges them.
 
 A group is acknowledged only after its `ScoredGroup` is stored under the group's id, so the server
-drops the duplicate of a second delivery after a crash. A group that cannot be scored is stored as a
-`ScoredGroup` with `failure`, and its bytes as a dead letter.
+drops the duplicate of a second delivery after a crash. An answer whose reward is unknown leaves its
+group here. A group without any reward is stored as a `ScoredGroup` with `failure`; so is one that
+cannot be scored, and its bytes become a dead letter.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 from services.verifier.figures import Figures
 from services.verifier.local_outcomes import LocalOutcomes
 from services.verifier.own_model import OwnModel
+from services.verifier.rewards import RewardKnowledge
 from services.verifier.sharing import Outbox
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
@@ -23,6 +25,7 @@ from shared.contracts.codec import content_id, decode
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
+from shared.rewards import unknown_of
 from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
@@ -46,6 +49,7 @@ class LocalScorer:
         own: OwnModel,
         figures: Figures,
         log: Log,
+        rewards: RewardKnowledge,
         note_own: Callable[[RolloutGroup], None] = lambda _: None,
     ) -> None:
         """`note_own` is called with each scored group, so that a sender who returns it as its own
@@ -60,6 +64,7 @@ class LocalScorer:
         self._own = own
         self._figures = figures
         self._log = log
+        self._rewards = rewards
         self._note_own = note_own
         self._in_work: set[asyncio.Task[None]] = set()
 
@@ -135,18 +140,24 @@ class LocalScorer:
             await self._scored.give_up(delivery.message, group, payload, f"{result.reason}: {result.detail}")
             await delivery.ack()
             return
-        stored = await self._scored.store(delivery.message, self._scored.scored(group, group_id, result))
+        group, rewards, passed = self._rewards.scored(group, result)
+        unknown = unknown_of(result.marks)
+        failure = None if rewards else f"no answer has a reward ({', '.join(unknown)}): {result.detail}"[:500]
+        scored = self._scored.scored(group, group_id, rewards, result.seconds, failure, passed=passed, unknown=unknown)
+        stored = await self._scored.store(delivery.message, scored)
         if not stored.duplicate:
-            self._figures.scoring.scored_local(group.task.ref.dataset, result)
-            self._say_scored(group, group_id, result, stored.seq)
-            self._note_own(group)
+            self._figures.scoring.scored("local", group.task.ref.dataset, result)
+            if rewards:
+                self._say_scored(group, group_id, result, stored.seq, rewards)
+                self._note_own(group)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
-        self._outbox.offer(group, group_id, result.rewards)
+        if rewards:
+            self._outbox.offer(group, group_id, rewards)
         await delivery.ack()
 
-    def _say_scored(self, group: RolloutGroup, group_id: str, result: JobResult, seq: int) -> None:
+    def _say_scored(self, group: RolloutGroup, group_id: str, result: JobResult, seq: int, rewards: list[float]) -> None:
         """Report the scored group to the log, and as a span."""
-        mean = round(sum(result.rewards) / len(result.rewards), 4)
+        mean = round(sum(rewards) / len(rewards), 4)
         spans.emit(group_id, spans.SCORE, seconds=result.seconds, task=group.task.ref.dataset, mean_reward=mean)
         self._log.info(
             "rollouts_scored",
@@ -155,8 +166,8 @@ class LocalScorer:
             draw=group.draw,
             policy_version=group.policy_version,
             stream_seq=seq,
-            completions=len(result.rewards),
+            completions=len(rewards),
             mean_reward=mean,
-            timeouts=result.timeouts,
+            unknown=len(result.rewards) - len(rewards),
             seconds=round(result.seconds, 4),
         )

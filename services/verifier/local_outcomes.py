@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from services.verifier.figures import Figures
 from shared.contracts import subjects
@@ -11,7 +13,6 @@ from shared.contracts.messages import RolloutGroup, ScoredGroup
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.dead_letters import attempt_id, bury
 from shared.runtime.logs import Log
-from shared.tasks.sandbox import JobResult
 from shared.transport.base import PubAck, StoredMessage, Transport
 
 
@@ -29,7 +30,7 @@ class LocalOutcomes:
         rollout_id, task = rollout_id_of(group_id), group.task.ref.dataset
         self._log.error("local_group_given_up", rollout_id=rollout_id, draw=group.draw, task=task, cause=cause)
         await self.bury(message, payload, cause)
-        failed = self.scored(group, group_id, JobResult([], None, "failed", cause, 0, 0.0), failure=cause[:500])
+        failed = self.scored(group, group_id, [], 0.0, cause[:500])
         if not (await self.store(message, failed)).duplicate:
             self._figures.scoring.failed_local()
 
@@ -47,15 +48,27 @@ class LocalOutcomes:
         name, headers = attempt_id(message, scored.group_id), {ROLLOUT_ID_HEADER: rollout_id_of(scored.group_id)}
         return await self._node.publish(subject, encode(scored), stream=stream, message_id=name, headers=headers)
 
-    def scored(self, group: RolloutGroup, group_id: str, result: JobResult, failure: str | None = None) -> ScoredGroup:
+    def scored(
+        self,
+        group: RolloutGroup,
+        group_id: str,
+        rewards: list[float],
+        seconds: float,
+        failure: str | None = None,
+        *,
+        passed: list[bool] | None = None,
+        unknown: Mapping[str, int] = MappingProxyType({}),
+    ) -> ScoredGroup:
         """The message with a group and its rewards, or with the reason why it has none."""
         return ScoredGroup(
             group_id=group_id,
             origin="local",
             group=group,
-            rewards=result.rewards,
+            rewards=rewards,
             scored_by=self._id,
-            score_seconds=result.seconds,
+            score_seconds=seconds,
             scored_at=time.time(),
+            passed=passed,
+            unknown=dict(unknown),
             failure=failure,
         )

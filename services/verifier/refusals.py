@@ -33,12 +33,18 @@ class Refusal(Enum):
     FROM_FUTURE = "from_future"
     REPLAYED = "replayed"
     TASK_NOT_ALLOWED = "task_not_allowed"
+    NO_PASS = "no_pass"
+    """No pass is defined for its source, so a near miss could not be told from a right answer."""
     HELD_OUT = "held_out"
     LENGTHS = "lengths"
     TASK_UNDERIVABLE = "task_underivable"
     TASK_MISMATCH = "task_mismatch"
     SCORING_TIMEOUT = "scoring_timeout"
     SCORING_COST = "scoring_cost"
+    UNKNOWN_REWARD = "unknown_reward"
+    """An answer's reward is unknown here. The whole group is refused: if such answers left it, as
+    they leave a local group, a sender could fill a copy with answers that vanish after the checks.
+    """
     REPEATED = "repeated"
     COPIED = "copied"
 
@@ -82,8 +88,9 @@ under a third one's subject (`author`).
 counts once, however often it is sent.
 * Anyone who reads another swarm can copy its groups here (`other_swarm`), and an honest node may be
 misconfigured.
-* `task_not_allowed`, `held_out`, `lengths`, `schema_version`: an honest node cannot know this
-node's choices and version.
+* `task_not_allowed`, `no_pass`, `held_out`, `lengths`, `schema_version`: an honest node cannot know
+this node's choices and version.
+* `unknown_reward`: this node's scorer failed; what that cost counts (`scoring_cost`).
 * `scoring_timeout` weighs as much as it cost (`services.verifier.border`); `scoring_cost` is a
 judgement on many groups (`services.verifier.scoring_cost`) and causes quarantine by itself.
 * A copy is blamed only if coincidence is excluded, and only on the later one in the stream

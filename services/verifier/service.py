@@ -17,6 +17,7 @@ from services.verifier.own_model import OwnModel
 from services.verifier.refused_record import RefusedRecord
 from services.verifier.replay import ReplayMemory
 from services.verifier.reports import Reports
+from services.verifier.rewards import RewardKnowledge
 from services.verifier.sender_watch import SenderWatch
 from services.verifier.sharing import Outbox
 from services.verifier.spent_groups import SpentGroups
@@ -89,12 +90,14 @@ class VerifierService:
             own = OwnModel()
             outbox = Outbox(config.verifier, self._key, link, figures, log, config.nats.swarm_id)
             rules = BorderRules.of(self._config, self._config.verifier.accepted_tasks)
-            border = Border(rules, self._trust, self._replay, self._held_out)
+            rewards = RewardKnowledge(config, context.node, figures, log)
+            await rewards.begin(pool)
+            border = Border(rules, self._trust, self._replay, self._held_out, awaits_pass=rewards.awaits_pass)
             scored = LocalOutcomes(config.node.id, context.node, figures, log)
-            local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, border.note_own)
+            local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, rewards, border.note_own)
             spent = SpentGroups(config, context.node, scored, figures, log)
             refused = RefusedRecord(config.node.run_dir, config.node.replica, log)
-            intake = Intake(config, context.node, link, border, pool, own, figures, log, refused)
+            intake = Intake(config, context.node, link, border, pool, own, rewards, figures, log, refused)
             watch = SenderWatch(config.node.id, context.replica, context.node, border, self._trust, figures, log)
             await watch.exchange()
             await watch.look()
@@ -107,6 +110,7 @@ class VerifierService:
                 spent.sweep(),
                 outbox.run(),
                 link.run(),
+                rewards.run(),
                 figures.scoring.watch_workers(pool),
                 self._watch_queues(context, figures),
             ]

@@ -40,6 +40,13 @@ class TaskSpec(Section):
         "`swarm.verifiers` entry point. Without this setting a file is scored by exact; reasoning_gym is for its datasets alone.",
     )
 
+    pass_at: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="The reward from which on an answer passes, unless its scorer says so itself. Without this setting full marks "
+        "pass: 1 of a built-in verifier; of your own, the higher one of two rewards. With more rewards than two there is no pass.",
+    )
+
     @property
     def file_name(self) -> str:
         """The name by which people know a file: without its folder."""

@@ -47,8 +47,8 @@ class VerifierSection(Section):
         5.0,
         gt=0,
         le=600,
-        description="Wall-clock limit in seconds for scoring one local answer; if it is exceeded, the scorer process is killed. "
-        "Ordinary answers take milliseconds.",
+        description="Wall-clock limit in seconds for scoring one local answer; if it is exceeded, the scorer process is killed and "
+        "the answer's reward is unknown. Ordinary answers take milliseconds.",
     )
     worker_memory_mb: int = Field(
         2048,
@@ -123,7 +123,7 @@ class VerifierSection(Section):
     )
     foreign_partial_credit: bool = Field(
         False,
-        description="Keep the reward of a foreign answer that does not pass (reward below 0.99). Off: such an answer gets 0, "
+        description="Keep the reward of a foreign answer that does not pass. Off: such an answer gets 0, "
         "because a sender can write nearly right answers on purpose. Turn it on if a dataset rarely gives full marks.",
     )
     replay_memory: int = Field(

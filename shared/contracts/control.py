@@ -22,6 +22,7 @@ from shared.contracts.wire import (
     SchemaVersion,
     Seconds,
     Sha256,
+    Share,
     ShortText,
     UnixTime,
 )
@@ -108,12 +109,24 @@ class SamplerPosition(Message, frozen=True, kw_only=True):
     """I of the next batch if `sampler.adapt` moves it; None: the configured value."""
 
 
+RewardsBySource = Annotated[dict[PlainText, Annotated[list[Reward], Meta(max_length=3)]], Meta(max_length=64)]
+
+
 class TaskScore(Message, frozen=True, kw_only=True):
-    """Held-out result on one dataset. `pass_rate` is the share of answers with reward >= 0.99."""
+    """Held-out result on one dataset: `n` answers whose reward is known. pass_rate: the share of
+    them that pass; None: no pass is defined for one of its sources (`shared.tasks.evaluation`).
+    """
 
     n: Count
-    pass_rate: Reward
+    pass_rate: Share | None
     mean_reward: Reward
+
+    @property
+    def score(self) -> float:
+        """The number by which results are compared: the pass rate, or the mean reward where no pass
+        is defined.
+        """
+        return self.mean_reward if self.pass_rate is None else self.pass_rate
 
 
 class EvalReport(Message, frozen=True, kw_only=True):
@@ -126,7 +139,8 @@ class EvalReport(Message, frozen=True, kw_only=True):
     policy_version: Count
     created_at: UnixTime
     n: Count
-    pass_rate: Reward
+    pass_rate: Share | None
+    """None: no pass is defined for one of the sources."""
     mean_reward: Reward
     per_task: dict[DatasetName, TaskScore]
     seconds: Seconds
@@ -134,6 +148,17 @@ class EvalReport(Message, frozen=True, kw_only=True):
     """Identifies the held-out set (`shared.tasks.held_out.held_out_id`); scores are comparable only
     where it is equal. None: written by a version that did not report it.
     """
+    unknown: Count = 0
+    """Answers whose reward is unknown; they are left out of `n` and of the means."""
+    reward_values: RewardsBySource = {}
+    """The distinct rewards of sources whose pass depends on them (`shared.tasks.evaluation`)."""
+
+    @property
+    def score(self) -> float:
+        """The number by which results are compared: the pass rate, or the mean reward where no pass
+        is defined.
+        """
+        return self.mean_reward if self.pass_rate is None else self.pass_rate
 
 
 class EvalTurn(Message, frozen=True, kw_only=True):
@@ -144,6 +169,15 @@ class EvalTurn(Message, frozen=True, kw_only=True):
     schema: SchemaVersion = 1
     policy_version: Count
     replica: PlainText
+
+
+class RewardValues(Message, frozen=True, kw_only=True):
+    """The distinct rewards that a node's own scorers gave, by task source, as far as needed to tell
+    whether a source has a pass (`shared.tasks.evaluation`). A node's verifiers share it.
+    """
+
+    schema: SchemaVersion = 1
+    sources: RewardsBySource = {}
 
 
 class IntakeCursor(Message, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ and the signed group that crosses the swarm plane.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -54,6 +55,11 @@ class TaskRef(Message, frozen=True, kw_only=True):
     """Canonical JSON of the dataset's configuration (sorted keys, no spaces), without `seed`."""
     seed: Seed
     index: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+def source_name(dataset: str, config: str) -> str:
+    """Short name of a dataset under one configuration, such as `gcd` or `gcd#5f2a01bc`."""
+    return dataset if config == "{}" else f"{dataset}#{hashlib.sha256(config.encode()).hexdigest()[:8]}"
 
 
 class Task(Message, frozen=True, kw_only=True):
@@ -150,11 +156,13 @@ def signed_bytes(swarm: str, body: bytes) -> bytes:
 
 
 class ScoredGroup(Message, frozen=True, kw_only=True):
-    """A group with the rewards that this node gave it: `rewards[i]` in [0, 1] is that of
-    `group.completions[i]`.
+    """A group with the rewards that this node gave it: `rewards[i]` is that of
+    `group.completions[i]`. Answers whose reward is unknown have left the group; `unknown` counts
+    them by cause (`shared.rewards.Mark`).
 
-    `failure` says why a local group could not be scored. Its rewards are then empty, and the
-    sampler counts the group as dropped, so that the generator does not wait for it.
+    `passed[i]`: whether that answer passes; None: no pass is defined for this task's source
+    (`shared.tasks.evaluation`). `failure` says why a local group has no rewards. The sampler then
+    counts the group as dropped, so that the generator does not wait for it.
     """
 
     schema: SchemaVersion = 1
@@ -165,6 +173,8 @@ class ScoredGroup(Message, frozen=True, kw_only=True):
     scored_by: ShortText
     score_seconds: Seconds
     scored_at: UnixTime
+    passed: Annotated[list[bool], Meta(max_length=MAX_COMPLETIONS)] | None = None
+    unknown: Annotated[dict[PlainText, Count], Meta(max_length=16)] = {}
     failure: ShortText | None = None
     share: ShortText | None = None
     """For a foreign group: the share of a batch that it counts against, named by its key or by a

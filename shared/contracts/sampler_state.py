@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.contracts.wire import Count, DatasetName, Message, Reward, ShortText
+from shared.contracts.wire import Count, DatasetName, Message, Number, Reward, Share, ShortText
 
 Discounted = Annotated[float, Meta(ge=0.0, le=1e12)]
 """A count in which older events have less weight."""
@@ -46,8 +46,8 @@ class OwnRecord(Message, frozen=True, kw_only=True):
     sources: Annotated[list[SourceRecord], Meta(max_length=4096)] = []
     groups: Count = 0
     informative: Count = 0
-    reward_sum: Discounted = 0.0
-    reward_squares: Discounted = 0.0
+    reward_sum: Number = 0.0
+    reward_squares: Number = 0.0
 
 
 class ArmRecord(Message, frozen=True, kw_only=True):
@@ -72,15 +72,16 @@ class ArmRun(Message, frozen=True, kw_only=True):
 class BanditState(Message, frozen=True, kw_only=True):
     """State of the bandit that chooses strategies (`services.sampler.bandit`).
 
-    version, pass_rate: the newest held-out result that was counted. scale: discounted mean square
-    of the gains; scale_weight: its weight. runs: the strategies used since that result; the last
-    one is the next batch's.
+    version, pass_rate, mean_reward: the newest held-out result that was counted. scale: discounted
+    mean square of the gains; scale_weight: its weight. runs: the strategies used since that result;
+    the last one is the next batch's.
     """
 
     arms: Annotated[list[ArmRecord], Meta(max_length=64)] = []
     runs: Annotated[list[ArmRun], Meta(max_length=65_536)] = []
     version: Count | None = None
-    pass_rate: Reward = 0.0
+    pass_rate: Share | None = 0.0
+    mean_reward: Reward = 0.0
     scale: Discounted = 0.0
     scale_weight: Discounted = 0.0
 
@@ -99,8 +100,8 @@ class DatasetLevel(Message, frozen=True, kw_only=True):
 
     dataset: DatasetName
     n: Count
-    rate: Reward
-    best: Reward
+    rate: Share
+    best: Share
 
 
 class SharingState(Message, frozen=True, kw_only=True):
@@ -115,12 +116,12 @@ class SharingState(Message, frozen=True, kw_only=True):
     batches: Count = 0
     groups: Count = 0
     informative_groups: Count = 0
-    reward_sum: Discounted = 0.0
-    reward_squares: Discounted = 0.0
+    reward_sum: Number = 0.0
+    reward_squares: Number = 0.0
     external_wanted: Count = 0
     external_taken: Count = 0
     age_sum_s: Discounted = 0.0
-    informative: Reward | None = None
+    informative: Share | None = None
     reward: Level | None = None
     held_out: Level | None = None
     held_out_version: Count | None = None

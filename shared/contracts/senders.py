@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.contracts.wire import Count, Message, NodeId, Number, Reward, SchemaVersion, Seconds, ShortText, UnixTime
+from shared.contracts.wire import Count, Message, NodeId, Number, SchemaVersion, Seconds, Share, ShortText, UnixTime
 
 BANS_KEY = "bans"
 SENDERS_PREFIX = "senders."
@@ -83,7 +83,7 @@ class KeyReputation(Message, frozen=True, kw_only=True):
 
     public_key: Annotated[str, Meta(max_length=64)]
     name: ShortText
-    suspicion: Reward
+    suspicion: Share
     updated_at: UnixTime
     accepted: Count
     refused: Annotated[dict[ShortText, Count], Meta(max_length=64)] = {}

@@ -27,6 +27,9 @@ class StatusFigure(StrEnum):
     TOKENS_PER_S = "tokens_per_s"
     POLICY_LOAD_FAILURES = "policy_load_failures"
     EVAL_PASS_RATE = "eval_pass_rate"
+    EVAL_MEAN_REWARD = "eval_mean_reward"
+    EVAL_UNKNOWN = "eval_unknown"
+    """Held-out answers of the newest evaluation whose reward is unknown, if there are any."""
     EVAL_VERSION = "eval_version"
     POLICY_VERSION = "policy_version"
     """The version that a generator samples from; for a trainer, the version it has published."""
@@ -83,6 +86,8 @@ class FigureFamily(StrEnum):
     """Foreign messages refused since one was accepted, for the reason that most of those that were
     examined were refused for; of no other reason, as a status holds few figures.
     """
+    UNKNOWN_REWARDS = "unknown_rewards_{}"
+    """Local answers whose reward is unknown, by cause; only of causes that occurred."""
     SENDERS = "senders_{}"
     """Senders from whom nothing is accepted, by cause."""
     SANDBOX_WITHOUT = "sandbox_without_{}"

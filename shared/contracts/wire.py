@@ -34,7 +34,10 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 Seed = Annotated[int, Meta(ge=0, le=2**62)]
 UnixTime = Annotated[float, Meta(ge=0.0, le=1e11)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
-Reward = Annotated[float, Meta(ge=0.0, le=1.0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+MAX_REWARD = 1e9
+"""Largest magnitude of a reward; one beyond it is unknown, like infinity."""
+Reward = Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)]
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 FinishReason = Literal["stop", "length", "abort"]
 Origin = Literal["local", "external"]

@@ -131,7 +131,7 @@ def _verifier(node: str) -> _Needs:
             *(_dropping(_chunks(stream)) for stream in streams),
             *_purging(spent),
         ),
-        keys=(subjects.INTAKE_KEY, f"{SENDERS_PREFIX}*", REPUTATION_KEY, subjects.SWARM_NAME_KEY),
+        keys=(subjects.INTAKE_KEY, subjects.REWARD_VALUES_KEY, f"{SENDERS_PREFIX}*", REPUTATION_KEY, subjects.SWARM_NAME_KEY),
         reads=(*(name for stream in streams for name in _with_chunks(stream)), spent),
     )
 

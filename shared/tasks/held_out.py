@@ -87,7 +87,7 @@ def held_out_id(tasks: Sequence[Task], specs: Sequence[TaskSpec]) -> str:
     """SHA-256 (hex) of everything besides the answers that determines a held-out score: the tasks,
     in any order, and their verifiers. Nodes with equal ids were asked the same questions.
     """
-    judged_by = sorted({(spec.dataset, spec.verifier) for spec in specs})
+    judged_by = sorted({(spec.dataset, spec.verifier + ("" if spec.pass_at is None else f" {spec.pass_at!r}")) for spec in specs})
     asked = sorted(
         (task.ref.dataset, task.ref.config, task.ref.seed, task.ref.index, task.question, task.answer or "", task.metadata)
         for task in tasks

@@ -4,38 +4,38 @@ foreign text must be scored in the sandbox.
 
 from __future__ import annotations
 
-import math
 from collections.abc import MutableSequence, Sequence
-from numbers import Real
 from typing import Any
 
 from shared.contracts.messages import Task
-from shared.registry import DEFAULT_VERIFIER, PACKAGE_FAILURES, failure, telling
+from shared.contracts.wire import MAX_REWARD
+from shared.registry import DEFAULT_VERIFIER, failure, telling
+from shared.rewards import Mark
 from shared.tasks.answers import CLOSING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item
-from shared.tasks.verifiers import AnswerScorer, load_verifier
+from shared.tasks.verifiers import AnswerScorer, is_built_in, load_verifier
 
 MAX_ANSWER_CHARS = 65_536
-"""Longest answer (after extraction) that is scored; longer ones earn 0."""
-
-_ODD_TEXT = (ValueError, ArithmeticError, LookupError, RecursionError)
+"""Longest answer (after extraction) that is scored."""
 
 Word = memoryview | MutableSequence[int]
 """A writable sequence with an integer at index 0."""
 
 
 def score_answer(task: Task, text: str, verifier: str = DEFAULT_VERIFIER) -> float:
-    """Reward in [0, 1] for a completion's text, in this process.
+    """Reward for a completion's text, in this process.
 
     The answer is extracted (`extract_answer`) and scored against the task derived again from
-    `task.ref`; the question, answer and metadata in `task` are not used. A scorer that raises or
-    returns something other than a number counts as 0.
+    `task.ref`; the question, answer and metadata in `task` are not used.
 
     Raises:
         TaskError: the task cannot be derived from the reference, or the verifier cannot be used for
-            it.
+            it; or the reward is unknown.
     """
-    (reward,) = score_texts(derive_item(task.ref), verifier, [text])
+    problems: list[str] = []
+    (reward,), _ = score_texts(derive_item(task.ref), verifier, [text], problems=problems)
+    if reward is None:
+        raise TaskError("reward_unknown", f"verifier {verifier} {''.join(problems)}")
     return reward
 
 
@@ -55,86 +55,85 @@ def scorer_of(verifier: str, item: Item) -> AnswerScorer:
     return score
 
 
-def trial_problem(verifier: str, item: Item) -> TaskError | None:
-    """What is wrong with the reward of the task's own answer: a scorer that returns no number, or
-    cannot run, pays 0 for ever. None if nothing is, or if it raises what reading an odd text may
-    raise, because a reference answer need not have the form of an answer.
-    """
-    score = scorer_of(verifier, item)
-    if item.task.answer is None:
-        return None
-    try:
-        found = score(item.task.answer)
-    except _ODD_TEXT:
-        return None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # as `telling` does
-        if isinstance(error, AttributeError) and error.obj is None:  # of a pattern that did not match
-            return None
-        raised = f"raised {failure(error)} for the reference answer"
-        return TaskError("task_verifier", f"verifier {verifier} {raised}, and would pay 0 for every answer: correct it")
-    if _is_number(found):
-        return None
-    return TaskError(
-        "task_verifier", f"verifier {verifier} returned {_shown(found)} for the reference answer: have it return a number in [0, 1]"
-    )
-
-
 def score_texts(
     item: Item,
     verifier: str,
     texts: Sequence[str | None],
     progress: Word | None = None,
     first_step: int = 0,
-    rewards: list[float] | None = None,
     problems: list[str] | None = None,
-) -> list[float]:
-    """`score_answer` for many texts of one derived task. A text that is None earns 0.
+) -> tuple[list[float | None], list[Mark]]:
+    """The rewards of many texts of one derived task, None where unknown, and what else is known
+    about each. A text that is None has cost a worker before: it is
+    not scored.
 
-    `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. Rewards are
-    appended to `rewards` one by one, so that another process can read them before the last one is
-    there. What the scorer raised, or returned that is no number, is appended to `problems` for the
-    first such text, if one is given.
+    A scorer's number is used as it is. What it raises, or returns that is no finite number, makes
+    that answer's reward unknown. Built-in verifiers judge the text alone: one that cannot read a
+    text, or finds it too long, gives 0.
+
+    `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. What the scorer
+    raised, or returned that is no number, is appended to `problems` for the first such text.
 
     Raises:
         TaskError: there is no such verifier, or it cannot be used for this task.
     """
     score = scorer_of(verifier, item)
+    unread_is_wrong = is_built_in(verifier, item.task.ref.dataset)
     word: Word = [0] if progress is None else progress
-    rewards = [] if rewards is None else rewards
+    rewards: list[float | None] = []
+    marks: list[Mark] = []
     step = first_step
     # Inlined, because on cheap datasets each additional call is a tenth of the scorer's own time.
     for text in texts:
         word[0] = step
         step += 1
-        raw: Any = 0.0
-        if text is not None:
+        problem = ""
+        if text is None:
+            reward, mark = None, Mark.TIMEOUT
+        else:
             answer = extract_answer(text) if CLOSING_TAG in text else text.strip()
-            if len(answer) <= MAX_ANSWER_CHARS:
+            if len(answer) > MAX_ANSWER_CHARS:
+                reward, mark, problem = None, Mark.TOO_LONG, f"scores answers of at most {MAX_ANSWER_CHARS} characters"
+            else:
                 try:
                     raw = score(answer)
-                except PACKAGE_FAILURES as error:  # whatever a scorer raises on odd text is the answer's fault
-                    raw = 0.0
-                    if problems == []:
-                        problems.append(f"raised {failure(error)}")
-        if type(raw) is float and 0.0 <= raw <= 1.0:
-            rewards.append(raw)
-            continue
-        if problems == [] and not _is_number(raw):
-            problems.append(f"returned {_shown(raw)} and no number in [0, 1]")
-        rewards.append(_in_unit_interval(raw))
-    return rewards
+                    if type(raw) is float and -MAX_REWARD <= raw <= MAX_REWARD:
+                        rewards.append(raw)
+                        marks.append(Mark.UNSAID)
+                        continue
+                    reward, mark = _read(raw)
+                    if reward is None:
+                        problem = f"returned {type(raw).__name__} ({str(raw)[:40]}), which is no finite number"
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # as `telling` does
+                    reward, mark, problem = None, Mark.RAISED, f"raised {failure(error)}"
+            if reward is None and unread_is_wrong:
+                reward, mark, problem = 0.0, Mark.FAILED, ""
+        if problem and problems == []:
+            problems.append(problem)
+        rewards.append(reward)
+        marks.append(mark)
+    return rewards, marks
 
 
-def _shown(found: Any) -> str:
-    return f"{type(found).__name__} ({str(found)[:40]})"
-
-
-def _is_number(raw: Any) -> bool:
-    return isinstance(raw, Real) and -math.inf < raw < math.inf  # type: ignore[operator]  # a Real compares with a float
-
-
-def _in_unit_interval(raw: Any) -> float:
-    # Clipped first: not every integer fits into a float.
-    return float(min(1, max(0, raw))) if _is_number(raw) else 0.0
+def _read(raw: Any) -> tuple[float | None, Mark]:
+    """What a scorer returned: a number; a pair of number and bool; or an object with `reward` and
+    `passed`.
+    """
+    passed: Any = None
+    if isinstance(raw, tuple) and len(raw) == 2:
+        raw, passed = raw
+    elif hasattr(raw, "reward"):
+        raw, passed = raw.reward, getattr(raw, "passed", None)
+    if type(passed).__name__ not in ("NoneType", "bool", "bool_"):  # numpy's too
+        return None, Mark.NOT_A_NUMBER
+    if not hasattr(type(raw), "__float__") and not hasattr(type(raw), "__index__"):
+        return None, Mark.NOT_A_NUMBER
+    try:
+        reward = float(raw)
+    except OverflowError:  # an integer that no float can hold
+        return None, Mark.NOT_A_NUMBER
+    if not -MAX_REWARD <= reward <= MAX_REWARD:  # NaN too
+        return None, Mark.NOT_A_NUMBER
+    return reward, Mark.UNSAID if passed is None else Mark.PASSED if passed else Mark.FAILED

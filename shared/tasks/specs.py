@@ -19,7 +19,7 @@ from shared.tasks.file_questions import FileQuestions
 from shared.tasks.file_rows import held, hold
 from shared.tasks.file_source import load_rows, with_row_name
 from shared.tasks.held_out import check_share, shares
-from shared.tasks.scoring import scorer_of, trial_problem
+from shared.tasks.scoring import scorer_of
 from shared.tasks.verifiers import load_verifier
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ answer that the verifier cannot judge would otherwise fail groups later.
 
 
 _TWO_VERIFIERS = (
-    "an earlier entry has the same tasks and scores them by verifier {}, which would score all of them: choose one for both, or "
-    "remove this entry (verifier {})"
+    "an earlier entry has the same tasks and scores them by {}, which would score all of them: choose one for both, or "
+    "remove this entry ({})"
 )
 
 
@@ -116,9 +116,10 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
         named.append(spec)
         asked[spec.dataset] += share
         found += [(position, problem) for problem in _problems(spec, asked[spec.dataset], unread)]
-        scored_by = verifiers.setdefault((spec.dataset, spec.canonical_config), spec.verifier)
-        if scored_by != spec.verifier:
-            found.append((position, TaskError("task_config", _TWO_VERIFIERS.format(scored_by, spec.verifier))))
+        rule = f"verifier {spec.verifier}" + ("" if spec.pass_at is None else f" with pass_at {spec.pass_at:g}")
+        scored_by = verifiers.setdefault((spec.dataset, spec.canonical_config), rule)
+        if scored_by != rule:
+            found.append((position, TaskError("task_config", _TWO_VERIFIERS.format(scored_by, rule))))
     return named, found
 
 
@@ -146,8 +147,8 @@ def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
             check_share(spec, share, unread)
             return
         item = derive_item(TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=0))
-        if verifies and (problem := trial_problem(spec.verifier, item)):
-            yield problem
+        if verifies:
+            scorer_of(spec.verifier, item)
         if from_package(spec.dataset):
             _try_package(spec, size)
     except TaskError as error:
@@ -174,18 +175,13 @@ def _try_package(spec: TaskSpec, size: int) -> None:
 
 
 def _row_problems(spec: TaskSpec, size: int) -> Iterator[TaskError]:
-    """The rows, of those that are tried, whose answers the verifier cannot judge; or what it does
-    with the answer of the first one.
-    """
+    """The rows, of those that are tried, whose answers the verifier cannot judge."""
     rows = held(spec.dataset)
     lines, reason = [], ""
     for number in range(min(size, FILE_ROWS_CHECKED)):
         index = number * size // min(size, FILE_ROWS_CHECKED)
         try:
             item = derive_item(TaskRef(dataset=spec.dataset, seed=1, index=index))
-            if not number and (problem := trial_problem(spec.verifier, item)):
-                yield problem
-                return
             scorer_of(spec.verifier, item)
         except TaskError as error:
             known = rows.places if rows else None

@@ -1,10 +1,11 @@
 """Verifiers: built-in ones, and installed ones from the entry-point group `swarm.verifiers`.
 
 A verifier is a function from a derived task (`Item`) to the scorer of its answers:
-`verifier(item)(answer)` is a number, 1 for right and 0 for wrong; values outside [0, 1] are
-clipped. It may raise `TaskError` for a task that it cannot judge; any exception of the scorer
-counts as 0. It runs in the sandbox's worker, which has no environment, network or writable files.
-Its name comes from this node's `[[tasks]]` entries, never from the wire.
+`verifier(item)(answer)` is a finite number, used as it is; or a pair of the number and whether the
+answer passes. It may raise `TaskError` for a task that it cannot judge. If the scorer raises, is
+late or returns anything else, that answer's reward is unknown. It runs in the sandbox's worker,
+which has no environment, network or writable files. Its name comes from this node's `[[tasks]]`
+entries, never from the wire.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from shared.registry import DEFAULT_VERIFIER, VERIFIERS
-from shared.tasks.derive import Item, TaskError
+from shared.tasks.derive import Item, TaskError, from_package
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
     from shared.contracts.messages import TaskRef
 
 AnswerScorer = Callable[[str], Any]
-"""Reward for an extracted answer. It may raise, which the caller counts as 0."""
+"""Reward for an extracted answer. If it raises, the reward is unknown, and that of a built-in
+verifier 0.
+"""
 Verifier = Callable[[Item], AnswerScorer]
 
 
@@ -49,6 +52,11 @@ def preload(names: Iterable[str]) -> None:
             continue
 
 
+def is_built_in(verifier: str, dataset: str) -> bool:
+    """Whether the project's own rule scores this dataset, and not a user's or a package's."""
+    return verifier in VERIFIERS.built_in and not (verifier == DEFAULT_VERIFIER and from_package(dataset))
+
+
 class VerifierChoice:
     """Selects the verifier of a task from this node's own sources, whoever sent the task."""
 
@@ -56,13 +64,15 @@ class VerifierChoice:
         """An entry applies to its dataset and config. A dataset's first entry also applies to the
         dataset's other configs.
         """
-        self._exact = {(spec.dataset, spec.canonical_config): spec.verifier for spec in reversed(specs)}
-        self._by_dataset = {spec.dataset: spec.verifier for spec in reversed(specs)}
-        self.names = sorted({DEFAULT_VERIFIER, *self._by_dataset.values(), *self._exact.values()})
+        self._exact = {(spec.dataset, spec.canonical_config): spec for spec in reversed(specs)}
+        self._by_dataset = {spec.dataset: spec for spec in reversed(specs)}
+        self.names = sorted({DEFAULT_VERIFIER, *(spec.verifier for spec in specs)})
 
     def name_for(self, ref: TaskRef) -> str:
         """The verifier's name; reasoning_gym for a dataset that is not among the sources."""
-        if not self._exact:
-            return DEFAULT_VERIFIER
-        name = self._exact.get((ref.dataset, ref.config))
-        return name or self._by_dataset.get(ref.dataset, DEFAULT_VERIFIER)
+        spec = self.spec_for(ref)
+        return spec.verifier if spec else DEFAULT_VERIFIER
+
+    def spec_for(self, ref: TaskRef) -> TaskSpec | None:
+        """The source whose verifier scores the task; None if its dataset is not among them."""
+        return self._exact.get((ref.dataset, ref.config)) or self._by_dataset.get(ref.dataset)

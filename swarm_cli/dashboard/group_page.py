@@ -46,6 +46,7 @@ def step_object(node: str, batch: Batch, names: FileNames = UNNAMED, *, never: b
                 "dataset": names.shown(group.task.ref.dataset),
                 "question": cut_text(both_ends(group.task.question), 240),
                 "rewards": item.scored.rewards[:16],
+                "passed": None if item.scored.passed is None else item.scored.passed[:16],
                 "completions": len(group.completions),
                 "policy_version": group.policy_version,
                 "at": batch.created_at,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
-from shared.contracts.control import EvalReport
+from shared.contracts.control import EvalReport, TaskScore
 from shared.identity.statements import Heard, Standing
 from swarm_cli.dashboard.recorded_scores import NO_NODES, NO_SETS, ByNode, BySet
 
@@ -24,8 +24,9 @@ THIS_SERVER = "this server's own"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One key's scores on one held-out set. `base` is the pass rate of version 0 on the same set,
-    and `gain` the newest minus that; None if it is not known. `trusted`: the row may be ranked.
+    """One key's scores on one held-out set: pass rates, or mean rewards (`by_reward`) where the
+    newest report has no pass. `base` is the score of version 0 on the same set, and `gain` the
+    newest minus that; None if it is not known. `trusted`: the row may be ranked.
     """
 
     node: str
@@ -40,10 +41,11 @@ class Row:
     at: float
     curve: tuple[tuple[int, float], ...]
     trusted: bool
+    by_reward: bool = False
 
     @property
     def gain(self) -> float | None:
-        """Newest pass rate minus the base policy's."""
+        """Newest score minus the base policy's."""
         return None if self.base is None else self.newest - self.base
 
 
@@ -66,7 +68,7 @@ def leaderboard(
     for each in heard:
         said = each.said
         sets = by_key.setdefault((said.node, each.public_key or "", each.standing.value), {})
-        sets.setdefault((said.held_out or "", said.n), []).append(each)
+        sets.setdefault((said.held_out or "", _asked(said)), []).append(each)
     rows = [row for sets in by_key.values() for row in _newest_sets(sets.values())]
     told = {row.node for row in rows if row.trusted}
     rows += [_own_row(report) for report in own if report.node not in told]
@@ -92,13 +94,14 @@ def _completed(row: Row, recorded: BySet, ended: bool) -> Row:
     known = recorded.get((row.held_out, row.n))
     if known is None:
         return row
-    if row.base is None and known.base is not None:
-        base = known.base.pass_rate
+    base = None if known.base is None else _score(known.base, row.by_reward)
+    if row.base is None and base is not None:
         row = replace(row, base=base, curve=thinned([(0, base), *row.curve], CURVE_POINTS))
     newest = known.newest
-    if not ended or newest.created_at <= row.at:
+    rate = _score(newest, row.by_reward)
+    if not ended or newest.created_at <= row.at or rate is None:
         return row
-    version, rate = newest.policy_version, newest.pass_rate
+    version = newest.policy_version
     curve = thinned([*(point for point in row.curve if point[0] < version), (version, rate)], CURVE_POINTS)
     return replace(row, newest=rate, policy_version=version, at=newest.created_at, curve=curve)
 
@@ -117,8 +120,9 @@ def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
     repeated report changes nothing; if a version was evaluated again, the later result counts.
     """
     in_order = sorted((each.said for each in reports), key=attrgetter("created_at"))
-    curve = _curve(in_order)
     newest, last = in_order[-1], reports[-1]
+    by_reward = newest.pass_rate is None
+    curve = _curve(in_order, by_reward)
     base = dict(curve).get(0)
     return Row(
         node=newest.node,
@@ -126,33 +130,55 @@ def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
         standing=last.standing.value,
         problem=last.problem,
         held_out=newest.held_out or "",
-        n=newest.n,
+        n=_asked(newest),
         base=base,
-        newest=newest.pass_rate,
+        newest=newest.score,
         policy_version=newest.policy_version,
         at=newest.created_at,
         curve=thinned(curve, CURVE_POINTS),
         trusted=last.standing is Standing.SIGNED,
+        by_reward=by_reward,
     )
 
 
 def _own_row(report: EvalReport) -> Row:
-    point = (report.policy_version, report.pass_rate)
-    base = report.pass_rate if report.policy_version == 0 else None
+    """The row of a node on this server whose report the swarm does not have."""
+    version, score = report.policy_version, report.score
     return Row(
-        report.node, "", THIS_SERVER, "", report.held_out or "", report.n, base, report.pass_rate, *point[:1], report.created_at,
-        (point,), True,
-    )  # fmt: skip
+        node=report.node,
+        public_key="",
+        standing=THIS_SERVER,
+        problem="",
+        held_out=report.held_out or "",
+        n=_asked(report),
+        base=score if version == 0 else None,
+        newest=score,
+        policy_version=version,
+        at=report.created_at,
+        curve=((version, score),),
+        trusted=True,
+        by_reward=report.pass_rate is None,
+    )
 
 
-def _curve(in_order: Sequence[EvalReport]) -> list[tuple[int, float]]:
-    """Pass rate by policy version. A version below the previous one means that training started
+def _asked(report: EvalReport) -> int:
+    """The number of tasks in the held-out set."""
+    return report.n + report.unknown
+
+
+def _score(report: EvalReport | TaskScore, by_reward: bool) -> float | None:
+    return report.mean_reward if by_reward else report.pass_rate
+
+
+def _curve(in_order: Sequence[EvalReport], by_reward: bool) -> list[tuple[int, float]]:
+    """Score by policy version. A version below the previous one means that training started
     again: results of later versions from before that are dropped.
     """
     by_version: dict[int, float] = {}
     for report in in_order:
         by_version = {version: rate for version, rate in by_version.items() if version < report.policy_version}
-        by_version[report.policy_version] = report.pass_rate
+        if (score := _score(report, by_reward)) is not None:
+            by_version[report.policy_version] = score
     return sorted(by_version.items())
 
 
@@ -172,26 +198,29 @@ def curves_by_task(
     ended: bool = False,
 ) -> dict[str, list[tuple[int, float]]]:
     """One key's pass rates by dataset, and over all datasets under "", on the held-out set that it
-    last reported on. Reports with a refused signature are left out. `recorded`, `ended`: as in
-    `leaderboard`, for this node.
+    last reported on; mean rewards where the newest report has no pass rate. Reports with a refused
+    signature are left out. `recorded`, `ended`: as in `leaderboard`, for this node.
     """
     mine = [each for each in heard if each.said.node == node and (each.public_key or "") == public_key]
     mine = [each for each in mine if each.standing is not Standing.REFUSED]
     in_order = sorted((each.said for each in mine), key=attrgetter("created_at"))
     trusted = bool(mine) and mine[-1].standing is Standing.SIGNED
-    known = recorded.get((in_order[-1].held_out or "", in_order[-1].n)) if trusted else None
+    known = recorded.get((in_order[-1].held_out or "", _asked(in_order[-1]))) if trusted else None
     if known is not None and ended and known.newest.created_at > in_order[-1].created_at:
         in_order.append(known.newest)
     same_set = [report for report in in_order if report.held_out == in_order[-1].held_out]
-    kept = {version for version, _ in _curve(same_set)}
+    kept = {version for version, _ in _curve(same_set, by_reward=True)}
     newest = [list(reports)[-1] for _, reports in groupby(same_set, key=attrgetter("policy_version"))]
     if known is not None and known.base is not None and 0 not in kept:
         kept.add(0)
         newest.append(known.base)
+    by_reward = {"": bool(in_order) and in_order[-1].pass_rate is None}
+    by_reward |= {name: each.pass_rate is None for name, each in in_order[-1].per_task.items()} if in_order else {}
     curves: dict[str, dict[int, float]] = {}
     for report in newest:
         if report.policy_version in kept:
-            curves.setdefault("", {})[report.policy_version] = report.pass_rate
-            for dataset, score in report.per_task.items():
-                curves.setdefault(dataset, {})[report.policy_version] = score.pass_rate
+            of_all = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
+            for dataset, score in {"": of_all, **report.per_task}.items():
+                if (value := _score(score, by_reward.get(dataset, False))) is not None:
+                    curves.setdefault(dataset, {})[report.policy_version] = value
     return {dataset: sorted(curve.items()) for dataset, curve in sorted(curves.items())}

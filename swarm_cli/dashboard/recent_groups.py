@@ -38,6 +38,7 @@ class RecentGroup:
     question: str
     best: str
     rewards: tuple[float, ...]
+    passed: tuple[bool, ...] | None
     completions: int
     policy_version: int
     at: float
@@ -124,6 +125,7 @@ def _summary(taker: str, batch: Batch, place: int, item: BatchItem) -> RecentGro
         question=both_ends(group.task.question),
         best=group.completions[best].text[:ANSWER_CHARACTERS],
         rewards=tuple(rewards[:REWARDS_SHOWN]),
+        passed=None if scored.passed is None else tuple(scored.passed[:REWARDS_SHOWN]),
         completions=len(group.completions),
         policy_version=group.policy_version,
         at=batch.created_at,

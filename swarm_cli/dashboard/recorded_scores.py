@@ -68,7 +68,7 @@ def _scores(node: str, folder: Path) -> dict[tuple[str, int], Recorded]:
             report = _report(node, each)
         except (msgspec.ValidationError, TypeError):
             continue
-        key = (report.held_out or "", report.n)
+        key = (report.held_out or "", report.n + report.unknown)
         if key in scores or len(scores) < SETS_KEPT:
             before = scores[key].base if key in scores else None
             scores[key] = Recorded(report if report.policy_version == 0 else before, report)
@@ -85,6 +85,7 @@ def _report(node: str, line: Mapping[str, Any]) -> EvalReport:
         "n": line.get("n"),
         "pass_rate": line.get("pass_rate"),
         "mean_reward": line.get("mean_reward", line.get("pass_rate")),
+        "unknown": line.get("unknown", 0),
         "per_task": dict(list(per_task.items())[:TASKS_KEPT]) if isinstance(per_task, dict) else {},
         "seconds": line.get("seconds", 0.0),
         "held_out": line.get("held_out"),

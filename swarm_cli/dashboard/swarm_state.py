@@ -21,7 +21,7 @@ from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.observe.kept_names import with_places
 from swarm_cli.observe.progress import state as node_words
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.standing import ended_a_moment_ago, late_with_word, trouble
+from swarm_cli.observe.standing import ended_a_moment_ago, late_with_word, reward_notes, trouble
 
 NODES_SENT = 200
 ROWS_SENT = 200
@@ -133,6 +133,7 @@ def _node(node: NodeSnapshot, now: float, names: FileNames) -> dict[str, Any]:
         "kind": kind,
         "words": visible(_words(node, kind, now), 80),
         "trouble": _trouble(node, kind, now),
+        "rewards": [visible(words, 200) for words in reward_notes(node.view)],
         "away": [{"process": visible(f"{node.node}-{role}", 50), "log": "", "again": ""} for role in away(node, kind, now)],
         "step": node.view.step,
         "version": node.view.version or (entry.said.policy_version if entry else 0),
@@ -196,6 +197,7 @@ def _row(row: Row) -> dict[str, Any]:
         "trusted": row.trusted,
         "set": row.held_out[:12],
         "n": row.n,
+        "by_reward": row.by_reward,
         "base": row.base,
         "newest": round(row.newest, 4),
         "gain": None if row.gain is None else round(row.gain, 4),

@@ -147,7 +147,7 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
     def check() -> list[str]:
         if problems := derived.problems():
             raise CommandError(f"{told(problems)}\nnothing was started", EXIT_CONFIG)
-        return [] if alone else soon_used_up(config, derived.files)
+        return [*([] if alone else soon_used_up(config, derived.files)), *derived.reward_warnings]
 
     return check
 

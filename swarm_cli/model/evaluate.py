@@ -23,13 +23,15 @@ from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.text import visible
 from swarm_cli.chosen_config import ConfigOption, load_chosen
-from swarm_cli.console import note, terminal
+from swarm_cli.console import count, note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import model_problem
 from swarm_cli.model.commands import export_node
+from swarm_cli.observe.evaluations import NO_PASS_SHOWN
 from swarm_cli.task_sources import task_sources
 
 if TYPE_CHECKING:
+    from shared.tasks.sandbox import JobResult
     from swarm_cli.model.held_out import Asked
 
 TASKS_A_CALL = 32
@@ -38,13 +40,16 @@ _LONGEST_CELL = 400
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A held-out question, the policy's answer and its reward."""
+    """A held-out question, the policy's answer, its reward (None: unknown), and whether it passes
+    (None: no pass is defined).
+    """
 
     dataset: str
     question: str
     reference: str | None
     answer: str
-    reward: float
+    reward: float | None
+    passed: bool | None
 
 
 def evaluate(
@@ -140,14 +145,17 @@ async def _evaluate(
     gives the same answers.
     """
     from services.generator.engines import EngineError, SamplingParams, create_engine
-    from shared.evaluation import summarise
+    from shared.tasks.evaluation import PassRules, judged_answers, summarise
     from shared.tasks.sandbox import SandboxError, ScorerPool
+    from shared.tasks.trial import try_rewards, worth_trying
 
     tasks = asked.tasks
     started = time.monotonic()
     params = SamplingParams(temperature=temperature, max_new_tokens=config.generator.max_new_tokens)
     kind: Any = engine_name
-    answered: list[Answered] = []
+    texts: list[str] = []
+    results: list[JobResult] = []
+    rules = PassRules(asked.sources)
     try:
         threads = config.generator.threads or None
         engine = create_engine(
@@ -158,24 +166,30 @@ async def _evaluate(
         raise CommandError(str(error)) from None
     try:
         async with ScorerPool.from_config(config.verifier, tasks=asked.sources, workers=1) as scorers:
+            await try_rewards(scorers, [spec for spec in asked.sources if worth_trying(spec)], rules)
             with _progress() as progress:
                 bar = progress.add_task("tasks", total=len(tasks))
                 for first in range(0, len(tasks), TASKS_A_CALL):
                     part = tasks[first : first + TASKS_A_CALL]
                     samples = await engine.generate(prompts[first : first + TASKS_A_CALL], 1, params, seed=first)
-                    rewards = await scorers.score([(task, [only.text]) for task, (only,) in zip(part, samples, strict=True)])
-                    answered += [
-                        Answered(task.ref.dataset, task.question, task.answer, only.text, reward)
-                        for task, (only,), (reward,) in zip(part, samples, rewards, strict=True)
-                    ]
+                    results += await scorers.score([(task, [only.text]) for task, (only,) in zip(part, samples, strict=True)])
+                    texts += [only.text for (only,) in samples]
                     progress.advance(bar, len(part))
     except (EngineError, SandboxError) as error:
         raise CommandError(str(error)) from None
     finally:
         await engine.close()
-    results = [(each.dataset, each.reward) for each in answered]
+    scores = judged_answers(rules, [task.ref for task in tasks], results)
+    answered = [
+        Answered(task.ref.dataset, task.question, task.answer, text, *score)
+        for task, text, score in zip(tasks, texts, scores, strict=True)
+    ]
+    if all(each.reward is None for each in answered):
+        detail = next((result.detail for result in results if result.detail), "did not return in time, or ended its process")
+        raise CommandError(f"no answer has a reward: the verifier {detail}: `swarm config check` tries it")
+    summed = [(each.dataset, each.reward, each.passed) for each in answered]
     seconds = round(time.monotonic() - started, 3)
-    return summarise(results, node="eval", policy_version=0, created_at=time.time(), seconds=seconds), answered
+    return summarise(summed, node="eval", policy_version=0, created_at=time.time(), seconds=seconds), answered
 
 
 def _first_per_dataset(answered: Sequence[Answered], count: int) -> list[Answered]:
@@ -193,7 +207,7 @@ def _progress() -> Progress:
 
 def _as_object(report: EvalReport) -> dict[str, Any]:
     scores = {name: {"n": s.n, "pass_rate": s.pass_rate, "mean_reward": s.mean_reward} for name, s in report.per_task.items()}
-    overall = {"n": report.n, "pass_rate": report.pass_rate, "mean_reward": report.mean_reward}
+    overall = {"n": report.n, "pass_rate": report.pass_rate, "mean_reward": report.mean_reward, "unknown": report.unknown}
     return {**overall, "seconds": report.seconds, "per_task": scores}
 
 
@@ -201,12 +215,17 @@ def _show(model: str, report: EvalReport, shown: Sequence[Answered]) -> None:
     table = Table("dataset", "tasks", "pass rate", "mean reward", title=f"{model} on held-out tasks", title_justify="left")
     overall = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
     for name, score in [*report.per_task.items(), ("all", overall)]:
-        table.add_row(name, str(score.n), f"{score.pass_rate:.3f}", f"{score.mean_reward:.3f}")
+        rate = "–" if score.pass_rate is None else f"{score.pass_rate:.3f}"
+        table.add_row(name, str(score.n), rate, f"{score.mean_reward:.3f}")
     terminal().print(table)
+    if report.pass_rate is None:
+        note(NO_PASS_SHOWN)
+    if report.unknown:
+        note(f"{count(report.unknown, 'answer')} left out: the reward is unknown (`swarm config check` tries the verifier)")
     if shown:
         answers = Table("dataset", "question", "reference", "answer", "reward", show_lines=True)
         for each in shown:
             # Text of unknown origin is shown as plain text: no markup, no control characters.
             cells = [visible(text, _LONGEST_CELL) for text in (each.dataset, each.question, each.reference or "", each.answer)]
-            answers.add_row(*map(Text, cells), f"{each.reward:g}")
+            answers.add_row(*map(Text, cells), "unknown" if each.reward is None else f"{each.reward:g}")
         terminal().print(answers)

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D  # noqa: E402
 from shared.drafts import draft_in, keep_draft  # noqa: E402
 from shared.text import visible  # noqa: E402
 from swarm_cli.file_names import file_names  # noqa: E402
-from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps  # noqa: E402
+from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps, scored  # noqa: E402
 
 Evaluations = Mapping[Path, Sequence[Evaluation]]
 
@@ -44,8 +44,8 @@ class Panel:
 
 
 PANELS = (
-    Panel("Reward of local rollouts (sampled, on-policy)", "mean reward, 0 to 1", ("reward_local",)),
-    Panel("Reward of foreign rollouts (scored here)", "mean reward, 0 to 1", ("reward_external",)),
+    Panel("Reward of local rollouts (sampled, on-policy)", "mean reward", ("reward_local",)),
+    Panel("Reward of foreign rollouts (scored here)", "mean reward", ("reward_external",)),
     Panel("Loss", "loss", ("loss",)),
     Panel("Gradient norm before clipping", "L2 norm, log scale", ("grad_norm",), log_scale=True),
     Panel("Entropy of the policy", "nats per token", ("entropy",)),
@@ -93,37 +93,41 @@ def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: b
 def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, colours: dict[Path, Any]) -> None:
     axis.set_title(f"Held-out: {_plain(title)}", fontsize=11)
     axis.set_xlabel("policy version")
-    axis.set_ylabel("share of tasks solved")
+    by_reward = any(name in each[-1].by_reward for each in evaluations.values() if each)
+    axis.set_ylabel("mean reward (no pass defined)" if by_reward else "share of tasks solved")
     for folder, node_evaluations in evaluations.items():
         points = [(each.policy_version, each.by_task[name]) for each in node_evaluations if name in each.by_task]
         if points:
             axis.plot(*zip(*points, strict=True), color=colours[folder], marker="o", markersize=3, label=_plain(folder.name))
     _finish(axis)
-    axis.set_ylim(0, 1)
+    if not by_reward:
+        axis.set_ylim(0, 1)
 
 
 def _draw_held_out(axis: Axes, by_node: Evaluations, colours: dict[Path, Any]) -> None:
     """Draw all nodes in one panel from 0 to 1, because on an axis that fits the data noise looks
     like learning. Bars are one standard error, from each evaluation's number of tasks.
     """
-    axis.set_title("Held-out pass rate (tasks never trained on)", fontsize=11)
+    by_reward = any(each[-1].pass_rate is None for each in by_node.values() if each)
+    axis.set_title(f"Held-out {'mean reward, no pass defined' if by_reward else 'pass rate'} (tasks never trained on)", fontsize=11)
     axis.set_xlabel("policy version")
-    axis.set_ylabel("share of tasks solved")
+    axis.set_ylabel("mean reward" if by_reward else "share of tasks solved")
     sizes = set()
     for folder, evaluations in by_node.items():
         if not evaluations:
             continue
         sizes |= {evaluation.n for evaluation in evaluations}
-        versions = [evaluation.policy_version for evaluation in evaluations]
-        rates = [evaluation.pass_rate for evaluation in evaluations]
-        bars = [standard_error(evaluation.pass_rate, evaluation.n) for evaluation in evaluations]
+        points = scored(evaluations)
+        versions, rates = [each.policy_version for each, _ in points], [value for _, value in points]
+        bars = [0.0 if by_reward else standard_error(value, each.n) for each, value in points]
         label = _plain(folder.name)
         axis.errorbar(versions, rates, yerr=bars, color=colours[folder], marker="o", markersize=4, capsize=2, label=label)
     _finish(axis)
-    axis.set_ylim(0, 1)
+    if not by_reward:
+        axis.set_ylim(0, 1)
     if sizes:
         counts = " or ".join(str(size) for size in sorted(sizes))
-        axis.set_xlabel(f"policy version  ({counts} tasks, bars: one standard error)")
+        axis.set_xlabel(f"policy version  ({counts} tasks{'' if by_reward else ', bars: one standard error'})")
 
 
 def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]], colours: dict[Path, Any]) -> None:

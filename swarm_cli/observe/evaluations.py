@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.contracts.control import EvalReport
 from shared.json_lines import read_jsonl
 from shared.plain_files import NO_FILE, read_plain_end
 from shared.run_records import EVAL_FILE, METRICS_FILE
@@ -26,16 +27,48 @@ _OF_UPDATES = (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`. `by_task`: pass rates
-    by dataset, if the file has them. `mean_reward`: for datasets with partial credit, where no
-    answer may pass.
+    """One held-out evaluation: `pass_rate` of `n` tasks by `policy_version`; None: no pass is
+    defined for one of the sources, so `mean_reward` counts. `by_task`: the same by dataset, if the
+    file has it; `by_reward`: the datasets whose value there is a mean reward. `unknown`: answers
+    without a known reward, which are not among the `n`.
     """
 
     policy_version: int
-    pass_rate: float
+    pass_rate: float | None
     n: int
     by_task: Mapping[str, float] = field(default_factory=dict)
     mean_reward: float | None = None
+    by_reward: frozenset[str] = frozenset()
+    unknown: int = 0
+
+    @classmethod
+    def of(cls, report: EvalReport) -> Evaluation:
+        """The overall result of a report."""
+        return cls(report.policy_version, report.pass_rate, report.n, {}, report.mean_reward, unknown=report.unknown)
+
+    def __str__(self) -> str:
+        """The score, such as `0.412`, or `0.412r` for a mean reward (`NO_PASS_SHOWN`)."""
+        if self.pass_rate is not None:
+            return f"{self.pass_rate:.3f}"
+        return "–" if self.mean_reward is None else f"{self.mean_reward:.3f}r"
+
+
+NO_PASS_SHOWN = "no pass is defined, so held-out results are mean rewards (r): set pass_at in the [[tasks]] entry for a pass rate"
+
+
+def scored(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, float]]:
+    """The evaluations that can be compared with the newest, each with its pass rate, or its mean
+    reward if the newest has no pass rate.
+    """
+    if evaluations and evaluations[-1].pass_rate is None:
+        return [(each, each.mean_reward) for each in evaluations if each.mean_reward is not None]
+    return [(each, each.pass_rate) for each in evaluations if each.pass_rate is not None]
+
+
+def gain_of(newest: Evaluation | None, base: Evaluation | None) -> float | None:
+    """How much better the newest is, by the measure that it has; None if that is not known."""
+    values = [value for _, value in scored([base, newest])] if newest and base else []
+    return values[1] - values[0] if len(values) == 2 else None
 
 
 def read_steps(node_dir: Path) -> list[dict[str, Any]]:
@@ -90,19 +123,39 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
         version: Any = line.get("policy_version")
         pass_rate: Any = line.get("pass_rate")
         n: Any = line.get("n", 0)
-        if _is_number(version) and _is_share(pass_rate) and _is_number(n) and n >= 0:
-            mean: Any = line.get("mean_reward")
+        mean: Any = line.get("mean_reward")
+        without_pass = pass_rate is None and _is_number(mean)
+        if _is_number(version) and (_is_share(pass_rate) or without_pass) and _is_number(n) and n >= 0:
+            unknown: Any = line.get("unknown", 0)
+            by_task, by_reward = _by_task(line.get("per_task"))
             by_version[int(version)] = Evaluation(
-                int(version), float(pass_rate), int(n), _by_task(line.get("per_task")), float(mean) if _is_number(mean) else None
+                int(version),
+                None if without_pass else float(pass_rate),
+                int(n),
+                by_task,
+                float(mean) if _is_number(mean) else None,
+                by_reward,
+                int(unknown) if _is_number(unknown) else 0,
             )
     return [by_version[version] for version in sorted(by_version)]
 
 
-def _by_task(scores: Any) -> dict[str, float]:
+def _by_task(scores: Any) -> tuple[dict[str, float], frozenset[str]]:
+    """The results by dataset, and which of them are mean rewards."""
     if not isinstance(scores, dict):
-        return {}
-    rates: dict[str, Any] = {name: score.get("pass_rate") for name, score in scores.items() if isinstance(score, dict)}
-    return {name: float(rate) for name, rate in sorted(rates.items()) if _is_share(rate)}
+        return {}, frozenset()
+    found: dict[str, float] = {}
+    by_reward = set()
+    for name, score in sorted(scores.items()):
+        rate: Any
+        mean: Any
+        rate, mean = (score.get("pass_rate"), score.get("mean_reward")) if isinstance(score, dict) else (None, None)
+        if _is_share(rate):
+            found[name] = float(rate)
+        elif rate is None and _is_number(mean):
+            found[name] = float(mean)
+            by_reward.add(name)
+    return found, frozenset(by_reward)
 
 
 def _is_share(value: Any) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
 from shared.text import visible
-from swarm_cli.observe.evaluations import Evaluation
+from swarm_cli.observe.evaluations import NO_PASS_SHOWN, Evaluation, gain_of
 from swarm_cli.observe.standing import absent, finished, none_taken, trouble
 from swarm_cli.observe.view import NodeView
 
@@ -25,10 +25,10 @@ SUMMARY_HEADER = (
     f"{'node':<9}{'steps':>6}{'held-out':>10}{'base':>8}{'gain':>8}{'tasks':>7}{'made':>6}{'shared':>7}{'taken':>6}{'refused':>8}"
 )
 LEGEND = (
-    "reward: mean over the newest step's local groups; held-out: pass rate on tasks never trained on,\n"
-    "(base): that of the base policy; made, shared, taken, refused: rollout groups since each service\n"
-    "started, updated every 2 s (so shared may be ahead of made); stale: policy versions between\n"
-    "sampling and use"
+    "reward: mean over the newest step's local groups; held-out: pass rate on tasks never trained on\n"
+    "(r: mean reward, as no pass is defined), (base): that of the base policy; made, shared, taken,\n"
+    "refused: rollout groups since each service started, updated every 2 s (so shared may be ahead of\n"
+    "made); stale: policy versions between sampling and use"
 )
 _RATE_WINDOW_S = 60.0
 LINE_CHARACTERS = 100
@@ -75,7 +75,7 @@ class Row:
         figures = (
             f"{_clock(elapsed_s):>7}  {visible(view.node):<9}{view.step:>6}{_number(self.steps_per_minute, 10, 1)}"
             f"{_number(view.newest('trainer', StatusFigure.REWARD_LOCAL), 7, 3)}"
-            f"{_number(newest.pass_rate if newest else None, 9, 3)}{_number(base.pass_rate if base else None, 7, 3)}"
+            f"{_score(newest):>9}{_score(base):>7}"
             f"{_groups(view, self.since)}{_number(self.staleness, 6, 2)}"
         )
         words = visible(state(view, now), STATE_CHARACTERS)
@@ -87,7 +87,7 @@ def newest_evaluation(view: NodeView, evaluations: Sequence[Evaluation]) -> Eval
     """The evaluation of the highest policy version, from the bucket or the run's folder."""
     known = list(evaluations)
     if view.evaluation:
-        known.append(Evaluation(view.evaluation.policy_version, view.evaluation.pass_rate, view.evaluation.n))
+        known.append(Evaluation.of(view.evaluation))
     return max(known, key=lambda evaluation: evaluation.policy_version, default=None)
 
 
@@ -126,15 +126,20 @@ def summary(rows: Sequence[Row], *, went_on: bool = False) -> list[str]:
     lines = [SUMMARY_HEADER]
     for row in rows:
         newest, base = newest_evaluation(row.view, row.evaluations), base_evaluation(row.evaluations)
-        gain = newest.pass_rate - base.pass_rate if newest and base else None
         lines.append(
-            f"{visible(row.view.node):<9}{row.view.step:>6}{_number(newest.pass_rate if newest else None, 10, 3)}"
-            f"{_number(base.pass_rate if base else None, 8, 3)}{_number(gain, 8, 3, sign=True)}{newest.n if newest else 0:>7}"
+            f"{visible(row.view.node):<9}{row.view.step:>6}{_score(newest):>10}"
+            f"{_score(base):>8}{_number(gain_of(newest, base), 8, 3, sign=True)}{newest.n if newest else 0:>7}"
             f"{_groups(row.view, row.since)}"
         )
+        if newest and newest.pass_rate is None:
+            lines.append(f"({NO_PASS_SHOWN})")
     if went_on:
         lines.append("(made, shared, taken, refused: since this start; shared may include groups made before it)")
     return lines
+
+
+def _score(evaluation: Evaluation | None) -> str:
+    return "–" if evaluation is None else str(evaluation)
 
 
 def _groups(view: NodeView, since: float) -> str:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import FigureFamily, StatusFigure
+from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.runtime.pace import late_after_s
 from shared.runtime.status import STARTING, STATUS_INTERVAL_S, STOPPED
+from swarm_cli.observe.evaluations import NO_PASS_SHOWN
 from swarm_cli.observe.view import NodeView
 
 FIRST_WORK_S = 600.0
@@ -185,6 +187,17 @@ def mostly_refused(view: NodeView, now: float) -> str | None:
             if (reason := FigureFamily.MOSTLY_REFUSED.what(name)) is not None:
                 counts[reason] = counts.get(reason, 0.0) + count
     return max(counts, key=lambda reason: counts[reason], default=None)
+
+
+def reward_notes(view: NodeView) -> list[str]:
+    """Sentences about a node's unknown rewards, and about sources without a pass."""
+    counts = {cause: int(view.total("verifier", FigureFamily.UNKNOWN_REWARDS.of(cause))) for cause in CAUSES}
+    told = ", ".join(f"{count:,} {cause}" for cause, count in counts.items() if count)
+    notes = [f"answers whose reward is unknown have left their groups: {told}; the verifier's log says why"] if told else []
+    unscored = int(view.total("generator", StatusFigure.EVAL_UNKNOWN))
+    if unscored:
+        notes.append(f"{unscored:,} held-out answers have no known reward and are left out")
+    return notes + ([NO_PASS_SHOWN] if view.evaluation is not None and view.evaluation.pass_rate is None else [])
 
 
 def duration(seconds: float) -> str:

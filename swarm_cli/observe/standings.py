@@ -22,6 +22,7 @@ from shared.identity.statements import OTHER_SWARM, Heard
 from shared.identity.statements import Standing as Statement
 from shared.text import visible
 from swarm_cli.console import cell
+from swarm_cli.observe.evaluations import Evaluation, gain_of
 from swarm_cli.observe.kept_names import with_places
 
 SILENT_S = 30.0
@@ -36,11 +37,14 @@ _COLUMNS = ("node", "held-out", "gain", "version", "shares", "seen", "model")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A held-out result: `pass_rate` of `n` tasks by `policy_version`."""
+    """A held-out result: `pass_rate` of `n` tasks by `policy_version`; None: no pass is defined, so
+    `mean_reward` counts.
+    """
 
     policy_version: int
-    pass_rate: float
+    pass_rate: float | None
     n: int
+    mean_reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,10 @@ class Standing:
 
     @property
     def gain(self) -> float | None:
-        """Newest pass rate minus the first kept one; None if there are not two."""
-        if self.first is None or self.newest is None or self.first == self.newest:
-            return None
-        return self.newest.pass_rate - self.first.pass_rate
+        """Newest pass rate (mean reward, if no pass is defined) minus the first kept one; None if
+        there are not two.
+        """
+        return None if self.first == self.newest else gain_of(_evaluation(self.newest), _evaluation(self.first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +129,12 @@ def standings(
     for report in reports:
         if report.node in signing and report.node in unsigned:
             continue
-        scores.setdefault(report.node, []).append(Score(report.policy_version, report.pass_rate, report.n))
+        scores.setdefault(report.node, []).append(Score(report.policy_version, report.pass_rate, report.n, report.mean_reward))
     found = [
         _standing(name, by_node.get(name), scores.get(name, []), shared.get(name, unshared), at, name in signing, name in known)
         for name in {*by_node, *shared, *scores}
     ]
-    found.sort(key=lambda each: (not each.signed, each.newest is None, -(each.newest.pass_rate if each.newest else 0.0), each.node))
+    found.sort(key=lambda each: (not each.signed, each.newest is None, -_rank(each.newest), each.node))
     signed = [each for each in found if each.signed]
     shown = with_places([*signed, *found[len(signed) :][:UNSIGNED_SHOWN]], most, lambda each: each.signed and each.known)
     elsewhere = sum(entry.problem == OTHER_SWARM for entry in entries)
@@ -196,9 +200,7 @@ def _marked(nodes: Sequence[Standing]) -> list[str]:
 
 def _caption(found: Standings) -> str:
     groups = "" if found.groups is None else f" groups in the hub's window: {found.groups:,};"
-    parts = [
-        f"nodes: {len(found.nodes)};{groups} held-out: pass rate / number of tasks, as reported by each node for its own tasks"
-    ]
+    parts = [f"nodes: {len(found.nodes)};{groups} held-out: pass rate (r: mean reward) / number of tasks, as each node reports"]
     if not found.nodes:
         parts = ["no node has joined yet"]
     if found.left_out:
@@ -211,7 +213,16 @@ def _caption(found: Standings) -> str:
 
 
 def _score(score: Score | None) -> str:
-    return f"{score.pass_rate:.3f}/{score.n}" if score else "–"
+    return f"{_evaluation(score)}/{score.n}" if score else "–"
+
+
+def _evaluation(score: Score | None) -> Evaluation | None:
+    return None if score is None else Evaluation(score.policy_version, score.pass_rate, score.n, mean_reward=score.mean_reward)
+
+
+def _rank(score: Score | None) -> float:
+    value = None if score is None else score.mean_reward if score.pass_rate is None else score.pass_rate
+    return value or 0.0
 
 
 def _seen(seen_s: float | None) -> str:

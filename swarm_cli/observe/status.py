@@ -34,6 +34,7 @@ from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.looking.target import LookRunOption, Target, check_listening, ended_here, looking_at
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
+from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.snapshot import (
     NO_STATUS,
     NOBODY,
@@ -45,7 +46,16 @@ from swarm_cli.observe.snapshot import (
     take_snapshot,
     with_reports,
 )
-from swarm_cli.observe.standing import absent, duration, finished, instead_of_state, mostly_refused, none_taken, trouble
+from swarm_cli.observe.standing import (
+    absent,
+    duration,
+    finished,
+    instead_of_state,
+    mostly_refused,
+    none_taken,
+    reward_notes,
+    trouble,
+)
 from swarm_cli.observe.start_again import advice, folder_here, server_trouble
 from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd, afterwards, newest_ended
@@ -160,7 +170,7 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
         "trouble": [] if node.elsewhere else [*absent(view, at), *trouble(view, at)],
         "evaluation": None
         if view.evaluation is None
-        else {"policy_version": view.evaluation.policy_version, "pass_rate": view.evaluation.pass_rate, "n": view.evaluation.n},
+        else {key: getattr(view.evaluation, key) for key in ("policy_version", "pass_rate", "mean_reward", "n", "unknown")},
         "in_directory": node.in_directory,
         "directory_entry": None
         if node.entry is None
@@ -203,7 +213,7 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, ser
     nodes = Table("node", "step", "version", "held-out", *ROLES, title="nodes", title_justify="left")
     for node in snapshot.nodes:
         evaluation = node.view.evaluation
-        held_out = f"{evaluation.pass_rate:.3f} @{evaluation.policy_version}" if evaluation else "–"
+        held_out = f"{Evaluation.of(evaluation)} @{evaluation.policy_version}" if evaluation else "–"
         roles = [cell(_role_cell(node, role, snapshot.at)) for role in ROLES]
         nodes.add_row(cell(node.node), _known(node.step), _known(node.version), held_out, *roles)
     if snapshot.nodes:
@@ -214,6 +224,8 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, ser
         gone = absent(node.view, snapshot.at) if node.view.step > 0 and not node.elsewhere else []
         for words in () if server else (*gone, *trouble(node.view, snapshot.at)):
             console.print(f"{visible(node.node)}: {words}", markup=False)
+        for words in reward_notes(node.view):
+            console.print(f"{visible(node.node)}: {words}", markup=False, soft_wrap=True)
         if none := "" if finished(node.view) else none_taken(node.view, snapshot.at):
             console.print(_none_taken(node.view, none, snapshot.at), markup=False, soft_wrap=True)
     if server:

@@ -10,6 +10,7 @@ from shared.contracts.control import EvalReport, ServiceStatus
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.streams import node_streams, swarm_streams
 from shared.identity.statements import Standing
+from shared.rewards import CAUSES
 from shared.roles import ROLES
 from shared.transport.base import StreamSpec
 from swarm_cli.observe.evaluations import Evaluation
@@ -105,6 +106,8 @@ class NodeModel:
     outbox: int | None
     dead: int | None
     scorer_kills: int | None
+    unknown_rewards: int
+    """Local answers that have left their groups because their reward is unknown."""
     phase_shares: Mapping[str, float]
     processes: tuple[ProcessLine, ...]
     missing: tuple[str, ...]
@@ -179,7 +182,7 @@ def held_out_history(view: NodeView, reports: Iterable[EvalReport], in_files: Se
     for report in sorted((r for r in reports if r.node == view.node), key=lambda r: r.created_at):
         for later in [version for version in by_version if version > report.policy_version and not in_files]:
             del by_version[later]
-        by_version[report.policy_version] = Evaluation(report.policy_version, report.pass_rate, report.n)
+        by_version[report.policy_version] = Evaluation.of(report)
     newest = newest_evaluation(view, ())
     if newest:
         by_version[newest.policy_version] = newest
@@ -237,6 +240,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         intake=_intake(view),
         outbox=_count(view.newest("verifier", StatusFigure.OUTBOX)),
         dead=dead.state.messages if dead else None if node.elsewhere else 0,
+        unknown_rewards=sum(int(view.total("verifier", FigureFamily.UNKNOWN_REWARDS.of(cause))) for cause in CAUSES),
         scorer_kills=total("verifier", StatusFigure.SCORERS_REPLACED),
         phase_shares=_phase_shares(view, now),
         processes=tuple(process_lines(view, now)),

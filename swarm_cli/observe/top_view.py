@@ -14,6 +14,7 @@ from rich.text import Text
 
 from shared.runtime.status import STOPPED
 from shared.text import visible
+from swarm_cli.observe.evaluations import gain_of, scored
 from swarm_cli.observe.standing import duration
 from swarm_cli.observe.top_model import PHASES, Fill, HeldOut, NodeModel, ProcessLine, TopModel
 
@@ -165,17 +166,21 @@ def _state(node: NodeModel) -> str:
 
 
 def _held_out(held_out: HeldOut) -> Text:
+    """The newest score, beside the base policy's by the same measure, and their course."""
     newest, base = held_out.newest, held_out.base
     if newest is None:
         return Text("not evaluated yet", style="dim")
-    text = Text.assemble((f"{newest.pass_rate:.3f}", "bold"), f" @{_number(newest.policy_version)} of {_number(newest.n)}")
+    text = Text.assemble((str(newest), "bold"), f" @{_number(newest.policy_version)} of {_number(newest.n)}")
     if held_out.unsigned:
         text.append(" unsigned", style="yellow")
     if base and base is not newest:
-        gain = newest.pass_rate - base.pass_rate
-        text.append(f"  base {base.pass_rate:.3f} ")
-        text.append(f"{gain:+.3f}", style="green" if gain > 0 else "red")
-    return text.append("  " + sparkline([e.pass_rate for e in held_out.history], SPARK_COLUMNS), style="cyan")
+        gain = gain_of(newest, base)
+        text.append(f"  base {base} ")
+        if gain is not None:
+            text.append(f"{gain:+.3f}", style="green" if gain > 0 else "red")
+    if newest.pass_rate is None:
+        text.append(" no pass defined", style="yellow")
+    return text.append("  " + sparkline([value for _, value in scored(held_out.history)], SPARK_COLUMNS), style="cyan")
 
 
 def _rewards(node: NodeModel) -> Text:
@@ -183,6 +188,8 @@ def _rewards(node: NodeModel) -> Text:
         "–" if node.staleness_mean is None else f"{_ratio(node.staleness_mean, 1)} (max {_ratio(node.staleness_max or 0.0, 0)})"
     )
     text = Text(f"local {_ratio(node.reward_local)}  foreign {_ratio(node.reward_external)}  stale {staleness}  ")
+    if node.unknown_rewards:
+        text.append(f"unknown {node.unknown_rewards:,}  ", style="yellow")
     return text.append(f"scorer kills {_number(node.scorer_kills)}", style="yellow" if node.scorer_kills else "")
 
 
@@ -312,9 +319,9 @@ def _table(nodes: Sequence[NodeModel], width: int) -> Table:
             f"{_number(node.step)}",
             _ratio(per_s, 2),
             f"{_number(node.version)}",
-            _ratio(newest.pass_rate if newest else None) + ("?" if node.held_out.unsigned else ""),
+            (str(newest) if newest else "–") + ("?" if node.held_out.unsigned else ""),
         ]
-        cells += [sparkline([e.pass_rate for e in node.held_out.history], 12 if wide else 8), _ratio(node.reward_local)]
+        cells += [sparkline([value for _, value in scored(node.held_out.history)], 12 if wide else 8), _ratio(node.reward_local)]
         cells += [f"{_number(node.taken)}", f"{_number(node.refused)}"]
         if wide:
             cells += [

@@ -7,6 +7,7 @@ While a run is running, the same symptoms raise alerts (`monitoring/rules/learni
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,8 +15,10 @@ from pathlib import Path
 from statistics import NormalDist, fmean, median
 from typing import Any
 
+from shared.json_lines import read_jsonl
+from shared.run_records import unknown_files
 from shared.text import visible
-from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps
+from swarm_cli.observe.evaluations import NO_PASS_SHOWN, Evaluation, read_evaluations, read_steps
 
 FEWEST_STEPS = 8
 """With fewer steps, only the held-out tasks are judged."""
@@ -54,6 +57,9 @@ KL_STEPS = 3
 GRADIENT_FACTOR = 20.0
 UNCHANGED_PART = 0.5
 REMEDY = "remedy: docs/runbooks/{page}.md; most often a lower trainer.learning_rate"
+
+
+UNKNOWN_REMEDY = "remedy: `swarm config check` tries the verifier; verifier.log says what it did"
 
 
 class Outcome(StrEnum):
@@ -112,8 +118,12 @@ def run_verdicts(run_dir: Path, nodes: Sequence[str]) -> list[str]:
     lines = []
     for node in nodes:
         steps, evaluations = read_steps(run_dir / node), read_evaluations(run_dir / node)
+        unknown = _unknown(run_dir / node, evaluations)
         if steps or evaluations:
             lines += verdict(steps, evaluations).lines(node)
+        elif unknown:
+            lines.append(f"{visible(node)}: no step was trained")
+        lines += [f"  {text}" for text in unknown]
     return lines
 
 
@@ -126,7 +136,7 @@ def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
     """
     variance = 0.0
     for each in (one, other):
-        rate = (each.pass_rate * each.n + 1) / (each.n + 2)
+        rate = (_rate(each) * each.n + 1) / (each.n + 2)
         variance += rate * (1 - rate) / max(1, each.n)
     return max(CHANCE_AT_LEAST, -NormalDist().inv_cdf(CHANCE / looks) * math.sqrt(variance))
 
@@ -136,22 +146,47 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
     base = next((each for each in evaluations if each.policy_version == 0), None)
     if base is None or len(evaluations) < 2:
         return Outcome.UNKNOWN, "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"
-    newest, best = evaluations[-1], max(evaluations, key=lambda each: each.pass_rate)
+    newest = evaluations[-1]
+    if newest.pass_rate is None or base.pass_rate is None:
+        return Outcome.UNKNOWN, f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
+    best = max((each for each in evaluations if each.pass_rate is not None), key=_rate)
     if (fewest := min(each.n for each in (base, newest, best))) < FEWEST_TASKS:
         return Outcome.UNKNOWN, f"{fewest} held-out tasks are too few: set eval.tasks to {FEWEST_TASKS} or more"
     if best.pass_rate == 0 and base.mean_reward is not None and newest.mean_reward:
-        words = f"mean held-out reward {newest.mean_reward:.3f}, of the base policy {base.mean_reward:.3f}"
+        words = f"mean held-out reward {_mean(newest)}, of the base policy {_mean(base)}"
         return Outcome.UNKNOWN, f"no answer had full marks (a pass); {words}"
     gain, chance = newest.pass_rate - base.pass_rate, margin(newest, base, 2)
     if gain < -chance:
         return Outcome.FAILED, f"held-out fell below the base policy's, from {base.pass_rate:.3f} to {newest.pass_rate:.3f}"
-    if best.pass_rate - newest.pass_rate > margin(best, newest, 2 * len(evaluations)):
-        words = f"held-out fell from its best, {best.pass_rate:.3f} at version {best.policy_version}, to {newest.pass_rate:.3f}"
+    if _rate(best) - newest.pass_rate > margin(best, newest, 2 * len(evaluations)):
+        words = f"held-out fell from its best, {best} at version {best.policy_version}, to {newest.pass_rate:.3f}"
         return (Outcome.FELL if gain > chance else Outcome.FAILED), f"{words} (base {base.pass_rate:.3f})"
     if gain > chance:
         return Outcome.LEARNED, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy"
     explained = f"chance explains up to {chance:.3f} on {newest.n} tasks"
     return Outcome.UNCLEAR, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy; {explained}"
+
+
+def _rate(evaluation: Evaluation) -> float:
+    return evaluation.pass_rate or 0.0
+
+
+def _mean(evaluation: Evaluation) -> str:
+    return "–" if evaluation.mean_reward is None else f"{evaluation.mean_reward:.3f}"
+
+
+def _unknown(node_dir: Path, evaluations: Sequence[Evaluation]) -> list[str]:
+    """Sentences about answers whose reward is unknown."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in (line for path in unknown_files(node_dir) for line in read_jsonl(path)):
+        if isinstance(answers := line.get("answers"), int):
+            counts[str(line.get("dataset")), str(line.get("cause"))] += answers
+    by_source = [f"{answers:,} of {visible(dataset, 64)} ({visible(cause, 32)})" for (dataset, cause), answers in counts.items()]
+    told = [f"answers without a known reward, which counted for nothing: {', '.join(by_source)}"] if counts else []
+    left_out = sum(each.unknown for each in evaluations)
+    if left_out:
+        told.append(f"{left_out:,} held-out answers have no known reward and are left out")
+    return [*told, UNKNOWN_REMEDY] if told else []
 
 
 def _numbers(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.contracts.messages import Batch, BatchItem, Completion
+from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
 from swarm_cli.rollouts.batches import BatchedGroup
 
-FULL_MARKS = 1.0
+
+def passes(scored: ScoredGroup, place: int) -> bool | None:
+    """Whether the answer at this place passes; None: no pass is defined for the group's source."""
+    return None if scored.passed is None else scored.passed[place]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,7 @@ class Choice:
 
     origin: groups of this node (`local`) or of other nodes (`external`). sender: groups of the node
     with this name. datasets: groups of any of them. group: groups whose id begins with this. marks:
-    completions with full marks (`right`) or with less (`wrong`), and only groups that have any.
+    completions that pass (`right`) or do not (`wrong`), and only groups that have any.
     """
 
     origin: Literal["local", "external"] | None = None
@@ -39,7 +42,7 @@ class Choice:
         return [
             (place, completion, reward)
             for place, (completion, reward) in enumerate(pairs)
-            if self.marks is None or (reward >= FULL_MARKS) == (self.marks == "right")
+            if self.marks is None or passes(item.scored, place) is (self.marks == "right")
         ]
 
     def _asked_for(self, item: BatchItem) -> bool:

@@ -62,8 +62,8 @@ def rollouts(
     sender: Annotated[str, typer.Option("--from", help="Only groups from this node.")] = "",
     dataset: Annotated[str, typer.Option(help="Only groups of this dataset; of a file by its name.")] = "",
     group: Annotated[str, typer.Option(help="Only groups whose id begins with this.")] = "",
-    right: Annotated[bool, typer.Option("--right", help="Only completions with full marks.")] = False,
-    wrong: Annotated[bool, typer.Option("--wrong", help="Only completions with less than full marks.")] = False,
+    right: Annotated[bool, typer.Option("--right", help="Only completions that pass.")] = False,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Only completions that do not pass.")] = False,
     refused: Annotated[
         bool, typer.Option("--refused", help="Instead of batches, the groups that the verifier refused last, and why.")
     ] = False,

@@ -111,9 +111,10 @@ class HeldOutSample(msgspec.Struct, frozen=True):
     reference: str | None
     text: str
     characters: int
-    reward: float
+    reward: float | None
     tokens: int
     finish_reason: str
+    passed: bool | None = None
 
 
 class Samples(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """Why an answer has its reward: which verifier scored it, and which part of the text.
 
 A reward is one number from one verifier. It depends on what the verifier was given (the content of
-the last `<answer>` tag, or the whole text), on whether that earns full marks, some or none, and,
-for a foreign answer, on whether a near miss counts.
+the last `<answer>` tag, or the whole text), and, for a foreign answer, on whether a near miss
+counts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import ScoredGroup
-from shared.evaluation import PASS_REWARD
 from swarm_cli.file_names import UNNAMED, FileNames
+from swarm_cli.rollouts.choice import passes
 
 UNKNOWN = "not known: the file is not in this configuration (--config gives the node's)"
 NEAR_MISS = "; a near miss from another node counts 0 (verifier.foreign_partial_credit)"
@@ -72,12 +72,12 @@ class Judge:
         known = [spec for spec in self._files if spec.file_name == self._names.file(dataset)]
         return known or [spec for spec in self._files if spec.dataset in {"", dataset}]
 
-    def of(self, scored: ScoredGroup, text: str, reward: float) -> Judged:
-        """The explanation of one answer's reward."""
+    def of(self, scored: ScoredGroup, place: int, text: str, reward: float) -> Judged:
+        """The explanation of the reward of the answer at this place."""
         from shared.tasks.answers import CLOSING_TAG, extract_answer
 
         read = extract_answer(text) if CLOSING_TAG in text else text.strip()
-        return Judged(self.verifier(scored), None if read == text.strip() else read, marks(reward))
+        return Judged(self.verifier(scored), None if read == text.strip() else read, marks(reward, passes(scored, place)))
 
     def rules(self, scored: ScoredGroup) -> str:
         """A group's verifier, by which configuration, and what a near miss counts."""
@@ -85,8 +85,10 @@ class Judge:
         return f"{self.verifier(scored)}{self._told_by}{near}"
 
 
-def marks(reward: float) -> str:
+def marks(reward: float | None, passed: bool | None) -> str:
     """A reward in words."""
-    if reward >= PASS_REWARD:
-        return "right"
-    return "in part" if reward > 0.0 else "wrong"
+    if reward is None:
+        return "unknown"
+    if passed is None:
+        return "no pass defined"
+    return "right" if passed else "in part" if reward > 0.0 else "wrong"

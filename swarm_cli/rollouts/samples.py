@@ -66,8 +66,13 @@ def show_question(
     table = Table("version", "reward", "tokens", "ended by", "answer", show_lines=True)
     shown = spread(answers, most)
     for version, sample in shown:
-        passed = marks(sample.reward)
-        cells = (str(version), f"{sample.reward:.3g} ({passed})", str(sample.tokens), visible(sample.finish_reason))
+        reward = "" if sample.reward is None else f"{sample.reward:.3g} "
+        cells = (
+            str(version),
+            f"{reward}({marks(sample.reward, sample.passed)})",
+            str(sample.tokens),
+            visible(sample.finish_reason),
+        )
         table.add_row(*cells, Text(cut_text(sample.text, characters)))
     console.print(table)
     if len(answers) > len(shown):

@@ -17,7 +17,7 @@ from shared.text import cut_text, visible
 from swarm_cli.console import count, indented
 from swarm_cli.file_names import with_digits
 from swarm_cli.rollouts.batches import BatchedGroup
-from swarm_cli.rollouts.choice import Choice
+from swarm_cli.rollouts.choice import Choice, passes
 from swarm_cli.rollouts.fates import Fate
 from swarm_cli.rollouts.rewards import Judge
 
@@ -123,11 +123,13 @@ def as_object(found: BatchedGroup, fate: Fate, choice: Choice, judge: Judge) -> 
         "why": why(batch, item),
         "training": training,
         "failure": scored.failure,
+        "unknown": scored.unknown,
         "completions": [
             {
                 "place": place,
                 "reward": reward,
-                "judged": asdict(judge.of(scored, completion.text, reward)),
+                "passed": passes(scored, place),
+                "judged": asdict(judge.of(scored, place, completion.text, reward)),
                 "tokens": completion.token_count,
                 "finish_reason": completion.finish_reason,
                 "training": msgspec.to_builtins(used) if trained is not None and (used := trained.answer(place)) else None,
@@ -139,7 +141,7 @@ def as_object(found: BatchedGroup, fate: Fate, choice: Choice, judge: Judge) -> 
 
 
 def _answer(found: BatchedGroup, fate: Fate, view: View, place: int, completion: Completion, reward: float) -> _Answer:
-    judged = view.judge.of(found.item.scored, completion.text, reward)
+    judged = view.judge.of(found.item.scored, place, completion.text, reward)
     facts = [("reward", f"{reward:.3g} ({judged.marks})")]
     facts.append(("judged", "the whole text" if judged.read_as is None else visible(judged.read_as, 60)))
     facts.append(("ended by", f"{completion.finish_reason} ({completion.token_count} tokens)"))

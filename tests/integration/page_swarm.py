@@ -38,6 +38,7 @@ from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.roles import ROLES, Role
+from shared.tasks.evaluation import PASS_REWARD
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from tests.integration.local_swarm import free_port_range
@@ -214,6 +215,7 @@ def group(
         origin="local" if taker == sender else "external",
         group=made,
         rewards=[reward for _, reward in answers],
+        passed=[reward >= PASS_REWARD for _, reward in answers],
         scored_by=f"{taker}-verifier-0",
         score_seconds=0.01,
         scored_at=time.time(),

@@ -15,6 +15,7 @@ from shared.cancelling import cancel_and_wait
 from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.registry import VERIFIERS
+from shared.rewards import Mark
 from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import DROPPED, JobResult, ScorerPool, ScoringJob
 from tests.integration.installed_verifier import DONE, OBEYS, install
@@ -99,17 +100,22 @@ async def test_hanging_groups_of_one_sender_let_an_honest_one_through_between_an
         await cancel_and_wait(*hanging)
 
 
-async def test_an_answer_that_hangs_or_dies_earns_nothing_and_is_counted_at_its_cost() -> None:
+async def test_an_answer_that_hangs_or_dies_makes_its_groups_rewards_unknown_and_is_counted_at_its_cost() -> None:
+    """It does not leave the group, as in a local one: a sender could choose what vanishes."""
     async with pool() as scorers:
         right = str(derive_task(GCD[0]).answer)
-        result = await judged(scorers, foreign("Ubeta", [right, HANG, right, "die", "burn 0.01"]))
-        assert (result.reason, result.rewards) == (None, [1.0, 0.0, 1.0, 0.0, DONE])
-        assert (result.timeouts, result.deaths) == (2, 1)
+        well = await judged(scorers, foreign("Ubeta", [right, "burn 0.01"]))
+        assert (well.reason, well.rewards) == (None, [1.0, DONE])
+        result = await judged(scorers, foreign("Ubeta", [right, HANG, right, "burn 0.01"]))
+        assert (result.reason, result.rewards, {*result.marks}) == (None, [None] * 4, {Mark.TIMEOUT})
+        assert (result.timeouts, result.deaths) == (1, 0)
         # The kernel's timer counts whole ticks in which the process was seen, so that on a busy
         # machine it ends one that has had less than its second.
         assert 0.5 < result.cpu_s < 5.0
+        died = await judged(scorers, foreign("Ubeta", [right, "die"]))
+        assert (died.reason, died.rewards, died.marks, died.deaths) == (None, [None] * 2, [Mark.KILLED] * 2, 1)
         given_up = await judged(scorers, foreign("Ubeta", [HANG] * 5))
-        assert (given_up.reason, given_up.timeouts) == ("scoring_timeout", 3)
+        assert given_up.timeouts == 1 and given_up.cpu_s < 3.0, "the first one ends it"
         assert (await judged(scorers, honest(1))).rewards == [1.0, 0.0]
         assert scorers.replaced == 0, "a process that hangs is one of many, and costs no import of Python's"
 

@@ -15,6 +15,7 @@ import pytest
 from shared.config import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.registry import VERIFIERS
+from shared.rewards import Mark
 from shared.tasks.derive import TaskConfigError, derive_task
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 from shared.tasks.specs import check_specs
@@ -166,4 +167,5 @@ async def test_a_worker_reaches_no_network(tmp_path: Path, monkeypatch: pytest.M
         socket.create_connection(("127.0.0.1", port), timeout=3).close()
         async with pool(TaskSpec(dataset="gcd", verifier="connects")) as scorers:
             (result,) = await scorers.run([ScoringJob(ref=TaskRef(dataset="gcd", seed=1, index=0), texts=[str(port)])])
-    assert (result.reason, result.rewards) == (None, [0.0])
+    assert (result.reason, result.rewards, result.marks) == (None, [None], [Mark.RAISED])
+    assert "not permitted" in result.detail or "unreachable" in result.detail

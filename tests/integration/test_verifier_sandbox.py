@@ -13,6 +13,7 @@ import pytest
 from shared.cancelling import cancel_and_wait
 from shared.config.sections import TaskSpec
 from shared.contracts.messages import TaskRef
+from shared.rewards import Mark
 from shared.tasks.derive import derive_task
 from shared.tasks.sandbox import SandboxError, ScorerPool, ScoringJob
 from tests.integration.installed_verifier import HANG, HANG_ASLEEP, HANGS, install
@@ -45,7 +46,8 @@ async def test_a_hanging_answer_costs_only_itself() -> None:
         hanging = ScoringJob(ref=INTEGRAL, texts=[right, HANG, right], expected=derive_task(INTEGRAL))
         results = await scorers.run([*jobs_on_gcd()[:10], hanging, *jobs_on_gcd()[10:]])
         assert time.monotonic() - started < 20
-        assert results[10].rewards == [1.0, 0.0, 1.0]
+        assert results[10].rewards == [1.0, None, 1.0]
+        assert results[10].marks == [Mark.UNSAID, Mark.TIMEOUT, Mark.UNSAID]
         assert results[10].timeouts == 1
         assert scorers.replaced == 1
         for result in results[:10] + results[11:]:

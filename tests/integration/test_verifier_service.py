@@ -186,7 +186,7 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
         (Refusal.LENGTHS, subject, signed(group("beta", 9, ["1" * 17_000]))),
         (Refusal.TASK_NOT_ALLOWED, subject, signed(group("beta", 10, task=_foreign_dataset()))),
         (Refusal.TASK_UNDERIVABLE, subject, signed(group("beta", 11, task=_bad_index()))),
-        (Refusal.SCORING_TIMEOUT, subjects.rollouts("gamma"), signed(hanging, thief)),
+        (Refusal.UNKNOWN_REWARD, subjects.rollouts("gamma"), signed(hanging, thief)),
         (Refusal.REPEATED, subject, signed(group("beta", 0, draw=99))),
         (None, subject, signed(group("beta", 12))),
     ]
@@ -224,7 +224,7 @@ def _bad_index() -> Task:
     return msgspec.structs.replace(made, ref=TaskRef(dataset="gcd", seed=1, index=10_000_000))
 
 
-async def test_a_hanging_own_answer_earns_nothing_and_an_unusable_group_becomes_a_dead_letter(
+async def test_a_hanging_own_answer_leaves_its_group_and_an_unusable_group_becomes_a_dead_letter(
     nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "hangs", HANGS)
@@ -237,7 +237,7 @@ async def test_a_hanging_own_answer_earns_nothing_and_an_unusable_group_becomes_
         await alpha.node.publish(subjects.node_rollouts("alpha"), b"unreadable", stream=stream, message_id="unreadable")
         await until(lambda: queue_is_empty(alpha.node, "alpha"))
         by_draw = {each.group.draw: each for each in await scored(alpha.node, "alpha")}
-        assert by_draw[0].rewards == [1.0, 0.0]
+        assert (by_draw[0].rewards, by_draw[0].unknown) == ([1.0], {"timeout": 1})
         assert by_draw[2].rewards == [1.0, 0.0]
         assert by_draw[1].rewards == []
         assert (by_draw[1].failure or "").startswith("task_mismatch")

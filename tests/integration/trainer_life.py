@@ -44,6 +44,7 @@ from shared.contracts.subjects import POLICY_KEY, TRAINER_KEY, node_batches, nod
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
+from shared.tasks.evaluation import PASS_REWARD
 from shared.transport.base import Transport
 from tests.engines.tiny_models import byte_tokenizer
 
@@ -138,6 +139,7 @@ def scored_group(
         origin=origin,  # type: ignore[arg-type]
         group=group,
         rewards=list(rewards),
+        passed=[reward >= PASS_REWARD for reward in rewards],
         scored_by="test",
         score_seconds=0.0,
         scored_at=1.0,

@@ -26,8 +26,8 @@ from lab.task_desk import Shared
 from shared.config import TaskSpec
 from shared.contracts.codec import content_id, encode, unpack_ids
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, TaskRef
-from shared.evaluation import PASS_REWARD
 from shared.tasks.derive import derive_task
+from shared.tasks.evaluation import PASS_REWARD
 from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec
 
 

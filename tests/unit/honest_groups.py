@@ -26,6 +26,7 @@ from shared.model.prompts import answer_text
 from shared.model.reading import load_tokenizer
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.rewards import is_informative
+from shared.tasks.evaluation import PASS_REWARD
 from swarm_cli.shipped import DEMO_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,12 +93,14 @@ _rewards: dict[int, list[float]] = {}
 
 def scored(group: RolloutGroup, origin: str, rewards: list[float] | None = None, node: str | None = None) -> ScoredGroup:
     """The group as a node has it after scoring; its own rewards unless others are given."""
+    given = _rewards[group.draw] if rewards is None else rewards
     made = msgspec.structs.replace(group, node=node or ("alpha" if origin == "local" else "beta"))
     return ScoredGroup(
         group_id=hashlib.sha256(encode(made)).hexdigest(),
         origin=origin,  # type: ignore[arg-type]
         group=made,
-        rewards=_rewards[group.draw] if rewards is None else rewards,
+        rewards=given,
+        passed=[reward >= PASS_REWARD for reward in given],
         scored_by="alpha",
         score_seconds=0.0,
         scored_at=1.0,

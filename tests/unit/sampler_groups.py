@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
+from shared.tasks.evaluation import PASS_REWARD
 
 
 def scored_group(
@@ -33,6 +34,7 @@ def scored_group(
         origin="local" if origin == "local" else "external",
         group=group,
         rewards=[] if failure else list(rewards),
+        passed=None if failure else [reward >= PASS_REWARD for reward in rewards],
         scored_by="test",
         score_seconds=0.0,
         scored_at=created_at,

@@ -262,7 +262,7 @@ def test_what_the_sandbox_says_becomes_a_typed_reason_and_a_hang_a_quarantine(tm
     assert (own.reason, own.blamed) == (Refusal.TASK_NOT_ALLOWED, None)
     incomplete = gate.conclude(candidate, JobResult([1.0], None, None, "", 0, 0.1), NOW_S)
     assert incomplete is not None
-    assert incomplete.reason is Refusal.TASK_UNDERIVABLE
+    assert (incomplete.reason, incomplete.blamed) == (Refusal.UNKNOWN_REWARD, None)
     hanging = gate.examine(SUBJECT, signed(group(draw=1)), NOW_S)
     assert isinstance(hanging, Candidate)
     refused = gate.conclude(hanging, result("scoring_timeout", cpu_s=GRACE_S / 2), NOW_S)

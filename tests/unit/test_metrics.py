@@ -18,6 +18,7 @@ from services.sampler.memory import DropReason
 from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET
 from services.verifier.figures import Figures as VerifierFigures
 from shared.contracts.control import EvalReport
+from shared.rewards import Mark
 from shared.runtime.metrics import DefaultRegistryMetrics, LateGauge, PlaneMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult
@@ -147,16 +148,18 @@ def test_a_held_out_result_is_absent_until_it_is_there_and_the_base_policy_s_sta
 def test_completions_are_counted_by_what_became_of_them_and_by_whose_they_are():
     registry = CollectorRegistry()
     figures = VerifierFigures(registry, board("verifier"), ["leg_counting"])
-    figures.scoring.scored_local("leg_counting", JobResult([1.0, 0.0, 0.0, 0.5], None, None, "", 2, 0.1, deaths=1))
-    figures.border.accepted("not_ours", JobResult([1.0, 1.0], None, None, "", 0, 0.1))
+    marks = [Mark.UNSAID, Mark.TIMEOUT, Mark.KILLED, Mark.UNSAID, Mark.RAISED]
+    rewards = [1.0, None, None, 0.5, None]
+    figures.scoring.scored("local", "leg_counting", JobResult(rewards, None, None, "", 2, 0.1, deaths=1, marks=marks))
+    figures.border.accepted("not_ours", JobResult([1.0, 1.0], None, None, "", 0, 0.1, marks=[Mark.PASSED, Mark.UNSAID]))
     figures.scoring.unscored("external", 4, JobResult([], None, "scoring_timeout", "", 2, 0.1))
 
     def jobs(origin: str) -> dict[str, float | None]:
-        labels = ({"origin": origin, "result": result} for result in ("scored", "timeout", "killed", "error"))
+        labels = ({"origin": origin, "result": result} for result in ("scored", "raised", "timeout", "killed", "error"))
         return {each["result"]: registry.get_sample_value("swarm_verify_jobs_total", each) for each in labels}
 
-    assert jobs("local") == {"scored": 2.0, "timeout": 1.0, "killed": 1.0, "error": 0.0}
-    assert jobs("external") == {"scored": 2.0, "timeout": 2.0, "killed": 0.0, "error": 2.0}
+    assert jobs("local") == {"scored": 2.0, "raised": 1.0, "timeout": 1.0, "killed": 1.0, "error": 0.0}
+    assert jobs("external") == {"scored": 2.0, "raised": 0.0, "timeout": 2.0, "killed": 0.0, "error": 2.0}
     assert registry.get_sample_value("swarm_reward_sum", {"origin": "local"}) == 1.5
     assert registry.get_sample_value("swarm_reward_bucket", {"origin": "external", "le": "0.99"}) == 0.0
     assert registry.get_sample_value("swarm_verify_duration_seconds_count", {"task": "leg_counting"}) == 1.0

@@ -79,7 +79,15 @@ def test_refusals_are_shown_with_their_reason_and_hostile_text_is_seen_and_not_o
 def test_held_out_answers_are_shown_version_by_version(tmp_path: Path) -> None:
     def sample(text: str, reward: float) -> dict[str, Any]:
         of = {"dataset": "gcd", "seed": 1, "index": 2, "question": f"which?{ESCAPES}", "reference": "7"}
-        return {**of, "text": text, "characters": len(text), "reward": reward, "tokens": 2, "finish_reason": "stop"}
+        return {
+            **of,
+            "text": text,
+            "characters": len(text),
+            "reward": reward,
+            "passed": reward == 1.0,
+            "tokens": 2,
+            "finish_reason": "stop",
+        }
 
     lines = BoundedLines(node_folder(tmp_path) / SAMPLES_FILE, 10_000)
     for version, (text, reward) in enumerate([(f"five{ESCAPES}", 0.0), ("seven", 0.5), ("7", 1.0)]):

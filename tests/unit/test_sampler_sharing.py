@@ -37,7 +37,7 @@ class Node:
     def period(self, *groups: list[float], batch: Taken = ALL_CAME) -> int:
         """One period with these local groups; returns the J that follows."""
         for rewards in groups:
-            self.own = observed(self.own, "gcd", rewards)
+            self.own = observed(self.own, "gcd", rewards, [reward >= 0.99 for reward in rewards])
         for _ in range(self.settings.adapt_period):
             batch = Taken(
                 wanted=self.state.external,
@@ -81,7 +81,7 @@ def test_between_the_two_shares_j_is_in_proportion_and_does_not_flutter() -> Non
 def test_a_period_that_has_not_ended_moves_nothing() -> None:
     node = Node()
     for _ in range(3):
-        node.own = observed(node.own, "gcd", FAILS)
+        node.own = observed(node.own, "gcd", FAILS, [False] * len(FAILS))
         node.state = share_controller.after_batch(node.state, SETTINGS, node.own, ALL_CAME, None)
     assert node.state.external == 6
 

@@ -20,6 +20,7 @@ from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
 from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
+from shared.tasks.evaluation import PASS_REWARD
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.trainer_life import batch_of
 
@@ -68,6 +69,7 @@ def answers(index: int, texts: list[str], rewards: list[float], node: str = "bet
         origin=origin,  # type: ignore[arg-type]
         group=group,
         rewards=rewards,
+        passed=[reward >= PASS_REWARD for reward in rewards],
         scored_by="alpha",
         score_seconds=0.0,
         scored_at=1.0,

@@ -36,8 +36,10 @@ from shared.contracts.messages import Task, TaskRef
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.wire import MessageError
 from shared.json_lines import read_jsonl
+from shared.rewards import Mark
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.status import StatusBoard
+from shared.tasks.sandbox import JobResult
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
 from tests.full_disk import no_file_above
@@ -129,8 +131,8 @@ async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(con
     async def turn() -> AsyncIterator[None]:
         yield
 
-    async def score(*asked: Any) -> list[list[float]]:
-        return [[1.0]]
+    async def score(*asked: Any) -> list[JobResult]:
+        return [JobResult([1.0], None, None, "", 0, 0.0, marks=[Mark.UNSAID])]
 
     engine = cast("Any", SimpleNamespace(policy_version=0, loads_policies=True, generate=generate, turn=turn))
     task = SimpleNamespace(prompt_ids=[1], task=Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question="q", answer="1"))

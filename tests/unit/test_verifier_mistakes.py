@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from shared.config.task_spec import TaskSpec
 from shared.contracts.messages import TaskRef
 from shared.registry import VERIFIERS
-from shared.tasks.derive import derive_task
+from shared.rewards import Mark
+from shared.tasks.derive import derive_item
 from shared.tasks.file_source import with_row_name
 from shared.tasks.sandbox import ScorerPool, ScoringJob
-from shared.tasks.scoring import score_answer
+from shared.tasks.scoring import MAX_ANSWER_CHARS, score_texts
 from shared.tasks.specs import source_problems
 from shared.tasks.verifiers import load_verifier
 from swarm_cli.app import app
@@ -29,15 +30,33 @@ MISTAKES = {
     "def mine(item):\n    raise SystemExit('bye')": "verifier mine cannot judge this task: SystemExit: bye",
     f"{PANIC}def mine(item):\n    raise Panic('rust')": "verifier mine cannot judge this task: Panic: rust",
     "def mine(item):\n    lambda answer: 1.0": "verifier mine made NoneType and no function that scores answers: `return` it",
-    "def mine(item):\n    return lambda answer: 'yes'": "verifier mine returned str (yes) for the reference answer: have it",
-    "def mine(item):\n    return lambda answer: None": "verifier mine returned NoneType (None) for the reference answer",
-    "def mine(item):\n    return lambda answer: float('nan')": "verifier mine returned float (nan) for the reference answer",
-    "def mine(item):\n    return lambda answer: float(answr == 1)": "verifier mine raised NameError: name 'answr' is not defined",
-    "def mine(item):\n    return lambda answer: __import__('sys').exit('bye')": "verifier mine raised SystemExit: bye",
-    f"{PANIC}def judged(answer):\n    raise Panic('rust')\ndef mine(item):\n    return judged": "verifier mine raised Panic: rust",
-    "def mine(item):\n    return lambda answer: float(item.answer == answer)": "verifier mine raised AttributeError: 'Item' object",
-    "def mine(item):\n    return lambda answer: open('/no/such/file')": "verifier mine raised FileNotFoundError",
     "mine = 'a word'": "verifier mine cannot judge this task: TypeError: 'str' object is not callable",
+}
+UNKNOWN = {
+    "def mine(item):\n    return lambda answer: 'yes'": (Mark.NOT_A_NUMBER, "returned str (yes)"),
+    "def mine(item):\n    return lambda answer: None": (Mark.NOT_A_NUMBER, "returned NoneType (None)"),
+    "def mine(item):\n    return lambda answer: float('nan')": (Mark.NOT_A_NUMBER, "returned float (nan)"),
+    "def mine(item):\n    return lambda answer: -float('inf')": (Mark.NOT_A_NUMBER, "returned float (-inf)"),
+    "def mine(item):\n    return lambda answer: 10**400": (Mark.NOT_A_NUMBER, "returned int"),
+    "def mine(item):\n    return lambda answer: 2e9": (Mark.NOT_A_NUMBER, "returned float (2000000000.0)"),
+    "def mine(item):\n    return lambda answer: (1.0, 'yes')": (Mark.NOT_A_NUMBER, "returned tuple"),
+    "def mine(item):\n    return lambda answer: 1 / 0": (Mark.RAISED, "raised ZeroDivisionError"),
+    "def mine(item):\n    return lambda answer: float(answr == 1)": (Mark.RAISED, "raised NameError: name 'answr'"),
+    "def mine(item):\n    return lambda answer: __import__('sys').exit('bye')": (Mark.RAISED, "raised SystemExit: bye"),
+    f"{PANIC}def judged(answer):\n    raise Panic('rust')\ndef mine(item):\n    return judged": (Mark.RAISED, "raised Panic: rust"),
+    "def mine(item):\n    return lambda answer: open('/no/such/file')": (Mark.RAISED, "raised FileNotFoundError"),
+}
+RETURNED = {
+    "lambda answer: 2": (2.0, Mark.UNSAID),
+    "lambda answer: True": (1.0, Mark.UNSAID),
+    "lambda answer: -3.5": (-3.5, Mark.UNSAID),
+    "lambda answer: numpy.float32(0.5)": (0.5, Mark.UNSAID),
+    "lambda answer: numpy.bool_(True)": (1.0, Mark.UNSAID),
+    "lambda answer: decimal.Decimal('1.5')": (1.5, Mark.UNSAID),
+    "lambda answer: (0.96, True)": (0.96, Mark.PASSED),
+    "lambda answer: (7, numpy.bool_(False))": (7.0, Mark.FAILED),
+    "lambda answer: (7, None)": (7.0, Mark.UNSAID),
+    "lambda answer: types.SimpleNamespace(reward=3, passed=True)": (3.0, Mark.PASSED),
 }
 
 
@@ -59,20 +78,33 @@ def test_config_check_says_what_a_verifier_does_wrong(written: None, said: str) 
     assert said in problem
 
 
+@pytest.mark.parametrize(("written", "unknown"), UNKNOWN.items(), indirect=["written"])
+def test_what_raises_or_is_no_finite_number_is_unknown_and_never_0(written: None, unknown: tuple[Mark, str]) -> None:
+    """That is no mistake by itself: a reference answer need not have the form of an answer."""
+    assert source_problems([GCD]) == []
+    problems: list[str] = []
+    mark, said = unknown
+    found = score_texts(derive_item(TaskRef(dataset="gcd", seed=1, index=0)), "mine", ["x", "y"], problems=problems)
+    assert found == ([None, None], [mark, mark])
+    assert len(problems) == 1 and problems[0].startswith(said), problems
+
+
 @pytest.mark.parametrize(
-    ("written", "reward"),
-    [
-        ("def mine(item):\n    return lambda answer: float(answer == item.task.answer)", 0.0),
-        ("def mine(item):\n    return lambda answer: 1 / 0", 0.0),
-        ("import re\ndef mine(item):\n    return lambda answer: float(re.match('<(.)>', answer).group(1))", 0.0),
-        ("def mine(item):\n    return lambda answer: 10**400", 1.0),
-    ],
+    ("written", "known"),
+    [(f"import decimal, numpy, types\ndef mine(item):\n    return {scorer}", known) for scorer, known in RETURNED.items()],
     indirect=["written"],
 )
-def test_what_a_scorer_may_do_is_no_problem(written: None, reward: float) -> None:
-    """A reference answer need not have the form of an answer, so a scorer may raise for it."""
-    assert source_problems([GCD]) == []
-    assert score_answer(derive_task(TaskRef(dataset="gcd", seed=1, index=0)), "x", "mine") == reward
+def test_a_reward_is_any_finite_number_and_may_say_whether_it_passes(written: None, known: tuple[float, Mark]) -> None:
+    found = score_texts(derive_item(TaskRef(dataset="gcd", seed=1, index=0)), "mine", ["x"])
+    assert found == ([known[0]], [known[1]])
+
+
+@pytest.mark.parametrize("written", ["def mine(item):\n    return lambda answer: -float(len(answer))"], indirect=True)
+def test_a_text_too_long_to_be_scored_earns_0_of_a_built_in_verifier_only(written: None) -> None:
+    """0 may be the best that a reward of one's own has."""
+    item, text = derive_item(TaskRef(dataset="gcd", seed=1, index=0)), "x" * (MAX_ANSWER_CHARS + 1)
+    assert score_texts(item, "mine", [text]) == ([None], [Mark.TOO_LONG])
+    assert score_texts(item, "exact", [text]) == ([0.0], [Mark.FAILED])
 
 
 def test_the_same_tasks_have_one_verifier(tmp_path: Path) -> None:
@@ -83,6 +115,8 @@ def test_the_same_tasks_have_one_verifier(tmp_path: Path) -> None:
     assert source_problems([first, again]) == []
     (problem,) = source_problems([first, again.model_copy(update={"verifier": "final_number"})])
     assert problem.startswith("[[tasks]] 2: an earlier entry has the same tasks and scores them by verifier exact"), problem
+    (problem,) = source_problems([first, again.model_copy(update={"pass_at": 0.5})])
+    assert "(verifier exact with pass_at 0.5)" in problem, problem
 
 
 NUMBERS_ALONE = "def mine(item):\n    wanted = float(item.task.answer)\n    return lambda answer: float(float(answer) == wanted)"
@@ -109,9 +143,10 @@ async def test_a_task_that_it_cannot_judge_costs_no_process_and_its_sender_no_bl
             assert refused.reason == "task_verifier" and "ValueError" in refused.detail, refused
             assert scored.reason is None and list(scored.rewards) == [1.0] and scored.detail == ""
         texts = ["3", "three\x1b[31m", "four"]
-        jobs = [ScoringJob(ref=refs[1], texts=texts, sender=sender, explain=True) for sender in (None, "somebody")]
+        jobs = [ScoringJob(ref=refs[1], texts=texts, sender=sender) for sender in (None, "somebody")]
         own, foreign = await pool.run(jobs)
-        assert own.rewards == foreign.rewards == [1.0, 0.0, 0.0]
+        assert own.rewards == foreign.rewards == [1.0, None, None]
+        assert own.marks == foreign.marks == [Mark.UNSAID, Mark.RAISED, Mark.RAISED]
         assert own.detail == r"raised ValueError: could not convert string to float: 'three\x1b[31m'"
         assert foreign.detail == "", "nothing of what a member sent"
         assert pool.replaced == 0
@@ -121,5 +156,5 @@ async def test_a_task_that_it_cannot_judge_costs_no_process_and_its_sender_no_bl
 @pytest.mark.parametrize("written", ["def mine(item):\n    return lambda answer: print(answer)"], indirect=True)
 def test_task_score_says_why_an_answer_has_no_reward(written: None) -> None:
     told = CliRunner().invoke(app, ["task", "score", "gcd", "--verifier", "mine", "--answer", "3"])
-    assert (told.exit_code, told.stdout) == (0, "0\n")
-    assert told.stderr == "verifier mine returned NoneType (None) and no number in [0, 1]: the reward is 0\n"
+    assert (told.exit_code, told.stdout) == (0, "unknown (not_a_number)\n")
+    assert "verifier mine returned NoneType (None)" in told.stderr

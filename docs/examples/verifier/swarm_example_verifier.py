@@ -4,6 +4,7 @@ answer of more than a few words earns nothing.
 [[tasks]]
 dataset = "gcd"
 verifier = "brief"
+pass_at = 1
 """
 
 from __future__ import annotations

@@ -59,13 +59,14 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestEvaluation:
-    """The best held-out pass rate so far and the checkpoint nearest to the policy version that it
-    was measured on.
+    """The best held-out result so far and the checkpoint nearest to the policy version that it was
+    measured on. `pass_rate`: the mean reward if `by_reward`, where no pass is defined.
     """
 
     pass_rate: float
     policy_version: int
     step: int
+    by_reward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +158,20 @@ class CheckpointStore:
                 shutil.rmtree(aside, ignore_errors=True)
                 os.rename(self.path(step), aside)
 
-    def note_evaluation(self, policy_version: int, pass_rate: float, *, tolerance: int) -> bool:
+    def note_evaluation(self, policy_version: int, pass_rate: float, *, tolerance: int, by_reward: bool = False) -> bool:
         """Remember the checkpoint nearest to an evaluated version (at most `tolerance` steps off)
-        if it is the best so far.
+        if it is the best so far, among those with the same measure.
 
         Returns whether it is.
         """
         best = self.best()
-        if best is not None and pass_rate <= best.pass_rate:
+        if best is not None and best.by_reward == by_reward and pass_rate <= best.pass_rate:
             return False
         near = [step for step in self.steps() if abs(step - policy_version) <= tolerance]
         if not near:
             return False
         step = min(near, key=lambda step: (abs(step - policy_version), -step))
-        found = BestEvaluation(pass_rate=pass_rate, policy_version=policy_version, step=step)
+        found = BestEvaluation(pass_rate=pass_rate, policy_version=policy_version, step=step, by_reward=by_reward)
         _write_file(self.folder / f"{BEST}.new", _json(asdict(found)))
         os.replace(self.folder / f"{BEST}.new", self.folder / BEST)
         return True

@@ -102,7 +102,10 @@ class CheckpointKeeper:
         if evaluation is not None and evaluation.n:
             trainer, tolerance = self._config.trainer, self._config.eval.every_versions // 2
             self.store.note_evaluation(
-                evaluation.policy_version, evaluation.pass_rate, tolerance=max(trainer.checkpoint_every, tolerance)
+                evaluation.policy_version,
+                evaluation.score,
+                tolerance=max(trainer.checkpoint_every, tolerance),
+                by_reward=evaluation.pass_rate is None,
             )
         self.store.prune()
 

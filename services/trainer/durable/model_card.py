@@ -87,17 +87,19 @@ def _scores(evaluations: Sequence[Mapping[str, Any]], step: int) -> list[str]:
         return ["", "No held-out evaluation of this policy is in the run's folder."]
     first, last = known[min(known)], known[max(known)]
     begin, end = min(known), max(known)
+    by_reward = last.get("pass_rate") is None
+    key, title = ("mean_reward", "Mean reward (no pass is defined)") if by_reward else ("pass_rate", "Pass rate")
     lines = [
         "",
-        f"## Pass rate on {int(_number(last, 'n'))} held-out questions, never trained on",
+        f"## {title} on {int(_number(last, 'n'))} held-out questions, never trained on",
         "",
         f"| task | version {begin}{' (base)' if begin == 0 else ''} | version {end}{' (this)' if end == step else ''} |",
         "|---|---|---|",
-        f"| all | {_number(first, 'pass_rate'):.3f} | {_number(last, 'pass_rate'):.3f} |",
+        f"| all | {_number(first, key):.3f} | {_number(last, key):.3f} |",
     ]
     for task, score in sorted(dict(last.get("per_task") or {}).items()):
         before = dict(first.get("per_task") or {}).get(task) or {}
-        lines.append(f"| {visible(task, 64)} | {_number(before, 'pass_rate'):.3f} | {_number(score, 'pass_rate'):.3f} |")
+        lines.append(f"| {visible(task, 64)} | {_number(before, key):.3f} | {_number(score, key):.3f} |")
     return lines
 
 

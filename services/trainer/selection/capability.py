@@ -28,7 +28,6 @@ import math
 from dataclasses import dataclass
 
 from shared.contracts.messages import Batch, ScoredGroup
-from shared.evaluation import PASS_REWARD
 
 LEAST_GROUPS = 4
 """Smallest number of known groups, both of the sender and of this node, on sources that both have;
@@ -111,8 +110,10 @@ def share_of(scored: ScoredGroup) -> str:
 
 
 def _seen(scored: ScoredGroup) -> Seen | None:
-    """None if the group cannot be compared: not scored, or all its completions pass, or none."""
-    passes, completions = sum(reward >= PASS_REWARD for reward in scored.rewards), len(scored.rewards)
+    """None if the group cannot be compared: it is not scored, no pass is defined, or all its
+    completions pass, or none.
+    """
+    passes, completions = sum(scored.passed or ()), len(scored.rewards)
     if scored.failure is not None or completions != len(scored.group.completions) or not 0 < passes < completions:
         return None
     ref = scored.group.task.ref

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.contracts.messages import Task, TaskRef
-from shared.evaluation import PASS_REWARD
 from shared.tasks.audit.accepted import is_right_after_all
 from shared.tasks.audit.candidates import STYLE, Candidate, candidates, constant_names
 from shared.tasks.audit.witnesses import right_answers
+from shared.tasks.evaluation import PASS_REWARD
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 
 
@@ -92,7 +92,7 @@ async def _rights(pool: ScorerPool, tasks: Sequence[Task]) -> list[tuple[str | N
     )
     found: list[tuple[str | None, bool]] = []
     for texts, result in zip(known, scored, strict=True):
-        paid = [text for text, reward in zip(texts, result.rewards, strict=False) if reward >= PASS_REWARD]
+        paid = [text for text, reward in zip(texts, result.rewards, strict=False) if (reward or 0.0) >= PASS_REWARD]
         found.append((paid[0], True) if paid else (texts[0] if texts else None, False))
     return found
 
@@ -104,10 +104,10 @@ def _tagged(text: str) -> str:
 
 def _gather(finding: Finding, ref: TaskRef, result: JobResult, named: list[Candidate], made: list[Candidate]) -> None:
     """`result` has the rewards of `named` followed by those of `made`, in order. If the whole job
-    failed, all rewards count as 0.
+    failed, all rewards count as 0, and so does an unknown one: nothing was paid.
     """
     finding.timeouts += result.timeouts
-    rewards = result.rewards or [0.0] * (len(named) + len(made))
+    rewards = [reward or 0.0 for reward in result.rewards] or [0.0] * (len(named) + len(made))
     for constant, reward in zip(named, rewards, strict=False):
         finding.constants[constant.name].append(reward)
     for candidate, reward in zip(made, rewards[len(named) :], strict=True):

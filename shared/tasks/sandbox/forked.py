@@ -65,23 +65,9 @@ class _Steps(MutableSequence[int]):
         raise TypeError("one word")
 
 
-class _Rewards(list[float]):
-    # Each reward is in the shared memory before the next answer begins.
-    def __init__(self, shared: memoryview[float], first: int) -> None:
-        super().__init__()
-        self._shared = shared
-        self._first = first
-
-    def append(self, reward: float) -> None:
-        self._shared[self._first + len(self)] = reward
-        super().append(reward)
-
-
-def score_and_exit(
-    job: list[Any], first: int, rewards: memoryview[float], word: memoryview[int], answer_to: int, bounds: Bounds, parent: int
-) -> NoReturn:
-    """Score the answers from index `first` on. `[reason or None, detail, task or None]` is written
-    to the descriptor `answer_to`. parent: the process that forked this one.
+def score_and_exit(job: list[Any], word: memoryview[int], answer_to: int, bounds: Bounds, parent: int) -> NoReturn:
+    """Score a group. A `replies.Verdict` is written to the descriptor `answer_to`. parent: the
+    process that forked this one.
     """
     status = 1
     try:
@@ -93,7 +79,7 @@ def score_and_exit(
         if bounds.filtered and forbid_system_calls():
             os._exit(status)
         signal.setitimer(signal.ITIMER_PROF, DERIVE_CPU_S)
-        reply = _judged(job, first, rewards, word)
+        reply = _judged(job, word)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         _write(answer_to, msgpack.packb(reply, use_bin_type=True, unicode_errors="surrogatepass"))
         status = 0
@@ -101,20 +87,20 @@ def score_and_exit(
         os._exit(status)
 
 
-def _judged(job: list[Any], first: int, rewards: memoryview[float], word: memoryview[int]) -> list[Any]:
+def _judged(job: list[Any], word: memoryview[int]) -> list[Any]:
     dataset, config, seed, index, expected, verifier, texts, want_task = job
     try:
         item = derive_item(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
         task = item.task
         if expected is not None and (task.question, task.answer, task.metadata) != tuple(expected):
-            return ["task_mismatch", f"{dataset}: question, answer or metadata differ from what {seed}/{index} derives to", None]
-        if texts:
-            score_texts(item, verifier, texts[first:], _Steps(word), first + 1, _Rewards(rewards, first))
-        return [None, "", [task.question, task.answer, task.metadata] if want_task else None]
+            differs = f"{dataset}: question, answer or metadata differ from what {seed}/{index} derives to"
+            return ["task_mismatch", differs, [], [], None]
+        rewards, marks = score_texts(item, verifier, texts, _Steps(word), 1) if texts else ([], [])
+        return [None, "", rewards, marks, [task.question, task.answer, task.metadata] if want_task else None]
     except TaskError as error:
-        return [error.reason, str(error)[:500], None]
+        return [error.reason, str(error)[:500], [], [], None]
     except (MemoryError, RecursionError) as error:
-        return ["task_underivable", f"{dataset}: {type(error).__name__} while deriving", None]
+        return ["task_underivable", f"{dataset}: {type(error).__name__} while deriving", [], [], None]
 
 
 def _write(descriptor: int, message: bytes) -> None:

@@ -4,16 +4,16 @@
 -- [SOURCE...]`, with ROWS in the format of `inheritance`.
 
 It has imported everything and reads no foreign text. For each group it forks a process (`forked`),
-waits for it until the group's deadline at most, and collects the outcome: rewards in shared memory,
-one message through a pipe, CPU seconds from the kernel. If the kernel or the deadline ends a
-process at one answer, another process scores the answers after it. A forked process can neither end
-nor block this one: a process that has closed its pipe must exit, and what it wrote is validated
-before it is used (`replies`). Behaviour that no uncompromised scorer shows ends the group, and its
-sender is charged for it.
+waits for it until the group's deadline at most, and collects the outcome: one message through a
+pipe, CPU seconds from the kernel. If the kernel ends a process at one answer, that answer's reward
+is unknown, and so are those of the answers that were not reached: the border takes in no group with
+an unknown reward. A forked process can neither end nor block this one: a process that has closed
+its pipe must exit, and what it wrote is validated before it is used (`replies`). Behaviour that no
+uncompromised scorer shows ends the group, and its sender is charged for it.
 
 A job is `[dataset, config, seed, index, expected task or None, verifier, texts, want task]` as in
-`protocol`. Its result is `[reason or None, detail, rewards, task or None, CPU seconds, hung,
-died]`, where `hung` lists the answers that ended a process, and `died` those of them that ended it
+`protocol`. Its result is `[reason or None, detail, rewards, marks, task or None, CPU seconds, lost,
+died]`, where `lost` counts the answers that ended a process, and `died` those of them that ended it
 otherwise than by taking too long. The first frame lists this node's own sources as `[dataset,
 config, verifier]`; what they load lazily is loaded once, here.
 """
@@ -21,7 +21,6 @@ config, verifier]`; what they load lazily is loaded once, here.
 from __future__ import annotations
 
 import gc
-import mmap
 import os
 import select
 import signal
@@ -31,6 +30,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from shared.contracts.messages import TaskRef
+from shared.rewards import Mark
 from shared.tasks.derive import TaskError, derive_item, forget_derived
 from shared.tasks.file_rows import hold_inherited
 from shared.tasks.sandbox.clean import clean_numbers, clean_random
@@ -43,10 +43,8 @@ from shared.tasks.sandbox.worker import import_everything, read_frame, take_stan
 from shared.tasks.scoring import score_texts
 
 CHUNK_BYTES = 2**16
-MAX_LOST_ANSWERS = 2
-"""An answer that ends its process earns 0, as in a local group; a group with more such answers is
-refused.
-"""
+WARM_S = 5.0
+"""What a source may take to load what it loads lazily."""
 EXIT_S = 0.05
 """How long a process may take to exit after it has closed its pipe, which the kernel closes during
 the exit.
@@ -112,80 +110,69 @@ def main() -> None:
             result = _judged(job, progress, started_s + group_timeout_s, bounds, interrupt)
         except (OSError, MemoryError) as error:
             detail = f"no process for it ({type(error).__name__})"
-            result = ["scoring_timeout", detail, [], None, time.monotonic() - started_s, 0, 0]
+            result = ["scoring_timeout", detail, [], [], None, time.monotonic() - started_s, 0, 0]
         progress.rest()
         results.write(pack_frame(result))
         results.flush()
 
 
 def _warm(sources: list[list[str]]) -> None:
+    """Score a text of each source once. A scorer that never returns must not keep this process from
+    starting: it is interrupted.
+    """
+    signal.signal(signal.SIGALRM, _late)
     for dataset, config, verifier in sources:
-        with suppress(TaskError):
+        signal.setitimer(signal.ITIMER_REAL, WARM_S, WARM_S)
+        with suppress(TaskError, TimeoutError):
             score_texts(derive_item(TaskRef(dataset=dataset, config=config, seed=1, index=0)), verifier, ["0"])
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     forget_derived()
     clean_numbers()
     clean_random()
 
 
+def _late(*_: object) -> None:
+    raise TimeoutError
+
+
 def _judged(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> list[Any]:
-    """The result frame: reason, detail, rewards, derived task, CPU seconds, answers lost, answers
-    at which the process died for another reason than time. An answer that ends its process earns 0
-    and the next process continues after it, at most `MAX_LOST_ANSWERS` times: one bad answer must
-    not cost an honest group its other rewards, and many bad ones must not cost this node its time.
+    """The result frame: reason, detail, rewards, marks, derived task, CPU seconds, answers lost,
+    answers at which the process died for another reason than time.
     """
     texts = job[6]
-    rewards = memoryview(mmap.mmap(-1, 8 * max(1, len(texts)))).cast("d")
-    cpu_s, lost, died, first = 0.0, 0, 0, 0
-    while True:
-        progress.word[0] = DERIVING
-        ended = _forked(job, first, rewards, progress, deadline_s, bounds, interrupt)
-        cpu_s += ended.cpu_s
-        if ended.broken and not interrupt.given:
-            cpu_s = max(cpu_s, ended.held_s, TAKEN_OVER_S)
-            return ["scoring_timeout", f"its process was taken over: {ended.broken}", [], None, cpu_s, lost + 1, died + 1]
-        if ended.reply is not None:
-            reason, detail, task = ended.reply
-            return [reason, detail, [] if reason else _believed(rewards, len(texts)), task, cpu_s, lost, died]
-        if interrupt.given:
-            return ["dropped", "given up while it was judged", [], None, cpu_s, lost, died]
-        step = min(progress.word[0] & (2**STEP_BITS - 1), len(texts))
-        if ended.late:
-            cpu_s = max(cpu_s, LATE_PART * ended.held_s)
-            detail = f"not judged within the group's deadline (verifier.foreign_group_s), at {_named(step)} of {len(texts)}"
-            return ["scoring_timeout", detail, [], None, cpu_s, lost + 1, died]
-        if ended.signal != signal.SIGPROF:
-            cpu_s += max(0.0, ended.held_s - ended.cpu_s)
-        how = "took too long" if ended.signal == signal.SIGPROF else f"ended its process (signal {ended.signal})"
-        if step == DERIVING or not texts:
-            limit = f"at most {DERIVE_CPU_S:g} s of CPU time are given"
-            return ["scoring_timeout", f"{job[0]}: deriving the task {how}: {limit}", [], None, cpu_s, lost + 1, died]
-        rewards[step - 1] = 0.0
-        lost, died, first = lost + 1, died + (ended.signal != signal.SIGPROF), step
-        if lost > MAX_LOST_ANSWERS:
-            return ["scoring_timeout", f"{lost} answers, the last of which {how}", [], None, cpu_s, lost, died]
-        if first == len(texts):
-            return [None, "", _believed(rewards, len(texts)), None, cpu_s, lost, died]
-
-
-def _believed(rewards: memoryview[float], count: int) -> list[float]:
-    # Written by a process that foreign text may have taken over.
-    return [reward if 0.0 <= reward <= 1.0 else 0.0 for reward in rewards.tolist()[:count]]
+    progress.word[0] = DERIVING
+    ended = _forked(job, progress, deadline_s, bounds, interrupt)
+    cpu_s = ended.cpu_s
+    if ended.broken and not interrupt.given:
+        cpu_s = max(cpu_s, ended.held_s, TAKEN_OVER_S)
+        return ["scoring_timeout", f"its process was taken over: {ended.broken}", [], [], None, cpu_s, 1, 1]
+    if ended.reply is not None:
+        return [*ended.reply, cpu_s, 0, 0]
+    if interrupt.given:
+        return ["dropped", "given up while it was judged", [], [], None, cpu_s, 0, 0]
+    step = min(progress.word[0] & (2**STEP_BITS - 1), len(texts))
+    if ended.late:
+        cpu_s = max(cpu_s, LATE_PART * ended.held_s)
+        detail = f"not judged within the group's deadline (verifier.foreign_group_s), at {_named(step)} of {len(texts)}"
+        return ["scoring_timeout", detail, [], [], None, cpu_s, 1, 0]
+    too_slow = ended.signal == signal.SIGPROF
+    if not too_slow:
+        cpu_s += max(0.0, ended.held_s - ended.cpu_s)
+    how = "took too long" if too_slow else f"ended its process (signal {ended.signal})"
+    if step == DERIVING or not texts:
+        limit = f"at most {DERIVE_CPU_S:g} s of CPU time are given"
+        return ["scoring_timeout", f"{job[0]}: deriving the task {how}: {limit}", [], [], None, cpu_s, 1, 0]
+    marks = [Mark.TIMEOUT if too_slow else Mark.KILLED] * len(texts)
+    return [None, f"{_named(step)} of {len(texts)} {how}", [None] * len(texts), marks, None, cpu_s, 1, int(not too_slow)]
 
 
 def _named(step: int) -> str:
     return "its derivation" if step == DERIVING else f"answer {step}"
 
 
-def _forked(
-    job: list[Any],
-    first: int,
-    rewards: memoryview[float],
-    progress: Progress,
-    deadline_s: float,
-    bounds: Bounds,
-    interrupt: _Interrupt,
-) -> _Ended:
-    """Score answers from index `first` on in a separate process."""
+def _forked(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> _Ended:
+    """Score a group in a separate process."""
     read_end, write_end = os.pipe()
     started_s = time.monotonic()
     parent = os.getpid()
@@ -196,7 +183,7 @@ def _forked(
         os.close(write_end)
         raise
     if process == 0:
-        score_and_exit(job, first, rewards, progress.word, write_end, bounds, parent)
+        score_and_exit(job, progress.word, write_end, bounds, parent)
     interrupt.process = process
     if interrupt.given:
         _kill(process)

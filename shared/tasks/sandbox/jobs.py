@@ -10,7 +10,8 @@ from typing import Any
 from msgspec import Struct
 
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks.sandbox.replies import BrokenReply, Explained, Failed, ForeignResult, Rewarded, TaskTexts, checked, printable
+from shared.rewards import Mark
+from shared.tasks.sandbox.replies import BrokenReply, Failed, ForeignResult, Rewarded, TaskTexts, checked, printable
 
 
 class ScoringJob(Struct, frozen=True, kw_only=True):
@@ -20,8 +21,7 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
     are done first. `sender`: the key of the node that sent the group; None for this node's own
     work. A foreign group is scored in a process of its own within a deadline, and fails with
     `scoring_timeout` after it. `established`: whether that key has earned a whole share.
-    `size_bytes`: memory that the group takes while it waits. `explain`: say what the scorer raised
-    (this node's own jobs alone; it takes time).
+    `size_bytes`: memory that the group takes while it waits.
     """
 
     ref: TaskRef
@@ -32,20 +32,19 @@ class ScoringJob(Struct, frozen=True, kw_only=True):
     sender: str | None = None
     established: bool = True
     size_bytes: int = 0
-    explain: bool = False
 
 
 class JobResult(Struct, frozen=True):
-    """Rewards in the order of the texts, or the reason why there are none, with a sentence as
-    `detail`. If the job was to `explain`, `detail` is with rewards what the scorer raised, or
-    returned that is no number, for the first such answer.
+    """Rewards in the order of the texts, None where unknown, and what else is known about each
+    (`marks`); or the reason why there are none, with a sentence as `detail`. Of a local group with
+    rewards, `detail` is what the scorer raised, or returned that is no number, for the first such
+    answer.
 
-    `timeouts` counts answers at which a worker was lost (reward 0); `deaths` counts those of them
-    at which it died instead of hanging. `cpu_s`: CPU seconds that a foreign group took, whatever
-    the outcome.
+    `timeouts` counts answers at which a worker was lost; `deaths` counts those of them at which it
+    died instead of hanging. `cpu_s`: CPU seconds that a foreign group took, whatever the outcome.
     """
 
-    rewards: list[float]
+    rewards: list[float | None]
     task: Task | None
     reason: str | None
     detail: str
@@ -53,6 +52,7 @@ class JobResult(Struct, frozen=True):
     seconds: float
     deaths: int = 0
     cpu_s: float = 0.0
+    marks: list[Mark] = []
 
 
 class Request:
@@ -115,10 +115,6 @@ class Entry:
         self.finished = False
 
     @property
-    def _explained(self) -> bool:
-        return self.job.explain and self.job.sender is None
-
-    @property
     def over(self) -> bool:
         """Whether nobody waits for the result any more."""
         return self.finished or self.request.done.done()
@@ -128,8 +124,7 @@ class Entry:
         job, ref, expected = self.job, self.job.ref, self.job.expected
         texts = [None if place in self.hung else text for place, text in enumerate(job.texts)] if self.hung else list(job.texts)
         task = None if expected is None else [expected.question, expected.answer, expected.metadata]
-        packed = [ref.dataset, ref.config, ref.seed, ref.index, task, self.verifier, texts, job.want_task]
-        return [*packed, True] if self._explained else packed
+        return [ref.dataset, ref.config, ref.seed, ref.index, task, self.verifier, texts, job.want_task]
 
     def take(self, result: list[Any]) -> None:
         """Store a worker's result.
@@ -142,11 +137,12 @@ class Entry:
             reason, detail = failed
             self.finish([], None, reason, detail)
             return
-        rewards: list[float]
-        derived: TaskTexts | None
-        rewards, derived, *raised = checked(result, Explained if self._explained else Rewarded)
-        self._expect(rewards)
-        self.finish(rewards, self._task(derived), detail=printable("".join(raised)))
+        rewarded: Rewarded = checked(result, Rewarded)
+        rewards, numbers, derived, raised = rewarded
+        marks = self._expect(rewards, numbers)
+        for place in self.hung:
+            marks[place] = Mark.KILLED if place in self.died else Mark.TIMEOUT
+        self.finish(rewards, self._task(derived), detail=printable(raised), marks=marks)
 
     def take_foreign(self, result: list[Any]) -> None:
         """Store a forker's result (`shared.tasks.sandbox.forker`).
@@ -155,22 +151,36 @@ class Entry:
             BrokenReply: the result has the wrong form; the job is unchanged.
         """
         answered: ForeignResult = checked(result, ForeignResult)
-        reason, detail, rewards, derived, cpu_s, lost, died = answered
-        if reason is None:
-            self._expect(rewards)
+        reason, detail, rewards, numbers, derived, cpu_s, lost, died = answered
+        marks = self._expect(rewards, numbers) if reason is None else []
         task = self._task(derived)
         cpu_s += self.charged_s
         seconds = time.monotonic() - self.started_s
-        self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, cpu_s))
+        self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, cpu_s, marks))
 
-    def finish(self, rewards: list[float], task: Task | None, reason: str | None = None, detail: str = "") -> None:
+    def finish(
+        self,
+        rewards: list[float | None],
+        task: Task | None,
+        reason: str | None = None,
+        detail: str = "",
+        marks: list[Mark] | None = None,
+    ) -> None:
         """Settle the job. Only the first call counts."""
         seconds = time.monotonic() - self.started_s if self.started_s else 0.0
-        self._settle(JobResult(rewards, task, reason, detail, len(self.hung), seconds, len(self.died), self.charged_s))
+        lost, died = len(self.hung), len(self.died)
+        self._settle(JobResult(rewards, task, reason, detail, lost, seconds, died, self.charged_s, marks or []))
 
-    def _expect(self, rewards: list[float]) -> None:
-        if len(rewards) != len(self.job.texts):
-            raise BrokenReply(f"{len(rewards)} rewards for {len(self.job.texts)} answers")
+    def _expect(self, rewards: list[float | None], numbers: list[int]) -> list[Mark]:
+        """The marks of these numbers, if there is one reward and one mark for each answer, and a
+        cause for each unknown reward.
+        """
+        marks = [Mark(number) for number in numbers]
+        if not len(rewards) == len(marks) == len(self.job.texts):
+            raise BrokenReply(f"{len(rewards)} rewards and {len(marks)} marks for {len(self.job.texts)} answers")
+        if any((reward is None) != bool(mark.cause) for reward, mark in zip(rewards, marks, strict=True)):
+            raise BrokenReply("an unknown reward without a cause")
+        return marks
 
     def _task(self, texts: TaskTexts | None) -> Task | None:
         return None if texts is None else Task(ref=self.job.ref, question=texts[0], answer=texts[1], metadata=texts[2])

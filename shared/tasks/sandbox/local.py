@@ -2,7 +2,8 @@
 blame for a hang, and replaces workers.
 
 A job interrupted by another job's hang runs again on the next worker and loses nothing; only the
-answer that hung gets reward 0. Jobs behind a slow one go to other workers, if there are any.
+reward of the answer that hung is unknown. Jobs behind a slow one go to other workers, if there are
+any.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ class ScorerPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def score(self, groups: Sequence[tuple[Task, Sequence[str]]]) -> list[list[float]]:
-        """Rewards for the completion texts of each of this node's own tasks, in the order of
+    async def score(self, groups: Sequence[tuple[Task, Sequence[str]]]) -> list[JobResult]:
+        """The rewards of the completion texts of each of this node's own tasks, in the order of
         `groups`.
 
         Raises:
@@ -137,7 +137,7 @@ class ScorerPool:
         for result in results:
             if result.reason is not None:
                 raise TaskError(result.reason, result.detail)
-        return [result.rewards for result in results]
+        return results
 
     async def run(self, jobs: Sequence[ScoringJob]) -> list[JobResult]:
         """Results in the order of `jobs`.

@@ -4,10 +4,10 @@ A frame is a little-endian uint32 length and that many bytes of MessagePack. The
 batches: lists of jobs `[dataset, config, seed, index, expected task or None, verifier, texts, want
 task]`, where a text is None if it must not be tried again, and a task is `[question, answer,
 metadata]`. It may send the next batch while the worker is still busy with one. The worker answers
-in the order of the jobs, with frames that contain the results of several: `[rewards, task or None]`
-or `[reason, detail]` for each. A job with one more element, True, is a person's: its rewards are
-followed by what the scorer raised, if it did. Before each step it writes its position into shared
-memory (`Progress`), so that the parent knows which answer to blame when it has to kill the worker.
+in the order of the jobs, with frames that contain the results of several: `[rewards, marks, task or
+None, what the scorer raised]` or `[reason, detail]` for each. Before each step it writes its
+position into shared memory (`Progress`), so that the parent knows which answer to blame when it has
+to kill the worker.
 """
 
 from __future__ import annotations

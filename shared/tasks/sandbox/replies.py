@@ -11,11 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from shared.contracts.limits import MAX_TEXT_CHARS
+from shared.contracts.messages import MAX_COMPLETIONS
+from shared.contracts.wire import Reward
+from shared.rewards import Mark
 from shared.tasks.sandbox.protocol import MAX_ANSWERS
 
 MAX_DETAIL_CHARS = 700
 MAX_VERDICT_BYTES = 64 * 2**10
-"""A scored group's reply contains a reason and its detail; the rewards are in shared memory."""
+"""A scored group's reply contains a reason, its detail, and rewards and marks of ten bytes each."""
 MAX_TASK_BYTES = 8 * 2**20
 """Room for a derived task as well: its three texts have the limits of
 `shared.contracts.messages.Task`, with four bytes per character.
@@ -30,17 +33,17 @@ Question = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Metadata = Annotated[str, Meta(max_length=1_048_576)]
 TaskTexts = tuple[Question, Question | None, Metadata]
 
-Verdict = tuple[Reason | None, Detail, TaskTexts | None]
-"""Reply of a process that scored one foreign group: reason, detail, task."""
+Rewards = list[Reward | None]
+Marks = list[Annotated[int, Meta(ge=int(min(Mark)), le=int(max(Mark)))]]
+Verdict = tuple[Reason | None, Detail, Rewards, Marks, TaskTexts | None]
+"""Reply of a process that scored one foreign group: reason, detail, rewards, marks, task."""
 
-Reward = Annotated[float, Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, Meta(ge=0, le=MAX_ANSWERS)]
-ForeignResult = tuple[str | None, str, list[Reward], TaskTexts | None, Annotated[float, Meta(ge=0.0)], Count, Count]
+ForeignResult = tuple[str | None, str, Rewards, Marks, TaskTexts | None, Annotated[float, Meta(ge=0.0)], Count, Count]
 """Result of a forker; see the docstring of `forker`."""
 
-Rewarded = tuple[list[Reward], TaskTexts | None]
-Explained = tuple[list[Reward], TaskTexts | None, Detail]
-"""Rewards and task, and what the scorer raised, if it did."""
+Rewarded = tuple[Rewards, Marks, TaskTexts | None, Detail]
+"""Rewards, marks and task, and what the scorer raised, if it did."""
 Failed = tuple[str, str]
 
 
@@ -50,7 +53,7 @@ class BrokenReply(ValueError):
 
 def decode_verdict(message: bytes, want_task: bool) -> Verdict:
     """Decode the reply of a forked process. Nothing in it is longer than `most_bytes`, and no list
-    longer than three.
+    longer than a group.
 
     Raises:
         BrokenReply: it has the wrong form, or contains a task although none was requested.
@@ -60,7 +63,7 @@ def decode_verdict(message: bytes, want_task: bool) -> Verdict:
             message,
             raw=False,
             unicode_errors="surrogatepass",
-            max_array_len=3,
+            max_array_len=MAX_COMPLETIONS,
             max_map_len=0,
             max_bin_len=0,
             max_ext_len=0,
@@ -68,10 +71,10 @@ def decode_verdict(message: bytes, want_task: bool) -> Verdict:
     except ValueError as error:
         raise BrokenReply(type(error).__name__) from None
     verdict: Verdict = checked(content, Verdict)
-    reason, detail, task = verdict
+    reason, detail, rewards, marks, task = verdict
     if task is not None and not want_task:
         raise BrokenReply("a task that nobody asked for")
-    return reason, printable(detail), task
+    return reason, printable(detail), rewards, marks, task
 
 
 def most_bytes(want_task: bool) -> int:

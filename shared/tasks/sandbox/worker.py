@@ -100,17 +100,17 @@ def _serve(requests: BinaryIO, results: BinaryIO, progress: Progress, allowance:
 
 
 def _result(job: list[Any], base: int, word: memoryview[int]) -> list[Any]:
-    # `Rewarded`, `Explained` or `Failed`. Steps count from `base`: they tell which answer hung.
-    dataset, config, seed, index, expected, verifier, texts, want_task, *explain = job
+    # `Rewarded` or `Failed`. Steps count from `base`: they tell which answer hung.
+    dataset, config, seed, index, expected, verifier, texts, want_task = job
     try:
         item = derive_item(TaskRef(dataset=dataset, config=config, seed=seed, index=index))
         task = item.task
         if expected is not None and (task.question, task.answer, task.metadata) != tuple(expected):
             return ["task_mismatch", f"{dataset}: question, answer or metadata differ from what {seed}/{index} derives to"]
-        problems: list[str] | None = [] if explain else None
-        rewards = score_texts(item, verifier, texts, word, base + 1, problems=problems) if texts else []
-        scored = [rewards, [task.question, task.answer, task.metadata] if want_task else None]
-        return scored if problems is None else [*scored, "".join(problems)[:MAX_DETAIL_CHARS]]
+        problems: list[str] = []
+        rewards, marks = score_texts(item, verifier, texts, word, base + 1, problems) if texts else ([], [])
+        told = [task.question, task.answer, task.metadata] if want_task else None
+        return [rewards, marks, told, "".join(problems)[:MAX_DETAIL_CHARS]]
     except TaskError as error:
         return [error.reason, str(error)[:500]]
     except (MemoryError, RecursionError) as error:

@@ -75,15 +75,16 @@ function bounds(values) {
 
 const DASHES = ["", "6 3", "2 3", "8 3 2 3", "1 2", "10 4", "4 2 1 2", "3 6"];
 
-/** Lines over a common x axis, with y from 0 to 1. `lines`: {title, points: [[x, y]], link?: x => address or null}. They differ in dash and number. */
+/** Lines over a common x axis, with y from 0 to 1, or as far as the values go. `lines`: {title, points: [[x, y]], link?: x => address or null}. They differ in dash and number. */
 function chart(label, lines, axis) {
   const width = 720, height = 220, left = 52, bottom = 24, right = 26, top = 8;
   const [low, high] = bounds(lines.flatMap(({ points }) => points.map(([x]) => x)));
   const x = (value) => left + ((value - low) * (width - left - right)) / (high - low);
-  const y = (value) => height - bottom - value * (height - bottom - top);
+  const values = lines.flatMap(({ points }) => points.map(([, b]) => b)), least = Math.min(0, ...values), most = Math.max(1, ...values);
+  const y = (value) => height - bottom - ((value - least) * (height - bottom - top)) / (most - least);
   const picture = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: lines.some(({ link }) => link) ? "group" : "img", "aria-label": label });
-  for (const level of [0, 0.25, 0.5, 0.75, 1]) {
-    picture.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(level), y2: y(level) }), label_at(level.toFixed(2), left - 5, y(level) + 4, "end"));
+  for (const level of [0, 0.25, 0.5, 0.75, 1].map((part) => least + part * (most - least))) {
+    picture.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(level), y2: y(level) }), label_at(most - least < 1000 ? level.toFixed(2) : level.toExponential(1), left - 5, y(level) + 4, "end"));
   }
   picture.append(label_at(count(Math.round(low)), left, height - 6, "start"), label_at(`${axis} ${count(Math.round(high))}`, width - right, height - 6, "end"));
   lines.forEach(({ points, link }, index) => {

@@ -12,13 +12,17 @@ function groupLine(group, seen = null, stands = true) {
   return el("li", { class: "card" },
     el("p", { class: "facts" }, ...facts),
     el("p", {}, el("a", { class: "question", dir: "auto", href: route("group", group.taker, group.step, group.place), text: group.question || "(an empty question)" })),
-    group.best ? el("p", { class: "best", dir: "auto" }, el("span", { class: "label", text: group.rewards.some((reward) => reward > 0) ? "best answer " : "an answer " }), name(group.best)) : null,
-    rewardsLine(group.rewards, group.completions));
+    group.best ? el("p", { class: "best", dir: "auto" }, el("span", { class: "label", text: new Set(group.rewards).size > 1 || group.passed?.some(Boolean) ? "best answer " : "an answer " }), name(group.best)) : null,
+    rewardsLine(group.rewards, group.passed, group.completions));
 }
 
-function rewardsLine(rewards, completions) {
-  const full = rewards.filter((reward) => reward >= 1).length;
-  const marks = rewards.map((reward) => (reward >= 1 ? "●" : reward > 0 ? "◐" : "○")).join("");
+const NO_PASS = "no pass defined: set pass_at";
+
+/** `passed`: whether each answer passes; null where no pass is defined, so that no answer is called right or wrong. */
+function rewardsLine(rewards, passed, completions) {
+  if (!passed) return el("p", { class: "rewards", text: `mean reward ${ratio(mean(rewards), 2)} of ${many(completions, "answer")} (${NO_PASS})` });
+  const full = passed.filter(Boolean).length;
+  const marks = rewards.map((reward, index) => (passed[index] ? "●" : reward > 0 ? "◐" : "○")).join("");
   const more = completions > rewards.length ? ` of ${count(completions)}` : "";
   return el("p", { class: "rewards" }, el("span", { class: "marks", "aria-hidden": "true", text: marks }), ` ${full} right of ${rewards.length} shown${more}, mean reward ${ratio(mean(rewards), 2)}`);
 }
@@ -72,8 +76,8 @@ async function showGroup(node, step, place) {
 }
 
 function completionCard(completion) {
-  const id = `completion-${completion.place}`, right = completion.reward >= 1;
-  const earned = el("p", { class: right ? "good" : "" }, `${right ? "✓" : completion.reward > 0 ? "◐" : "✗"} reward ${ratio(completion.reward, 2)} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
+  const id = `completion-${completion.place}`, right = completion.passed;
+  const earned = el("p", { class: right ? "good" : "" }, `${right === null ? "–" : right ? "✓" : completion.reward > 0 ? "◐" : "✗"} reward ${ratio(completion.reward, 2)} · ${many(completion.tokens, "token")} · ended by ${completion.finish_reason}`);
   const judged = completion.judged.read_as === null ? "the whole text" : completion.judged.read_as || "(nothing)";
   return el("article", { class: "card", "aria-labelledby": id },
     el("h3", { id, text: `Completion ${completion.place}` }), earned,

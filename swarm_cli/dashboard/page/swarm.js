@@ -49,6 +49,7 @@ function banner(told) {
     told.state === "failed" || trouble ? el("p", {}, ...wrong(told.nodes.filter(unwell))) : null,
     ...(told.state === "failed" ? remedies(told, told.nodes.filter(unwell).flatMap(({ away }) => away)) : []),
     el("p", { class: "facts" }, el("span", {}, "server ", name(told.server)), told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem && told.state !== "unstored" ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
+    ...told.nodes.flatMap((node) => (node.rewards || []).map((words) => el("p", {}, name(node.node), `: ${words}`))).slice(0, 3),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
 }
 
@@ -79,11 +80,11 @@ function leaderboardSection(told) {
     sets.set(key, [...(sets.get(key) || []), row]);
   }
   const tables = [...sets].map(([key, same]) => leaderboardTable(key === "untrusted" ? null : same[0], same));
-  return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "Gain in held-out pass rate over the base policy. Only scores on the same held-out set can be compared. Nodes evaluate themselves and sign their reports." }), ...tables, leftOut(told.rows_left_out, "row"));
+  return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "Gain in held-out pass rate over the base policy; in mean reward where no pass is defined. Only scores on the same held-out set can be compared. Nodes evaluate themselves and sign their reports." }), ...tables, leftOut(told.rows_left_out, "row"));
 }
 
 function leaderboardTable(set, rows) {
-  const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}` : "Not ranked: nothing proves which node wrote these";
+  const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}${rows.some((row) => row.by_reward) ? `, mean reward (${NO_PASS})` : ""}` : "Not ranked: nothing proves which node wrote these";
   const head = ["rank", "node", "gain", "newest", "base", "version", "curve", "signature"];
   const lines = rows.map((row, index) => stacked(head,
     el("td", { text: set ? String(index + 1) : "–" }),
@@ -241,7 +242,7 @@ async function showNode(node, key) {
     trail([node]),
     el("h1", {}, name(node)),
     row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}` }), row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
-    section("curves", "Held-out pass rate by task", curves.length ? chart(`Held-out pass rate of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score signed by this key was received yet." }), curves.length ? curveTable(curves) : null),
+    section("curves", row?.by_reward ? "Held-out mean reward by task" : "Held-out pass rate by task", row?.by_reward ? el("p", { class: "hint", text: `Mean reward: ${NO_PASS} in [[tasks]] for a pass rate.` }) : null, curves.length ? chart(`Held-out ${row?.by_reward ? "mean reward" : "pass rate"} of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score signed by this key was received yet." }), curves.length ? curveTable(curves) : null),
     section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; points with a dot link to their groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), rewards.length && told.steps[0][0] > 1 ? el("p", { class: "hint", text: earlier(told.steps[0][0]) }) : null, stepForm(node)),
     section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state))) : el("p", { class: "hint", text: "No group was read yet." })),
   ];
@@ -252,7 +253,7 @@ const earlier = (first) => `Steps before ${first} are not shown: the page keeps 
 
 function curveTable(curves) {
   const head = ["task", "first", "newest", "evaluations"];
-  return el("details", {}, el("summary", { text: "As a table" }), scrolled("Table of pass rates by task", el("table", {}, el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...curves.map(({ title, points }) => el("tr", {}, el("th", { scope: "row" }, name(title)), el("td", { text: `${ratio(points[0][1])} at version ${points[0][0]}` }), el("td", { text: `${ratio(points.at(-1)[1])} at version ${points.at(-1)[0]}` }), el("td", { text: String(points.length) })))))));
+  return el("details", {}, el("summary", { text: "As a table" }), scrolled("Table of held-out scores by task", el("table", {}, el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...curves.map(({ title, points }) => el("tr", {}, el("th", { scope: "row" }, name(title)), el("td", { text: `${ratio(points[0][1])} at version ${points[0][0]}` }), el("td", { text: `${ratio(points.at(-1)[1])} at version ${points.at(-1)[0]}` }), el("td", { text: String(points.length) })))))));
 }
 
 const stepForm = (node) => {

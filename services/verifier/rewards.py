@@ -1,0 +1,181 @@
+"""What a verifier makes of its scorers' results: which answers leave their group because their
+reward is unknown, which pass, and what a foreign answer earns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from services.verifier.figures import Figures
+from shared.config import NodeConfig
+from shared.contracts import subjects
+from shared.contracts.codec import decode, encode
+from shared.contracts.control import EvalReport, RewardValues
+from shared.contracts.messages import RolloutGroup, TaskRef
+from shared.contracts.wire import MessageError
+from shared.drafts import replace_text
+from shared.json_lines import read_jsonl
+from shared.rewards import unknown_of
+from shared.run_records import unknown_file
+from shared.runtime.logs import Log
+from shared.tasks.evaluation import NO_PASS, PassRules
+from shared.tasks.sandbox import JobResult, ScorerPool
+from shared.tasks.trial import try_rewards, worth_trying
+from shared.transport.base import Conflict, Transport, TransportError
+
+PERIOD_S = 2.0
+REMEDIES = {
+    "raised": "correct the verifier; the detail says what it raised",
+    "not_a_number": "have the verifier return a finite number",
+    "too_long": "lower generator.max_new_tokens",
+    "timeout": "make the verifier faster, or raise verifier.answer_timeout_s; the sandbox has no network",
+    "killed": "see what the verifier loads; verifier.worker_memory_mb limits its memory",
+}
+"""What to do about unknown rewards, by cause."""
+
+
+class RewardKnowledge:
+    """The rules of what passes, which all processes of the node share, and the count of unknown
+    rewards.
+    """
+
+    def __init__(self, config: NodeConfig, node: Transport, figures: Figures, log: Log) -> None:
+        self.rules = PassRules(config.tasks)
+        self._config, self._node, self._figures, self._log = config, node, figures, log
+        self._bucket = subjects.node_bucket(config.node.id)
+        self._file = unknown_file(config.node.run_dir, config.node.replica)
+        self._unknown: dict[str, Counter[str]] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._unsaved = self._unwritten = False
+        self._news = asyncio.Event()
+
+    async def begin(self, pool: ScorerPool) -> None:
+        """Read what the node knows already, and try the rewards of the node's own sources. Raises
+        SandboxError.
+        """
+        try:
+            for line in read_jsonl(self._file):
+                self._unknown.setdefault(str(line["dataset"]), Counter())[str(line["cause"])] = int(line["answers"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self._unknown.clear()  # a file that cannot be read is written anew
+        await self._exchange()
+        for trial in await try_rewards(pool, [spec for spec in self._config.tasks if worth_trying(spec)], self.rules):
+            if trial.problem:
+                self._log.warning("reward_tried", task=trial.spec.dataset, reason=trial.problem, figures=trial.figures)
+        self._unsaved = True
+
+    async def run(self) -> None:
+        """Share what is known with the node's other processes. Never returns."""
+        try:
+            while True:
+                await self._exchange()
+                self._write()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(PERIOD_S):
+                        await self._news.wait()
+                self._news.clear()
+        finally:
+            self._write()
+
+    def scored(self, group: RolloutGroup, result: JobResult) -> tuple[RolloutGroup, list[float], list[bool] | None]:
+        """A local group without the answers whose reward is unknown, the rewards of the others, and
+        which of these pass. The whole group if no reward is known.
+        """
+        ref = group.task.ref
+        if self.rules.note(ref, result.rewards, result.marks):
+            self._unsaved = True
+            self._news.set()  # a restart must not bring a pass back
+        self._count_unknown(ref.dataset, result)
+        rewards = [reward for reward in result.rewards if reward is not None]
+        passed = self.rules.passed(ref, result.rewards, result.marks)
+        if len(rewards) < len(result.rewards):
+            known = [place for place, reward in enumerate(result.rewards) if reward is not None]
+            passed = None if passed is None else [passed[place] for place in known]
+            completions = [group.completions[place] for place in known]
+            group = msgspec.structs.replace(group, completions=completions) if rewards else group
+        return group, rewards, passed
+
+    def awaits_pass(self, ref: TaskRef) -> bool:
+        """Whether foreign groups of this task's source wait until a pass is defined; the first time
+        it is told. With partial credit for foreign answers none waits.
+        """
+        if self._config.verifier.foreign_partial_credit or self.rules.is_defined(ref):
+            return False
+        self._tell(ref.dataset, "no_pass", "foreign_groups_wait", reason=f"{ref.dataset}: {NO_PASS}", remedy="set pass_at")
+        return True
+
+    def foreign(self, ref: TaskRef, result: JobResult) -> tuple[list[float], list[bool] | None]:
+        """The rewards that count of a foreign group, all of which are known, and which pass."""
+        rewards = [reward for reward in result.rewards if reward is not None]
+        passed = self.rules.passed(ref, rewards, result.marks)
+        if self._config.verifier.foreign_partial_credit:
+            return rewards, passed
+        # The source's pass may have gone while the group was scored.
+        return foreign_rewards(rewards, passed or [False] * len(rewards)), passed
+
+    def _count_unknown(self, dataset: str, result: JobResult) -> None:
+        for cause, answers in unknown_of(result.marks).items():
+            self._unknown.setdefault(dataset, Counter())[cause] += answers
+            self._unwritten = True
+            consequence = "the answer leaves its group; a group without any reward is dropped"
+            detail, remedy = result.detail, REMEDIES[cause]
+            self._tell(dataset, cause, "reward_unknown", cause=cause, detail=detail, consequence=consequence, remedy=remedy)
+
+    def _tell(self, dataset: str, once: str, event: str, **values: str) -> None:
+        """Log once for each source and cause."""
+        if (dataset, once) not in self._told:
+            self._told.add((dataset, once))
+            self._log.warning(event, task=dataset, **values)
+
+    async def _exchange(self) -> None:
+        """Merge with what the node's other verifiers and its evaluations have seen."""
+        try:
+            entry = await self._node.kv.get(self._bucket, subjects.REWARD_VALUES_KEY)
+            if entry is not None:
+                self.rules.merge(decode(entry.value, RewardValues).sources)
+            evaluated = await self._node.kv.get(self._bucket, subjects.EVAL_KEY)
+            if evaluated is not None:
+                self._unsaved = self.rules.merge(decode(evaluated.value, EvalReport).reward_values) or self._unsaved
+            if self._unsaved and self.rules.values:
+                mine = encode(RewardValues(sources=self.rules.values))
+                revision = entry.revision if entry else 0
+                await self._node.kv.update(self._bucket, subjects.REWARD_VALUES_KEY, mine, last_revision=revision)
+            self._unsaved = False
+        except Conflict:
+            return  # another replica was faster: merged the next time
+        except (TransportError, MessageError) as error:
+            self._log.debug("reward_values_not_shared", reason=str(error))
+
+    def _write(self) -> None:
+        """Write the counts of unknown rewards where `swarm plot` and the end of a run read them."""
+        if not self._unwritten:
+            return
+        counts = sorted((dataset, cause, answers) for dataset, found in self._unknown.items() for cause, answers in found.items())
+        lines = [json.dumps({"dataset": dataset, "cause": cause, "answers": answers}) for dataset, cause, answers in counts]
+        try:
+            replace_text(self._file, "".join(f"{line}\n" for line in lines))
+            self._unwritten = False
+        except OSError as error:
+            remedy = f"free space at {self._file.parent}"
+            self._log.error("write_failed", kind="unknown rewards", reason=str(error), remedy=remedy)
+
+
+def foreign_rewards(rewards: Sequence[float], passed: Sequence[bool]) -> list[float]:
+    """The rewards that count where partial credit of foreign answers does not: a passing answer's
+    own, and one and the same for all others: 0, or less if a passing answer earns no more than 0.
+
+    A group's advantages depend on which of its answers earned more, not on whether any is right. If
+    scorers give partial credit ("1200" for "120" earns three quarters), a sender can write groups
+    in which no answer is right and a nearly right one is best. Training would then make the mistake
+    more likely, just as it would a right answer. In honestly sampled groups there are right answers
+    among the nearly right ones.
+    """
+    lowest = min((reward for reward, passes in zip(rewards, passed, strict=True) if passes), default=1.0)
+    wrong = 0.0 if lowest > 0.0 else lowest - 1.0
+    return [reward if passes else wrong for reward, passes in zip(rewards, passed, strict=True)]

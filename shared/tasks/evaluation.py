@@ -1,0 +1,176 @@
+"""The definition of a pass, and the summary of a held-out evaluation. Pure.
+
+Whether an answer passes is a fact of its own beside its reward: what its scorer says; else whether
+the reward reaches `pass_at` of its `[[tasks]]` entry; else, under a built-in verifier, whether it
+is full marks. A reward of one's own that says nothing has a pass while it takes two values: the
+higher one passes. Where it takes more, or only one so far, no pass is defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from shared.contracts.control import EvalReport, TaskScore
+from shared.contracts.messages import TaskRef, source_name
+from shared.rewards import Mark, differ
+from shared.tasks.verifiers import VerifierChoice, is_built_in
+
+if TYPE_CHECKING:
+    from shared.config import TaskSpec
+    from shared.tasks.sandbox import JobResult
+
+PASS_REWARD = 0.99
+"""Full marks of a built-in verifier: an answer passes at this reward or above; partial credit is
+not a pass.
+"""
+MANY = 3
+"""This many distinct rewards of a source say that its reward has no full marks by itself."""
+NO_PASS = "no pass defined: set pass_at in its [[tasks]] entry"
+
+
+class PassRules:
+    """Tells which answers of a node's task sources pass."""
+
+    def __init__(self, specs: Sequence[TaskSpec]) -> None:
+        self._choice = VerifierChoice(specs)
+        self._values: dict[str, list[float]] = {}
+        self._told: set[str] = set()
+        """Sources whose scorers say themselves what passes."""
+
+    def passed(self, ref: TaskRef, rewards: Sequence[float | None], marks: Sequence[Mark]) -> list[bool] | None:
+        """Whether each answer of a task passes, an unknown reward never does; None if no pass is
+        defined for the task's source.
+        """
+        threshold = self._threshold(ref)
+        found: list[bool] = []
+        for reward, mark in zip(rewards, marks, strict=True):
+            if mark is not Mark.UNSAID or reward is None:
+                found.append(mark is Mark.PASSED)
+            elif threshold is None:
+                return None
+            else:
+                found.append(reward >= threshold)
+        return found
+
+    def is_defined(self, ref: TaskRef) -> bool:
+        """Whether a pass is defined for the task's source."""
+        return self._threshold(ref) is not None or self._source(ref) in self._told
+
+    def note(self, ref: TaskRef, rewards: Sequence[float | None], marks: Sequence[Mark]) -> bool:
+        """Remember rewards that this node's own answers earned. True if that changes what `values`
+        returns. Other nodes' answers must not be noted: they are chosen.
+        """
+        if self._fixed(ref) is not None:
+            return False
+        source, changed = self._source(ref), False
+        for reward, mark in zip(rewards, marks, strict=True):
+            if mark in (Mark.PASSED, Mark.FAILED):
+                self._told.add(source)
+            elif reward is not None:
+                changed = self._add(source, reward) or changed
+        return changed
+
+    @property
+    def values(self) -> dict[str, list[float]]:
+        """The distinct rewards seen, by source."""
+        return {source: list(rewards) for source, rewards in self._values.items()}
+
+    def merge(self, values: Mapping[str, Sequence[float]]) -> bool:
+        """Add rewards that other processes of the node have seen. True if there are new ones."""
+        found = [self._add(source, reward) for source, rewards in values.items() for reward in rewards]
+        return any(found)
+
+    def _add(self, source: str, reward: float) -> bool:
+        known = self._values.setdefault(source, [])
+        if len(known) >= MANY or not all(differ(reward, value) for value in known):
+            return False
+        known.append(reward)
+        return True
+
+    def _threshold(self, ref: TaskRef) -> float | None:
+        """The lowest reward that passes, where the scorer does not say; None: no pass is
+        defined.
+        """
+        fixed = self._fixed(ref)
+        if fixed is not None:
+            return fixed
+        values = self._values.get(self._source(ref), [])
+        return max(values) if len(values) == 2 else None
+
+    def _fixed(self, ref: TaskRef) -> float | None:
+        spec = self._choice.spec_for(ref)
+        if spec is not None and spec.pass_at is not None:
+            return spec.pass_at
+        return PASS_REWARD if is_built_in(self._choice.name_for(ref), ref.dataset) else None
+
+    def _source(self, ref: TaskRef) -> str:
+        spec = self._choice.spec_for(ref)
+        return source_name(ref.dataset, ref.config if spec is None else spec.canonical_config)
+
+
+Score = tuple[float | None, bool | None]
+"""An answer's reward (None: unknown), and whether it passes (None: no pass is defined)."""
+
+
+def judged_answers(rules: PassRules, refs: Sequence[TaskRef], results: Sequence[JobResult]) -> list[Score]:
+    """The scores of the only answer to each task. The rules note all of the rewards first."""
+    for ref, result in zip(refs, results, strict=True):
+        rules.note(ref, result.rewards, result.marks)
+    scores: list[Score] = []
+    for ref, result in zip(refs, results, strict=True):
+        passed = rules.passed(ref, result.rewards, result.marks)
+        scores.append((result.rewards[0], None if passed is None else passed[0]))
+    return scores
+
+
+def summarise(
+    results: Iterable[tuple[str, float | None, bool | None]],
+    *,
+    node: str,
+    policy_version: int,
+    created_at: float,
+    seconds: float,
+    held_out: str | None = None,
+    values: Mapping[str, list[float]] | None = None,
+) -> EvalReport:
+    """Sum up `(dataset, reward, passed)` triples, one per answer. An unknown reward (None) is left
+    out and counted; `passed` is None where no pass is defined. `held_out`: the id of the set of
+    tasks. `values`: `PassRules.values`.
+
+    Raises:
+        ValueError: no answer has a reward.
+    """
+    by_dataset: dict[str, list[tuple[float, bool | None]]] = {}
+    unknown = 0
+    for dataset, reward, passed in results:
+        if reward is None:
+            unknown += 1
+        else:
+            by_dataset.setdefault(dataset, []).append((reward, passed))
+    everything = [result for found in by_dataset.values() for result in found]
+    if not everything:
+        raise ValueError("an evaluation needs at least one answer with a reward")
+    overall = _score(everything)
+    return EvalReport(
+        node=node,
+        policy_version=policy_version,
+        created_at=created_at,
+        n=overall.n,
+        pass_rate=overall.pass_rate,
+        mean_reward=overall.mean_reward,
+        per_task={dataset: _score(found) for dataset, found in sorted(by_dataset.items())},
+        seconds=seconds,
+        held_out=held_out,
+        unknown=unknown,
+        reward_values=dict(values or {}),
+    )
+
+
+def _score(results: Sequence[tuple[float, bool | None]]) -> TaskScore:
+    passes = [passed for _, passed in results]
+    return TaskScore(
+        n=len(results),
+        pass_rate=None if None in passes else sum(map(bool, passes)) / len(results),
+        mean_reward=sum(reward for reward, _ in results) / len(results),
+    )

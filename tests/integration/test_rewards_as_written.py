@@ -1,0 +1,244 @@
+"""A reward of a user's own means in a run what its author wrote: through a real verifier on a real
+server, in the real sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from shared.config import NodeConfig
+from shared.contracts import subjects
+from shared.contracts.codec import decode
+from shared.contracts.control import RewardValues
+from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef
+from shared.json_lines import read_jsonl
+from shared.run_records import unknown_file
+from shared.runtime.errors import EXIT_CONFIG
+from shared.tasks.derive import derive_task
+from shared.tasks.verifiers import load_verifier
+from swarm_cli.app import app
+from swarm_cli.observe.verdict import run_verdicts
+from tests.integration.installed_verifier import install
+from tests.integration.running_verifier import MakeServer, configured, generate, group, queue_is_empty, scored, until, verifier
+
+RIGHT, WELL_FORMED, WRONG = "right", "(wrong)", "wrong"
+TASK = TaskRef(dataset="gcd", seed=1, index=0)
+SUMS = """
+def mine(item):
+    def score(answer):
+        form = 0.5 if answer.startswith("(") else 0.0
+        return 2.0 if answer == item.task.answer else form + form
+    return score
+"""
+NEGATIVE = "def mine(item):\n    return lambda answer: -1.0 if answer != item.task.answer else 0.0"
+RAISES = "def mine(item):\n    def score(answer):\n        return float(answer)\n    return score"
+ALWAYS_RAISES = "def mine(item):\n    def score(answer):\n        raise RuntimeError('no such judge')\n    return score"
+SLEEPS = "import time\ndef mine(item):\n    def score(answer):\n        time.sleep(600)\n    return score"
+PENALTY = """
+def mine(item):
+    def score(answer):
+        words = answer.split()
+        return (1.0 if item.task.answer in words else 0.0) - 0.04 * (len(words) - 1)
+    return score
+"""
+SAYS = "def mine(item):\n    return lambda answer: (0.02 if len(answer) < 9 else 2.5, answer == item.task.answer)"
+
+
+def node(tmp_path: Path, url: str, name: str = "alpha", **task: object) -> NodeConfig:
+    config = configured(name, url, tmp_path, None, [{"dataset": "gcd", "verifier": "mine", **task}])
+    return config.model_copy(update={"verifier": config.verifier.model_copy(update={"answer_timeout_s": 0.5})})
+
+
+def task() -> Task:
+    return derive_task(TASK)
+
+
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    install(tmp_path, monkeypatch, "mine", code)
+    load_verifier.cache_clear()
+
+
+async def only_group(config: NodeConfig, texts: list[str]) -> ScoredGroup:
+    """What the node's verifier makes of a local group with these answers."""
+    async with verifier(config) as running:
+        await generate(running.node, group("alpha", 0, texts, task=task()))
+        await until(lambda: queue_is_empty(running.node, "alpha"))
+        (found,) = await scored(running.node, "alpha")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "texts", "rewards", "passed"),
+    [
+        (SUMS, ["{right}", "(no)", "no"], [2.0, 1.0, 0.0], None),
+        (NEGATIVE, ["{right}", "no"], [0.0, -1.0], [True, False]),
+        (PENALTY, ["{right} it is", "no", "{right}"], [0.92, 0.0, 1.0], None),
+        (SAYS, ["{right}", "x" * 250], [0.02, 2.5], [True, False]),
+    ],
+)
+async def test_a_reward_is_used_as_it_was_returned(
+    nats_server: MakeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    texts: list[str],
+    rewards: list[float],
+    passed: list[bool] | None,
+) -> None:
+    written(tmp_path, monkeypatch, code)
+    right = str(task().answer)
+    found = await only_group(node(tmp_path, nats_server().url), [text.format(right=right) for text in texts])
+    assert found.rewards == pytest.approx(rewards)
+    assert found.passed == passed, "two rewards have full marks by themselves, three have not"
+    assert (found.unknown, found.failure) == ({}, None)
+
+
+async def test_with_pass_at_a_right_answer_with_a_length_penalty_passes(
+    nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, monkeypatch, PENALTY)
+    right = task().answer
+    found = await only_group(node(tmp_path, nats_server().url, pass_at=0.9), [f"{right} it is", "no", f"{right}"])
+    assert found.rewards == pytest.approx([0.92, 0.0, 1.0])
+    assert found.passed == [True, False, True]
+
+
+async def test_an_answer_whose_reward_is_unknown_leaves_its_group_and_is_told_once(
+    nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, monkeypatch, RAISES)
+    config = node(tmp_path, nats_server().url)
+    config = config.model_copy(update={"nats": config.nats.model_copy(update={"swarm_url": config.nats.node_url})})
+    with capture_logs() as logs:
+        async with verifier(config) as running:
+            assert running.swarm is not None
+            groups = [group("alpha", draw, ["3", "three", "4", "inf"], task=task()) for draw in range(2)]
+            await generate(running.node, *groups)
+            await until(lambda: running.status.get("shared") == 2)
+            found = await scored(running.node, "alpha")
+            (shared, _) = await running.swarm.read(subjects.SWARM_ROLLOUTS, 1, 10)
+            sent = decode(decode(await running.swarm.payload(shared), SignedRollouts).body, RolloutGroup)
+            text = generate_latest(running.registry).decode()
+            assert running.status.get("unknown_rewards_raised") == 2
+            assert running.status.get("unknown_rewards_not_a_number") == 2
+    assert [[each.text for each in one.group.completions] for one in found] == [["<answer>3</answer>", "<answer>4</answer>"]] * 2
+    assert [one.rewards for one in found] == [[3.0, 4.0]] * 2
+    assert found[0].unknown == {"raised": 1, "not_a_number": 1}
+    assert [each.text for each in sent.completions] == ["<answer>3</answer>", "<answer>4</answer>"], (
+        "other nodes see no answer that was not scored"
+    )
+    assert 'swarm_verify_jobs_total{origin="local",result="raised"} 2.0' in text
+    assert 'swarm_verify_jobs_total{origin="local",result="scored"} 4.0' in text
+    told = [line for line in logs if line["event"] == "reward_unknown"]
+    assert sorted(line["cause"] for line in told) == ["not_a_number", "raised"], "once for each cause"
+    assert all(line["remedy"] and line["log_level"] == "warning" for line in told)
+    assert "ValueError" in next(line["detail"] for line in told if line["cause"] == "raised")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "cause"), [(ALWAYS_RAISES, "raised"), (SLEEPS, "timeout")])
+async def test_a_group_without_any_reward_is_dropped_and_counted_and_is_no_dead_letter(
+    nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, cause: str
+) -> None:
+    written(tmp_path, monkeypatch, code)
+    config = node(tmp_path, nats_server().url)
+    async with verifier(config) as running:
+        await generate(running.node, group("alpha", 0, ["1", "2"], task=task()))
+        await until(lambda: queue_is_empty(running.node, "alpha"), 60)
+        (found,) = await scored(running.node, "alpha")
+        assert await running.node.read(subjects.node_dead_letters_stream("alpha"), 1, 10) == []
+        assert running.status.get("failed_local") == 1
+        assert running.status.get(f"unknown_rewards_{cause}") == 2
+        assert running.status.get("shared") == 0
+    assert (found.rewards, found.unknown) == ([], {cause: 2})
+    assert found.failure is not None, "so that the sampler gives the draw's place back"
+    (line,) = read_jsonl(unknown_file(config.node.run_dir, config.node.replica))
+    assert line == {"dataset": "gcd", "cause": cause, "answers": 2}
+    end = "\n".join(run_verdicts(config.node.run_dir.parent, ["alpha"]))
+    assert f"2 of gcd ({cause})" in end and "no step was trained" in end
+
+
+async def test_foreign_groups_wait_until_a_pass_is_defined_and_nobody_is_blamed(
+    nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, monkeypatch, PENALTY)
+    url, right = nats_server().url, task().answer
+    beta = node(tmp_path, url, "beta", pass_at=0.9)
+    alpha = node(tmp_path, url)
+    both = [each.model_copy(update={"nats": each.nats.model_copy(update={"swarm_url": url})}) for each in (alpha, beta)]
+    with capture_logs() as logs:
+        async with verifier(both[0]) as first, verifier(both[1]) as second:
+            three = [f"{right} it is", "no", f"{right}"]
+            await generate(first.node, group("alpha", 0, three, task=task()))
+            await until(lambda: first.status.get("scored_local") == 1 and second.status.get("accepted") == 1)
+            other = derive_task(TaskRef(dataset="gcd", seed=1, index=1))
+            await generate(
+                second.node, *(group("beta", draw, [f"{other.answer} yes", f"no {draw}"], task=other) for draw in (1, 2))
+            )
+            await until(lambda: first.status.get("refused_no_pass") == 2)
+            taken = [each for each in await scored(second.node, "beta") if each.origin == "external"]
+            assert first.status.get("accepted") == 0
+            assert first.status.get("senders_quarantined") == 0
+            entry = await first.node.kv.get(subjects.node_bucket("alpha"), subjects.REWARD_VALUES_KEY)
+        assert taken[0].rewards == pytest.approx([0.92, 0.0, 1.0]) and taken[0].passed == [True, False, True]
+        assert len([line for line in logs if line["event"] == "foreign_groups_wait"]) == 1
+    assert entry is not None and len(decode(entry.value, RewardValues).sources["gcd"]) == 3
+    async with verifier(both[0]) as again:
+        await generate(again.node, group("alpha", 5, [f"{right}", "no"], task=task()))
+        await until(lambda: queue_is_empty(again.node, "alpha"))
+        *_, newest = await scored(again.node, "alpha")
+        assert newest.passed is None, "a restart does not bring the pass back"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (SUMS, None),
+        (ALWAYS_RAISES, "no such judge"),
+        (SLEEPS, "does not return in time"),
+        ("def mine(item):\n    return lambda answer: 1.0", "as much"),
+        ("import socket\ndef mine(item):\n    return lambda answer: socket.create_connection(('127.0.0.1', 4222))", "raised"),
+    ],
+)
+def test_config_check_tries_a_reward_where_a_run_would_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, words: str | None
+) -> None:
+    written(tmp_path, monkeypatch, code)
+    file = tmp_path / "node.toml"
+    file.write_text('[model]\npath = "models/base"\n[[tasks]]\ndataset = "gcd"\nverifier = "mine"\n')
+    told = CliRunner().invoke(app, ["config", "check", "--config", str(file)])
+    assert told.exit_code == 0, told.output
+    warnings = [line for line in told.stdout.splitlines() if line.startswith("warning:") and "verifier mine" in line]
+    assert ([words in line for line in warnings] == [True]) if words else warnings == []
+    (figures,) = [line for line in told.stdout.splitlines() if line.startswith("reward: ")]
+    assert ("the reference earns 2, passes" in figures) == (words is None)
+
+
+@pytest.mark.slow
+def test_a_built_in_verifier_that_pays_every_reference_alike_is_an_error(tmp_path: Path) -> None:
+    rows, file = tmp_path / "rows.jsonl", tmp_path / "node.toml"
+    source = f'[[tasks]]\nsource = "file"\npath = "{rows}"\nverifier = "final_number"\n'
+    file.write_text(f'[model]\npath = "models/base"\n[eval]\ntasks = 2\n{source}')
+    for answers, code in ((["80", "81", "82", "83", "84"], 0), (["80", "80.0", "80.00", "80.000", "80.0000"], EXIT_CONFIG)):
+        rows.write_text("".join(json.dumps({"question": f"q{n}", "answer": each}) + "\n" for n, each in enumerate(answers)))
+        told = CliRunner().invoke(app, ["config", "check", "--config", str(file)])
+        assert told.exit_code == code, told.output
+        assert ("the references of 4 other tasks as much" in told.output) == bool(code)
+        assert ("the reference earns 1, passes" in told.stdout) == (not code)
+
+
+@pytest.mark.slow
+def test_task_score_says_that_a_reward_is_unknown_and_what_references_earn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, monkeypatch, ALWAYS_RAISES)
+    told = CliRunner().invoke(app, ["task", "score", "gcd", "--verifier", "mine", "--answer", "3", "--json"])
+    assert told.exit_code == 0, told.output
+    scored_answer = json.loads(told.stdout)
+    assert (scored_answer["reward"], scored_answer["passed"], scored_answer["unknown"]) == (None, None, "raised")
+    assert "no such judge" in told.stderr and "the reference earns unknown (raised)" in told.stderr
