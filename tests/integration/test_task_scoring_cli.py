@@ -44,7 +44,8 @@ def with_hash_seed(seed: str, *arguments: str) -> subprocess.CompletedProcess[by
 def reward(scored: subprocess.CompletedProcess[bytes]) -> float:
     assert scored.returncode == 0, scored.stderr
     last = json.loads(scored.stdout.decode().splitlines()[-1])
-    assert list(last) == ["reward"]
+    assert list(last) == ["reward", "passed", "unknown", "seconds"]
+    assert (last["passed"], last["unknown"]) == (last["reward"] >= 0.99, None)
     return float(last["reward"])
 
 
