@@ -49,7 +49,7 @@ def test_a_run_with_steps_ends_by_itself_with_a_summary_and_exit_code_0(finished
 
 
 def test_the_services_lines_are_for_people(finished: subprocess.CompletedProcess[str]) -> None:
-    assert any("alpha-trainer" in line and "[info" in line for line in finished.stdout.splitlines()), finished.stdout[-3000:]
+    assert any("alpha-trainer" in line and "| info: " in line for line in finished.stdout.splitlines()), finished.stdout[-3000:]
     assert not [line for line in finished.stdout.splitlines() if "| {" in line]
 
 
