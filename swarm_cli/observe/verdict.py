@@ -1,8 +1,7 @@
 """The result of a run, in a few lines per node: pure functions over its steps and evaluations, and
 `run_verdicts`, which reads them.
 
-While a run is running, the same symptoms raise alerts
-(`k8s/components/monitoring/rules/swarm.yaml`).
+While a run is running, the same symptoms raise alerts (`k8s/components/monitoring/rules`).
 """
 
 from __future__ import annotations
