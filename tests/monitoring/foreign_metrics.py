@@ -60,9 +60,5 @@ VLLM = {
     "vllm:inter_token_latency_seconds": _VLLM,
 }
 
-DASHBOARD = {
-    "swarm_process_recent_deaths": "nothing: `swarm dashboard` exported it while it had a Prometheus of its own",
-}
-
-FOREIGN = {**PROMETHEUS, **PROCESS, **NATS, **VLLM, **DASHBOARD}
+FOREIGN = {**PROMETHEUS, **PROCESS, **NATS, **VLLM}
 """Histograms are listed by name, without `_bucket`, `_sum` and `_count`."""
