@@ -67,9 +67,12 @@ def decode(payload: bytes, kind: type[M]) -> M:
         message: M = decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError, OverflowError) as error:
         detail = f"{kind.__name__}: {str(error)[:200]}"
-        if _is_another_version(payload, kind):
+        version, known = _versions(payload, kind)
+        if version is not None and version != known:
+            # Another version may change any field, so the version alone says why it is unreadable.
             raise MessageError("schema_version", f"{detail}: update the older node") from None
-        raise MessageError("out_of_range" if _is_out_of_range(error) else "malformed", detail) from None
+        wrong_form = version is None or not _is_out_of_range(error)
+        raise MessageError("malformed" if wrong_form else "out_of_range", detail) from None
     return message
 
 
@@ -131,21 +134,16 @@ class _Structure:
         return _DEPTHS[depth]
 
 
-def _is_another_version(payload: bytes, kind: type[Message]) -> bool:
-    """Whether the message has a schema version of its own and it is not this kind's. Another
-    version may change any field, so the version alone says why the message cannot be read.
+def _versions(payload: bytes, kind: type[Message]) -> tuple[int | None, int]:
+    """The message's schema version (None: it cannot be read) and the one that this kind has here;
+    equal if the kind has none of its own.
     """
-    if "schema" not in kind.__struct_fields__:
-        return False
+    known = next((field.default for field in msgspec.structs.fields(kind) if field.name == "schema"), None)
     try:
-        return _version_decoder.decode(payload).schema != _known_version(kind)
+        version = _version_decoder.decode(payload).schema
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
-        return False
-
-
-def _known_version(kind: type[Message]) -> int:
-    (version,) = (field.default for field in msgspec.structs.fields(kind) if field.name == "schema")
-    return int(version)
+        return None, int(known or 0)
+    return (version, int(known)) if known is not None else (0, 0)
 
 
 def _is_out_of_range(error: Exception) -> bool:

@@ -157,6 +157,12 @@ def test_the_bounds_leave_room_for_the_largest_group_and_for_further_fields() ->
     assert len(decode_foreign(msgpack.packb(fields), RolloutGroup).completions) == MAX_COMPLETIONS
 
 
+def test_a_torn_message_of_another_version_is_malformed() -> None:
+    with pytest.raises(MessageError) as refused:
+        decode(_with({"schema": 2})[:-1], RolloutGroup)
+    assert refused.value.reason == "malformed"
+
+
 def test_a_truncated_message_is_refused() -> None:
     payload = encode(a_group())
     for cut in range(0, len(payload), 7):
