@@ -14,7 +14,7 @@ import yaml
 
 from monitoring.metrics_doc import ROLES, full_name, role_families, watch_families
 from tests.monitoring.all_rules import alerts, records
-from tests.monitoring.foreign_metrics import DASHBOARD, NATS, PROCESS, PROMETHEUS
+from tests.monitoring.foreign_metrics import NATS, PROCESS, PROMETHEUS
 from tests.monitoring.promql import family_of, metrics_of
 
 REPO = Path(__file__).resolve().parents[2]
@@ -105,7 +105,7 @@ def _raw_metrics(expr: str) -> set[str]:
 def test_whatever_an_alert_reads_its_disappearance_is_told(tmp_path: Path) -> None:
     exported = _exported_by()
     for alert in alerts():
-        for name in _raw_metrics(alert.expr) - PROMETHEUS.keys() - DASHBOARD.keys():
+        for name in _raw_metrics(alert.expr) - PROMETHEUS.keys():
             assert any({name, family_of(name)} & names for names in exported.values()), (
                 f"{alert.name}: nothing tells that {name} is gone"
             )
