@@ -32,7 +32,7 @@ MakeServer = Callable[..., NatsServer]
 PATIENCE_S = 150.0
 HANG = "burn 600"
 HANGS_S = 1.0
-"""CPU time of a group of nothing but hangs: it is given up at the third."""
+"""CPU time of a group of nothing but hangs: it ends at the first."""
 SLOW_AND_RIGHT = 24 if FULL else 16
 
 
