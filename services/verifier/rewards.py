@@ -107,7 +107,9 @@ class RewardKnowledge:
         """
         if self._config.verifier.foreign_partial_credit or self.rules.is_defined(ref):
             return False
-        self._tell(ref.dataset, "no_pass", "foreign_groups_wait", reason=f"{ref.dataset}: {NO_PASS}", remedy="set pass_at")
+        if self._is_news(ref.dataset, "no_pass"):
+            reason = f"{ref.dataset}: {NO_PASS}"
+            self._log.warning("foreign_groups_wait", task=ref.dataset, reason=reason, remedy="set pass_at")
         return True
 
     def foreign(self, ref: TaskRef, result: JobResult) -> tuple[list[float], list[bool] | None]:
@@ -123,15 +125,21 @@ class RewardKnowledge:
         for cause, answers in unknown_of(result.marks).items():
             self._unknown.setdefault(dataset, Counter())[cause] += answers
             self._unwritten = True
-            consequence = "the answer leaves its group; a group without any reward is dropped"
-            detail, remedy = result.detail, REMEDIES[cause]
-            self._tell(dataset, cause, "reward_unknown", cause=cause, detail=detail, consequence=consequence, remedy=remedy)
+            if self._is_news(dataset, cause):
+                self._log.warning(
+                    "reward_unknown",
+                    task=dataset,
+                    cause=cause,
+                    detail=result.detail,
+                    consequence="the answer leaves its group; a group without any reward is dropped",
+                    remedy=REMEDIES[cause],
+                )
 
-    def _tell(self, dataset: str, once: str, event: str, **values: str) -> None:
-        """Log once for each source and cause."""
-        if (dataset, once) not in self._told:
-            self._told.add((dataset, once))
-            self._log.warning(event, task=dataset, **values)
+    def _is_news(self, dataset: str, what: str) -> bool:
+        """Whether this is the first time for the source, so that it is logged."""
+        known = (dataset, what) in self._told
+        self._told.add((dataset, what))
+        return not known
 
     async def _exchange(self) -> None:
         """Merge with what the node's other verifiers and its evaluations have seen."""

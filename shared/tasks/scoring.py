@@ -87,7 +87,7 @@ def score_texts(
         problem = ""
         answer = None if text is None else extract_answer(text)
         if text is None:
-            reward, mark = (0.0, Mark.FAILED) if unread_is_wrong else (None, Mark.TIMEOUT)
+            reward, mark = None, Mark.TIMEOUT
         elif answer is None and unread_is_wrong:
             reward, mark = 0.0, Mark.FAILED
         elif answer is None and len(text) > MAX_ANSWER_CHARS:
