@@ -30,7 +30,6 @@ TYPED_ALONE = {"timedatectl"}
 
 COMPLETED = {
     "swarm ...": "swarm --help",
-    "swarm dashboard": "swarm dashboard --port 9498",
     "swarm dlq": "swarm dlq list --node-url nats://127.0.0.1:4222",
     "swarm model export": f"swarm model export {RUN} {NODE} out-of-readme",
     "swarm nats config": "swarm nats config --plane both --nodes alpha --out new.conf",
@@ -53,7 +52,7 @@ COMPLETED = {
 """What is typed for a command that a page only names, or that would start another swarm here."""
 SECURED = ("swarm nats certificates", "swarm nats watch", "swarm nats keys", "swarm nats config", "nats-server")
 """These begin commands for a server with users and TLS."""
-UNTIL_CTRL_C = {"swarm dashboard": "http://", "swarm nats watch": "watching", "swarm nats watch --monitor": "watching"}
+UNTIL_CTRL_C = {"swarm nats watch": "watching", "swarm nats watch --monitor": "watching"}
 """They go on until Ctrl-C, which comes when they have said this."""
 OF_THE_SYSTEM = ("dmesg", "timedatectl", "chronyc")
 """Programs that a machine has or lacks, and that may want rights or a daemon: typed where they are,

@@ -17,7 +17,7 @@ from services.verifier.sharing_rules import sign
 from services.verifier.swarm_reader import BURST_S
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.codec import content_id, decode, encode, pack_ids
+from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import SignedRollouts
 from shared.contracts.senders import (
     BANS_KEY,
@@ -352,9 +352,11 @@ async def test_a_sender_in_quarantine_stays_there_when_the_verifier_starts_again
 
     async with verifier(config) as alpha:
         assert alpha.swarm is not None
-        for number in range(8):  # seven lies about the task are enough
+        for number in range(8):  # seven lies about the tokens are enough
             made = group("mallory", number)
-            body = msgspec.structs.replace(made, task=msgspec.structs.replace(made.task, answer="999"))
+            lie = {"token_count": 2, "token_ids": pack_ids([5]), "behaviour_logprobs": pack_logprobs([-1.0])}
+            first = msgspec.structs.replace(made.completions[0], **lie)
+            body = msgspec.structs.replace(made, completions=[first, *made.completions[1:]])
             payload = encode(sign(body, lying, share_tokens=True))
             subject = subjects.rollouts("mallory")
             await alpha.swarm.publish(subject, payload, stream=subjects.SWARM_ROLLOUTS, message_id=content_id(payload))
