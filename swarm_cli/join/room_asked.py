@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 from shared.contracts.streams import swarm_streams
-from shared.transport.base import Transport, TransportError
+from shared.transport.base import StreamMissing, Transport, TransportError
 from shared.transport.blobs import companion
 from shared.transport.deadline import Deadline
 from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
-from shared.transport.nats.jetstream_api import STREAM_NOT_FOUND, ApiError, call
+from shared.transport.nats.jetstream_api import ApiError, call
 from shared.transport.nats.listing import account
 from shared.transport.nats.transport import connection_of
 from swarm_cli.join.room import Room
@@ -66,9 +66,7 @@ def _storage_of(figures: dict[str, Any]) -> tuple[int | None, int]:
 async def _is_missing(hub: Transport, stream: str) -> bool:
     try:
         await hub.stream_state(stream)
-    except ApiError as error:
-        if error.err_code != STREAM_NOT_FOUND:
-            raise
+    except StreamMissing:
         return True
     return False
 

@@ -307,7 +307,8 @@ def test_a_spectator_sees_who_is_there_and_how_they_do(hub: SecuredServer) -> No
     alpha = next(node for node in json.loads(shown.stdout)["nodes"] if node["node"] == "alpha")
     assert (alpha["model"], alpha["tasks"], alpha["policy_version"]) == ("toy", ["gcd"], 7)
     assert alpha["shared"] is None
-    assert alpha["newest"] == {"policy_version": 7, "pass_rate": 0.5, "n": 8} and alpha["gain"] == 0.25
+    newest = {"policy_version": 7, "pass_rate": 0.5, "mean_reward": 0.5, "n": 8}
+    assert alpha["newest"] == newest and alpha["gain"] == 0.25
     table = CliRunner().invoke(app, ["observe", token_of(hub, "--observer"), "--once"], catch_exceptions=False)
     assert "alpha" in table.stdout and "0.500/8" in table.stdout and "+0.250" in table.stdout
     assert "nothing" not in table.stdout and "groups in the hub's window" not in table.stdout
