@@ -430,15 +430,23 @@ def reasoning(rng: random.Random, question: int) -> str:
     return f"{'. '.join(steps)}. <answer>{a}</answer>"
 
 
-def test_independent_nodes_that_reason_in_the_same_words_are_not_blamed_and_hardly_ever_refused(tmp_path: Path) -> None:
-    """Eight answers of each of two nodes to the same question under two references, of 300
-    questions.
+@pytest.mark.parametrize(
+    ("questions", "references", "most"), [(range(1600, 1800), 2, 3), (range(100, 300), 1, 6)], ids=["other reference", "same task"]
+)
+def test_independent_nodes_that_reason_in_the_same_words_are_not_blamed_and_hardly_ever_refused(
+    questions: range, references: int, most: int, tmp_path: Path
+) -> None:
+    """Eight answers of each of two nodes to the same question, of 200 questions. In each case a few
+    pairs coincide far enough for a refusal, so that a blame would be seen. The questions of one
+    task have none that coincides by `TELLING` characters: measured on 3,000 questions, 2 in a
+    thousand do, and would be blamed there; honest nodes hardly ever meet in one task.
     """
     gate, refused = border(tmp_path, max_completions=16, max_chars=1000), 0
-    for number in range(300):
+    gate._copies = CopyMemory(salt=b"test")
+    for number in questions:
         for draw, (key, node) in enumerate(((VICTIM, "beta"), (COPIER, "gamma"))):
             rng = random.Random(1000 * number + draw)
-            asked = msgspec.structs.replace(task(seed=2 * number + draw), question=f"gcd {number}?")
+            asked = msgspec.structs.replace(task(seed=2 * number + draw % references), question=f"gcd {number}?")
             body = saying([reasoning(rng, number) for _ in range(8)], node=node, draw=2 * number + draw, task=asked)
             shown = show(gate, body, key, seq=2 * number + draw + 1)
             if isinstance(shown, Refused):
@@ -446,7 +454,10 @@ def test_independent_nodes_that_reason_in_the_same_words_are_not_blamed_and_hard
                 refused += 1
             else:
                 assert gate.conclude(shown, _scored(8), NOW_S) is None
-    assert refused <= 3
+    assert 2 <= refused <= most, "none at all would prove nothing about blame"
+    for key in (VICTIM, COPIER):
+        assert gate.reputation.suspicion(key.public_key, NOW_S) == 0.0
+        assert gate.signer(key.public_key, NOW_S).share == key.public_key
 
 
 def test_what_a_comparison_costs_is_bounded_by_answers_and_remembered_groups(tmp_path: Path) -> None:
@@ -465,7 +476,7 @@ def test_what_a_comparison_costs_is_bounded_by_answers_and_remembered_groups(tmp
         assert min(seconds) < 0.01, words
 
 
-def accepted(body: RolloutGroup, key: str, seq: int) -> ScoredGroup:
+def accepted(body: RolloutGroup, key: str, seq: int, scored_at: float = NOW_S) -> ScoredGroup:
     """As another of the node's verifiers has stored it."""
     return ScoredGroup(
         group_id=content_id(encode(body)),
@@ -474,7 +485,7 @@ def accepted(body: RolloutGroup, key: str, seq: int) -> ScoredGroup:
         rewards=[0.5] * len(body.completions),
         scored_by="alpha",
         score_seconds=0.1,
-        scored_at=NOW_S,
+        scored_at=scored_at,
         public_key=key,
         swarm_seq=seq,
         swarm_stored_at=float(seq),
@@ -492,6 +503,21 @@ def test_what_another_verifier_of_the_node_accepted_is_known_here(tmp_path: Path
     own = saying(long_texts(3), node="alpha")
     gate.learn(accepted(own, "", 0), gate.print_of(own), NOW_S)
     assert reason(show(gate, saying(long_texts(3), node="gamma"), COPIER, seq=11)) is Refusal.COPIED
+
+
+@pytest.mark.parametrize(
+    ("scored_s_ago", "known_s"), [(3000.0, REMEMBERED_S - 3000.0), (-5000.0, REMEMBERED_S)], ids=["past", "future"]
+)
+def test_what_a_restarted_verifier_learns_again_is_known_for_an_hour_from_when_it_was_scored(
+    scored_s_ago: float, known_s: float, tmp_path: Path
+) -> None:
+    """And not for another hour after each start. A clock that was ahead does not make it longer."""
+    gate, body = border(tmp_path), saying(long_texts(1))
+    gate.learn(accepted(body, VICTIM.public_key, 5, NOW_S - scored_s_ago), gate.print_of(body), NOW_S)
+    for wait_s, other, own in ((known_s - 1, Refusal.COPIED, Refusal.REPEATED), (known_s + 1, None, None)):
+        for key, node, expected in ((COPIER, "gamma", other), (VICTIM, "beta", own)):
+            again = saying(long_texts(1), node=node, created_at=NOW_S + wait_s)
+            assert reason(show(gate, again, key, seq=9, now_s=NOW_S + wait_s)) is expected
 
 
 def test_a_copy_that_two_verifiers_took_at_the_same_moment_is_blamed_when_they_learn_of_each_other(tmp_path: Path) -> None:

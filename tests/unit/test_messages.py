@@ -129,6 +129,23 @@ def _added(name: str, packed: bytes) -> bytes:
 DEEP = b"\x91" * MAX_DEPTH + b"\x00"
 
 
+def _counted(value: object) -> int:
+    """How many maps and lists, entries and elements there are in it."""
+    within = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if within is None else 1 + len(within) + sum(map(_counted, within))
+
+
+def _holding(count: int, *, each: object) -> bytes:
+    """A group with one more field, a list of `each` and of numbers for the rest, that has `count`
+    values altogether.
+    """
+    free = count - _counted(msgpack.unpackb(_added("added", msgpack.packb([]))))
+    many, rest = divmod(free, 1 + _counted(each))
+    payload = _added("added", msgpack.packb([each] * many + [0] * rest))
+    assert _counted(msgpack.unpackb(payload)) == count
+    return payload
+
+
 @pytest.mark.parametrize(
     "payload",
     [
@@ -139,15 +156,36 @@ DEEP = b"\x91" * MAX_DEPTH + b"\x00"
         _added("added", b"\x91" * 100_000 + b"\x00"),
         _added("added", msgpack.packb([0] * MAX_VALUES)),
         _added("added", msgpack.packb([[{}] * 128] * 128)),
+        _holding(MAX_VALUES + 1, each=0),
+        _holding(MAX_VALUES + 1, each=[]),
+        _holding(MAX_VALUES + 1, each={"a": 1, "b": [2]}),
         _added("added", b"\xdd\xff\xff\xff\xff"),
         _added("added", b"\xc1"),
     ],
-    ids=["twice", "trailing", "twice-within", "deep", "endless", "many", "many-maps", "claimed", "none"],
+    ids=[
+        "twice",
+        "trailing",
+        "twice-within",
+        "deep",
+        "endless",
+        "many",
+        "many-maps",
+        "one-above",
+        "one-list-above",
+        "one-map-above",
+        "claimed",
+        "none",
+    ],
 )
 def test_what_unknown_fields_hold_is_bounded_and_no_field_comes_twice(payload: bytes) -> None:
     with pytest.raises(MessageError) as refused:
         decode_foreign(payload, RolloutGroup)
     assert refused.value.reason == "malformed"
+
+
+@pytest.mark.parametrize("each", [0, [], {"a": 1, "b": [2]}], ids=["numbers", "lists", "maps"])
+def test_unknown_fields_hold_exactly_as_many_values_as_the_bound_says(each: object) -> None:
+    assert decode_foreign(_holding(MAX_VALUES, each=each), RolloutGroup) == a_group()
 
 
 def test_the_bounds_leave_room_for_the_largest_group_and_for_further_fields() -> None:

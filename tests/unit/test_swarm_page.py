@@ -39,6 +39,7 @@ from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
 from swarm_cli.looking.following import Following
 from swarm_cli.looking.target import Target
+from swarm_cli.observe import recorded_scores
 from swarm_cli.observe.recorded_scores import ByNode, RecordedScores
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.view import NodeView
@@ -200,15 +201,20 @@ def test_a_nodes_curve_begins_with_the_base_policy_that_no_report_says(tmp_path:
         assert (0, 0.125) not in curves_by_task(heard, "alpha", "Ualpha", known).get("", [])
 
 
-def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Path) -> None:
-    """Its verifier had ended before it could pass on the last score."""
+def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verifier had ended before it could pass on the last score. Of a long run only the newest
+    scores are kept, and the base policy's.
+    """
     reports = [report("alpha", version, rate) for version, rate in ((0, 0.125), (4, 0.5), (6, 0.75))]
-    known = recorded(tmp_path, *reports)
-    assert known["alpha"]["a" * 64, 8].every == tuple(reports)
-    (row,) = leaderboard([], [report for each in known["alpha"].values() for report in each.every], recorded=known)
-    assert (row.newest, row.policy_version, row.gain, row.curve) == (0.75, 6, 0.625, ((0, 0.125), (4, 0.5), (6, 0.75)))
-    assert curves_by_task([], "alpha", "", known["alpha"])[""] == [(0, 0.125), (4, 0.5), (6, 0.75)]
-    assert curves_by_task([], "alpha", "Uother", known["alpha"]) == {}, "another key's are not on record"
+    whole = recorded(tmp_path, *reports)
+    monkeypatch.setattr(recorded_scores, "REPORTS_KEPT", 2)
+    shortened = recorded(tmp_path, *reports)
+    for known, kept in ((whole, reports), (shortened, reports[1:])):
+        assert known["alpha"]["a" * 64, 8].every == tuple(kept)
+        (row,) = leaderboard([], kept, recorded=known)
+        assert (row.newest, row.policy_version, row.gain, row.curve) == (0.75, 6, 0.625, ((0, 0.125), (4, 0.5), (6, 0.75)))
+    assert curves_by_task([], "alpha", "", whole["alpha"])[""] == [(0, 0.125), (4, 0.5), (6, 0.75)]
+    assert curves_by_task([], "alpha", "Uother", whole["alpha"]) == {}, "another key's are not on record"
 
 
 def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> None:
