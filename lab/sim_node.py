@@ -160,6 +160,7 @@ class SimNode:
             origin="local",
             group=own.group,
             rewards=own.rewards,
+            passed=self.desk.passed(own.group.task.ref, own.rewards),
             scored_by=self.name,
             score_seconds=0.0,
             scored_at=now_s,

@@ -2,8 +2,9 @@
 
 Whether an answer passes is a fact of its own beside its reward: what its scorer says; else whether
 the reward reaches `pass_at` of its `[[tasks]]` entry; else, under a built-in verifier, whether it
-is full marks. A reward of one's own that says nothing has a pass while it takes two values: the
-higher one passes. Where it takes more, or only one so far, no pass is defined.
+is full marks. Of a scorer that says so of any answer, those pass of which it says so, and no
+others. A reward of one's own that says nothing has a pass while it takes two values: the higher one
+passes. Where it takes more, or only one so far, no pass is defined.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ PASS_REWARD = 0.99
 """Full marks of a built-in verifier: an answer passes at this reward or above; partial credit is
 not a pass.
 """
+SAID = frozenset({Mark.PASSED, Mark.FAILED})
+"""What a scorer that says itself what passes says of an answer."""
 MANY = 3
 """This many distinct rewards of a source say that its reward has no full marks by itself."""
 NO_PASS = "no pass defined: set pass_at in its [[tasks]] entry"
@@ -43,14 +46,17 @@ class PassRules:
         defined for the task's source.
         """
         threshold = self._threshold(ref)
+        says = self._source(ref) in self._told or any(mark in SAID for mark in marks)
         found: list[bool] = []
         for reward, mark in zip(rewards, marks, strict=True):
             if mark is not Mark.UNSAID or reward is None:
                 found.append(mark is Mark.PASSED)
-            elif threshold is None:
-                return None
+            elif threshold is not None:
+                found.append(reward >= threshold or not differ(reward, threshold))
+            elif says:
+                found.append(False)
             else:
-                found.append(reward >= threshold)
+                return None
         return found
 
     def is_defined(self, ref: TaskRef) -> bool:
@@ -65,7 +71,7 @@ class PassRules:
             return False
         source, changed = self._source(ref), False
         for reward, mark in zip(rewards, marks, strict=True):
-            if mark in (Mark.PASSED, Mark.FAILED):
+            if mark in SAID:
                 self._told.add(source)
             elif reward is not None:
                 changed = self._add(source, reward) or changed
@@ -95,8 +101,9 @@ class PassRules:
         fixed = self._fixed(ref)
         if fixed is not None:
             return fixed
-        values = self._values.get(self._source(ref), [])
-        return max(values) if len(values) == 2 else None
+        source = self._source(ref)
+        values = self._values.get(source, [])
+        return max(values) if len(values) == 2 and source not in self._told else None
 
     def _fixed(self, ref: TaskRef) -> float | None:
         spec = self._choice.spec_for(ref)

@@ -12,12 +12,12 @@ from shared.contracts.messages import TaskRef
 from shared.registry import DEFAULT_VERIFIER
 from shared.rewards import Mark, differ
 from shared.tasks.derive import TaskError, dataset_size, from_package
-from shared.tasks.evaluation import PassRules
-from shared.tasks.sandbox import ScorerPool, ScoringJob
+from shared.tasks.evaluation import SAID, PassRules
 from shared.tasks.verifiers import is_built_in
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
+    from shared.tasks.sandbox import ScorerPool
 
 OTHERS = 4
 """References of other tasks that are tried: one may be the same value in another form."""
@@ -37,8 +37,8 @@ class Tried:
 
     def __str__(self) -> str:
         earned = f"unknown ({self.mark.cause})" if self.reward is None else f"{self.reward:g}"
-        passes = "" if self.reward is None else {True: ", passes", False: ", does not pass", None: ", no pass defined"}[self.passed]
-        return f"{earned}{passes}, {self.seconds:.2f} s"
+        passes = {True: ", passes", False: ", does not pass", None: ", no pass defined by that alone (set pass_at)"}[self.passed]
+        return f"{earned}{'' if self.reward is None else passes}, {self.seconds:.2f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,8 @@ async def try_rewards(pool: ScorerPool, specs: Sequence[TaskSpec], rules: PassRu
 
 
 async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | None:
+    from shared.tasks.sandbox.jobs import ScoringJob
+
     try:
         size = dataset_size(spec.dataset, spec.canonical_config)
     except TaskError:
@@ -114,11 +116,14 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
             break
         found.append(await _scored(pool, rules, ref, other))
     # Whether an answer passes may depend on all rewards that were seen.
-    own, *tried = (_with_pass(each, rules, ref) for each in found)
+    says = is_built_in(spec.verifier, spec.dataset) or spec.pass_at is not None or any(each.mark in SAID for each in found)
+    own, *tried = (_with_pass(each, rules, ref, says) for each in found)
     return Trial(spec, own, tried)
 
 
 async def _scored(pool: ScorerPool, rules: PassRules, ref: TaskRef, text: str) -> Tried:
+    from shared.tasks.sandbox.jobs import ScoringJob
+
     (result,) = await pool.run([ScoringJob(ref=ref, texts=[text], urgent=True)])
     if result.reason is not None:
         return Tried(None, None, Mark.TIMEOUT if result.timeouts else Mark.RAISED, result.detail, result.seconds)
@@ -126,6 +131,7 @@ async def _scored(pool: ScorerPool, rules: PassRules, ref: TaskRef, text: str) -
     return Tried(result.rewards[0], None, result.marks[0], result.detail, result.seconds)
 
 
-def _with_pass(tried: Tried, rules: PassRules, ref: TaskRef) -> Tried:
-    passed = rules.passed(ref, [tried.reward], [tried.mark])
+def _with_pass(tried: Tried, rules: PassRules, ref: TaskRef, says: bool) -> Tried:
+    # Of a reward that says nothing, the run decides by all rewards that it will see.
+    passed = rules.passed(ref, [tried.reward], [tried.mark]) if says else None
     return Tried(tried.reward, passed[0] if passed else None, tried.mark, tried.detail, tried.seconds)

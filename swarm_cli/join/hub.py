@@ -19,8 +19,6 @@ from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, NoStream, NotConnected, Transport, TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
-from shared.transport.nats.jetstream_api import call
-from shared.transport.nats.transport import connection_of
 from swarm_cli.join.room import Room
 from swarm_cli.observe.directory import read_directory
 
@@ -105,6 +103,9 @@ async def _operates(hub: Transport) -> bool:
     """Whether this key may do more than a node. A node's request is refused, which takes a line in
     the server's log.
     """
+    from shared.transport.nats.jetstream_api import call
+    from shared.transport.nats.transport import connection_of
+
     try:
         await call(connection_of(hub), f"STREAM.INFO.{subjects.SWARM_ROLLOUTS}", None, Deadline(REFUSED_S), "a look at the streams")
     except TransportError:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import TRAINER_KEY, node_bucket
 from shared.transport.base import Transport
 from shared.transport.connect import connect
@@ -101,6 +102,7 @@ async def test_no_life_writes_after_another_one_has(tmp_path: Path) -> None:
     plane = await connect(server.url, name="test")
     try:
         await plane.kv.ensure(node_bucket(NODE), history=64)
+        await ensure_node_streams(plane, NODE)
         (tmp_path / "logs").mkdir()
         with contenders(tmp_path / "logs", [line.url for line in lines]) as pids:
             seed = int(os.environ.get("LEASE_ATTACK_SEED", "1"))

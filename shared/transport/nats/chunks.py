@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shared.transport import blobs
-from shared.transport.base import StoredMessage
+from shared.transport.base import StoredMessage, StreamMissing
 from shared.transport.deadline import Deadline
 from shared.transport.nats import direct, storing
 from shared.transport.nats import jetstream_api as api
@@ -79,7 +79,7 @@ class NatsChunks:
         """`sweep` where the stream has a companion."""
         try:
             await api.stream_state(self._connection, blobs.companion_name(stream))
-        except api.ApiError:
+        except (api.ApiError, StreamMissing):
             return
         await self.sweep(stream)
 
