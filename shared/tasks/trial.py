@@ -13,6 +13,7 @@ from shared.registry import DEFAULT_VERIFIER
 from shared.rewards import Mark, differ
 from shared.tasks.derive import TaskError, dataset_size, from_package
 from shared.tasks.evaluation import SAID, PassRules
+from shared.tasks.own_reference import is_left_out
 from shared.tasks.verifiers import is_built_in
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ async def _tried(pool: ScorerPool, spec: TaskSpec, rules: PassRules) -> Trial | 
     places = [number * size // count for number in range(count)]
     refs = [TaskRef(dataset=spec.dataset, config=spec.canonical_config, seed=1, index=place) for place in places]
     derived = [each.task for each in await pool.run([ScoringJob(ref=ref, want_task=True) for ref in refs])]
-    tasks = [(task.ref, task.answer) for task in derived if task is not None and task.answer is not None]
+    known = [task for task in derived if task is not None and task.answer is not None and not is_left_out(spec, task.ref)]
+    tasks = [(task.ref, task.answer or "") for task in known]
     if not tasks:
         return None
     (ref, reference), *rest = tasks

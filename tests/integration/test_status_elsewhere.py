@@ -40,5 +40,6 @@ def test_the_score_of_a_node_on_another_server_is_the_newest_that_it_signed(serv
     (line,) = (line for line in _status(server).splitlines() if "beta" in line)
     assert "0.625 @25" in line
     nodes = json.loads(_status(server, "--json"))["nodes"]
-    assert nodes["beta"]["evaluation"] == {"policy_version": 25, "pass_rate": 0.625, "n": 200}
+    evaluation = {"policy_version": 25, "pass_rate": 0.625, "mean_reward": 0.625, "n": 200, "unknown": 0}
+    assert nodes["beta"]["evaluation"] == evaluation
     assert nodes["alpha"]["evaluation"] is None, "of a node here its own bucket tells"

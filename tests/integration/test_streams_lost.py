@@ -201,6 +201,7 @@ def test_no_process_of_a_node_that_trains_makes_its_streams_again(tmp_path: Path
         come_back_empty(server)
         for role in ROLES:
             wait_until(lambda role=role: alpha.events(role, "streams_lost"), alpha, timeout_s=TOLD_S, what=role)  # type: ignore[misc]
+        time.sleep(10)  # the batches that the trainer had read by then
         steps = len(alpha.steps())
         time.sleep(10)
         alpha.check_alive()

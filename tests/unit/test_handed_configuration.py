@@ -189,6 +189,7 @@ spec:
 @pytest.mark.slow
 def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(tasks_apart, "LATE_S", 0.0)
     (tmp_path / "node.toml").write_text(FOR_EVER)
     done = CliRunner().invoke(app, ["config", "check", "--config", str(tmp_path / "node.toml")])
     said = f"{done.output}{done.exception}"
@@ -199,6 +200,7 @@ def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeyp
 @pytest.mark.slow
 def test_k8s_check_of_tasks_that_take_for_ever_waits_for_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(tasks_apart, "LATE_S", 0.0)
     files = {"alpha": FOR_EVER, "beta": FOR_EVER.replace("alpha", "beta").replace("max_digits = 1", "max_digits = 2")}
     text = "".join(OVERLAY.replace("NODE", node).replace("FILE", json.dumps(file)) for node, file in files.items())
     (tmp_path / "rendered.yaml").write_text(text)

@@ -12,14 +12,13 @@ from services.trainer.durable.checkpoint import TrainedModel
 from services.trainer.durable.export import export_policy
 from services.trainer.durable.model_card import CARD, model_card
 from shared.model.weights import trainable_tensors
-from tests.architectures.tiny import tiny_model
-from tests.engines.tiny_models import write_model_folder
+from tests.engines.tiny_models import random_policy, write_model_folder
 from tests.unit.test_export_architectures import trained
 
 
 @pytest.mark.slow
 def test_an_export_has_a_card_with_base_steps_and_held_out_scores_and_usual_modes(tmp_path: Path) -> None:
-    model = tiny_model("llama")
+    model = random_policy(0, tied=False)
     base = write_model_folder(tmp_path / "little", model)
     node = trained(tmp_path / "monday" / "alpha", base, trainable_tensors(model))
     scores = ({"policy_version": 0, "n": 8, "pass_rate": 0.125}, {"policy_version": 1, "n": 8, "pass_rate": 0.5})

@@ -23,7 +23,6 @@ VALUES = {
 """Values that mean one thing wherever they are, and the file that may write them."""
 NAMES = {
     "PASS_REWARD": "shared/tasks/evaluation.py",
-    "FULL_MARKS": "swarm_cli/rollouts/choice.py",  # 1, which is more than a pass
     "DEFAULT_VERIFIER": "shared/registry.py",
     "HALF_TOLERANCE": "shared/model/full_precision.py",
     "LONGEST_PROBE": "shared/model/attention.py",
