@@ -12,6 +12,7 @@ limits on depth, digits and powers bound.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -124,6 +125,7 @@ _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "012345
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _RAISED, _LOWERED = (re.compile(f"[{''.join(signs)}]+") for signs in (_SUPERSCRIPTS, _SUBSCRIPTS))
 _ROOT = re.compile(r"([√∛])\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])|(?=\())")
+_WHITE_SPACE = re.compile(r"\s+")
 _SPACES = re.compile(r"(\\\\)|\\(?:[,;: !]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
 _NO_MEANING = re.compile(r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigg|Bigg)(?![A-Za-z])")
 _WORD_BETWEEN = re.compile(
@@ -147,7 +149,7 @@ def _in_ascii(text: str) -> str:
     """
     if len(text) > 2 * MAX_CHARS:
         raise Unreadable(f"has more than {MAX_CHARS:,} characters")
-    text = bare(bare(" ".join(text.split())).removesuffix("."))
+    text = bare(bare(_WHITE_SPACE.sub(_one_space, text.strip())).removesuffix("."))
     if "\x01" in text or "\x02" in text:
         raise Unreadable("has control characters")
     if not text.isascii():
@@ -156,7 +158,7 @@ def _in_ascii(text: str) -> str:
         text = _ROOT.sub(_root, text)
         text = "".join(_fraction(sign) for sign in text)
     text = _DEGREE.sub("°", _PERCENT.sub("%", text))
-    text = _WORD_BETWEEN.sub(", ", joined_thousands(text))
+    text = _WORD_BETWEEN.sub(", ", joined_thousands(text)).replace(",\\!", ",")
     text = (
         _NO_MEANING.sub("", _SPACES.sub(lambda space: space[1] or " ", text))
         .replace(r"\$", "$")
@@ -167,6 +169,11 @@ def _in_ascii(text: str) -> str:
     if odd := _LETTERS_AND_SIGNS.sub("", text)[:1]:
         raise Unreadable(f"contains {odd!r}, which has no meaning in a formula here")
     return text.strip()
+
+
+def _one_space(run: re.Match[str]) -> str:
+    # Two for a line break or a tab: a single space may be that of thousands.
+    return " " if all(unicodedata.category(character) == "Zs" for character in run[0]) else "  "
 
 
 def _root(match: re.Match[str]) -> str:
@@ -201,6 +208,8 @@ _MATRIX = re.compile(r"\\begin\s*\{([pbvB]?)matrix\}(.*)\\end\s*\{\1matrix\}", r
 _ATOMS = frozenset({r"\infty", r"+\infty", r"-\infty", r"\emptyset", r"\mathbb{R}", r"\mathbb{Z}", r"\mathbb{N}"})
 _JOINED = re.compile(r"[0-9.]+(?:\s*-\s*[0-9.]+)+|[0-9.]+(?:\s*/\s*[0-9.]+){2,}")
 _LEADING_ZEROS = re.compile(r"0[0-9]")
+_ENDS_IN_ZERO, _ENDS_IN_PLACES = re.compile(r"(?<![0-9.])0[0-9]*$"), re.compile(r"[0-9]\.[0-9]+$")
+_THREE_DIGITS = re.compile(r"[0-9]{3}(?![0-9])")
 
 
 def _read(text: str, depth: int) -> Reading:
@@ -212,6 +221,7 @@ def _read(text: str, depth: int) -> Reading:
         raise Unreadable("lacks a part")
     items = _split(text, re.compile(","))
     if len(items) > 1:
+        _refuse_decimal_commas([item for item, _ in items])
         return _list(text, [_read(item, depth - 1) for item, _ in items])
     if (name := _NAME.match(text)) and not _RELATION.search(text, name.end()):
         inner = _read(text[name.end() :], depth - 1)
@@ -234,6 +244,16 @@ def _read(text: str, depth: int) -> Reading:
     if _PLUS_MINUS.search(text):
         return _list(text, [_read(_PLUS_MINUS.sub(f" {sign} ", text), depth - 1) for sign in "+-"], once=_PLUS_MINUS)
     return _leaf(text)
+
+
+def _refuse_decimal_commas(items: list[str]) -> None:
+    # `0,125` and `-0,5` may be decimals, thousands or two values, `0.125,000` may be one value or
+    # two. After a space, or within brackets, a comma parts values.
+    for item, following in itertools.pairwise(items):
+        group = _THREE_DIGITS.match(following)
+        as_decimals = _ENDS_IN_ZERO.search(item) and following[:1].isdigit() and (group or len(items) == 2)
+        if as_decimals or (group and _ENDS_IN_PLACES.search(item)):
+            raise Unreadable("has a comma that may part decimals, thousands or values")
 
 
 def _with(reading: Reading, *, name: str) -> Reading:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks.derive import Item
+from shared.tasks.derive import Item, TaskError
 from shared.tasks.verify_final_number import MAX_END_CHARS, verifier
 
 
@@ -169,6 +169,19 @@ def test_a_number_may_begin_with_its_point_and_have_a_typographic_minus(answer: 
 @pytest.mark.parametrize("answer", ["8 apples", "is8", "= 8 + 1", "7, 8", "7 or 8", "= 8%", "> 8", "≠ 8", "is not 8", "this 8", ""])
 def test_what_states_no_number_at_its_end_is_not_paid(answer: str) -> None:
     assert reward(answer) == 0.0
+
+
+@pytest.mark.parametrize("number", ["0,125", "0 125", "00,125", "0.125,000", "-0,5", "0,125,000", "0_125", "0,000"])
+def test_a_number_whose_first_thousands_are_zero_is_no_reference_and_not_paid(number: str) -> None:
+    for reference in ("125", "0.125", "-5", "-0.5", "125000", "0"):
+        assert reward(f"= {number}", reference) == reward(number, reference) == 0.0
+    with pytest.raises(TaskError, match="needs a number as reference"):
+        reward("8", number)
+
+
+def test_a_line_break_separates_no_thousands() -> None:
+    for text in ("3\n456", "3\r\n456", "= 3\t456", "= 3\u2028456"):
+        assert reward(text, "3456") == 0.0
 
 
 def test_a_word_that_the_end_cuts_in_two_states_nothing() -> None:
