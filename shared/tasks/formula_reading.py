@@ -39,6 +39,10 @@ million terms.
 """
 MAX_POWER_BITS = 20_000
 """Largest power of numbers, in bits."""
+MAX_EXPONENT = 690
+"""Largest exponent of e. What is beyond a double is 0 or infinite to most programs."""
+SMALLEST, LARGEST = sympy.Float(10) ** -300, sympy.Float(10) ** 300
+"""Least and greatest size of a number that is not rational, and so not compared exactly."""
 
 
 class Unreadable(ValueError):
@@ -425,7 +429,7 @@ class _Parser:
         value = self._sum()
         if self._at < len(self._tokens):
             raise Unreadable(f"cannot be read from {self._tokens[self._at][1]!r} on")
-        return value
+        return _of_usual_size(value)
 
     def _next(self) -> tuple[str, str]:
         return self._tokens[self._at] if self._at < len(self._tokens) else ("end", "its end")
@@ -488,11 +492,13 @@ class _Parser:
         exponent = self._exponent()
         if exponent == 0 or base in (0, 1):
             raise Unreadable("has a power that is the same whatever its other part is")
-        if base.is_number and exponent.is_number and base != sympy.E:
+        if base == sympy.E:
+            _refuse_large_exponent(exponent)
+        elif base.is_number and exponent.is_number:
             size = abs(exponent.evalf(5))
             if not (size.is_Float or size.is_Rational) or _bits(base) * size > MAX_POWER_BITS:
                 raise Unreadable("has a power that is too large")
-        return base**exponent
+        return _of_usual_size(base**exponent)
 
     def _exponent(self) -> Any:
         if self._take("{"):
@@ -617,6 +623,8 @@ class _Parser:
             argument = self._signed_factor()
             while self._next()[0] in ("letter", "constant", "frac", "sqrt"):
                 argument = argument * self._factor()
+        if name in ("exp", "sinh", "cosh"):
+            _refuse_large_exponent(argument)
         value = _FUNCTIONS[name](argument)
         if base is not None:
             if base in (0, 1):
@@ -624,7 +632,7 @@ class _Parser:
             value = value / sympy.log(base)
         if value.has(sympy.zoo, sympy.oo, -sympy.oo, sympy.nan):
             raise Unreadable("is infinite in a part")
-        return value if power is None else value**power
+        return _of_usual_size(value if power is None else value**power)
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
@@ -676,6 +684,23 @@ def _letters(kind: str, value: str) -> Iterator[tuple[str, str]]:
 
 def _rational(token: str) -> Any:
     return sympy.Rational(*Fraction(token).as_integer_ratio())
+
+
+def _refuse_large_exponent(exponent: Any) -> None:
+    # Before the value is computed, which takes time without bound.
+    if exponent.is_number:
+        size = abs(exponent.evalf(5))
+        if not (size.is_Float or size.is_Rational) or size > MAX_EXPONENT:
+            raise Unreadable("has a power of e that is too large or too small")
+
+
+def _of_usual_size(value: Any) -> Any:
+    # Rational numbers are compared exactly, whatever their size.
+    if value.is_number and not value.is_Rational:
+        size = abs(value.evalf(15))
+        if size.is_Float and size != 0 and not SMALLEST <= size <= LARGEST:
+            raise Unreadable("has a number that is too large or too small, and is not rational")
+    return value
 
 
 def _bits(base: Any) -> int:

@@ -236,6 +236,34 @@ def test_what_has_no_one_meaning_is_refused_and_never_read_in_part(reference: st
     assert caught.value.reason == "task_verifier" and "use exact" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "number",
+    ["exp(-10**9)", "e^{-10^9}", "e^{-999}", "exp(-10^6)", "\\sqrt{2}*10^{-999}", "e^{10^9}", "e^{600}*e^{600}", "exp(10**6000)"]
+    + ["e^{-2^{999}}", "\\exp(\\exp(\\exp(99)))", "1 + e^{-999}", "\\exp^3(-300)", "x*e^{-999}", "\\cosh(10^9)"],
+)
+def test_a_number_too_small_or_too_large_to_be_compared_is_refused_quickly(number: str) -> None:
+    started_s = time.process_time()
+    with pytest.raises(TaskError, match="cannot read the reference answer"):
+        math_scorer(number)
+    assert math_scorer("0")(number) == math_scorer("1")(number) == math_scorer("\\sqrt{2}*x")(number) == 0.0
+    assert time.process_time() - started_s < 1.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        ("0", "\\sqrt{2}*\\sqrt{3}-\\sqrt{6}", ("e^{-200}", "e^{-120}", "10^{-60}*\\sqrt{2}", "10^{-999}", "e^{-650}")),
+        ("e^{-200}", "1/e^{200}", ("0", "e^{-201}", "e^{-199}", "10^{-60}", "2*e^{-200}")),
+        ("10^{-200}", "1/10^{200}", ("0", "10^{-201}", "e^{-200}")),
+        ("7^{400}", "49^{200}", ("7^{401}", "7^{400}+1")),
+        ("\\sin^2 1 + \\cos^2 1 - 1", "0", ("e^{-200}",)),
+    ],
+)
+def test_small_and_large_numbers_are_told_apart(reference: str, right: str, wrong: tuple[str, ...]) -> None:
+    assert paid(reference, reference, right) == dict.fromkeys((reference, right), 1.0)
+    assert paid(reference, *wrong) == dict.fromkeys(wrong, 0.0)
+
+
 DIFFERENT = (
     [
         "2",
