@@ -498,6 +498,8 @@ class _Parser:
             size = abs(exponent.evalf(5))
             if not (size.is_Float or size.is_Rational) or _bits(base) * size > MAX_POWER_BITS:
                 raise Unreadable("has a power that is too large")
+        if base.is_number and base.is_negative and exponent.is_Rational and exponent.q % 2 and exponent.q > 1:
+            raise Unreadable(r"has a power that may be a real or a complex root: write the real one as \sqrt[3]{-8}")
         return _of_usual_size(base**exponent)
 
     def _exponent(self) -> Any:
@@ -602,7 +604,10 @@ class _Parser:
                 raise Unreadable("has a root of no small degree")
             degree = sympy.Integer(int(token))
             self._need("]")
-        return self._argument() ** (1 / degree)
+        argument = self._argument()
+        # The real root: sympy's principal root of -8 is complex.
+        is_real_root = degree % 2 == 1 and argument.is_number and argument.is_negative
+        return -((-argument) ** (1 / degree)) if is_real_root else argument ** (1 / degree)
 
     def _function(self, name: str) -> Any:
         r"""Without parentheses, the argument reaches to the next sign or function: `\sin 2x \cos x`
@@ -611,6 +616,8 @@ class _Parser:
         base = None
         if name == "log" and self._take("_"):
             base = self._argument()
+        elif name == "log":
+            raise Unreadable(r"has a logarithm that may be natural or decimal: write \ln, or the base as in \log_{10}")
         power = None
         if self._take("^", "**"):
             power = self._exponent()
