@@ -12,6 +12,7 @@ limits on depth, digits and powers bound.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -38,6 +39,10 @@ million terms.
 """
 MAX_POWER_BITS = 20_000
 """Largest power of numbers, in bits."""
+MAX_EXPONENT = 690
+"""Largest exponent of e. What is beyond a double is 0 or infinite to most programs."""
+SMALLEST, LARGEST = sympy.Float(10) ** -300, sympy.Float(10) ** 300
+"""Least and greatest size of a number that is not rational, and so not compared exactly."""
 
 
 class Unreadable(ValueError):
@@ -124,6 +129,7 @@ _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "012345
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _RAISED, _LOWERED = (re.compile(f"[{''.join(signs)}]+") for signs in (_SUPERSCRIPTS, _SUBSCRIPTS))
 _ROOT = re.compile(r"([√∛])\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])|(?=\())")
+_WHITE_SPACE = re.compile(r"\s+")
 _SPACES = re.compile(r"(\\\\)|\\(?:[,;: !]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
 _NO_MEANING = re.compile(r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigg|Bigg)(?![A-Za-z])")
 _WORD_BETWEEN = re.compile(
@@ -147,7 +153,7 @@ def _in_ascii(text: str) -> str:
     """
     if len(text) > 2 * MAX_CHARS:
         raise Unreadable(f"has more than {MAX_CHARS:,} characters")
-    text = bare(bare(" ".join(text.split())).removesuffix("."))
+    text = bare(bare(_WHITE_SPACE.sub(_one_space, text.strip())).removesuffix("."))
     if "\x01" in text or "\x02" in text:
         raise Unreadable("has control characters")
     if not text.isascii():
@@ -156,7 +162,7 @@ def _in_ascii(text: str) -> str:
         text = _ROOT.sub(_root, text)
         text = "".join(_fraction(sign) for sign in text)
     text = _DEGREE.sub("°", _PERCENT.sub("%", text))
-    text = _WORD_BETWEEN.sub(", ", joined_thousands(text))
+    text = _WORD_BETWEEN.sub(", ", joined_thousands(text)).replace(",\\!", ",")
     text = (
         _NO_MEANING.sub("", _SPACES.sub(lambda space: space[1] or " ", text))
         .replace(r"\$", "$")
@@ -167,6 +173,11 @@ def _in_ascii(text: str) -> str:
     if odd := _LETTERS_AND_SIGNS.sub("", text)[:1]:
         raise Unreadable(f"contains {odd!r}, which has no meaning in a formula here")
     return text.strip()
+
+
+def _one_space(run: re.Match[str]) -> str:
+    # Two for a line break or a tab: a single space may be that of thousands.
+    return " " if all(unicodedata.category(character) == "Zs" for character in run[0]) else "  "
 
 
 def _root(match: re.Match[str]) -> str:
@@ -201,6 +212,8 @@ _MATRIX = re.compile(r"\\begin\s*\{([pbvB]?)matrix\}(.*)\\end\s*\{\1matrix\}", r
 _ATOMS = frozenset({r"\infty", r"+\infty", r"-\infty", r"\emptyset", r"\mathbb{R}", r"\mathbb{Z}", r"\mathbb{N}"})
 _JOINED = re.compile(r"[0-9.]+(?:\s*-\s*[0-9.]+)+|[0-9.]+(?:\s*/\s*[0-9.]+){2,}")
 _LEADING_ZEROS = re.compile(r"0[0-9]")
+_ENDS_IN_ZERO, _ENDS_IN_PLACES = re.compile(r"(?<![0-9.])0[0-9]*$"), re.compile(r"[0-9]\.[0-9]+$")
+_THREE_DIGITS = re.compile(r"[0-9]{3}(?![0-9])")
 
 
 def _read(text: str, depth: int) -> Reading:
@@ -212,6 +225,7 @@ def _read(text: str, depth: int) -> Reading:
         raise Unreadable("lacks a part")
     items = _split(text, re.compile(","))
     if len(items) > 1:
+        _refuse_decimal_commas([item for item, _ in items])
         return _list(text, [_read(item, depth - 1) for item, _ in items])
     if (name := _NAME.match(text)) and not _RELATION.search(text, name.end()):
         inner = _read(text[name.end() :], depth - 1)
@@ -234,6 +248,16 @@ def _read(text: str, depth: int) -> Reading:
     if _PLUS_MINUS.search(text):
         return _list(text, [_read(_PLUS_MINUS.sub(f" {sign} ", text), depth - 1) for sign in "+-"], once=_PLUS_MINUS)
     return _leaf(text)
+
+
+def _refuse_decimal_commas(items: list[str]) -> None:
+    # `0,125` and `-0,5` may be decimals, thousands or two values, `0.125,000` may be one value or
+    # two. After a space, or within brackets, a comma parts values.
+    for item, following in itertools.pairwise(items):
+        group = _THREE_DIGITS.match(following)
+        as_decimals = _ENDS_IN_ZERO.search(item) and following[:1].isdigit() and (group or len(items) == 2)
+        if as_decimals or (group and _ENDS_IN_PLACES.search(item)):
+            raise Unreadable("has a comma that may part decimals, thousands or values")
 
 
 def _with(reading: Reading, *, name: str) -> Reading:
@@ -405,7 +429,7 @@ class _Parser:
         value = self._sum()
         if self._at < len(self._tokens):
             raise Unreadable(f"cannot be read from {self._tokens[self._at][1]!r} on")
-        return value
+        return _of_usual_size(value)
 
     def _next(self) -> tuple[str, str]:
         return self._tokens[self._at] if self._at < len(self._tokens) else ("end", "its end")
@@ -468,11 +492,15 @@ class _Parser:
         exponent = self._exponent()
         if exponent == 0 or base in (0, 1):
             raise Unreadable("has a power that is the same whatever its other part is")
-        if base.is_number and exponent.is_number and base != sympy.E:
+        if base == sympy.E:
+            _refuse_large_exponent(exponent)
+        elif base.is_number and exponent.is_number:
             size = abs(exponent.evalf(5))
             if not (size.is_Float or size.is_Rational) or _bits(base) * size > MAX_POWER_BITS:
                 raise Unreadable("has a power that is too large")
-        return base**exponent
+        if base.is_number and base.is_negative and exponent.is_Rational and exponent.q % 2 and exponent.q > 1:
+            raise Unreadable(r"has a power that may be a real or a complex root: write the real one as \sqrt[3]{-8}")
+        return _of_usual_size(base**exponent)
 
     def _exponent(self) -> Any:
         if self._take("{"):
@@ -576,7 +604,10 @@ class _Parser:
                 raise Unreadable("has a root of no small degree")
             degree = sympy.Integer(int(token))
             self._need("]")
-        return self._argument() ** (1 / degree)
+        argument = self._argument()
+        # The real root: sympy's principal root of -8 is complex.
+        is_real_root = degree % 2 == 1 and argument.is_number and argument.is_negative
+        return -((-argument) ** (1 / degree)) if is_real_root else argument ** (1 / degree)
 
     def _function(self, name: str) -> Any:
         r"""Without parentheses, the argument reaches to the next sign or function: `\sin 2x \cos x`
@@ -585,6 +616,8 @@ class _Parser:
         base = None
         if name == "log" and self._take("_"):
             base = self._argument()
+        elif name == "log":
+            raise Unreadable(r"has a logarithm that may be natural or decimal: write \ln, or the base as in \log_{10}")
         power = None
         if self._take("^", "**"):
             power = self._exponent()
@@ -597,6 +630,8 @@ class _Parser:
             argument = self._signed_factor()
             while self._next()[0] in ("letter", "constant", "frac", "sqrt"):
                 argument = argument * self._factor()
+        if name in ("exp", "sinh", "cosh"):
+            _refuse_large_exponent(argument)
         value = _FUNCTIONS[name](argument)
         if base is not None:
             if base in (0, 1):
@@ -604,7 +639,7 @@ class _Parser:
             value = value / sympy.log(base)
         if value.has(sympy.zoo, sympy.oo, -sympy.oo, sympy.nan):
             raise Unreadable("is infinite in a part")
-        return value if power is None else value**power
+        return _of_usual_size(value if power is None else value**power)
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
@@ -656,6 +691,23 @@ def _letters(kind: str, value: str) -> Iterator[tuple[str, str]]:
 
 def _rational(token: str) -> Any:
     return sympy.Rational(*Fraction(token).as_integer_ratio())
+
+
+def _refuse_large_exponent(exponent: Any) -> None:
+    # Before the value is computed, which takes time without bound.
+    if exponent.is_number:
+        size = abs(exponent.evalf(5))
+        if not (size.is_Float or size.is_Rational) or size > MAX_EXPONENT:
+            raise Unreadable("has a power of e that is too large or too small")
+
+
+def _of_usual_size(value: Any) -> Any:
+    # Rational numbers are compared exactly, whatever their size.
+    if value.is_number and not value.is_Rational:
+        size = abs(value.evalf(15))
+        if size.is_Float and size != 0 and not SMALLEST <= size <= LARGEST:
+            raise Unreadable("has a number that is too large or too small, and is not rational")
+    return value
 
 
 def _bits(base: Any) -> int:

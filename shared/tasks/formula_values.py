@@ -78,7 +78,7 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
             left_is_real += is_real[0] and not is_real[1]
             if not all(side.is_number and side.is_finite for side in sides):
                 continue
-            is_same = bool(abs(sides[0] - sides[1]) <= (1 + abs(sides[0])) * TOLERANCE)
+            is_same = _agree(*sides)
         if not is_same and (all(is_real) or not names):
             return False
         if None in pair and not is_seen_as_a_whole(right, left, _numbers(left, right, values)):
@@ -93,6 +93,16 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
     if left_is_real or any(real):
         return False
     return all(agreed) if len(agreed) >= ENOUGH_POINTS else None
+
+
+def _agree(one: Any, other: Any) -> bool:
+    """Whether two values are the same to about fifty digits. `e^{-200}` is neither 0 nor
+    `e^{-201}`, however small. A sum that cancels has no known digit, and counts as 0.
+    """
+    if not all(side.is_Rational or side.is_Float for side in (one, other)):
+        return bool(abs(one - other) <= (1 + abs(one)) * TOLERANCE)
+    one, other = (side if side.is_Rational or side._prec > 1 else sympy.S.Zero for side in (one, other))
+    return bool(abs(one - other) <= max(abs(one), abs(other)) * TOLERANCE)
 
 
 def _is_tame(side: Any) -> bool:

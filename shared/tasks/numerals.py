@@ -13,16 +13,17 @@ MAX_PLACES = 17
 digits could carry text.
 """
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?")
+_NUMBER = re.compile(r"[+-]?(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)?(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?")
 _THOUSANDS = re.compile(
-    r"(?<![0-9.,_A-Za-z])[0-9]{1,3}(,\\!|\\,|\{,\}|[,_' \u00a0\u2007\u2009\u202f])[0-9]{3}(?:\1[0-9]{3})*(?!,?[0-9]|[0-9 ]*\s*/)"
+    r"(?<![0-9.,_A-Za-z])[1-9][0-9]{0,2}(,\\!|\\,|\{,\}|[,_' \u00a0\u2007\u2009\u202f])[0-9]{3}(?:\1[0-9]{3})*"
+    r"(?!,?[0-9]|[0-9 ]*\s*/)"
 )
 _HAS_DIGIT = re.compile(r"[+-]?[,.]?[0-9]")
 
 
 def read_number(text: str) -> Fraction | None:
     """The value of `1000`, `+1,000.50`, `.5` or `1.5e3`; None for anything else, including `nan`
-    and a number with text around it.
+    and a number with text around it. `0,125` is none either: it may be an eighth or 125.
     """
     text = text.strip()
     if len(text) > MAX_CHARS or not _HAS_DIGIT.match(text) or not _NUMBER.fullmatch(text):
@@ -33,6 +34,7 @@ def read_number(text: str) -> Fraction | None:
 def joined_thousands(text: str) -> str:
     """`text` without the separators of thousands in its numbers: `1,000`, `1 000`, `1_000`, `1'000`
     and LaTeX's `1{,}000`. A comma within brackets separates the parts of a tuple: `(100,200)`.
+    `0,125` stays as it is, because no thousands begin with 0.
     """
     depth, at, parts = 0, 0, []
     for match in _THOUSANDS.finditer(text):

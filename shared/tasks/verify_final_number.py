@@ -3,9 +3,9 @@ that answer in sentences.
 
 `8`, `4 * 2 = 8`, `The answer is **8**.` and `Answer: 8` state 8. `the product of 4 and 8` and `8
 apples` state nothing, so that repeating a question does not earn the number at its end. `x != 8`,
-`x >= 8`, `not: 8`, `7 or\n8`, `4:8` and `10/\n8` do not state 8 either: the text immediately before
-the number turns it into another statement or another number. `5!=120` is read as a comparison;
-write the factorial as `5! = 120`.
+`x >= 8`, `not: 8`, `negative: 8`, `7 or\n8`, `4 plus\n8`, `4:8` and `10/\n8` do not state 8 either:
+the text immediately before the number turns it into another statement or another number. `5!=120`
+is read as a comparison; write the factorial as `5! = 120`.
 
 A truncated answer is judged by where it ends: `4 * 2 = 8` earns the reward even if it is the
 beginning of `4 * 2 = 8 + 1` or of `4 * 2 = 81`. Give answers enough room with
@@ -28,7 +28,7 @@ MAX_END_CHARS = 80
 
 _OPENING = r"[ *_$\\(\[{\u20ac\u00a3\u00a5]*"
 _NUMBER = (
-    r"([+\-\u2212]?(?:[0-9]{1,3}(?:[ '_\u00a0\u2007\u2009\u202f][0-9]{3})+(?:\.[0-9]{1,17})?"
+    r"((?:[+\-\u2212\u2013]\(?)?(?:[0-9]{1,3}(?:[ '_\u00a0\u2007\u2009\u202f][0-9]{3})+(?:\.[0-9]{1,17})?"
     r"|[0-9][0-9,]{0,30}(?:\.[0-9]{1,17})?|\.[0-9]{1,17}))"
 )
 _END = rf"{_OPENING}{_NUMBER}[ *_$\\)\]}}.]*"
@@ -36,19 +36,33 @@ _STATED = re.compile(rf"(?:^|[=:\n]|\b(?:is|equals)\b){_END}$", re.IGNORECASE)
 _WHOLE = re.compile(_END)
 _GAP = r"[\s=:*_$\\(\[{]*"
 # < > <= >= != ~ +- and + / - times, divided by, to the power of; but not the rule `---`.
-_SIGN = re.compile(rf"(?:[<>\u2264\u2265\u2260~\u00b1+/\u2212\u00d7\u00f7^]|(?<!--)-){_GAP}$")
-# `x != 8` and `x ! = 8`; `4! = 24` is a factorial.
-_UNEQUAL = re.compile(rf"(?:!(?==)|(?<![\w)\]}}])!(?=\s*=)){_GAP}$")
+# An en dash after a word is punctuation.
+_EN_DASH = r"(?<![A-Za-z]{2} )(?<![A-Za-z]{2})\u2013"
+_SIGN = re.compile(rf"(?:[<>\u2264\u2265\u2260~\u00b1+/\u2212\u00d7\u00f7^]|(?<!--)-|{_EN_DASH}){_GAP}$")
+# `x != 8`, `x ! = 8` and `4 =\= 8`; `4! = 24` is a factorial.
+_UNEQUAL = re.compile(rf"(?:!(?==)|=\\(?==)|(?<![\w)\]}}])!(?=\s*=)){_GAP}$")
 # The only asterisks of a line, after a number or a space, so they do not end an emphasis.
 _TIMES = re.compile(rf"(?:^|\n)(?:[^*\n\0]*[\s0-9)\]}}])?\*{{1,2}}\s*\n{_GAP}$")
 # `4:8`, `12:08` and `4 : 8` are ratios or times; `3 + 5: 8` states the sum.
 _RATIO = re.compile(rf"[0-9][*_$\\)\]}}]*(?: +:|:(?!\S*\s)){_GAP}$")
 _VERB = rf"{_GAP}(?:is|equals)?{_GAP}$"
-_WORD = re.compile(rf"(?:\b(?:not|cannot|never|or|than|at (?:least|most))|n['\u2019]t)(?: equal(?: to)?)?{_VERB}", re.IGNORECASE)
-# Everything that is visible of the text before is this gap.
-_UNSEEN = re.compile(rf"\0{_VERB}", re.IGNORECASE)
-_NOT_ASSERTED = (_SIGN, _UNEQUAL, _TIMES, _RATIO, _WORD, _UNSEEN)
+_NEGATION = (
+    r"not|cannot|never|nor|neither|or|than|at (?:least|most)|negative|incorrect|wrong|false|untrue|unequal"
+    r"|except(?: for)?|excluding|without|instead of|(?:any|every|no)thing but|all but"
+)
+_OPERATION = r"minus|plus|mod|modulo|(?:divided|multiplied) by|(?:root|power|cube|square|factorial|half|third|quarter|percent) of"
+_WORD = re.compile(rf"(?:\b(?:{_NEGATION}|{_OPERATION})|n['\u2019]t)(?: equal(?: to)?)?{_VERB}", re.IGNORECASE)
+# `4 times\n8` and `4 times: 8`; `How many times:\n8` states the number.
+_MULTIPLIED = re.compile(rf"(?:[0-9)\]}}][\s*_$]*(?:times|over)\b{_GAP}|\b(?:times|twice)[\s*_$\\(\[{{]*)$", re.IGNORECASE)
+_COMMAND = re.compile(
+    r"\\(?:neq?|not|l[et]|g[et]|[lg]eq(?:slant)?|sim|approx|times|cdot|div|pm|mp|sqrt|[dt]?frac|ln|log|exp|sin|cos|tan)(?![A-Za-z])"
+    rf"{_GAP}$"
+)
+# All that is visible of the text before is this gap, and perhaps the rest of a word or a few.
+_UNSEEN = re.compile(rf"\0\w{{0,12}}(?: \w{{1,8}}){{0,3}}{_VERB}", re.IGNORECASE)
+_NOT_ASSERTED = (_SIGN, _UNEQUAL, _TIMES, _RATIO, _WORD, _MULTIPLIED, _COMMAND, _UNSEEN)
 """Text immediately before a number that makes it something other than the stated answer."""
+_PLAIN_SIGN = {0x2212: "-", 0x2013: "-", ord("("): None}
 _TAG = re.compile(r"<[^<>\s][^<>]*>")
 
 
@@ -84,4 +98,4 @@ def verifier(item: Item) -> AnswerScorer:
 
 
 def _value(number: str) -> Fraction | None:
-    return read_number(joined_thousands(number.replace("\u2212", "-")))
+    return read_number(joined_thousands(number.translate(_PLAIN_SIGN)))

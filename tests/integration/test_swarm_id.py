@@ -52,7 +52,7 @@ async def test_a_group_of_the_last_run_is_refused_in_the_next_under_a_reason_of_
         await alpha.swarm.publish(subjects.rollouts("beta"), recorded, stream=subjects.SWARM_ROLLOUTS, message_id="carried-over")
         await publish(alpha.swarm, encode(renamed))
         await until(lambda: alpha.status.get("refused_other_swarm") >= 1 and alpha.status.get("refused_signature") == 1)
-        await publish(alpha.swarm, encode(sign(body, key, share_tokens=True, swarm_id="tuesday")))
+        await publish(alpha.swarm, encode(sign(group("beta", 1), key, share_tokens=True, swarm_id="tuesday")))
         await until(lambda: alpha.status.get("accepted") == 1)
 
 

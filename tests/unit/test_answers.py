@@ -175,5 +175,6 @@ def test_reference_answers_of_all_datasets_are_read_whole_and_none_pays_for_hidd
                 reference.replace("\n", "\n" * 1000, 1),
             ]
             changed = [f"<answer>{text}</answer>" for text in texts if text != reference] + [texts[0]]
-            assert max(reward or 0.0 for reward in score_texts(item, "reasoning_gym", changed)[0]) < 0.99, (name, index)
+            found, _ = score_texts(item, "reasoning_gym", changed)
+            assert all(reward is not None and reward < 0.99 for reward in found), (name, index)
     assert looked_at > 300

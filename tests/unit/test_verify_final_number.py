@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks.derive import Item
+from shared.tasks.derive import Item, TaskError
 from shared.tasks.verify_final_number import MAX_END_CHARS, verifier
 
 
@@ -56,6 +56,13 @@ def reward(answer: str, reference: str = "8") -> float:
         "<think>3 and 5 more</think>\n8",
         "The answer —\n8",
         "x" * 500 + "\n8",
+        "The answer –\n8",
+        "How many times:\n8",
+        "She met them four times = 8",
+        "A total of:\n8",
+        "surplus: 8",
+        "Positive: 8",
+        "Correct: 8",
         "**" + "x" * 500 + "**\n8",
     ],
 )
@@ -84,6 +91,11 @@ def test_a_plain_statement_is_paid(answer: str) -> None:
         "x -= 8",
         "x /= 8",
         "± = 8",
+        "4 =\\= 8",
+        "$x \\ne: 8$",
+        "x \\neq\n8",
+        "\\ne: 8",
+        "x \\le = 8",
     ],
 )
 def test_a_comparison_other_than_equality_is_not_paid(answer: str) -> None:
@@ -108,6 +120,16 @@ def test_a_comparison_other_than_equality_is_not_paid(answer: str) -> None:
         "x is greater than or equals 8",
         "x is less than: 8",
         "at least: 8",
+        "negative: 8",
+        "**Negative:** 8",
+        "anything except: 8",
+        "anything but\n8",
+        "everything except for: 8",
+        "incorrect: 8",
+        "wrong\n8",
+        "false: 8",
+        "instead of\n8",
+        "neither 7 nor\n8",
     ],
 )
 def test_a_negation_an_alternative_or_a_bound_in_words_is_not_paid(answer: str) -> None:
@@ -140,6 +162,23 @@ def test_a_ratio_and_a_time_of_day_are_not_paid(answer: str) -> None:
         "2^\n8",
         "2 ^{\n8",
         "10/" + "\n" * MAX_END_CHARS + "8",
+        "7 –\n8",
+        "= –\n8",
+        "x – \n8",
+        "minus\n8",
+        "divided by\n8",
+        "16 multiplied by: 8",
+        "4 times\n8",
+        "four times\n8",
+        "4 times: 8",
+        "4 over\n8",
+        "twice\n8",
+        "7 plus\n8",
+        "square root of\n8",
+        "2 to the power of\n8",
+        "half of: 8",
+        "4 \\times\n8",
+        "\\sqrt{\n8}",
     ],
 )
 def test_a_number_that_an_operator_leads_to_is_not_the_answer(answer: str) -> None:
@@ -160,6 +199,21 @@ def test_a_number_that_an_operator_leads_to_is_not_the_answer(answer: str) -> No
         ("3 - 11 = −8", "8", 0.0),
         ("3 − 8", "-8", 0.0),
         ("= −−8", "8", 0.0),
+        ("-(8)", "-8", 1.0),
+        ("= -(8)", "-8", 1.0),
+        ("= −(8).", "-8", 1.0),
+        ("$-(8)$", "-8", 1.0),
+        ("8", "-(8)", 0.0),
+        ("-8", "-(8)", 1.0),
+        ("-(8)", "8", 0.0),
+        ("-(-8)", "-8", 0.0),
+        ("–8", "-8", 1.0),
+        ("= –8", "-8", 1.0),
+        ("–8", "8", 0.0),
+        ("-8", "–8", 1.0),
+        ("3 – 8", "-8", 0.0),
+        ("= -–8", "-8", 0.0),
+        ("+(8)", "8", 1.0),
     ],
 )
 def test_a_number_may_begin_with_its_point_and_have_a_typographic_minus(answer: str, reference: str, paid: float) -> None:
@@ -171,9 +225,28 @@ def test_what_states_no_number_at_its_end_is_not_paid(answer: str) -> None:
     assert reward(answer) == 0.0
 
 
+@pytest.mark.parametrize("number", ["0,125", "0 125", "00,125", "0.125,000", "-0,5", "0,125,000", "0_125", "0,000"])
+def test_a_number_whose_first_thousands_are_zero_is_no_reference_and_not_paid(number: str) -> None:
+    for reference in ("125", "0.125", "-5", "-0.5", "125000", "0"):
+        assert reward(f"= {number}", reference) == reward(number, reference) == 0.0
+    with pytest.raises(TaskError, match="needs a number as reference"):
+        reward("8", number)
+
+
+def test_a_line_break_separates_no_thousands() -> None:
+    for text in ("3\n456", "3\r\n456", "= 3\t456", "= 3\u2028456"):
+        assert reward(text, "3456") == 0.0
+
+
 def test_a_word_that_the_end_cuts_in_two_states_nothing() -> None:
     for dots in range(60, 100):
         assert reward("th" + "is 8" + "." * dots) == 0.0
+
+
+@pytest.mark.parametrize("word", ["not", "negative", "divided by", "to the power of", "anything except"])
+def test_a_negation_or_operation_that_the_end_cuts_in_two_is_not_paid(word: str) -> None:
+    for spaces in range(50, MAX_END_CHARS + 5):
+        assert reward(f"It is {word}:" + " " * spaces + "8") == 0.0, spaces
 
 
 def test_a_long_answer_takes_no_longer() -> None:

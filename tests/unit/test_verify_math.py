@@ -158,6 +158,10 @@ def paid(reference: str, *texts: str) -> dict[str, float]:
         ("2e3", ("2000", "2*10^3", "2×10³"), ("2", "23", "5.43656")),
         ("1,000", ("1000", "1 000", "1_000", "1'000", "1{,}000", "1\\,000", "1000.0"), ("1", "0", "1,00", "100", "1.000")),
         ("1\u202f234\u202f567", ("1234567", "1,234,567", "1 234 567"), ("1", "1234", "567")),
+        ("0, 125", ("125, 0", "\\{0,125\\}"), ("0,125", "125", "0.125", "0 125")),
+        ("125", ("125.0", "+125"), ("0,125", "0 125", "0_125", "0'125", "00,125", "-0,125", "3, 0,125")),
+        ("0,1,-1", ("1, 0, -1",), ("0,1",)),
+        ("3456", ("3 456", "3  456", "3\u00a0456", "3\u2009456"), ("3\n456", "3\r\n456", "3\t456", "$3\n456$", "3\u2028456")),
         ("100,200", ("100200",), ("100", "200", "100, 200")),
         ("50%", ("0.5", "1/2", "50\\%", "50 percent"), ("50", "5", "50°")),
         ("\\$18.50", ("18.5", "$18.50", "18.50", "\\$18.5"), ("€18.50", "18", "1850")),
@@ -169,6 +173,9 @@ def paid(reference: str, *texts: str) -> dict[str, float]:
         ("1011_2", ("1011₂", "1011_{2}", "(1011)_2"), ("1011_8", "1011_231337", "1011", "11", "1011_3", "1101_2")),
         ("-\\frac{3}{4}", ("-3/4", "-0.75", "\\frac{-3}{4}", "-\\tfrac34"), ("3/4", "-3", "-4/3")),
         ("\\sqrt[3]{2}", ("∛2", "2^{1/3}"), ("\\sqrt{2}", "2/3", "3\\sqrt{2}")),
+        ("\\sqrt[3]{-8}", ("-2", "-\\sqrt[3]{8}", "∛(-8)", "-2.0"), ("2", "1+\\sqrt{3}i", "1+1.7320508i", "(-8)^{1/3}")),
+        ("-\\sqrt[3]{2}", ("\\sqrt[3]{-2}", "\\sqrt[3]{1-3}"), ("\\sqrt[3]{2}", "(-2)^{1/3}")),
+        ("2", ("\\log_{10} 100", "\\log_{10}(100)", "\\ln(e^2)", "-\\sqrt[5]{-32}"), ("\\log 100", "log(100)", "\\log(e^2)")),
         ("3+4i", ("4i+3", "3 + 4i"), ("4+3i", "7", "5", "3")),
         ("∞", ("\\infty", "+∞"), ("-\\infty", "0", "8")),
         # Formulas.
@@ -222,6 +229,8 @@ def test_a_reference_is_read_as_a_whole_and_only_its_value_is_paid(
     ["east", "no", "yes", "ten", "half", "abc def", "5 apples", "3 hours 20 minutes", "3h 20m", "\\text{east}", "10\\text{ cm}"]
     + ["3-5", "3–5", "3:20", "12-25-2020", "1/2/2020", "1.2.3", "1 2", "10 000 00", "2 3/1", "3 5/4"]
     + ["x2+1", "½x2", "1/2x", "5!", "2^", "(1,2", "1,2)", "\\{1,2)", "∫x", "f(", "3..5", "1 + + 1", "-", "()", "\\boxed{}", "1,,2"]
+    + ["0,125", "0 125", "00,125", "0.125,000", "-0,5", "x = 0,125", "0,125,000", "0,\\!125", "0{,}125", "1.5,200", "0,125%"]
+    + ["\\log 100", "log(100)", "\\log x", "2\\log^2(x)", "log x", "\\log_{10} 5 + \\log 5", "(-8)^{1/3}", "(-8)**(2/3)"]
     + ["1011_10", "1012_2", "0*x", "x^0", "1^x", "1/0", "\\frac{1}{0}", "\\log 0", "2 \\pm 3 \\pm 4", "\\{x | x > 1\\}", "(1,000)"]
     + ["10^{99999}", "9^{9^9}", "(" * 40 + "1" + ")" * 40, "1" * 3000, "\x01", "a < b < "],
 )
@@ -229,6 +238,34 @@ def test_what_has_no_one_meaning_is_refused_and_never_read_in_part(reference: st
     with pytest.raises(TaskError, match="cannot read the reference answer") as caught:
         math_scorer(reference)
     assert caught.value.reason == "task_verifier" and "use exact" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["exp(-10**9)", "e^{-10^9}", "e^{-999}", "exp(-10^6)", "\\sqrt{2}*10^{-999}", "e^{10^9}", "e^{600}*e^{600}", "exp(10**6000)"]
+    + ["e^{-2^{999}}", "\\exp(\\exp(\\exp(99)))", "1 + e^{-999}", "\\exp^3(-300)", "x*e^{-999}", "\\cosh(10^9)"],
+)
+def test_a_number_too_small_or_too_large_to_be_compared_is_refused_quickly(number: str) -> None:
+    started_s = time.process_time()
+    with pytest.raises(TaskError, match="cannot read the reference answer"):
+        math_scorer(number)
+    assert math_scorer("0")(number) == math_scorer("1")(number) == math_scorer("\\sqrt{2}*x")(number) == 0.0
+    assert time.process_time() - started_s < 1.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        ("0", "\\sqrt{2}*\\sqrt{3}-\\sqrt{6}", ("e^{-200}", "e^{-120}", "10^{-60}*\\sqrt{2}", "10^{-999}", "e^{-650}")),
+        ("e^{-200}", "1/e^{200}", ("0", "e^{-201}", "e^{-199}", "10^{-60}", "2*e^{-200}")),
+        ("10^{-200}", "1/10^{200}", ("0", "10^{-201}", "e^{-200}")),
+        ("7^{400}", "49^{200}", ("7^{401}", "7^{400}+1")),
+        ("\\sin^2 1 + \\cos^2 1 - 1", "0", ("e^{-200}",)),
+    ],
+)
+def test_small_and_large_numbers_are_told_apart(reference: str, right: str, wrong: tuple[str, ...]) -> None:
+    assert paid(reference, reference, right) == dict.fromkeys((reference, right), 1.0)
+    assert paid(reference, *wrong) == dict.fromkeys(wrong, 0.0)
 
 
 DIFFERENT = (
