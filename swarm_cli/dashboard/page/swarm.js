@@ -277,9 +277,10 @@ async function show() {
   try {
     parts = await build();
   } catch (problem) {
-    const gone = problem instanceof TypeError;
-    document.title = gone ? "The dashboard does not answer · swarm" : "Not found · swarm";
-    parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : el("bdi", {}, ...worded(problem.message))), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
+    const gone = problem instanceof NoAnswer, title = gone ? "The dashboard does not answer" : problem instanceof NotFound ? "Not found" : "This page has an error";
+    if (title === "This page has an error") console.error(problem);
+    document.title = `${title} · swarm`;
+    parts = [el("div", { class: "banner bad" }, el("h1", { text: `! ${title}` }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : el("bdi", {}, ...worded(String(problem.message)))), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
     if (live && byId("main").querySelector("section")) parts = [...parts, ...[...byId("main").children].filter((child) => child.tagName === "SECTION")];
   }
   if (live && here === shown) await unpressed();
