@@ -41,6 +41,14 @@ QUIET_END = {
     "ended": {"run": "first", "in_order": True, "seen": False, "at": 1000.0, "words": "run first ended", "goes_on": "`swarm up`"},
 }
 """What the dashboard tells of an ended run of which it has seen nothing."""
+SEEN_END = {
+    **QUIET_END,
+    "ended": {**QUIET_END["ended"], "seen": True},  # type: ignore[dict-item]
+    "leaderboard": [
+        {"node": "alpha", "key": "", "standing": "on record", "problem": "", "trusted": True, "set": "ab", "n": 16, "unknown": 9,
+         "by_reward": False, "base": None, "newest": 0.5, "gain": None, "version": 3, "curve": [[3, 0.5]]},
+    ],
+}  # fmt: skip
 SHOWN = "told => document.querySelector('main').replaceChildren(banner(told))"
 
 
@@ -143,6 +151,12 @@ def test_only_an_answer_that_does_not_come_is_a_dashboard_that_does_not_answer(b
     try:
         looker.open("http://127.0.0.1:9/")
         assert page.locator("main h1").inner_text().endswith("The run has ended")
+        looker.check()
+        told = SEEN_END
+        page.evaluate("show()")
+        page.locator("#exchange").get_by_text("No group was trained on.").wait_for()
+        page.locator("#leaderboard").get_by_text("7 of 16 held-out answers; 9 have no known reward").wait_for()
+        assert " yet" not in page.locator("main").inner_text(), "nothing more comes of a run that has ended"
         looker.check()
         told = {**QUIET_END, "state": "running"}  # without nodes: no dashboard tells that, so the page fails
         page.evaluate("show()")
