@@ -133,20 +133,20 @@ def read_end(folder: Path) -> RunEnd | None:
 
 
 def newest_ended(var_dir: Path, node_url: str = "") -> tuple[Path, RunEnd] | None:
-    """Of the runs in `var_dir` that have ended, the one started last, and its end. node_url:
-    consider only runs whose nodes used this server.
+    """Of the runs in `var_dir` that have ended, the one that ended last, and its end. node_url:
+    consider only runs whose nodes used this server; None while one of them is running there.
     """
-    notes = sorted((var_dir / "runs").glob(f"*/{NOTE}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in notes:
+    ended: list[tuple[Path, RunEnd]] = []
+    for file in (var_dir / "runs").glob(f"*/{NOTE}"):
         note = read_note(file.parent)
         if note is None or (node_url and note.node_url != node_url):
             continue
         end = read_end(file.parent)
         if end is not None:
-            return file.parent, end
-        if node_url:
-            return None  # it runs there again
-    return None
+            ended.append((file.parent, end))
+        elif node_url:
+            return None
+    return max(ended, key=lambda each: each[1].at, default=None)
 
 
 def _last_written(folder: Path) -> float:

@@ -44,6 +44,8 @@ class Row:
     curve: tuple[tuple[int, float], ...]
     trusted: bool
     by_reward: bool = False
+    unknown: int = 0
+    """Of the `n` answers to the set, those of the newest report whose reward is unknown."""
 
     @property
     def gain(self) -> float | None:
@@ -135,6 +137,7 @@ def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
         curve=thinned(curve, CURVE_POINTS),
         trusted=last.standing is Standing.SIGNED,
         by_reward=by_reward,
+        unknown=newest.unknown,
     )
 
 

@@ -192,6 +192,7 @@ def _row(row: Row) -> dict[str, Any]:
         "trusted": row.trusted,
         "set": row.held_out[:12],
         "n": row.n,
+        "unknown": row.unknown,
         "by_reward": row.by_reward,
         "base": row.base,
         "newest": round(row.newest, 4),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from shared.contracts.control import EvalReport
 from shared.json_lines import read_jsonl
 from shared.plain_files import NO_FILE, read_plain_end
-from shared.run_records import EVAL_FILE, METRICS_FILE
+from shared.run_records import EVAL_FILE, METRICS_FILE, unknown_files
 
 TAIL_BYTES = 65_536
 """Far longer than a line."""
@@ -138,6 +139,18 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
                 int(unknown) if _is_number(unknown) else 0,
             )
     return [by_version[version] for version in sorted(by_version)]
+
+
+def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:
+    """How many local answers left their groups because their reward is unknown, by dataset and
+    cause, as all replicas of the node's verifier have counted them.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in (line for path in unknown_files(node_dir) for line in read_jsonl(path)):
+        answers: Any = line.get("answers")
+        if _is_number(answers) and answers > 0:
+            counts[str(line.get("dataset")), str(line.get("cause"))] += int(answers)
+    return counts
 
 
 def _by_task(scores: Any) -> tuple[dict[str, float], frozenset[str]]:

@@ -210,13 +210,23 @@ def top_refusal(statuses: Iterable[ServiceStatus]) -> tuple[str, int] | None:
     return (most, int(counts[most])) if most and counts[most] > 0 else None
 
 
+def unknown_rewards(view: NodeView) -> dict[str, int]:
+    """How many local answers have left their groups because their reward is unknown, by cause; only
+    causes that occurred.
+    """
+    counts = {cause: int(view.total("verifier", FigureFamily.UNKNOWN_REWARDS.of(cause))) for cause in CAUSES}
+    return {cause: count for cause, count in counts.items() if count}
+
+
 def reward_notes(view: NodeView) -> list[str]:
     """Sentences about a node's unknown rewards, and about sources without a pass."""
-    counts = {cause: int(view.total("verifier", FigureFamily.UNKNOWN_REWARDS.of(cause))) for cause in CAUSES}
-    told = ", ".join(f"{count:,} {cause}" for cause, count in counts.items() if count)
+    told = ", ".join(f"{count:,} {cause}" for cause, count in unknown_rewards(view).items())
     notes = [f"answers whose reward is unknown have left their groups: {told}; the verifier's log says why"] if told else []
     unscored = int(view.total("generator", StatusFigure.EVAL_UNKNOWN))
-    if unscored:
+    if view.evaluation is not None and view.evaluation.unknown:
+        n, unknown = view.evaluation.n, view.evaluation.unknown
+        notes.append(f"the held-out score is of {n:,} of {n + unknown:,} held-out answers; {unknown:,} have no known reward")
+    elif unscored:
         notes.append(f"{unscored:,} held-out answers have no known reward and are left out")
     return notes + ([NO_PASS_SHOWN] if view.evaluation is not None and view.evaluation.pass_rate is None else [])
 

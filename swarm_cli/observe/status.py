@@ -55,6 +55,7 @@ from swarm_cli.observe.standing import (
     none_taken,
     reward_notes,
     trouble,
+    unknown_rewards,
 )
 from swarm_cli.observe.start_again import advice, folder_here, server_trouble
 from swarm_cli.observe.view import NodeView
@@ -176,6 +177,7 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
         "evaluation": None
         if view.evaluation is None
         else {key: getattr(view.evaluation, key) for key in ("policy_version", "pass_rate", "mean_reward", "n", "unknown")},
+        "unknown_rewards": None if node.elsewhere else unknown_rewards(view),
         "in_directory": node.in_directory,
         "directory_entry": None
         if node.entry is None
@@ -219,6 +221,8 @@ def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, ser
     for node in snapshot.nodes:
         evaluation = node.view.evaluation
         held_out = f"{Evaluation.of(evaluation)} @{evaluation.policy_version}" if evaluation else "–"
+        if evaluation and evaluation.unknown:
+            held_out += f", {evaluation.n} of {evaluation.n + evaluation.unknown}"
         roles = [cell(_role_cell(node, role, snapshot.at)) for role in ROLES]
         nodes.add_row(cell(node.node), _known(node.step), _known(node.version), held_out, *roles)
     if snapshot.nodes:

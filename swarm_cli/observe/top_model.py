@@ -10,7 +10,6 @@ from shared.contracts.control import EvalReport
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.streams import node_streams, swarm_streams
 from shared.identity.statements import Standing
-from shared.rewards import CAUSES
 from shared.roles import ROLES
 from shared.runtime.status import STARTING
 from shared.transport.base import StreamSpec
@@ -26,6 +25,7 @@ from swarm_cli.observe.standing import (
     takes_none_s,
     top_refusal,
     trouble,
+    unknown_rewards,
 )
 from swarm_cli.observe.view import NodeView
 
@@ -243,7 +243,7 @@ def _node_model(node: NodeSnapshot, rate: float | None, held_out: HeldOut, now: 
         intake=_intake(view),
         outbox=_count(view.newest("verifier", StatusFigure.OUTBOX)),
         dead=dead.state.messages if dead else None if node.elsewhere else 0,
-        unknown_rewards=sum(int(view.total("verifier", FigureFamily.UNKNOWN_REWARDS.of(cause))) for cause in CAUSES),
+        unknown_rewards=sum(unknown_rewards(view).values()),
         scorer_kills=total("verifier", StatusFigure.SCORERS_REPLACED),
         phase_shares=_phase_shares(view, now),
         processes=tuple(process_lines(view, now)),

@@ -175,6 +175,8 @@ def _held_out(held_out: HeldOut) -> Text:
     if newest is None:
         return Text("not evaluated yet", style="dim")
     text = Text.assemble((str(newest), "bold"), f" @{_number(newest.policy_version)} of {_number(newest.n)}")
+    if newest.unknown:
+        text.append(f" ({_number(newest.unknown)} unknown)", style="yellow")
     if held_out.unsigned:
         text.append(" unsigned", style="yellow")
     if base and base is not newest:

@@ -7,7 +7,6 @@ While a run is running, the same symptoms raise alerts (`k8s/components/monitori
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,13 +14,13 @@ from pathlib import Path
 from statistics import NormalDist, fmean, median
 from typing import Any
 
-from shared.json_lines import read_jsonl
-from shared.run_records import unknown_files
 from shared.text import visible
-from swarm_cli.observe.evaluations import NO_PASS_SHOWN, Evaluation, read_evaluations, read_steps
+from swarm_cli.observe.evaluations import NO_PASS_SHOWN, Evaluation, read_evaluations, read_steps, read_unknown
 
 FEWEST_STEPS = 8
-"""With fewer steps, only the held-out tasks are judged."""
+"""With fewer steps, only the held-out tasks are judged, and whether any step changed the
+weights.
+"""
 FEWEST_TASKS = 16
 """A pass rate on fewer held-out tasks says nothing."""
 CHANCE = NormalDist().cdf(-2.0)
@@ -107,7 +106,7 @@ def verdict(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation
     """
     outcome, held_out = _held_out(evaluations)
     symptoms = [found for look in _SYMPTOMS if len(steps) >= FEWEST_STEPS and (found := look(steps))]
-    notes = [note for look in _NOTES if len(steps) >= FEWEST_STEPS and (note := look(steps))]
+    notes = [note for look in _NOTES if (note := look(steps))]
     if symptoms and outcome is not Outcome.LEARNED:
         outcome = Outcome.FAILED
     return Verdict(outcome, (held_out, *symptoms, *notes))
@@ -150,8 +149,9 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
     if newest.pass_rate is None or base.pass_rate is None:
         return Outcome.UNKNOWN, f"held-out mean reward {_mean(newest)}, of the base policy {_mean(base)}; {NO_PASS_SHOWN}"
     best = max((each for each in evaluations if each.pass_rate is not None), key=_rate)
-    if (fewest := min(each.n for each in (base, newest, best))) < FEWEST_TASKS:
-        return Outcome.UNKNOWN, f"{fewest} held-out tasks are too few: set eval.tasks to {FEWEST_TASKS} or more"
+    fewest = min((base, newest, best), key=lambda each: each.n)
+    if fewest.n < FEWEST_TASKS:
+        return Outcome.UNKNOWN, _too_few(fewest)
     if best.pass_rate == 0 and base.mean_reward is not None and newest.mean_reward:
         words = f"mean held-out reward {_mean(newest)}, of the base policy {_mean(base)}"
         return Outcome.UNKNOWN, f"no answer had full marks (a pass); {words}"
@@ -167,6 +167,15 @@ def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
     return Outcome.UNCLEAR, f"held-out {newest.pass_rate:.3f}, {gain:+.3f} over the base policy; {explained}"
 
 
+def _too_few(evaluation: Evaluation) -> str:
+    """Why an evaluation's answers are too few to be judged."""
+    asked = evaluation.n + evaluation.unknown
+    if asked < FEWEST_TASKS:
+        return f"{asked} held-out tasks are too few: set eval.tasks to {FEWEST_TASKS} or more"
+    left = f"only {evaluation.n} of {asked} held-out answers have a known reward, and {FEWEST_TASKS} are needed"
+    return f"{left}: verifier.log and generator.log say why the other {evaluation.unknown} have none"
+
+
 def _rate(evaluation: Evaluation) -> float:
     return evaluation.pass_rate or 0.0
 
@@ -177,10 +186,7 @@ def _mean(evaluation: Evaluation) -> str:
 
 def _unknown(node_dir: Path, evaluations: Sequence[Evaluation]) -> list[str]:
     """Sentences about answers whose reward is unknown."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for line in (line for path in unknown_files(node_dir) for line in read_jsonl(path)):
-        if isinstance(answers := line.get("answers"), int):
-            counts[str(line.get("dataset")), str(line.get("cause"))] += answers
+    counts = read_unknown(node_dir)
     by_source = [f"{answers:,} of {visible(dataset, 64)} ({visible(cause, 32)})" for (dataset, cause), answers in counts.items()]
     told = [f"answers without a known reward, which counted for nothing: {', '.join(by_source)}"] if counts else []
     left_out = sum(each.unknown for each in evaluations)
@@ -251,16 +257,19 @@ def _gradient(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _unchanged(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Most steps changed nothing. A note, not a failure: in most groups all answers were right or
-    all were wrong.
+    """Most steps changed nothing, or of a short run every one: then nothing was trained. A note,
+    not a failure: in most groups all answers were right or all were wrong.
     """
     without = sum(step.get("updated") is False for step in steps)
+    every = bool(steps) and without == len(steps)
     rewards = _ends(_numbers(steps, "reward_local"))
     solved = rewards is not None and fmean(rewards[1]) >= SOLVED_REWARD
-    told = without > UNCHANGED_PART * len(steps) and not solved
-    return (
-        f"{without} of {len(steps)} steps did not change the weights: the rewards in their groups did not differ" if told else None
-    )
+    most = len(steps) >= FEWEST_STEPS and without > UNCHANGED_PART * len(steps) and not solved
+    if not every and not most:
+        return None
+    of = f"{without} of {len(steps)} step{'' if len(steps) == 1 else 's'}"
+    nothing = "; nothing was trained" if every else ""
+    return f"{of} did not change the weights: the rewards in their groups did not differ{nothing}"
 
 
 _SYMPTOMS: tuple[Callable[[Sequence[Mapping[str, Any]]], str | None], ...] = (_reward, _entropy, _divergence, _gradient)

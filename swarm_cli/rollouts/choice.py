@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
@@ -17,7 +17,8 @@ def passes(scored: ScoredGroup, place: int) -> bool | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which groups to show; None means any.
+    """Which groups to show; None means any. `seen`: the datasets of all groups that were looked
+    through.
 
     origin: groups of this node (`local`) or of other nodes (`external`). sender: groups of the node
     with this name. datasets: groups of any of them. group: groups whose id begins with this. marks:
@@ -29,10 +30,12 @@ class Choice:
     datasets: frozenset[str] | None = None
     group: str = ""
     marks: Literal["right", "wrong"] | None = None
+    seen: set[str] = field(default_factory=set, compare=False)
 
     def groups(self, batch: Batch) -> Iterator[BatchedGroup]:
         """The chosen groups of a batch, in training order."""
         for item in batch.items:
+            self.seen.add(item.scored.group.task.ref.dataset)
             if self._asked_for(item):
                 yield BatchedGroup(batch, item)
 

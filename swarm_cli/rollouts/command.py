@@ -15,12 +15,14 @@ import typer
 from shared.config import NodeConfig
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
-from shared.text import visible_json
+from shared.suggestion import did_you_mean
+from shared.text import visible, visible_json
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.file_names import FileNames
 from swarm_cli.looking.target import Target, check_listening, looking_at
+from swarm_cli.observe.ended_run import no_records
 from swarm_cli.observe.view import run_of
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader, RecordedBatches
 from swarm_cli.rollouts.choice import Choice
@@ -34,6 +36,7 @@ from swarm_cli.rollouts.which_node import node_shown
 
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0
+_DATASETS_NAMED = 20
 TRAINED_WITHIN_S = 5.0
 """With --follow, how long to wait until a batch's step is on record."""
 
@@ -149,6 +152,9 @@ async def _batched(
         run = run or (await run_of(plane, node) if plane is not None else "") or target.run
         folder = config.node.var_dir / "runs" / run / node if run else record_folder(config, "")
         records = TrainedRecords(folder if folder is not None and folder.is_dir() else None)
+        # A node of this run whose folder is elsewhere has its streams on the server.
+        if run and records.folder is None and (plane is None or not await run_of(plane, node)):
+            raise no_records(config.node.var_dir / "runs" / run, [node])
         if trained and records.folder is None:
             raise CommandError(
                 f"--trained needs the trainer's records, but {config.node.var_dir}/runs has none of {node}: "
@@ -156,7 +162,7 @@ async def _batched(
             )
         reader = BatchReader(plane, node) if plane is not None else RecordedBatches(folder, node)
         view = View(terminal(), judge_of(config, given, run, names), characters)
-        await _show(reader, view, records, choice, step, limit, follow, trained, as_json, node)
+        await _show(reader, view, records, choice, step, limit, follow, trained, as_json, node, names)
     finally:
         if plane is not None:
             await plane.close()
@@ -173,8 +179,13 @@ async def _show(
     trained: bool,
     as_json: bool,
     node: str,
+    names: FileNames,
 ) -> None:
-    """Print the chosen groups, and say if there is none or the newest waits for its step."""
+    """Print the chosen groups, and say if there is none or the newest waits for its step.
+
+    Raises:
+        CommandError: none of the batches has a group of the chosen dataset.
+    """
     shown, newest = 0, None
     async for found in _groups(reader, choice, step, limit, follow, records, trained=trained):
         fate = fate_of(records, found.batch.number, found.item.scored.group_id)
@@ -184,9 +195,23 @@ async def _show(
             show(found, fate, choice, view)
         shown, newest = shown + 1, fate
     if not shown:
+        _refuse_unseen(choice, node, names)
         note(f"no group in the batches of {node} matches; at most {BATCHES_READ} batches were searched")
     elif newest is not None and newest.yet:
         note("the newest batch waits for its step: --trained shows only groups that a step has trained on")
+
+
+def _refuse_unseen(choice: Choice, node: str, names: FileNames) -> None:
+    """Raise CommandError if the batches that were searched have other datasets than the one that
+    was asked for.
+    """
+    if choice.datasets is None or not choice.seen or not choice.datasets.isdisjoint(choice.seen):
+        return
+    there = sorted(visible(names.shown(dataset), 100) for dataset in choice.seen)
+    asked = min(choice.datasets, key=len)
+    has = ", ".join(there[:_DATASETS_NAMED]) + (f" and {len(there) - _DATASETS_NAMED} more" if there[_DATASETS_NAMED:] else "")
+    guess = f"; {question}" if (question := did_you_mean(asked, there)) else ""
+    raise CommandError(f"no group of {visible(asked, 100)} is in the batches of {node} that were searched: they have {has}{guess}")
 
 
 def _refused(config: NodeConfig, run: str, choice: Choice, limit: int, characters: int, as_json: bool, names: FileNames) -> None:

@@ -16,8 +16,8 @@ from shared.config import NodeConfig
 from shared.json_lines import older
 from shared.plain_files import NO_FILE, open_plain, read_plain_end, whole_lines
 from shared.run_records import SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, refused_files
-from swarm_cli.errors import CommandError
 from swarm_cli.file_names import FileNames, file_names
+from swarm_cli.observe.ended_run import no_records
 from swarm_cli.observe.plot import find_run
 from swarm_cli.running import running_runs
 
@@ -137,7 +137,7 @@ def record_folder(config: NodeConfig, run: str) -> Path | None:
     if run:
         folder = find_run(run, var_dir) / node
         if not folder.is_dir():
-            raise CommandError(f"{folder.parent} has no folder of {node}: check the names of the node and the run")
+            raise no_records(folder.parent, [node])
         return folder
     here = [each / node for each in running_runs(var_dir) if (each / node).is_dir()]
     if len(here) == 1:

@@ -23,11 +23,15 @@ from typer.testing import CliRunner
 from services.trainer.trained import trained_line
 from shared.config import load_config
 from swarm_cli.app import build
+from swarm_cli.dashboard.recent_groups import RecentGroups
+from swarm_cli.dashboard.swarm_state import swarm_object
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.looking.target import looking_at
-from swarm_cli.run_end import write_end
+from swarm_cli.observe.ended_run import ended_run
+from swarm_cli.observe.recorded_scores import RecordedScores
+from swarm_cli.run_end import read_end, write_end
 from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.page_looker import Looker, a_browser
@@ -127,6 +131,54 @@ def test_batches_and_groups_and_the_top_of_an_ended_run_are_read(var_dir: Path) 
     assert code == 0 and "in a batch" in out and "scored" in out
     code, out, err = swarm("top", "--once", "--run", "first")
     assert code == 0 and "run first ended in order at" in err and "ended" in out and "silent" not in out
+
+
+def test_a_node_that_an_ended_run_does_not_have_is_refused_with_those_that_it_has(var_dir: Path) -> None:
+    for more in ([], ["--json"], ["--refused"]):
+        code, out, err = swarm("rollouts", "gamma", "--run", "first", *more)
+        assert (code, out) == (1, "") and "run first has no records of gamma: it has those of alpha, beta" in err
+    assert swarm("rollouts", "alhpa", "--run", "first")[2].endswith("did you mean alpha?")
+    code, _, err = swarm("rollouts", "alpha", "--run", "first", "--dataset", "leg_countign")
+    assert code == 1 and "no group of leg_countign is in the batches of alpha" in err
+
+
+def unscored(var_dir: Path) -> Path:
+    """A run that ended, of whose answers many have no known reward."""
+    folder = var_dir / "runs" / "demo" / "alpha"
+    folder.mkdir(parents=True)
+    (folder / "trainer.log").touch()
+    line = {"policy_version": 3, "pass_rate": 0.5, "mean_reward": 0.5, "n": 7, "unknown": 9, "time": 1.0, "held_out": SET}
+    (folder / "eval.jsonl").write_text(json.dumps(line) + "\n")
+    for replica, cause, answers in (("0", "raised", 30), ("1", "raised", 10), ("2", "timeout", 2), ("3", "no cause", 5)):
+        count = {"dataset": "gcd", "cause": cause, "answers": answers}
+        (folder / f"unknown_rewards-{replica}.jsonl").write_text(json.dumps(count) + "\n")
+    write_note(folder.parent, RunNote("nats://127.0.0.1:1", "nats://127.0.0.1:1", "swarm up --run demo"))
+    write_end(folder.parent, 0, "progress")
+    return folder.parent
+
+
+def test_the_answers_without_a_known_reward_are_told_of_an_ended_run_as_of_a_live_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = unscored(tmp_path)
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
+    left = "answers whose reward is unknown have left their groups: 40 raised, 2 timeout"
+    held_out = "7 of 16 held-out answers; 9 have no known reward"
+    _, out, _ = swarm("status", "--run", "demo")
+    assert left in out and held_out in out and "0.500 @3, 7 of 16" in out
+    _, out, _ = swarm("status", "--run", "demo", "--json")
+    alpha = json.loads(out[out.index("{") :])["nodes"]["alpha"]
+    assert alpha["unknown_rewards"] == {"raised": 40, "timeout": 2} and alpha["evaluation"]["unknown"] == 9
+    _, out, _ = swarm("top", "--once", "--run", "demo")
+    assert left in out and held_out in out
+    end = read_end(folder)
+    assert end is not None
+    recorded = RecordedScores().read({"alpha": folder / "alpha"})
+    page = swarm_object(ended_run(folder, end), [], RecentGroups(), recorded=recorded, ended=True)
+    (node,), (row,) = page["nodes"], page["leaderboard"]
+    assert any(left in words for words in node["rewards"]) and any(held_out in words for words in node["rewards"])
+    assert (row["n"], row["unknown"]) == (16, 9)
 
 
 def test_what_is_no_run_here_is_refused_with_the_runs_that_are(var_dir: Path) -> None:

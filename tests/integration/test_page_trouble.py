@@ -15,7 +15,7 @@ import pytest
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_note import write_note
 from swarm_cli.running import LOCK, RunNote
-from tests.integration.page_looker import AXE, LOOKS, WAIT_MS, Looker, written
+from tests.integration.page_looker import AXE, LOOKS, ROOT, WAIT_MS, Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm
 from tests.nats_server import NatsServer
 
@@ -33,6 +33,22 @@ AS_IF = """async (state) => {
   const told = await get("swarm.json");
   place([banner({ ...told, state }), nodesSection({ ...told, state })], false);
 }"""
+PAGE = ROOT / "swarm_cli" / "dashboard" / "page"
+QUIET_END = {
+    "state": "ended",
+    "at": 1000.0,
+    "now": 1060.0,
+    "ended": {"run": "first", "in_order": True, "seen": False, "at": 1000.0, "words": "run first ended", "goes_on": "`swarm up`"},
+}
+"""What the dashboard tells of an ended run of which it has seen nothing."""
+SEEN_END = {
+    **QUIET_END,
+    "ended": {**QUIET_END["ended"], "seen": True},  # type: ignore[dict-item]
+    "leaderboard": [
+        {"node": "alpha", "key": "", "standing": "on record", "problem": "", "trusted": True, "set": "ab", "n": 16, "unknown": 9,
+         "by_reward": False, "base": None, "newest": 0.5, "gain": None, "version": 3, "curve": [[3, 0.5]]},
+    ],
+}  # fmt: skip
 SHOWN = "told => document.querySelector('main').replaceChildren(banner(told))"
 
 
@@ -114,3 +130,42 @@ def test_a_silent_process_of_a_run_on_this_machine_has_its_restart_and_its_log_n
                 looker.close()
         finally:
             shown.close()
+
+
+@pytest.mark.slow
+def test_only_an_answer_that_does_not_come_is_a_dashboard_that_does_not_answer(browser: Any) -> None:
+    told: dict[str, Any] | None = QUIET_END
+
+    def answer(route: Any) -> None:
+        name = route.request.url.rpartition("/")[2] or "index.html"
+        if name != "swarm.json":
+            route.fulfill(path=PAGE / name)
+        elif told is None:
+            route.abort()
+        else:
+            route.fulfill(json=told)
+
+    looker = Looker(browser)
+    page = looker.page
+    page.route("http://127.0.0.1:9/**", answer)
+    try:
+        looker.open("http://127.0.0.1:9/")
+        assert page.locator("main h1").inner_text().endswith("The run has ended")
+        looker.check()
+        told = SEEN_END
+        page.evaluate("show()")
+        page.locator("#exchange").get_by_text("No group was trained on.").wait_for()
+        page.locator("#leaderboard").get_by_text("7 of 16 held-out answers; 9 have no known reward").wait_for()
+        assert " yet" not in page.locator("main").inner_text(), "nothing more comes of a run that has ended"
+        looker.check()
+        told = {**QUIET_END, "state": "running"}  # without nodes: no dashboard tells that, so the page fails
+        page.evaluate("show()")
+        assert page.locator("main h1").inner_text() == "! This page has an error"
+        assert "undefined" in page.locator(".banner").inner_text()
+        assert any("TypeError" in problem for problem in looker.problems), "the browser's console has the place"
+        told = None
+        page.evaluate("show()")
+        assert page.locator("main h1").inner_text() == "! The dashboard does not answer"
+    finally:
+        page.unroute("http://127.0.0.1:9/**")
+        looker.close()

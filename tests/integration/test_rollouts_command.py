@@ -167,8 +167,11 @@ async def test_what_is_not_there_is_said_with_what_is(server: NatsServer) -> Non
     for step in ("2", "9"):
         gone = swarm(server, "--step", step)
         assert gone.returncode == 1 and "it holds steps 3 to 5" in gone.stderr
-    none = swarm(server, "--dataset", "countdown")
+    none = swarm(server, "--dataset", "gcd", "--local")
     assert none.returncode == 0 and none.stdout == "" and "no group in the batches of alpha matches" in none.stderr
+    unseen = swarm(server, "--dataset", "gdc", "--json")
+    assert unseen.returncode == 1 and unseen.stdout == ""
+    assert "they have chain_sum, gcd; did you mean gcd?" in " ".join(unseen.stderr.split())
     both = swarm(server, "--right", "--wrong")
     assert both.returncode == 1 and "together match nothing" in both.stderr
 

@@ -12,8 +12,8 @@ from swarm_cli.local.procfile import ROLES
 from swarm_cli.observe.evaluations import Evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
 from swarm_cli.observe.standing import duration, top_refusal
-from swarm_cli.observe.top_model import TopHistory, TopModel, held_out_history
-from swarm_cli.observe.top_view import SPARKS, rate, screen, sparkline
+from swarm_cli.observe.top_model import HeldOut, TopHistory, TopModel, held_out_history
+from swarm_cli.observe.top_view import SPARKS, _held_out, rate, screen, sparkline
 from swarm_cli.observe.view import NodeView
 
 NOW = 1_000_000.0
@@ -187,6 +187,11 @@ def test_held_out_history_comes_from_the_swarm_the_files_and_the_bucket() -> Non
     found = held_out_history(view, [report(50, 0.7), report(25, 0.4, node="beta")], [Evaluation(0, 0.1, 200)])
     assert [(e.policy_version, e.pass_rate) for e in found.history] == [(0, 0.1), (50, 0.7), (75, 0.8)]
     assert found.base == Evaluation(0, 0.1, 200)
+
+
+def test_a_held_out_score_says_how_many_answers_have_no_known_reward() -> None:
+    assert _held_out(HeldOut((Evaluation(0, 0.5, 16),))).plain.startswith("0.500 @0 of 16  ")
+    assert _held_out(HeldOut((Evaluation(3, 0.5, 7, unknown=9),))).plain.startswith("0.500 @3 of 7 (9 unknown)")
 
 
 def test_a_node_that_begins_again_begins_a_new_history() -> None:

@@ -29,7 +29,7 @@ def steps(count: int = 40, **values: Any) -> list[dict[str, Any]]:
     def at(value: Any, part: float) -> Any:
         return value[0] + part * (value[1] - value[0]) if isinstance(value, list) else value
 
-    return [{"step": n + 1, **{name: at(value, n / (count - 1)) for name, value in told.items()}} for n in range(count)]
+    return [{"step": n + 1, **{name: at(value, n / max(1, count - 1)) for name, value in told.items()}} for n in range(count)]
 
 
 def rates(*pass_rates: float, n: int = 200) -> list[Evaluation]:
@@ -95,6 +95,22 @@ def test_groups_that_are_all_right_or_all_wrong_are_a_note_and_not_a_failure() -
     assert told.outcome is Outcome.UNCLEAR and "40 of 40 steps did not change the weights" in told.reasons[1]
 
 
+@pytest.mark.parametrize(("count", "words"), [(1, "1 of 1 step did"), (3, "3 of 3 steps did"), (40, "40 of 40 steps did")])
+def test_a_run_of_any_length_of_which_no_step_changed_the_weights_says_that_nothing_was_trained(count: int, words: str) -> None:
+    told = verdict(steps(count, reward_local=0.95, updated=False), []).reasons
+    assert any(words in reason and "nothing was trained" in reason for reason in told)
+    one_changed = [*steps(1), *steps(count, reward_local=0.95, updated=False)]
+    assert not any("nothing was trained" in reason for reason in verdict(one_changed, []).reasons)
+
+
+def test_held_out_answers_that_are_too_few_for_want_of_a_reward_are_not_blamed_on_eval_tasks() -> None:
+    found = verdict([], [Evaluation(0, 0.5, 16), Evaluation(25, 0.5, 7, unknown=9)])
+    assert found.outcome is Outcome.UNKNOWN and "eval.tasks" not in found.reasons[0]
+    assert "only 7 of 16 held-out answers have a known reward" in found.reasons[0] and "verifier.log" in found.reasons[0]
+    few = verdict([], [Evaluation(0, 0.5, 8), Evaluation(25, 0.5, 7, unknown=1)])
+    assert "8 held-out tasks are too few: set eval.tasks to 16 or more" in few.reasons[0]
+
+
 def test_a_policy_that_was_sure_before_it_was_trained_has_not_collapsed() -> None:
     assert verdict(steps(entropy=0.01), rates(0.3, 0.31)).outcome is Outcome.UNCLEAR
 
@@ -137,7 +153,7 @@ def test_of_graded_answers_of_which_none_passes_the_mean_reward_is_told() -> Non
 
 
 def test_a_policy_that_is_right_nearly_always_may_be_sure_of_it_and_rest() -> None:
-    solved = steps(entropy=0.001, reward_local=0.99, updated=False)
+    solved = [*steps(1, reward_local=0.99), *steps(entropy=0.001, reward_local=0.99, updated=False)]
     assert verdict(solved, rates(0.5, 0.98)).lines("a") == ["a: learned: held-out 0.980, +0.480 over the base policy"]
 
 

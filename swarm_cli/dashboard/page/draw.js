@@ -116,10 +116,20 @@ function label_at(text, x, y, anchor) {
   return node;
 }
 
+/** The dashboard did not answer, or not to the end. */
+class NoAnswer extends Error {}
+/** What was asked for is not there, in the dashboard's words. */
+class NotFound extends Error {}
+
 async function get(path, parameters = {}) {
   const query = new URLSearchParams(parameters).toString();
-  const answer = await fetch(path + (query ? `?${query}` : ""));
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(told.problem || told.error || `status ${answer.status}`);
+  let answer, told;
+  try {
+    answer = await fetch(path + (query ? `?${query}` : ""));
+    told = await answer.json();
+  } catch (problem) {
+    throw problem instanceof TypeError ? new NoAnswer() : problem; // as fetch reports a failed connection
+  }
+  if (!answer.ok) throw new NotFound(told.problem || told.error || `status ${answer.status}`);
   return told;
 }

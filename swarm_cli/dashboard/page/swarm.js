@@ -73,7 +73,7 @@ const standing = (what, problem) => el("span", { class: what === "badly signed" 
 
 function leaderboardSection(told) {
   const rows = told.leaderboard || [];
-  if (!rows.length) return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "No held-out score was received yet. Each node first evaluates its base policy, and then a version every now and then." }));
+  if (!rows.length) return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: told.state === "ended" ? "No held-out score is on record." : "No held-out score was received yet. Each node first evaluates its base policy, and then a version every now and then." }));
   const sets = new Map();
   for (const row of rows) {
     const key = row.trusted ? `${row.set} ${row.n}` : "untrusted";
@@ -83,13 +83,16 @@ function leaderboardSection(told) {
   return section("leaderboard", "Leaderboard", el("p", { class: "hint", text: "Gain in held-out pass rate over the base policy; in mean reward where no pass is defined. Only scores on the same held-out set can be compared. Nodes evaluate themselves and sign their reports." }), ...tables, leftOut(told.rows_left_out, "row"));
 }
 
+/** Of how many answers a score is, where the reward of some is unknown. */
+const ofAnswers = ({ n, unknown }) => `${count(n - unknown)} of ${many(n, "held-out answer")}; ${count(unknown)} ${unknown === 1 ? "has" : "have"} no known reward`;
+
 function leaderboardTable(set, rows) {
   const caption = set ? `Held-out set ${set.set || "of unknown id"}, ${many(set.n, "task")}${rows.some((row) => row.by_reward) ? `, mean reward (${NO_PASS})` : ""}` : "Not ranked: nothing proves which node wrote these";
   const head = ["rank", "node", "gain", "newest", "base", "version", "curve", "signature"];
   const lines = rows.map((row, index) => stacked(head,
     el("td", { text: set ? String(index + 1) : "–" }),
     el("th", { scope: "row" }, el("a", { href: route("node", row.node, row.key) }, name(row.node)), row.key ? el("small", { title: row.key, text: ` ${row.key.slice(0, 8)}` }) : null),
-    el("td", { text: signed(row.gain) }), el("td", { text: ratio(row.newest) }), el("td", { text: ratio(row.base) }), el("td", { text: count(row.version) }),
+    el("td", { text: signed(row.gain) }), el("td", {}, ratio(row.newest), row.unknown ? el("small", { text: ` ${ofAnswers(row)}` }) : null), el("td", { text: ratio(row.base) }), el("td", { text: count(row.version) }),
     el("td", {}, spark(row.curve)), el("td", { class: "words" }, standing(row.standing, row.problem))));
   return scrolled(caption, el("table", { class: "stacks" }, el("caption", { text: caption }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines)));
 }
@@ -98,7 +101,7 @@ function leaderboardTable(set, rows) {
 function exchangeSection(told) {
   const cells = told.exchange || [];
   const notes = uncounted(told);
-  if (!cells.length) return section("exchange", "Who learns from whom", el("p", { class: "hint", text: notes.length ? "No group was counted." : "No group was trained on yet. Nodes on other servers cannot be seen here." }), ...notes);
+  if (!cells.length) return section("exchange", "Who learns from whom", el("p", { class: "hint", text: notes.length ? "No group was counted." : told.state === "ended" ? "No group was trained on." : "No group was trained on yet. Nodes on other servers cannot be seen here." }), ...notes);
   const intro = el("p", { class: "hint", text: "Groups that each node (rows) has trained on since its first step, by the node that sampled them (columns). A group counts once, and not if it had no effect, for example because its rewards are all equal." });
   const datasets = [...new Set(cells.map(([, , dataset]) => dataset))].sort();
   if (chosen.dataset && !datasets.includes(chosen.dataset)) chosen.dataset = "";
@@ -205,7 +208,7 @@ async function showNode(node, key) {
   return [
     trail([node]),
     el("h1", {}, name(node)),
-    row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}` }), row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
+    row ? el("p", { class: "facts" }, standing(row.standing, row.problem), el("span", { text: `held-out set ${row.set || "of unknown id"}, ${many(row.n, "task")}` }), row.unknown ? el("span", { text: ofAnswers(row) }) : null, row.key ? el("span", { class: "key", text: `key ${row.key}` }) : null) : null,
     section("curves", row?.by_reward ? "Held-out mean reward by task" : "Held-out pass rate by task", row?.by_reward ? el("p", { class: "hint", text: `Mean reward: ${NO_PASS} in [[tasks]] for a pass rate.` }) : null, curves.length ? chart(`Held-out ${row?.by_reward ? "mean reward" : "pass rate"} of ${node} by policy version`, curves, "version") : el("p", { class: "hint", text: "No held-out score signed by this key was received yet." }), curves.length ? curveTable(curves) : null),
     section("steps", "Reward by step", rewards.length ? chart(`Mean reward of the groups in each batch of ${node}; points with a dot link to their groups`, rewards, "step") : el("p", { class: "hint", text: "Its batches are not on this server, or there are none yet." }), rewards.length && told.steps[0][0] > 1 ? el("p", { class: "hint", text: earlier(told.steps[0][0]) }) : null, stepForm(node)),
     section("texts", "Texts", told.groups.length ? el("ul", { class: "cards" }, ...told.groups.slice(0, 24).map((group) => groupLine(group, state))) : el("p", { class: "hint", text: "No group was read yet." })),
@@ -277,9 +280,10 @@ async function show() {
   try {
     parts = await build();
   } catch (problem) {
-    const gone = problem instanceof TypeError;
-    document.title = gone ? "The dashboard does not answer · swarm" : "Not found · swarm";
-    parts = [el("div", { class: "banner bad" }, el("h1", { text: gone ? "! The dashboard does not answer" : "! Not found" }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : el("bdi", {}, ...worded(problem.message))), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
+    const gone = problem instanceof NoAnswer, title = gone ? "The dashboard does not answer" : problem instanceof NotFound ? "Not found" : "This page has an error";
+    if (title === "This page has an error") console.error(problem);
+    document.title = `${title} · swarm`;
+    parts = [el("div", { class: "banner bad" }, el("h1", { text: `! ${title}` }), el("p", {}, gone ? "It was ended, or this machine was asleep. The page keeps trying." : el("bdi", {}, ...worded(String(problem.message)))), el("p", {}, el("a", { href: "#/", text: "To the swarm" })))];
     if (live && byId("main").querySelector("section")) parts = [...parts, ...[...byId("main").children].filter((child) => child.tagName === "SECTION")];
   }
   if (live && here === shown) await unpressed();
