@@ -170,6 +170,9 @@ TOKENS: dict[str, tuple[Callable[[Path], None], str]] = {
     "template with chance": (template(CHAT + "{{ range(1000) | random }}"), "random"),
     "template without an opening": (template(CHAT.partition("{% if")[0]), "'<|pad|>assistant'"),
     "template without the question": (template("{{ messages[1:] | length }}"), "leaves the question out"),
+    "template that drops digits": (template(CHAT.replace("['content']", "['content'] | replace('3', '')")), "changes the question"),
+    "template with the address of a function": (template("{{ range }}" + CHAT), " at 0x"),
+    "template with the address of a filter": (template("{{ messages | map('upper') }}" + CHAT), " at 0x"),
     "template that fails": (template("{{ raise_exception('tools only') }}"), "tools only"),
     "template that never ends": (
         template(ENDLESS + CHAT),

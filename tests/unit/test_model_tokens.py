@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from shared.model.prompts import encode_answer, render_prompt
+from shared.model.quiet_reading import ModelLoadError
 from shared.model.tokenizer import train_tokenizer
 from shared.model.tokenizer_hash import tokenizer_hash
 from tests.engines.tiny_models import byte_tokenizer
@@ -59,6 +60,28 @@ def test_a_tokenizer_without_a_chat_template_gets_the_question_and_a_line_break(
     tokenizer = byte_tokenizer()
     assert tokenizer.decode(render_prompt(tokenizer, "1 + 1?")) == "1 + 1?\n"
     assert tokenizer.decode(render_prompt(tokenizer, "1 + 1?", "Be brief.")) == "Be brief.\n\n1 + 1?\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "(message['content'] | truncate(20, true))",
+        "message['content'].lower()",
+        "message['content'].replace('7', '')",
+        "(message['content'] if 'What' in message['content'] else '')",
+    ],
+)
+def test_a_question_that_the_chat_template_changes_is_not_asked(content: str) -> None:
+    tokenizer = train_tokenizer(TEXTS, 290)
+    tokenizer.chat_template = tokenizer.chat_template.replace("message['content']", content)
+    with pytest.raises(ModelLoadError, match="the question 'Add 17 to the NUMBER.*: correct the template"):
+        render_prompt(tokenizer, "Add 17 to the NUMBER of the beast.")
+
+
+def test_white_space_at_the_ends_of_a_question_is_the_templates_to_take(tokenizer: Any) -> None:
+    trimming = train_tokenizer(TEXTS, 290)
+    trimming.chat_template = trimming.chat_template.replace("message['content']", "(message['content'] | trim)")
+    assert render_prompt(trimming, " 1 + 1?\n") == render_prompt(trimming, "1 + 1?")
 
 
 def test_an_answer_keeps_its_end_token_only_when_it_ended(tokenizer: Any) -> None:
