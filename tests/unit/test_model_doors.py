@@ -118,6 +118,30 @@ def more_tokens(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def in_tokenizer(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        change(content)
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+
+    return apply
+
+
+def unknown_digits(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    content["model"]["unk_token"] = "a"
+    for digit in "0123456789":
+        vocabulary[f"{digit}{digit}"] = vocabulary.pop(digit)
+
+
+def random_merges(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    pairs = ["th", "he", "qu", "ro", "wn", "ju", "mp", "ov", "er", "la", "zy", "do"]
+    for number, pair in enumerate(pairs):
+        vocabulary[pair] = 260 + number
+    content["model"] |= {"merges": [list(pair) for pair in pairs], "dropout": 0.5}
+
+
 WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "distributed wrapper": (renamed(lambda name: f"module.{name}"), "'module.'"),
     "compiled": (renamed(lambda name: f"_orig_mod.{name}"), "'_orig_mod.'"),
@@ -163,6 +187,9 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
 TOKENS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (wordless, "holds no tokenizer"),
     "vocabulary too small": (more_tokens, "'<extra41>' (number 300; the model has 300 rows)"),
+    "digits are unknown": (in_tokenizer(unknown_digits), "its tokenizer changes text"),
+    "random tokens": (in_tokenizer(random_merges), "other tokens each time"),
+    "end token is true": (in_json("generation_config.json", eos_token_id=True), "True"),
     "end token is plain text": (in_json("config.json", eos_token_id=65), "config.json declares that token 65"),
     "end token is plain text there": (in_json("generation_config.json", eos_token_id=[256, 65]), "generation_config.json"),
     "end token beyond the model": (in_json("generation_config.json", eos_token_id=300), "300"),
