@@ -91,8 +91,9 @@ def _check_carries_text(tokenizer: Any, origin: str) -> None:
     meant, got = ("".join(filter(str.isalnum, text)).casefold() for text in (_TRIAL, said))
     if meant != got:
         raise ModelLoadError(
-            f"{origin}: its tokenizer changes text: of {_TRIAL!r} it makes {said[:120]!r}, so that questions and answers would lose "
-            "letters or digits: copy the model's own tokenizer, with its normalizer and decoder (tokenizer.json), into the folder"
+            f"{origin}: its tokenizer changes text: of {_TRIAL!r} it makes {said[:120]!r}, so that questions and answers would "
+            "lose letters or digits: copy the model's own tokenizer, with its normalizer and decoder (tokenizer.json), into the "
+            "folder"
         )
 
 

@@ -118,6 +118,11 @@ def more_tokens(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def key_twice(folder: Path) -> None:
+    text = (folder / "config.json").read_text().strip()
+    (folder / "config.json").write_text(text.removesuffix("}").rstrip() + ', "rms_norm_eps": 0.5}')
+
+
 def in_tokenizer(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         content = json.loads((folder / "tokenizer.json").read_text())
@@ -177,6 +182,8 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "twice": (twice, "model-00001-of-00001.safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "weights"),
     "no layers": (in_json("config.json", num_hidden_layers=0), "layers"),
+    "a key twice": (key_twice, "rms_norm_eps stands twice"),
+    "norm by a negative number": (in_json("config.json", rms_norm_eps=-1.0), "rms_norm_eps is -1.0"),
     "rotary base of 0": (
         in_json("config.json", rope_parameters={"rope_type": "default", "rope_theta": 0.0}),
         "rotary positions is 0",
