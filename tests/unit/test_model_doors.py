@@ -118,6 +118,17 @@ def more_tokens(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def zeros(names: str) -> Callable[[Path], None]:
+    """Of all matrices whose name contains this."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if names in name and tensors[name].ndim == 2:
+                tensors[name] = torch.zeros_like(tensors[name])
+
+    return weights(change)
+
+
 def key_twice(folder: Path) -> None:
     text = (folder / "config.json").read_text().strip()
     (folder / "config.json").write_text(text.removesuffix("}").rstrip() + ', "rms_norm_eps": 0.5}')
@@ -171,6 +182,8 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
         weights(lambda tensors: tensors.update({MATRIX: torch.full((64, 32), float("nan"), dtype=torch.bfloat16)})),
         MATRIX,
     ),
+    "an output layer of zeros": (zeros(HEAD), f"{HEAD} is wholly 0 (1 of 16 matrices"),
+    "many matrices of zeros": (zeros("layers.1."), "is wholly 0 (7 of 16 matrices"),
     "integers": (
         weights(lambda tensors: tensors.update({MATRIX: torch.ones(64, 32, dtype=torch.int8)})),
         f"{MATRIX} is stored as I8",
@@ -380,6 +393,7 @@ def same_head(tensors: dict[str, torch.Tensor]) -> None:
 
 
 RIGHT: dict[str, Callable[[Path], None]] = {
+    "a matrix of zeros": zeros(MATRIX),
     "a buffer of older versions": weights(stale_buffer),
     "tied by config.json, one tensor twice": both(weights(same_head), in_json("config.json", tie_word_embeddings=True)),
     "template whose question opens the answer": template(
