@@ -134,7 +134,7 @@ class RememberingTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._templates: dict[str, list[int]] = {}
+        self._templates: dict[str, list[int] | str] = {}
         self._encoded: dict[tuple[object, ...], dict[str, list[int]]] = {}
         self._decoded: dict[tuple[Any, ...], str] = {}
 
@@ -149,12 +149,13 @@ class RememberingTokenizer:
             self._encoded[key] = {"input_ids": list(self._tokenizer(text, **settings)["input_ids"])}
         return self._encoded[key]
 
-    def apply_chat_template(self, messages: list[dict[str, str]], **settings: Any) -> list[int]:
-        """Token ids of a conversation."""
+    def apply_chat_template(self, messages: list[dict[str, str]], **settings: Any) -> list[int] | str:
+        """Token ids of a conversation, or its text with `tokenize=False`."""
         key = "\x00".join(f"{message['role']}\x01{message['content']}" for message in messages) + repr(sorted(settings.items()))
         if key not in self._templates:
             _make_room(self._templates)
-            self._templates[key] = list(self._tokenizer.apply_chat_template(messages, **settings))
+            written = self._tokenizer.apply_chat_template(messages, **settings)
+            self._templates[key] = written if isinstance(written, str) else list(written)
         return self._templates[key]
 
     def decode(self, token_ids: Sequence[int], **settings: Any) -> str:

@@ -19,7 +19,7 @@ from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
 _PHASES = tuple(PhaseSeconds.__dataclass_fields__)
 _SKIPPED = (
     *("unscored", "empty", "too_long", "malformed_tokens", "text_alone", "unknown_token", "control_text", "absurd"),
-    *("truncated", "negative"),
+    *("truncated", "negative", "changed_question"),
     *(GROUP_BUDGET, SENDER_BUDGET),
 )
 _WINDOW_STEPS = 50

@@ -27,6 +27,7 @@ from shared.runtime.parent_death import end_with_parent
 from shared.tasks.sandbox.limits import MappedMemory, limit_data
 
 _QUESTION = "zebra crossing"
+_MIXED = "Is 12 + 34 = 567089?\nSay TRUE or `False`."
 _SYSTEM = "marmalade jar"
 _ANSWER = "teapot lid"
 _LONG = "zebra crossing " * 1000
@@ -36,6 +37,8 @@ _MEMORY_BYTES = 256 * 2**20
 """What the trial prompts of a template may take. Real templates take milliseconds and kilobytes."""
 _MOST_BYTES = 4096
 _FILE = "(chat_template.jinja)"
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+"""How Python writes an object that a template names without using it; each process has another."""
 _CLOCK = re.compile(r"""strftime_now\(\s*("[^"]*"|'[^']*')\s*\)""")
 _DAYS = (0, 1, 8, 40, 150, 400, 4000, 9000)
 _DATE = datetime.datetime(2024, 7, 26, tzinfo=datetime.UTC)
@@ -109,6 +112,7 @@ def _problem(tokenizer: Any, system_prompt: str) -> str:
     system = _SYSTEM if system_prompt and takes_system_prompt(tokenizer) else ""
     try:
         text, *later = (_rendered(tokenizer, _turns(system=system), days=days) for days in _DAYS)
+        mixed = _rendered(tokenizer, _turns(system=system, question=_MIXED))
     except _TemplateFails as error:
         return (
             f"its chat template cannot write a question ({error}): correct the template {_FILE}, or remove it, so that questions "
@@ -116,6 +120,16 @@ def _problem(tokenizer: Any, system_prompt: str) -> str:
         )
     if _QUESTION not in text:
         return f"its chat template leaves the question out: correct it {_FILE}, or remove it, so that questions are plain text"
+    if _MIXED not in mixed:
+        return (
+            f"its chat template changes the question, such as its digits, capitals or line breaks: correct it {_FILE}, or remove "
+            "it, so that questions are plain text"
+        )
+    if found := _ADDRESS.search(text):
+        return (
+            f"its chat template writes an object of Python{found[0]}, so that every process would write another prompt: correct "
+            f"the expression that names a function, or a filter without `| list` or `| join`, in the template {_FILE}"
+        )
     if any(each != text for each in later):
         return (
             "its chat template writes the date or something random, so that a question would have another prompt tomorrow and on "

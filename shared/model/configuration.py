@@ -4,12 +4,14 @@ computable model.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils.hub import cached_file
 
 from shared.hub_models import hub_arguments
 from shared.model.quiet_reading import ModelLoadError
@@ -20,6 +22,15 @@ hundred. For that many layers the memory needs are computed within minutes; with
 building the model without weights would take hours.
 """
 
+_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "max_position_embeddings": ("at least 1", lambda value: 1 <= value < math.inf),
+    "sliding_window": ("above 0, or null", lambda value: 0 < value < math.inf),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps"), ("at least 0 and below 1", lambda value: 0 <= value < 1)),
+    **dict.fromkeys(
+        ("factor", "attention_factor", "short_factor", "long_factor"), ("above 0 and finite", lambda value: 0 < value < math.inf)
+    ),
+}
+"""Numbers that a model computes nothing with outside of these; NaN is in no range."""
 _LAYER_NAMES = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
@@ -29,7 +40,8 @@ def read_configuration(path: str | Path, revision: str = "") -> Any:
 
     Raises:
         UnpinnedModelError: a hub name without its commit.
-        ValueError: it is not a JSON object, or states numbers that no model can have.
+        ValueError: it is not a JSON object, or states numbers that no model can have or a key
+            twice.
         Exception: any kind that transformers raises; `shared.model.quiet_reading.library_cause`
             describes it.
     """
@@ -45,6 +57,8 @@ def read_configuration(path: str | Path, revision: str = "") -> Any:
     for layers in _stated_layers(stated):
         if layers > MOST_LAYERS:
             check_layers(layers)
+    _check_ranges(stated)
+    _check_keys(cached_file(str(path), "config.json", **{name: arguments[name] for name in ("revision",) if name in arguments}))
     config = AutoConfig.from_pretrained(path, **arguments)
     check_computable(config)
     return config
@@ -89,6 +103,34 @@ def check_rope_base(base: float | None) -> None:
     """
     if base is not None and not 0 < base < math.inf:
         raise ValueError(f"the base of its rotary positions is {base}; it must be above 0 and finite")
+
+
+def _check_ranges(stated: Mapping[str, Any]) -> None:
+    """Refuse a number outside its range in a configuration or in one inside it."""
+    for name, value in stated.items():
+        if isinstance(value, dict):
+            _check_ranges(value)
+        # Qwen2 leaves a number there that it does not use.
+        elif name in _RANGES and not (name == "sliding_window" and stated.get("use_sliding_window") is False):
+            meant, within = _RANGES[name]
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, int | float) and not within(each):
+                    raise ValueError(f"{name} is {each} in its config.json; it must be {meant}: take the original model's number")
+
+
+def _check_keys(file: str | None) -> None:
+    """Refuse a key that stands twice in one object, of which every reader would take another."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{twice} stands twice in its config.json: remove one of the two")
+        return found
+
+    if file is not None:
+        json.loads(Path(file).read_text(encoding="utf-8"), object_pairs_hook=once)
 
 
 def _stated_layers(stated: Mapping[str, Any]) -> Iterator[float]:

@@ -25,7 +25,7 @@ from shared.model.attention import meant_attention
 from shared.model.configuration import check_not_quantised, read_configuration
 from shared.model.quiet_reading import ModelLoadError, reading
 from shared.model.reading import check_source
-from shared.model.weight_files import local_weights, not_finite, tensors_of, tied_and_not
+from shared.model.weight_files import local_weights, not_finite, tensors_of, tied_and_not, zero_problem
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(Dtype)}
 LOOKED_AT = torch.device("meta")
@@ -130,9 +130,17 @@ def load_causal_lm(
         _check_not_packed(origin, loaded, local_weights(model.path, model.revision))
     if device == LOOKED_AT:
         return loaded
+    zero: dict[str, bool] = {}
     for name, value in loaded.state_dict().items():
-        if value.is_floating_point() and value.numel() and not all(map(torch.isfinite, torch.aminmax(value))):
+        if not value.is_floating_point() or not value.numel():
+            continue
+        least, most = torch.aminmax(value)
+        if not (torch.isfinite(least) and torch.isfinite(most)):
             raise ModelLoadError(not_finite(origin, name, narrow=dtype == torch.float16))
+        if value.ndim >= 2 and name not in ties:
+            zero[name] = bool(least == 0) and bool(most == 0)
+    if problem := zero_problem(origin, zero):
+        raise ModelLoadError(problem)
     return loaded.to(device).eval()
 
 

@@ -14,10 +14,14 @@ def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> lis
     With a chat template: an optional system turn, one user turn and the assistant's opening. A base
     model without one gets the system prompt, the question and a line break, after the tokens with
     which its tokenizer begins a text.
+
+    Raises:
+        ModelLoadError: the chat template does not write this question as it is.
     """
     if tokenizer.chat_template:
         messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
         messages.append({"role": "user", "content": question})
+        _check_writes(str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)), question)
         encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
         return [int(token) for token in encoded]
     text = f"{system_prompt}\n\n{question}\n" if system_prompt else f"{question}\n"
@@ -27,6 +31,16 @@ def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> lis
     while ids and ids[-1] in control:
         ids.pop()
     return ids
+
+
+def _check_writes(prompt: str, question: str) -> None:
+    if question.strip() not in prompt:
+        from shared.model.quiet_reading import ModelLoadError  # imports transformers
+
+        raise ModelLoadError(
+            f"the model's chat template changes or leaves out the question {question[:60]!r}, so that the model would be asked "
+            "something else: correct the template (chat_template.jinja), or remove it, so that questions are plain text"
+        )
 
 
 def encode_answer(tokenizer: Any, text: str, *, ended: bool, end_token_id: int | None) -> list[int]:

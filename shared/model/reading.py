@@ -19,10 +19,12 @@ from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments, may_only_be_folder, pin_problem
 from shared.model.chat_template import ending_token, template_problem
 from shared.model.configuration import read_configuration
+from shared.model.prompts import answer_text
 from shared.model.quiet_reading import ModelLoadError, reading
 from shared.model.rope import rope_problem, steady_rope_length
 
 _UNBOUNDED = 2**20
+_TRIAL = "The quick brown fox jumps over a lazy dog: 12 + 34 = 46?\nGive 567089, or NONE."
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
@@ -54,13 +56,14 @@ def check_tokenizer(tokenizer: Any, config: Any, origin: str, system_prompt: str
     """Check that a tokenizer can write prompts for the model that `config` describes.
 
     Raises:
-        ModelLoadError: it writes nothing, has tokens without weights, or its chat template has a
-            problem.
+        ModelLoadError: it writes nothing or not what it is given, has tokens without weights, or
+            its chat template has a problem.
     """
     with reading(origin, "tokenizer"):
         vocabulary, written = tokenizer.get_vocab(), tokenizer("1 + 1", add_special_tokens=False)["input_ids"]
     if not written:
         raise ModelLoadError(f"{origin}: its tokenizer writes no token for '1 + 1': copy the model's own tokenizer into the folder")
+    _check_carries_text(tokenizer, origin)
     rows = int(getattr(config.get_text_config(), "vocab_size", 0) or 0)
     if rows and max(vocabulary.values()) >= rows:
         beyond = sorted((number, token) for token, number in vocabulary.items() if number >= rows)
@@ -71,6 +74,27 @@ def check_tokenizer(tokenizer: Any, config: Any, origin: str, system_prompt: str
         )
     if problem := template_problem(tokenizer, system_prompt):
         raise ModelLoadError(f"{origin}: {problem}")
+
+
+def _check_carries_text(tokenizer: Any, origin: str) -> None:
+    """Refuse a tokenizer that gives back other letters or digits than it was given, or other tokens
+    each time. Case, white space and punctuation may be lost, as with some real models.
+    """
+    with reading(origin, "tokenizer"):
+        written, *again = ([int(each) for each in tokenizer(_TRIAL, add_special_tokens=False)["input_ids"]] for _ in range(4))
+        said = answer_text(tokenizer, written)
+    if any(each != written for each in again):
+        raise ModelLoadError(
+            f"{origin}: its tokenizer writes the same text with other tokens each time, so that nodes would not understand each "
+            "other: set dropout to null in tokenizer.json, or switch off its sampling"
+        )
+    meant, got = ("".join(filter(str.isalnum, text)).casefold() for text in (_TRIAL, said))
+    if meant != got:
+        raise ModelLoadError(
+            f"{origin}: its tokenizer changes text: of {_TRIAL!r} it makes {said[:120]!r}, so that questions and answers would "
+            "lose letters or digits: copy the model's own tokenizer, with its normalizer and decoder (tokenizer.json), into the "
+            "folder"
+        )
 
 
 def end_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
@@ -97,7 +121,7 @@ def end_tokens(model: ModelSection, tokenizer: Any) -> tuple[int, ...]:
         for token in declared if isinstance(declared, list) else [declared]:
             if token is None:
                 continue
-            if not isinstance(token, int) or token < 0 or (rows and token >= rows):
+            if not isinstance(token, int) or isinstance(token, bool) or token < 0 or (rows and token >= rows):
                 raise ModelLoadError(
                     f"{origin}: {source} declares the end token {token!r}, which the model does not have: correct it"
                 )

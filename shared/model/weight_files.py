@@ -129,27 +129,32 @@ def check_values(files: Sequence[Path], tied: Mapping[str, str]) -> None:
     tied: for each tensor that the model shares with another one, the other one's name.
 
     Raises:
-        ModelLoadError: a number is NaN or infinite, or two tensors that are one in the model
-            differ.
+        ModelLoadError: a number is NaN or infinite, matrices are wholly 0 that never are in a
+            trained model, or two tensors that are one in the model differ.
     """
     held: dict[str, Any] = {}
+    zero: dict[str, bool] = {}
     for file in files:
         if file.suffix != ".safetensors":
             continue
-        for name, values, dtype in _arrays(file):
+        for name, values, dtype, dimensions in _arrays(file):
+            if dimensions >= 2 and dtype in _EXPONENTS:
+                zero[name] = not values[:_AT_ONCE].any() and not values.any()
             if name in tied or name in tied.values():
                 held[name] = values
             unsigned, exponent = _EXPONENTS.get(dtype, (np.uint8, 256))
             for first in range(0, len(values) if dtype in _EXPONENTS else 0, _AT_ONCE):
                 if int((values[first : first + _AT_ONCE].view(unsigned) & unsigned(exponent)).max()) == exponent:
                     raise ModelLoadError(not_finite(str(file), name))
+    if files and (problem := zero_problem(str(files[0].parent), zero)):
+        raise ModelLoadError(problem)
     for name, other in tied.items():
         if name in held and other in held and not np.array_equal(held[name], held[other]):
             raise ModelLoadError(tied_and_not(str(files[0].parent), name, other))
 
 
-def _arrays(file: Path) -> Iterator[tuple[str, Any, str]]:
-    """Each tensor's name, bytes and dtype."""
+def _arrays(file: Path) -> Iterator[tuple[str, Any, str, int]]:
+    """Each tensor's name, bytes, dtype and number of dimensions."""
     entries = tensors_of(file)
     if not entries:
         return
@@ -157,7 +162,24 @@ def _arrays(file: Path) -> Iterator[tuple[str, Any, str]]:
         mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     for name, entry in entries.items():
         begin, end = entry["place"]
-        yield name, np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=begin), entry["dtype"]
+        yield name, np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=begin), entry["dtype"], len(entry["shape"])
+
+
+def zero_problem(origin: str, zero: Mapping[str, bool]) -> str:
+    """Why a model's matrices cannot be trained ones; empty if they can. zero: of each, whether it
+    is wholly 0.
+
+    A download that broke off leaves zeros. A model may have some such matrices from its start, but
+    neither its embedding nor its output layer, nor many; one with nothing but zeros is a stand-in.
+    """
+    found = sorted(name for name, is_zero in zero.items() if is_zero)
+    needed = next((name for name in found if name.endswith(("lm_head.weight", "embed_tokens.weight"))), "")
+    if len(found) == len(zero) or not (needed or len(found) * 4 > len(zero)):
+        return ""
+    return (
+        f"{origin}: the weight {needed or found[0]} is wholly 0 ({len(found)} of {len(zero)} matrices are), as a download that "
+        "broke off leaves it: copy the weights again"
+    )
 
 
 def not_finite(origin: str, tensor: str, *, narrow: bool = False) -> str:

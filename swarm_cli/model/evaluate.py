@@ -123,7 +123,10 @@ def _asked(
 
     def prompt(task: Task) -> list[int]:
         if task.question not in known:
-            known[task.question] = render_prompt(tokenizer, task.question, section.system_prompt)
+            try:
+                known[task.question] = render_prompt(tokenizer, task.question, section.system_prompt)
+            except ModelLoadError as error:
+                raise CommandError(str(error)) from None
         return known[task.question]
 
     asked = asked_tasks(config, sources, n, recorded_set(Path(model)), lambda task: len(prompt(task)) <= longest)

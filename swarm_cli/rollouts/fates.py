@@ -12,6 +12,7 @@ _FATES = {
     "not_preferred": "not trained on: the trainer kept other candidates, by their likelihood under its policy",
     "too_long": "not trained on: too long for the model, or longer than foreign answers may be",
     "control_text": "not trained on: its text would become control tokens",
+    "changed_question": "not trained on: the model's chat template changes its question",
     "malformed_tokens": "not trained on: its token ids or logprobs are not valid",
     "unscored": "not trained on: it could not be scored",
     "truncated": "not trained on: all answers were cut at the length limit (trainer.drop_truncated)",

@@ -307,6 +307,17 @@ def test_a_question_that_writes_out_control_tokens_leaves_the_group_out(rules: T
         foreign_tokens(hostile, rules)
 
 
+def test_a_question_that_the_chat_template_changes_leaves_a_foreign_group_out(
+    rules: TokenRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drops = "{% for m in messages %}{{ m.content | replace('1', '') }}{% endfor %}"
+    monkeypatch.setattr(rules.tokenizer, "chat_template", drops)
+    group = foreign(rules)
+    asked = msgspec.structs.replace(group, task=msgspec.structs.replace(group.task, question="What is 1 + 1?"))
+    with pytest.raises(SkippedGroup, match="changed_question"):
+        foreign_tokens(asked, rules)
+
+
 def test_an_unsampled_group_of_another_tokenizer_is_encoded_here(rules: TokenRules) -> None:
     group = scored_group(rules.tokenizer, random.Random(0), origin="external", same_tokenizer=False).group
     plain = Completion(text="a<|end|>b", finish_reason="stop", token_count=9)

@@ -118,6 +118,46 @@ def more_tokens(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def zeros(names: str) -> Callable[[Path], None]:
+    """Of all matrices whose name contains this."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in tensors:
+            if names in name and tensors[name].ndim == 2:
+                tensors[name] = torch.zeros_like(tensors[name])
+
+    return weights(change)
+
+
+def key_twice(folder: Path) -> None:
+    text = (folder / "config.json").read_text().strip()
+    (folder / "config.json").write_text(text.removesuffix("}").rstrip() + ', "rms_norm_eps": 0.5}')
+
+
+def in_tokenizer(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        change(content)
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+
+    return apply
+
+
+def unknown_digits(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    content["model"]["unk_token"] = "a"
+    for digit in "0123456789":
+        vocabulary[f"{digit}{digit}"] = vocabulary.pop(digit)
+
+
+def random_merges(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    pairs = ["th", "he", "qu", "ro", "wn", "ju", "mp", "ov", "er", "la", "zy", "do"]
+    for number, pair in enumerate(pairs):
+        vocabulary[pair] = 260 + number
+    content["model"] |= {"merges": [list(pair) for pair in pairs], "dropout": 0.5}
+
+
 WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "distributed wrapper": (renamed(lambda name: f"module.{name}"), "'module.'"),
     "compiled": (renamed(lambda name: f"_orig_mod.{name}"), "'_orig_mod.'"),
@@ -142,6 +182,8 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
         weights(lambda tensors: tensors.update({MATRIX: torch.full((64, 32), float("nan"), dtype=torch.bfloat16)})),
         MATRIX,
     ),
+    "an output layer of zeros": (zeros(HEAD), f"{HEAD} is wholly 0 (1 of 16 matrices"),
+    "many matrices of zeros": (zeros("layers.1."), "is wholly 0 (7 of 16 matrices"),
     "integers": (
         weights(lambda tensors: tensors.update({MATRIX: torch.ones(64, 32, dtype=torch.int8)})),
         f"{MATRIX} is stored as I8",
@@ -153,6 +195,8 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "twice": (twice, "model-00001-of-00001.safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "weights"),
     "no layers": (in_json("config.json", num_hidden_layers=0), "layers"),
+    "a key twice": (key_twice, "rms_norm_eps stands twice"),
+    "norm by a negative number": (in_json("config.json", rms_norm_eps=-1.0), "rms_norm_eps is -1.0"),
     "rotary base of 0": (
         in_json("config.json", rope_parameters={"rope_type": "default", "rope_theta": 0.0}),
         "rotary positions is 0",
@@ -163,6 +207,9 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
 TOKENS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (wordless, "holds no tokenizer"),
     "vocabulary too small": (more_tokens, "'<extra41>' (number 300; the model has 300 rows)"),
+    "digits are unknown": (in_tokenizer(unknown_digits), "its tokenizer changes text"),
+    "random tokens": (in_tokenizer(random_merges), "other tokens each time"),
+    "end token is true": (in_json("generation_config.json", eos_token_id=True), "True"),
     "end token is plain text": (in_json("config.json", eos_token_id=65), "config.json declares that token 65"),
     "end token is plain text there": (in_json("generation_config.json", eos_token_id=[256, 65]), "generation_config.json"),
     "end token beyond the model": (in_json("generation_config.json", eos_token_id=300), "300"),
@@ -170,6 +217,9 @@ TOKENS: dict[str, tuple[Callable[[Path], None], str]] = {
     "template with chance": (template(CHAT + "{{ range(1000) | random }}"), "random"),
     "template without an opening": (template(CHAT.partition("{% if")[0]), "'<|pad|>assistant'"),
     "template without the question": (template("{{ messages[1:] | length }}"), "leaves the question out"),
+    "template that drops digits": (template(CHAT.replace("['content']", "['content'] | replace('3', '')")), "changes the question"),
+    "template with the address of a function": (template("{{ range }}" + CHAT), " at 0x"),
+    "template with the address of a filter": (template("{{ messages | map('upper') }}" + CHAT), " at 0x"),
     "template that fails": (template("{{ raise_exception('tools only') }}"), "tools only"),
     "template that never ends": (
         template(ENDLESS + CHAT),
@@ -343,6 +393,7 @@ def same_head(tensors: dict[str, torch.Tensor]) -> None:
 
 
 RIGHT: dict[str, Callable[[Path], None]] = {
+    "a matrix of zeros": zeros(MATRIX),
     "a buffer of older versions": weights(stale_buffer),
     "tied by config.json, one tensor twice": both(weights(same_head), in_json("config.json", tie_word_embeddings=True)),
     "template whose question opens the answer": template(

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from shared.model.prompts import encode_answer, render_prompt
+from shared.model.quiet_reading import ModelLoadError
+from shared.model.reading import check_tokenizer
 from shared.model.tokenizer import train_tokenizer
 from shared.model.tokenizer_hash import tokenizer_hash
 from tests.engines.tiny_models import byte_tokenizer
@@ -59,6 +62,69 @@ def test_a_tokenizer_without_a_chat_template_gets_the_question_and_a_line_break(
     tokenizer = byte_tokenizer()
     assert tokenizer.decode(render_prompt(tokenizer, "1 + 1?")) == "1 + 1?\n"
     assert tokenizer.decode(render_prompt(tokenizer, "1 + 1?", "Be brief.")) == "Be brief.\n\n1 + 1?\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "(message['content'] | truncate(20, true))",
+        "message['content'].lower()",
+        "message['content'].replace('7', '')",
+        "(message['content'] if 'What' in message['content'] else '')",
+    ],
+)
+def test_a_question_that_the_chat_template_changes_is_not_asked(content: str) -> None:
+    tokenizer = train_tokenizer(TEXTS, 290)
+    tokenizer.chat_template = tokenizer.chat_template.replace("message['content']", content)
+    with pytest.raises(ModelLoadError, match="the question 'Add 17 to the NUMBER.*: correct the template"):
+        render_prompt(tokenizer, "Add 17 to the NUMBER of the beast.")
+
+
+def test_white_space_at_the_ends_of_a_question_is_the_templates_to_take(tokenizer: Any) -> None:
+    trimming = train_tokenizer(TEXTS, 290)
+    trimming.chat_template = trimming.chat_template.replace("message['content']", "(message['content'] | trim)")
+    assert render_prompt(trimming, " 1 + 1?\n") == render_prompt(trimming, "1 + 1?")
+
+
+ANY_SIZE = Qwen2Config(vocab_size=1000)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("normalizer", normalizers.Replace(Regex("[0-9]"), "0")),
+        ("normalizer", normalizers.Replace(Regex("[0-9]"), "")),
+        ("normalizer", normalizers.Replace("z", "s")),
+        ("decoder", decoders.WordPiece()),
+        ("decoder", decoders.Sequence([decoders.ByteLevel(), decoders.Strip("T", 1, 0)])),
+    ],
+)
+def test_a_tokenizer_that_gives_back_other_letters_or_digits_is_refused(tokenizer: Any, part: str, value: Any) -> None:
+    check_tokenizer(tokenizer, ANY_SIZE, "models/odd")
+    setattr(tokenizer.backend_tokenizer, part, value)
+    with pytest.raises(ModelLoadError, match="models/odd: its tokenizer changes text.*copy the model's own"):
+        check_tokenizer(tokenizer, ANY_SIZE, "models/odd")
+
+
+def test_a_tokenizer_without_the_tokens_of_letters_and_digits_is_refused(tokenizer: Any) -> None:
+    words = {word: number for number, word in enumerate(["<unk>", "<|end|>", "What", "is", "1", "+", "?"])}
+    poor = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    poor.pre_tokenizer = pre_tokenizers.Whitespace()
+    for unknown in ({}, {"unk_token": "<unk>"}):
+        with pytest.raises(ModelLoadError, match="its tokenizer changes text"):
+            check_tokenizer(PreTrainedTokenizerFast(tokenizer_object=poor, **unknown), ANY_SIZE, "models/odd")
+
+
+def test_a_tokenizer_that_samples_its_merges_is_refused(tokenizer: Any) -> None:
+    tokenizer.backend_tokenizer.model.dropout = 0.5
+    with pytest.raises(ModelLoadError, match="with other tokens each time.*set dropout to null"):
+        check_tokenizer(tokenizer, ANY_SIZE, "models/odd")
+
+
+def test_a_tokenizer_may_take_case_white_space_and_punctuation(tokenizer: Any) -> None:
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[\\s?=:]+"), " ")])
+    check_tokenizer(tokenizer, ANY_SIZE, "models/lower")
 
 
 def test_an_answer_keeps_its_end_token_only_when_it_ended(tokenizer: Any) -> None:

@@ -20,6 +20,7 @@ from shared.contracts.messages import Completion, RolloutGroup
 from shared.contracts.wire import MessageError
 from shared.model.answer_tokens import AnswerTokens
 from shared.model.prompts import encode_answer, render_prompt
+from shared.model.quiet_reading import ModelLoadError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +99,12 @@ def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
 
 def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
     """The tokens of a group that another node sent. Raises SkippedGroup: `control_text` if its text
-    would become control tokens.
+    would become control tokens, `changed_question` if the chat template cannot write its question.
     """
-    prompt_ids = rules.prompt_ids(group.task.question)
+    try:
+        prompt_ids = rules.prompt_ids(group.task.question)
+    except ModelLoadError:
+        raise SkippedGroup("changed_question") from None
     if rules.answer_tokens.control_tokens(prompt_ids) != rules.template_controls:
         raise SkippedGroup("control_text")
     same_tokenizer = group.model.tokenizer_hash == rules.tokenizer_hash
