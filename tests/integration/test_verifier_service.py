@@ -191,9 +191,9 @@ async def test_foreign_messages_that_must_stay_outside_do_and_the_node_works_on(
     nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "hangs", HANGS)
-    config = configured(
-        "alpha", nats_server().url, tmp_path, None, WITH_A_SCORER_THAT_HANGS, max_foreign_bytes=20_000, max_foreign_completions=4
-    )
+    # The hanging answer's second of processor time must end it, not the group's deadline.
+    bounds = {"max_foreign_bytes": 20_000, "max_foreign_completions": 4, "foreign_group_s": 60}
+    config = configured("alpha", nats_server().url, tmp_path, None, WITH_A_SCORER_THAT_HANGS, **bounds)
     key, thief = SigningKey(new_seed()), SigningKey(new_seed())
     subject = subjects.rollouts("beta")
 
