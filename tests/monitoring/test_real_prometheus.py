@@ -217,6 +217,7 @@ def test_a_node_that_is_stopped_on_purpose_pages_nobody_and_one_that_dies_does(
 ) -> None:
     alpha, beta = watched.nodes
     watched.prometheus.kill()  # one of two on a machine may get the last scrape of both
+    time.sleep(10)  # so that the last two scrapes of each process are the other one's
     for role in ROLES:
         alpha.processes[role].send_signal(signal.SIGTERM)
     assert {alpha.processes[role].wait(STOP_S) for role in ROLES} == {0}
