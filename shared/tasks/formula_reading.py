@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,11 +21,9 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
-from shared.tasks.answers import bare
-from shared.tasks.numerals import joined_thousands, read_number
-from shared.tasks.verify_exact import in_usual_characters
+from shared.tasks.formula_signs import CLOSED, CURRENCY, GREEK, MAX_CHARS, OPEN, Unreadable, in_ascii
+from shared.tasks.numerals import read_number
 
-MAX_CHARS = 1000
 SPARE_CHARS, SPARE_DIGITS = 40, 8
 """Characters that an answer may have beyond four times the reference's, and digits beyond twice the
 reference's.
@@ -43,10 +40,6 @@ MAX_EXPONENT = 690
 """Largest exponent of e. What is beyond a double is 0 or infinite to most programs."""
 SMALLEST, LARGEST = sympy.Float(10) ** -300, sympy.Float(10) ** 300
 """Least and greatest size of a number that is not rational, and so not compared exactly."""
-
-
-class Unreadable(ValueError):
-    """A text is no formula as a whole. The message continues `the answer ...`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +72,7 @@ def read(text: str) -> Reading:
     Raises:
         Unreadable: it says nothing, or nothing that has one meaning.
     """
-    plain = _in_ascii(text)
+    plain = in_ascii(text)
     if len(plain) > MAX_CHARS:
         raise Unreadable(f"has more than {MAX_CHARS:,} characters")
     return _read(plain, MAX_DEPTH)
@@ -99,106 +92,6 @@ def _digits(text: str) -> int:
 
 
 # --- One way of writing -------------------------------------------------------------------------
-
-_GREEK = {sign: unicodedata.name(sign).rpartition(" ")[2].lower().replace("lamda", "lambda") for sign in "αβγδεζηθκλμνξρστφχψω"}
-_SIGNS = {sign: f" \\{name} " for sign, name in _GREEK.items()} | {
-    "π": r" \pi ",
-    "∞": r" \infty ",
-    "∅": r" \emptyset ",
-    "ℝ": r" \mathbb{R} ",
-    "ℤ": r" \mathbb{Z} ",
-    "ℕ": r" \mathbb{N} ",
-    "−": "-",
-    "\u2010": "-",
-    "\u2011": "-",
-    "×": r" \times ",
-    "·": r" \cdot ",
-    "⋅": r" \cdot ",
-    "∗": "*",
-    "÷": "/",
-    "∕": "/",
-    "⁄": "/",
-    "≤": r" \le ",
-    "≥": r" \ge ",
-    "≠": r" \ne ",
-    "±": r" \pm ",
-    "∪": r" \cup ",
-    "∈": r" \in ",
-}
-_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿˣ", "0123456789+-()nx", strict=True))
-_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
-_RAISED, _LOWERED = (re.compile(f"[{''.join(signs)}]+") for signs in (_SUPERSCRIPTS, _SUBSCRIPTS))
-_ROOT = re.compile(r"([√∛])\s*([0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])|(?=\())")
-_WHITE_SPACE = re.compile(r"\s+")
-_SPACES = re.compile(r"(\\\\)|\\(?:[,;: !]|quad(?![A-Za-z])|qquad(?![A-Za-z]))|~")
-_NO_MEANING = re.compile(r"\\(?:left|right|displaystyle|textstyle|limits|big|Big|bigg|Bigg)(?![A-Za-z])")
-_WORD_BETWEEN = re.compile(
-    r"\s*,?\s*(?:\\(?:text|mbox|mathrm|textrm)\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*"
-)
-_DEGREE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])|(?<=[0-9])\s*degrees?(?![A-Za-z]))")
-_PERCENT = re.compile(r"\s*\\?%|(?<=[0-9])\s*(?:\\text\s*\{\s*)?percent(?![A-Za-z])\s*\}?")
-_SYNONYMS = {"dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge"}
-_SYNONYMS |= {"neq": "ne", "lt": "<", "gt": ">", "lbrace": "\x01", "rbrace": "\x02", "varnothing": "emptyset", "varphi": "phi"}
-_SYNONYMS |= {"lvert": "|", "rvert": "|", "mid": "|", "lbrack": "[", "rbrack": "]", "ast": "*", "varepsilon": "epsilon", "div": "/"}
-_COMMAND = re.compile(r"\\([A-Za-z]+)")
-_LETTERS_AND_SIGNS = re.compile(r"[0-9A-Za-z+\-*/^_=().,|{}\[\]<>\\ %°&\n$€£¥'\x01\x02]*")
-_SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])")
-_OPEN, _CLOSED = "([\x01", ")]\x02"
-_CURRENCY = "$€£¥"
-
-
-def _in_ascii(text: str) -> str:
-    """The text with one spelling for each sign: ASCII and LaTeX commands, and °, \x01 and \x02 for
-    degrees and the braces of sets.
-    """
-    if len(text) > 2 * MAX_CHARS:
-        raise Unreadable(f"has more than {MAX_CHARS:,} characters")
-    text = bare(bare(_WHITE_SPACE.sub(_one_space, text.strip())).removesuffix("."))
-    if "\x01" in text or "\x02" in text:
-        raise Unreadable("has control characters")
-    if not text.isascii():
-        text = _RAISED.sub(lambda run: "^{" + "".join(map(_SUPERSCRIPTS.__getitem__, run[0])) + "}", in_usual_characters(text))
-        text = _LOWERED.sub(lambda run: "_{" + "".join(map(_SUBSCRIPTS.__getitem__, run[0])) + "}", text)
-        text = _ROOT.sub(_root, text)
-        text = "".join(_fraction(sign) for sign in text)
-    text = _DEGREE.sub("°", _PERCENT.sub("%", text))
-    text = _WORD_BETWEEN.sub(", ", joined_thousands(text)).replace(",\\!", ",")
-    text = (
-        _NO_MEANING.sub("", _SPACES.sub(lambda space: space[1] or " ", text))
-        .replace(r"\$", "$")
-        .replace(r"\{", "\x01")
-        .replace(r"\}", "\x02")
-    )
-    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", _COMMAND.sub(_one_name, text))
-    if odd := _LETTERS_AND_SIGNS.sub("", text)[:1]:
-        raise Unreadable(f"contains {odd!r}, which has no meaning in a formula here")
-    return text.strip()
-
-
-def _one_space(run: re.Match[str]) -> str:
-    # Two for a line break or a tab: a single space may be that of thousands.
-    return " " if all(unicodedata.category(character) == "Zs" for character in run[0]) else "  "
-
-
-def _root(match: re.Match[str]) -> str:
-    command = r"\sqrt" if match[1] == "√" else r"\sqrt[3]"
-    return f"{command}{{{match[2]}}}" if match[2] else command
-
-
-def _fraction(sign: str) -> str:
-    if unicodedata.decomposition(sign).startswith("<fraction>"):
-        top, _, bottom = unicodedata.normalize("NFKC", sign).partition("⁄")
-        if bottom:
-            return f"\\frac{{{top}}}{{{bottom}}}"
-    return _SIGNS.get(sign, sign)
-
-
-def _one_name(match: re.Match[str]) -> str:
-    name = _SYNONYMS.get(match[1], match[1])
-    return f"\\{name}" if name.isalpha() else name
-
-
-# --- Structure ----------------------------------------------------------------------------------
 
 _NAME = re.compile(
     r"\s*([A-Za-z](?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]\}))?(?:\([A-Za-z]\))?|\([A-Za-z](?:,\s*[A-Za-z])+\))\s*(=|\\in(?![A-Za-z]))"
@@ -299,11 +192,11 @@ def _whole_bracket(text: str, depth: int) -> Reading | None:
     """A set, tuple or interval, if the first bracket closes at the end; None for a formula, as in
     `(x + 1)`.
     """
-    opening, closing = _OPEN.find(text[0]), _CLOSED.find(text[-1])
+    opening, closing = OPEN.find(text[0]), CLOSED.find(text[-1])
     if opening < 0 or closing < 0 or next(_closings(text)) != len(text) - 1:
         return None
     items = _split(text[1:-1], re.compile(","))
-    if "\x01" in (text[0], _OPEN[closing]):
+    if "\x01" in (text[0], OPEN[closing]):
         if opening != closing:
             raise Unreadable("has a brace that another bracket closes")
         inner = text[1:-1].strip()
@@ -324,8 +217,8 @@ def _closings(text: str) -> Iterator[int]:
     """Where the brackets that are open at no other place close."""
     depth = 0
     for place, character in enumerate(text):
-        depth += (character in _OPEN) - (character in _CLOSED)
-        if depth == 0 and character in _CLOSED:
+        depth += (character in OPEN) - (character in CLOSED)
+        if depth == 0 and character in CLOSED:
             yield place
     yield -1
 
@@ -335,7 +228,7 @@ def _split(text: str, separator: re.Pattern[str]) -> list[tuple[str, str]]:
     depth, start, parts = 0, 0, []
     places = {match.start(): match for match in separator.finditer(text)}
     for place, character in enumerate(text):
-        depth += (character in _OPEN or character == "{") - (character in _CLOSED or character == "}")
+        depth += (character in OPEN or character == "{") - (character in CLOSED or character == "}")
         if depth < 0:
             raise Unreadable("closes a bracket that was not opened")
         if depth == 0 and (match := places.get(place)) is not None:
@@ -348,9 +241,9 @@ def _split(text: str, separator: re.Pattern[str]) -> list[tuple[str, str]]:
 
 def _leaf(text: str) -> Reading:
     plain, mark = text, ""
-    if text[-1] in "%°" + _CURRENCY:
+    if text[-1] in "%°" + CURRENCY:
         plain, mark = text[:-1].strip(), text[-1]
-    elif text[0] in _CURRENCY:
+    elif text[0] in CURRENCY:
         plain, mark = text[1:].strip(), text[0]
     if (sign := "".join(plain.split())) in _ATOMS and not mark:
         return Reading("sign", sign.removeprefix("+"))
@@ -429,7 +322,7 @@ class _Parser:
         value = self._sum()
         if self._at < len(self._tokens):
             raise Unreadable(f"cannot be read from {self._tokens[self._at][1]!r} on")
-        return _of_usual_size(value)
+        return _usual_size(value)
 
     def _next(self) -> tuple[str, str]:
         return self._tokens[self._at] if self._at < len(self._tokens) else ("end", "its end")
@@ -487,6 +380,7 @@ class _Parser:
         return self._raised(self._atom())
 
     def _raised(self, base: Any) -> Any:
+        # Each refusal comes before sympy computes what it would take too long for.
         if not self._take("^", "**"):
             return base
         exponent = self._exponent()
@@ -500,7 +394,7 @@ class _Parser:
                 raise Unreadable("has a power that is too large")
         if base.is_number and base.is_negative and exponent.is_Rational and exponent.q % 2 and exponent.q > 1:
             raise Unreadable(r"has a power that may be a real or a complex root: write the real one as \sqrt[3]{-8}")
-        return _of_usual_size(base**exponent)
+        return _usual_size(base**exponent)
 
     def _exponent(self) -> Any:
         if self._take("{"):
@@ -639,7 +533,7 @@ class _Parser:
             value = value / sympy.log(base)
         if value.has(sympy.zoo, sympy.oo, -sympy.oo, sympy.nan):
             raise Unreadable("is infinite in a part")
-        return _of_usual_size(value if power is None else value**power)
+        return _usual_size(value if power is None else value**power)
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
@@ -667,7 +561,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
             yield "function", command
         elif command in _CONSTANTS:
             yield "constant", command
-        elif command in _GREEK.values():
+        elif command in GREEK.values():
             yield "letter", command
         else:
             raise Unreadable(f"contains \\{command}, which has no meaning in a formula here")
@@ -701,7 +595,7 @@ def _refuse_large_exponent(exponent: Any) -> None:
             raise Unreadable("has a power of e that is too large or too small")
 
 
-def _of_usual_size(value: Any) -> Any:
+def _usual_size(value: Any) -> Any:
     # Rational numbers are compared exactly, whatever their size.
     if value.is_number and not value.is_Rational:
         size = abs(value.evalf(15))

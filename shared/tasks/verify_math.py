@@ -14,7 +14,8 @@ from functools import lru_cache
 
 from shared.tasks.answers import extract_answer
 from shared.tasks.derive import Item, TaskError
-from shared.tasks.formula_reading import Reading, Unreadable, is_about_as_long, read
+from shared.tasks.formula_reading import Reading, is_about_as_long, read
+from shared.tasks.formula_signs import Unreadable
 from shared.tasks.formula_values import DIGITS, exact_value, same_values
 from shared.tasks.numerals import rounds_from
 from shared.tasks.verifiers import AnswerScorer

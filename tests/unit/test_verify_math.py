@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from shared.tasks.answers import extract_answer
 from shared.tasks.derive import Item, TaskError
-from shared.tasks.formula_reading import Unreadable, read
+from shared.tasks.formula_reading import read
+from shared.tasks.formula_signs import Unreadable
 from shared.tasks.verify_math import verifier
 from tests.unit.task_answers import PAYLOAD, QUICK_S
 
