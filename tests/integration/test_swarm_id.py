@@ -42,7 +42,8 @@ async def test_a_group_of_the_last_run_is_refused_in_the_next_under_a_reason_of_
     first, second = (in_swarm(configured("alpha", url, tmp_path), run, run) for run in ("monday", "tuesday"))
     body = group("beta", 0)
     recorded = encode(sign(body, key, share_tokens=True, swarm_id="monday"))
-    renamed = msgspec.structs.replace(decode(recorded, SignedRollouts), swarm="tuesday")
+    another = encode(sign(group("beta", 2), key, share_tokens=True, swarm_id="monday"))
+    renamed = msgspec.structs.replace(decode(another, SignedRollouts), swarm="tuesday")
     async with verifier(first) as alpha:
         assert alpha.swarm is not None
         await publish(alpha.swarm, recorded)

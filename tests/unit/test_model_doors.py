@@ -208,7 +208,7 @@ TOKENS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (wordless, "holds no tokenizer"),
     "vocabulary too small": (more_tokens, "'<extra41>' (number 300; the model has 300 rows)"),
     "digits are unknown": (in_tokenizer(unknown_digits), "its tokenizer changes text"),
-    "random tokens": (in_tokenizer(random_merges), "other tokens each time"),
+    "random tokens": (in_tokenizer(random_merges), "its tokenizer "),
     "end token is true": (in_json("generation_config.json", eos_token_id=True), "True"),
     "end token is plain text": (in_json("config.json", eos_token_id=65), "config.json declares that token 65"),
     "end token is plain text there": (in_json("generation_config.json", eos_token_id=[256, 65]), "generation_config.json"),
