@@ -44,7 +44,7 @@ class TaskSpec(Section):
         None,
         allow_inf_nan=False,
         description="The reward from which on an answer passes, unless its scorer says so itself. Without this setting full marks "
-        "pass: 1 of a built-in verifier; of your own, the higher one of two rewards. With more rewards than two there is no pass.",
+        "pass: 0.99 of a built-in verifier; of your own, the higher one of two rewards. With more than two there is no pass.",
     )
 
     @property
