@@ -23,7 +23,7 @@ COMMANDS = {
     "invite": "swarm_cli.invite_command:invite",
     "join": "swarm_cli.join.command:join",
     "observe": "swarm_cli.observe.observe:observe",
-    "progress": "swarm_cli.observe.progress_view:progress",
+    "progress": "swarm_cli.observe.progress:progress",
     "status": "swarm_cli.observe.status:status",
     "top": "swarm_cli.observe.top:top",
     "dashboard": "swarm_cli.dashboard.command:dashboard",
@@ -148,7 +148,7 @@ def _where_to_look(command: str, error: Exception) -> str:
     and how to name another one.
     """
     from shared.transport.base import NotConnected
-    from swarm_cli.silent_server import ServerSilent
+    from swarm_cli.server_diagnosis import ServerSilent
 
     if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected) or isinstance(error, ServerSilent):
         return ""

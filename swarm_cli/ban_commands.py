@@ -23,8 +23,8 @@ from shared.transport.base import Conflict, Transport
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import say
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.target import check_listening, default_target
-from swarm_cli.silent_server import naming_silent_server
+from swarm_cli.server_diagnosis import naming_silent_server
+from swarm_cli.target import check_listening, default_target
 
 T = TypeVar("T")
 TIMEOUT_S = 5.0

@@ -22,9 +22,9 @@ from shared.transport.base import StreamState, Transport
 from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
 from swarm_cli.console import cell, indented, say, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.target import check_listening, default_target
-from swarm_cli.observe.standing import duration
-from swarm_cli.silent_server import naming_silent_server
+from swarm_cli.observe.node_state import duration
+from swarm_cli.server_diagnosis import naming_silent_server
+from swarm_cli.target import check_listening, default_target
 
 dlq_app = typer.Typer(name="dlq", help="Show a node's dead letters and requeue them.", no_args_is_help=True)
 

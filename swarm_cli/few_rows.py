@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shared.config import NodeConfig
 from shared.text import visible
 from swarm_cli.console import count
-from swarm_cli.observe.standing import duration
+from swarm_cli.observe.node_state import duration
 
 if TYPE_CHECKING:
     from shared.tasks.file_questions import FileQuestions

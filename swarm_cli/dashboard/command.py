@@ -14,9 +14,8 @@ from swarm_cli.console import count, note
 from swarm_cli.dashboard.server import PageServer
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.local.ports import check_ports
-from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import LookRunOption, looking_at
 from swarm_cli.observe.snapshot import SwarmSnapshot
+from swarm_cli.target import Following, LookRunOption, looking_at
 
 DEFAULT_PORT = 8400
 LOOK_EVERY_S = 5.0

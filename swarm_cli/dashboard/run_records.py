@@ -1,19 +1,198 @@
-"""What the page reads of a run's folder on this machine: whose groups were trained on, and the
-nodes' held-out scores.
+"""Which nodes have trained on whose groups, and the rewards of their steps: from the trainers'
+records of the runs on this machine (`metrics.jsonl`), which have every step of a run from its
+first. Memory is bounded, whatever the files hold.
 """
 
 from __future__ import annotations
 
+import os
 import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from shared.config import NodeConfig
-from swarm_cli.dashboard.recent_groups import StepPoint
-from swarm_cli.dashboard.trained_groups import TrainedFollower, TrainedGroups
+from shared.contracts.wire import is_node_name
+from shared.plain_files import open_plain, whole_lines
+from shared.run_records import METRICS_FILE
+from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
 from swarm_cli.file_names import file_names
-from swarm_cli.observe.recorded_scores import ByNode, RecordedScores
+from swarm_cli.observe.node_state import NodeView
+from swarm_cli.observe.run_files import ByNode, RecordedScores
 from swarm_cli.observe.snapshot import SwarmSnapshot
-from swarm_cli.observe.view import NodeView
+
+CELLS_A_NODE = 5_000
+NODES_KEPT = 64
+"""How many nodes' records are read."""
+DATASET_CHARACTERS = 128
+_BLOCK_BYTES = 2**23
+_MOST_BYTES = 2**28
+"""Of a longer file, only the end is read."""
+
+Uncounted = Literal["elsewhere", "untold"]
+"""Why a node's groups are not counted: its trainer's records are not on this machine, or an earlier
+version wrote them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The number of groups of `sender` and `dataset` that `taker` has trained on."""
+
+    taker: str
+    sender: str
+    dataset: str
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedGroups:
+    """The counts, the largest first. since: the first step counted, of each node of which it is not
+    step 1. left_out: groups not counted because their cells are too many.
+    """
+
+    cells: tuple[Cell, ...] = ()
+    since: Mapping[str, int] = field(default_factory=dict)
+    uncounted: Mapping[str, Uncounted] = field(default_factory=dict)
+    left_out: int = 0
+
+    def names(self, node: str) -> bool:
+        """Whether the node has trained on a group, or a group of its was trained on."""
+        return any(node in (cell.taker, cell.sender) for cell in self.cells)
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """What is read of a step's line."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    time: float = 0.0
+    updated: bool = False
+    reward_local: float | None = None
+    reward_external: float | None = None
+    trained_of: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**31)]]] | None = None
+
+
+class NodeTally:
+    """One trainer's counts, by sender and dataset. Reads only the lines added since the last read;
+    if the trainer has rewritten the file, because it trains some steps again, all of it.
+
+    since: the first step counted; None if no line on record says whose groups it trained on.
+    newest: the last step on record, -1 if there is none. rewards: those of the newest steps.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._begin(-1, 0)
+
+    def _begin(self, inode: int, at: int) -> None:
+        self._inode, self._read_to = inode, at
+        self.newest = -1
+        self.rewards: deque[StepPoint] = deque(maxlen=STEPS_A_NODE)
+        self.counts: dict[tuple[str, str], int] = {}
+        self.since: int | None = None
+        self.left_out = 0
+
+    def read_on(self) -> bool:
+        """Read the new lines. Returns whether there is a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            descriptor = open_plain(self._file)
+        except OSError:
+            self._begin(-1, 0)
+            return False
+        with open(descriptor, "rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._inode or found.st_size < self._read_to:
+                self._begin(found.st_ino, max(0, found.st_size - _MOST_BYTES))
+            for block, end in whole_lines(file, self._read_to, _BLOCK_BYTES):
+                for line in block.splitlines():
+                    self._take(line)
+                self._read_to = end
+        return True
+
+    def _take(self, line: bytes) -> None:
+        """Count one line. After a line that does not say whose groups it trained on, counting
+        begins again, so that `since` holds without gaps.
+        """
+        try:
+            step = msgspec.json.decode(line, type=_Step)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        if step.step <= self.newest:
+            return
+        self.newest = step.step
+        self.rewards.append(StepPoint(step.step, step.time, step.reward_local, step.reward_external))
+        if step.trained_of is None:
+            self.counts, self.since = {}, None
+            return
+        if self.since is None:
+            self.since = step.step
+        for sender, datasets in step.trained_of.items() if step.updated else ():
+            for dataset, groups in datasets.items() if is_node_name(sender) else ():
+                self._count(sender, dataset[:DATASET_CHARACTERS], groups)
+
+    def _count(self, sender: str, dataset: str, groups: int) -> None:
+        key = (sender, dataset)
+        if key not in self.counts and len(self.counts) >= CELLS_A_NODE:
+            self.left_out += groups
+        else:
+            self.counts[key] = self.counts.get(key, 0) + groups
+
+    @property
+    def read_any(self) -> bool:
+        """Whether a step is on record."""
+        return self.newest >= 0
+
+
+class TrainedFollower:
+    """Reads the records of several nodes, and `found` has the result of the last read."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, NodeTally] = {}
+        self.found = TrainedGroups()
+
+    def read_on(self, folders: Mapping[str, Path | None]) -> None:
+        """Read the new lines. folders: of each node that has taken steps, its folder in the run;
+        None if that is not on this machine. The first `NODES_KEPT` folders are read.
+        """
+        uncounted: dict[str, Uncounted] = {}
+        tallies: dict[str, NodeTally] = {}
+        for node, folder in folders.items():
+            tally = self._read(node, folder) if folder is not None and len(tallies) < NODES_KEPT else None
+            if tally is None:
+                uncounted[node] = "elsewhere"
+            elif tally.since is None:
+                uncounted[node] = "untold"
+            else:
+                tallies[node] = tally
+        cells = [Cell(node, *key, groups) for node, tally in tallies.items() for key, groups in tally.counts.items() if groups]
+        self.found = TrainedGroups(
+            tuple(sorted(cells, key=lambda cell: (-cell.groups, cell.taker, cell.sender, cell.dataset))),
+            {node: tally.since for node, tally in tallies.items() if tally.since is not None and tally.since > 1},
+            uncounted,
+            sum(tally.left_out for tally in tallies.values()),
+        )
+
+    def rewards(self, node: str) -> list[StepPoint]:
+        """The rewards of a node's newest steps; empty if they are not on record here."""
+        return list(self._tallies[node].rewards) if node in self._tallies else []
+
+    def _read(self, node: str, folder: Path) -> NodeTally | None:
+        tally = self._tallies.pop(node, None) or NodeTally(folder / METRICS_FILE)
+        try:
+            there = tally.read_on()
+        except OSError:
+            there = False
+        if there:
+            self._tallies[node] = tally
+        return tally if there and tally.read_any else None
 
 
 class RunRecords:
@@ -59,3 +238,26 @@ class RunRecords:
         here = socket.gethostname()
         near = any(status.host == here for role in ("trainer", "generator") for status in view.roles(role)[:1])
         return runs / self._config.node.run / view.node if near else None
+
+
+def steps_object(recorded: Sequence[StepPoint], batches: Sequence[StepPoint], first_held: int) -> list[list[Any]]:
+    """The steps, oldest first, each as its number, time, mean reward of local and of foreign
+    groups, and whether the batch log still holds its groups. Pure.
+
+    Args:
+        recorded: What the trainer has recorded: the steps that it took.
+        batches: The batches that were read. The newest may wait for its step, and never have it.
+        first_held: The oldest step whose batch is in the log.
+    """
+    made = {point.step: point for point in batches}
+    told = any(point.local is not None or point.foreign is not None for point in recorded)
+    newest = max(made, default=-1)
+    return [
+        [
+            point.step,
+            made[point.step].at if point.step in made else point.at,
+            *(None if rate is None else round(rate, 4) for rate in (point.local, point.foreign)),
+            first_held <= point.step <= newest,
+        ]
+        for point in (recorded if told else batches)
+    ]

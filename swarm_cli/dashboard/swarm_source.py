@@ -22,27 +22,22 @@ from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError
 from swarm_cli.chosen_config import for_node
-from swarm_cli.dashboard.away import name_logs
-from swarm_cli.dashboard.batch_follower import BatchFollower
 from swarm_cli.dashboard.group_page import group_object, how_to_trace, step_object
-from swarm_cli.dashboard.leaderboard import curves_by_task, thinned
-from swarm_cli.dashboard.run_records import RunRecords
-from swarm_cli.dashboard.steps import steps_object
-from swarm_cli.dashboard.swarm_state import recent_object, swarm_object
+from swarm_cli.dashboard.page_state import curves_by_task, name_logs, recent_object, swarm_object, thinned
+from swarm_cli.dashboard.recent_groups import BatchFollower
+from swarm_cli.dashboard.run_records import RunRecords, steps_object
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import run_here
-from swarm_cli.observe.ended_run import ended_run
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.recorded_scores import NO_SETS
-from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
-from swarm_cli.observe.start_again import server_trouble
+from swarm_cli.observe.remedies import server_trouble
+from swarm_cli.observe.run_files import NO_SETS
+from swarm_cli.observe.snapshot import SwarmSnapshot, ended_run, take_snapshot
 from swarm_cli.rollouts.batches import BatchReader, RecordedBatches
 from swarm_cli.rollouts.judged_by import judge_of
 from swarm_cli.rollouts.records import TrainedRecords
 from swarm_cli.run_end import RunEnd
 from swarm_cli.running import goes_on
-from swarm_cli.silent_server import silent_server
+from swarm_cli.server_diagnosis import silent_server
+from swarm_cli.target import Following, run_here
 
 CONNECT_S = 3.0
 LOOK_S = 15.0

@@ -34,13 +34,13 @@ from swarm_cli.join.hub import look_at_hub
 from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, kept_tasks, node_settings, task_entries
 from swarm_cli.join.other_ports import other_ports
 from swarm_cli.join.roster_asked import confirmed, without_roster
-from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
 from swarm_cli.local.control import answering, holding_run, refuse_running
+from swarm_cli.local.control_requests import ControlHandler
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, lines_for_people, run_lines
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, SWARM_URL_VARIABLE, Layout, process_lines
-from swarm_cli.local.run_note import note_of, write_note
+from swarm_cli.local.run_messages import note_of, write_note
 from swarm_cli.local.up import configured_base_port
 from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
@@ -177,7 +177,7 @@ class Newcomer:
                 os.environ,
                 ends_by_steps=steps > 0,
                 log_file=run_folder / "up.log",
-                beside=lambda supervisor: answering(run_folder, Asked(supervisor, layout).answer),
+                beside=lambda supervisor: answering(run_folder, ControlHandler(supervisor, layout).answer),
             )
             write_end(run_folder, outcome.code, outcome.first)
         if outcome.code in STOPPED_BY_SIGNAL:

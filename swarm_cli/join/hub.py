@@ -20,7 +20,7 @@ from shared.transport.base import AccessDenied, NoStream, NotConnected, Transpor
 from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
 from swarm_cli.join.room import Room
-from swarm_cli.observe.directory import read_directory
+from swarm_cli.observe.snapshot import read_directory
 
 LOOK_S = 10.0
 LOOK_AGAIN_S = 0.2

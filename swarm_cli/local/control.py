@@ -27,7 +27,7 @@ from shared.plain_files import NO_FILE, open_plain
 from shared.text import visible
 from swarm_cli.elsewhere import DEFAULT_VAR_DIR, runs_of_this_user
 from swarm_cli.errors import CommandError
-from swarm_cli.local.handed_on import refuse_what_would_grow
+from swarm_cli.local.untrusted_run import refuse_what_would_grow
 from swarm_cli.made_elsewhere import refuse_what_leads_out
 from swarm_cli.own_run import is_own
 from swarm_cli.running import LOCK, holder, pid_in, running_runs

@@ -12,8 +12,8 @@ import typer
 from swarm_cli.console import note
 from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.errors import CommandError
-from swarm_cli.local.asked import named
 from swarm_cli.local.control import ask, running_run, wait_until_over
+from swarm_cli.local.control_requests import named
 from swarm_cli.made_elsewhere import refuse_what_leads_out
 from swarm_cli.restart_command import restart_options
 from swarm_cli.running import goes_on

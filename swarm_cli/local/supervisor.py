@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from shared.cancelling import cancel_and_wait
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.supervise import BACKOFF_S
-from swarm_cli.local.endings import Endings
-from swarm_cli.local.orphans import reaping_orphans
 from swarm_cli.local.output import SYSTEM, Output
-from swarm_cli.local.process import WAITED_FOR, Process, forget_earlier_deaths
+from swarm_cli.local.process import WAITED_FOR, Endings, Process, forget_earlier_deaths, reaping_orphans
 from swarm_cli.local.rules import SERVER, EndRun, RunRules, Signals, StartAgain, node_of
 
 SERVER_GRACE_S = 20.0

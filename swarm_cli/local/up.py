@@ -23,10 +23,9 @@ from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.few_rows import left_out_rows, soon_used_up
-from swarm_cli.local.asked import Asked
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
-from swarm_cli.local.going_on import going_on
+from swarm_cli.local.control_requests import ControlHandler
 from swarm_cli.local.launch import GRACE_S, lines_for_people, run_lines
 from swarm_cli.local.ports import OTHER_PORTS, check_ports
 from swarm_cli.local.procfile import (
@@ -37,8 +36,8 @@ from swarm_cli.local.procfile import (
     process_lines,
     render_procfile,
 )
-from swarm_cli.local.run_note import swarm_of_run
-from swarm_cli.local.run_told import Ran, announce, explain_end
+from swarm_cli.local.resume_options import going_on
+from swarm_cli.local.run_messages import RunSummary, announce, explain_end, swarm_of_run
 from swarm_cli.ruinous import ruinous_settings
 from swarm_cli.run_end import forget_end, write_end
 from swarm_cli.shipped import DEMO_CONFIG, shown
@@ -119,7 +118,7 @@ def up(
         check_ports(layout.ports, _OTHER_PORTS)
         announce(node_config, layout)
         forget_end(folder)
-        ran = Ran(node_config, layout)
+        ran = RunSummary(node_config, layout)
         for sentence in warnings:
             note(f"warning: {sentence}")
         outcome = run_lines(
@@ -128,7 +127,7 @@ def up(
             ends_by_steps=node_config.trainer.max_steps > 0 and progress,
             grace_s=grace_s,
             log_file=folder / "up.log",
-            beside=lambda supervisor: answering(folder, Asked(supervisor, layout, ran.grow).answer),
+            beside=lambda supervisor: answering(folder, ControlHandler(supervisor, layout, ran.grow).answer),
         )
         write_end(folder, outcome.code, outcome.first)
     explain_end(outcome, node_config, ran.layout)

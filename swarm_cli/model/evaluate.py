@@ -27,7 +27,7 @@ from swarm_cli.console import count, note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import model_problem
 from swarm_cli.model.commands import export_node
-from swarm_cli.observe.evaluations import NO_PASS_SHOWN
+from swarm_cli.observe.run_files import NO_PASS_SHOWN
 from swarm_cli.task_sources import task_sources
 
 if TYPE_CHECKING:

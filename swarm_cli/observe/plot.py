@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shared.config import NodeConfig
+from shared.drafts import draft_in, keep_draft
 from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.text import visible
 from swarm_cli.console import count, note
 from swarm_cli.elsewhere import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, no_run_here
 from swarm_cli.errors import CommandError
+from swarm_cli.file_names import file_names
+from swarm_cli.observe.run_files import Evaluation, read_evaluations, read_steps, scored
 from swarm_cli.observe.verdict import run_verdicts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def plot(
@@ -28,8 +37,6 @@ def plot(
     """
     run_dir = find_run(run, var_dir)
     target = out or run_dir / "curves.png"
-    from swarm_cli.observe.curves import draw_curves
-
     nodes = sorted(folder for folder in run_dir.iterdir() if _has_curves(folder))
     if not nodes:
         raise CommandError(f"{run_dir}: no node has written {METRICS_FILE} or {EVAL_FILE} yet: let the run take a step first")
@@ -67,3 +74,186 @@ def where_runs_are(config: NodeConfig) -> str:
 
 def _has_curves(folder: Path) -> bool:
     return folder.is_dir() and any((folder / name).is_file() for name in (EVAL_FILE, METRICS_FILE))
+
+
+Evaluations = Mapping[Path, Sequence[Evaluation]]
+
+MOST_TASKS = 12
+"""The most datasets with their own diagram; the mean over all would hide which one is learned."""
+_LARGEST = 1e100
+SMOOTHED_POINTS = 60
+"""A curve is smoothed with a window that leaves about this many independent points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One small diagram over training steps, of fields of `metrics.jsonl`: the first is solid, the
+    second dashed.
+    """
+
+    title: str
+    unit: str
+    fields: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    log_scale: bool = False
+
+
+PANELS = (
+    Panel("Reward of local rollouts (sampled, on-policy)", "mean reward", ("reward_local",)),
+    Panel("Reward of foreign rollouts (scored here)", "mean reward", ("reward_external",)),
+    Panel("Loss", "loss", ("loss",)),
+    Panel("Gradient norm before clipping", "L2 norm, log scale", ("grad_norm",), log_scale=True),
+    Panel("Entropy of the policy", "nats per token", ("entropy",)),
+    Panel("Staleness of local rollouts", "policy versions", ("staleness_mean", "staleness_max"), ("mean", "largest")),
+    Panel("Rollout groups trained on", "groups per step", ("groups_local", "groups_external"), ("local", "foreign")),
+)
+
+
+def draw_curves(run: str, node_dirs: Sequence[Path], target: Path, *, through: bool = False) -> None:
+    """Write the PNG. `node_dirs` hold `metrics.jsonl` and `eval.jsonl`; each node keeps one colour
+    in all diagrams.
+
+    through: write to `target` itself, because the user named it, in the format that its name ends
+        with. Otherwise what is there is replaced: it may be a link in a run that somebody else
+        made.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt  # the backend is chosen first
+
+    palette = matplotlib.colormaps["tab10"]
+    colours = {folder: palette(position % 10) for position, folder in enumerate(node_dirs)}
+    evaluations = {folder: read_evaluations(folder) for folder in node_dirs}
+    tasks = sorted({name for node_evaluations in evaluations.values() for each in node_evaluations for name in each.by_task})[
+        :MOST_TASKS
+    ]
+    names = file_names(node_dirs[0].parent if node_dirs else None)
+    rows = 4 + -(-len(tasks) // 2)
+    figure, grid = plt.subplots(rows, 2, figsize=(13, 3.75 * rows), constrained_layout=True)
+    axes = list(grid.flat)
+    _draw_held_out(axes[0], evaluations, colours)
+    steps = {folder: read_steps(folder) for folder in node_dirs}
+    for axis, name in zip(axes[1 + len(PANELS) :], tasks, strict=False):
+        _draw_task(axis, name, names.shown(name), evaluations, colours)
+    for axis in axes[1 + len(PANELS) + len(tasks) :]:
+        axis.set_axis_off()
+    for axis, panel in zip(axes[1:], PANELS, strict=False):
+        _draw_panel(axis, panel, steps, colours)
+    figure.suptitle(f"Run {_plain(run)}", fontsize=15)
+    if through:
+        figure.savefig(target, dpi=110)
+    else:
+        with draft_in(target.parent) as (stream, draft):
+            figure.savefig(stream, dpi=110, format="png")
+            keep_draft(stream, draft, target)
+    plt.close(figure)
+
+
+def _draw_task(axis: Axes, name: str, title: str, evaluations: Evaluations, colours: dict[Path, Any]) -> None:
+    axis.set_title(f"Held-out: {_plain(title)}", fontsize=11)
+    axis.set_xlabel("policy version")
+    by_reward = any(name in each[-1].by_reward for each in evaluations.values() if each)
+    axis.set_ylabel("mean reward (no pass defined)" if by_reward else "share of tasks solved")
+    for folder, node_evaluations in evaluations.items():
+        points = [(each.policy_version, each.by_task[name]) for each in node_evaluations if name in each.by_task]
+        if points:
+            axis.plot(*zip(*points, strict=True), color=colours[folder], marker="o", markersize=3, label=_plain(folder.name))
+    _finish(axis)
+    if not by_reward:
+        axis.set_ylim(0, 1)
+
+
+def _draw_held_out(axis: Axes, by_node: Evaluations, colours: dict[Path, Any]) -> None:
+    """Draw all nodes in one panel from 0 to 1, because on an axis that fits the data noise looks
+    like learning. Bars are one standard error, from each evaluation's number of tasks.
+    """
+    by_reward = any(each[-1].pass_rate is None for each in by_node.values() if each)
+    axis.set_title(f"Held-out {'mean reward, no pass defined' if by_reward else 'pass rate'} (tasks never trained on)", fontsize=11)
+    axis.set_xlabel("policy version")
+    axis.set_ylabel("mean reward" if by_reward else "share of tasks solved")
+    sizes = set()
+    for folder, evaluations in by_node.items():
+        if not evaluations:
+            continue
+        sizes |= {evaluation.n for evaluation in evaluations}
+        points = scored(evaluations)
+        versions, rates = [each.policy_version for each, _ in points], [value for _, value in points]
+        bars = [0.0 if by_reward else standard_error(value, each.n) for each, value in points]
+        label = _plain(folder.name)
+        axis.errorbar(versions, rates, yerr=bars, color=colours[folder], marker="o", markersize=4, capsize=2, label=label)
+    _finish(axis)
+    if not by_reward:
+        axis.set_ylim(0, 1)
+    if sizes:
+        counts = " or ".join(str(size) for size in sorted(sizes))
+        axis.set_xlabel(f"policy version  ({counts} tasks{'' if by_reward else ', bars: one standard error'})")
+
+
+def _draw_panel(axis: Axes, panel: Panel, steps: dict[Path, list[dict[str, Any]]], colours: dict[Path, Any]) -> None:
+    """Draw one panel. Single steps are noisy, so they are drawn faintly behind their trailing mean.
+    A second field is dashed in its node's colour, with its own legend. The axis is logarithmic only
+    if a value is above 0: otherwise matplotlib warns and draws nothing.
+    """
+    axis.set_title(panel.title, fontsize=11)
+    axis.set_xlabel("training step")
+    axis.set_ylabel(panel.unit)
+    from matplotlib.lines import Line2D
+
+    positive = False
+    for folder, records in steps.items():
+        for position, name in enumerate(panel.fields):
+            points = [(record["step"], float(record[name])) for record in records if _is_drawable(record.get(name))]
+            if not points:
+                continue
+            xs, ys = [x for x, _ in points], [y for _, y in points]
+            positive |= any(y > 0 for y in ys)
+            window = max(1, len(ys) // SMOOTHED_POINTS)
+            label = _plain(folder.name)
+            if window > 1:
+                axis.plot(xs, ys, color=colours[folder], alpha=0.2, linewidth=0.8)
+                label += f" (mean of {window})"
+            style, label = ("-", label) if position == 0 else ("--", "_beside its node's other curve")
+            axis.plot(xs, trailing_mean(ys, window), color=colours[folder], linestyle=style, linewidth=1.5, label=label)
+    if panel.log_scale and positive:
+        axis.set_yscale("log")
+    _finish(axis)
+    if panel.labels and axis.lines:
+        styles = [Line2D([], [], color="black", linestyle=style) for style in ("-", "--")]
+        axis.legend(styles, panel.labels, fontsize=8)
+
+
+def _is_drawable(value: Any) -> bool:
+    """Whether matplotlib can draw it. It leaves gaps for NaN and infinity, and fails for numbers
+    near the largest.
+    """
+    return isinstance(value, int | float) and (not abs(value) > _LARGEST or value in (math.inf, -math.inf))
+
+
+def _plain(text: str) -> str:
+    """`text` as matplotlib shows it unchanged: dollar signs are not the borders of formulas."""
+    return visible(text, 80).replace("$", r"\$")
+
+
+def _finish(axis: Axes) -> None:
+    axis.grid(True, alpha=0.3)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=8)
+    else:
+        axis.text(0.5, 0.5, "nothing written yet", transform=axis.transAxes, ha="center", va="center", color="grey")
+
+
+def trailing_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and the `window` - 1 before it; of fewer values at the start."""
+    means, running = [], 0.0
+    for position, value in enumerate(values):
+        running += value
+        if position >= window:
+            running -= values[position - window]
+        means.append(running / min(window, position + 1))
+    return means
+
+
+def standard_error(rate: float, n: int) -> float:
+    """Standard error of a rate measured on `n` tasks."""
+    return math.sqrt(rate * (1 - rate) / n) if n else 0.0

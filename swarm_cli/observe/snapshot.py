@@ -1,31 +1,114 @@
-"""One look at a swarm through its two planes: the directory, the nodes' buckets, and the streams.
-
-Strangers write into the directory and the swarm's streams, so a look reads a bounded part of both,
-and makes no request for each name that only they have written.
+"""Reads the swarm's directory, `swarm_nodes`. Strangers write there, so only a bounded part is
+read, and entries are checked.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.control import NodeRecord
-from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.contracts.control import NodeRecord, ServiceStatus, TrainerPosition
+from shared.contracts.status_figures import FigureFamily, StatusFigure
+from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
 from shared.identity.permissions import OPERATOR
-from shared.identity.statements import OTHER_SWARM, Heard, Standing
+from shared.identity.statements import OTHER_SWARM, Heard, Standing, hear, said_at, said_in
+from shared.rewards import CAUSES
+from shared.roles import ROLES, Role
+from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.runtime.status import STOPPED
 from shared.suggestion import did_you_mean
-from shared.transport.base import AccessDenied, ConsumerState, NotConnected, StreamState, Transport, TransportError
+from shared.transport.base import AccessDenied, ConsumerState, KvEntry, NotConnected, StreamState, Transport, TransportError
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.observe.directory import Directory, read_directory, usual_swarm
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm
-from swarm_cli.observe.view import NodeView, gather, node_view
+from swarm_cli.observe.node_state import NodeView, gather, node_view
+from swarm_cli.observe.run_files import RecordedScores, newest_step, read_unknown
+from swarm_cli.run_end import RunEnd
 from swarm_cli.running import running_since
+
+ENTRIES_READ = 4096
+"""The most entries that are read, the newest first. An honest node renews its entry every 10 s;
+after 15 minutes of silence an entry is removed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Names of nodes, newest entry first, and their entries. `unreadable`: number of invalid
+    entries; `left_out`: number of entries that were not read.
+    """
+
+    names: tuple[str, ...] = ()
+    unreadable: int = 0
+    left_out: int = 0
+    payloads: Mapping[str, bytes] = field(default_factory=dict)
+
+    def entry(self, name: str) -> Heard[NodeRecord] | None:
+        """A node's entry with its signature checked; None if it has none."""
+        payload = self.payloads.get(name)
+        return None if payload is None else hear(payload, NodeRecord, time.time())
+
+    def entries(self, swarm: str | None = None) -> list[Heard[NodeRecord]]:
+        """All entries, each with its signature checked; entries for another swarm than `swarm` are
+        refused.
+        """
+        now = time.time()
+        return [hear(payload, NodeRecord, now, swarm) for payload in self.payloads.values()]
+
+
+def usual_swarm(entries: Iterable[Heard[NodeRecord]], now: float) -> str | None:
+    """The swarm that most nodes' signed entries name; None if no entry is signed.
+
+    If several swarms have equally many nodes, the newest entry decides. An entry from the future
+    counts as a node but never as the newest, because its sender could then choose the swarm.
+    """
+    names, newest = Counter[str](), dict[str, float]()
+    for entry in entries:
+        if entry.standing is Standing.SIGNED and entry.swarm is not None:
+            names[entry.swarm] += 1
+            at = said_at(entry.said)
+            newest[entry.swarm] = max(newest.get(entry.swarm, 0.0), at if at <= now else 0.0)
+    return max(names, key=lambda swarm: (names[swarm], newest[swarm], swarm), default=None)
+
+
+def directory(entries: Iterable[KvEntry], left_out: int = 0) -> Directory:
+    """The directory made of `entries`. A valid entry has the node's name both as its key and in its
+    record, and its record decodes.
+    """
+    payloads, unreadable = {}, 0
+    for entry in entries:
+        try:
+            listed = is_node_name(entry.key) and said_in(entry.value, NodeRecord).node == entry.key
+        except MessageError:
+            listed = False
+        if listed:
+            payloads[entry.key] = entry.value
+        else:
+            unreadable += 1
+    return Directory(tuple(payloads), unreadable, left_out, payloads)
+
+
+async def read_directory(swarm_plane: Transport, wanted: Sequence[str] = ()) -> Directory:
+    """The newest entries, and those of the nodes in `wanted`. Empty if there is no directory yet or
+    it cannot be read.
+    """
+    bucket = subjects.SWARM_NODES_BUCKET
+    try:
+        entries, left_out = await swarm_plane.kv.newest(bucket, ENTRIES_READ)
+        known = {entry.key for entry in entries}
+        missing = [name for name in wanted if name not in known] if left_out else []
+        found = [await swarm_plane.kv.get(bucket, name) for name in missing]
+    except TransportError:
+        return Directory()
+    asked = [entry for entry in found if entry is not None]
+    return directory([*entries, *asked], left_out - len(asked))
+
 
 NODES_SHOWN = 100
 """The most nodes shown by default: first those on this server, then the directory's
@@ -321,3 +404,72 @@ async def _state(plane: Transport, stream: str) -> StreamState:
     except AccessDenied:
         ends = await plane.ends(stream)
         return StreamState(ends.first_seq, ends.last_seq, ends.messages, None)
+
+
+_NODES_NAMED = 20
+
+
+def ended_run(folder: Path, end: RunEnd, nodes: list[str] | None = None) -> SwarmSnapshot:
+    """The nodes of the run in `folder` as they were at its end; only `nodes` if some are named.
+
+    Raises:
+        CommandError: the run has no node of such a name.
+    """
+    there = nodes_on_record(folder)
+    if unknown := [name for name in nodes or [] if name not in there]:
+        raise no_records(folder, unknown)
+    views = [_view(folder / name, end) for name in there if not nodes or name in nodes]
+    return SwarmSnapshot(time.time(), tuple(NodeSnapshot(view, (), False) for view in views), (), None)
+
+
+def nodes_on_record(folder: Path) -> list[str]:
+    """The nodes of which the run in `folder` has records, by name."""
+    if not folder.is_dir():
+        return []
+    return sorted(each.name for each in folder.iterdir() if is_node_name(each.name) and _is_node(each))
+
+
+def no_records(folder: Path, unknown: Sequence[str]) -> CommandError:
+    """The error that the run in `folder` has no records of some nodes, with those that it has."""
+    there = nodes_on_record(folder)
+    has = ", ".join(there[:_NODES_NAMED]) or "no node"
+    more = f" and {len(there) - _NODES_NAMED} more" if len(there) > _NODES_NAMED else ""
+    guess = f"; {question}" if (question := did_you_mean(unknown[0], there)) else ""
+    return CommandError(f"run {folder.name} has no records of {', '.join(unknown)}: it has those of {has}{more}{guess}")
+
+
+def _is_node(folder: Path) -> bool:
+    names = (METRICS_FILE, EVAL_FILE, *(f"{role}.log" for role in ROLES))
+    return any((folder / name).is_file() for name in names)
+
+
+def _view(folder: Path, end: RunEnd) -> NodeView:
+    node = folder.name
+    reports = [each.newest for each in RecordedScores().read({node: folder}).get(node, {}).values()]
+    evaluation = max(reports, key=lambda report: report.created_at, default=None)
+    step = newest_step(folder).get("step", 0)
+    step = step if isinstance(step, int) and step >= 0 else 0
+    figures: dict[Role, dict[str, float]] = {"verifier": _unknown_rewards(folder)}
+    if evaluation is not None and evaluation.unknown:
+        figures["generator"] = {StatusFigure.EVAL_UNKNOWN: float(evaluation.unknown)}
+    statuses = [
+        ServiceStatus(
+            node=node, role=role, replica="0", pid=0, host=socket.gethostname(), state=STOPPED, started_at=0.0,
+            updated_at=min(end.at, max(0.0, log.stat().st_mtime)) if (log := folder / f"{role}.log").is_file() else end.at,
+            figures=figures.get(role, {}),
+        )
+        for role in ROLES
+    ]  # fmt: skip
+    position = TrainerPosition(policy_version=step, consumed_local=0, finished=end.how == "complete")
+    version = max(step, evaluation.policy_version if evaluation is not None else 0)
+    return NodeView(node, tuple(statuses), position, evaluation=evaluation, run=folder.parent.name, recorded_version=version)
+
+
+def _unknown_rewards(folder: Path) -> dict[str, float]:
+    """The verifier's counts of answers whose reward is unknown, as its status had them."""
+    figures: dict[str, float] = {}
+    for (_, cause), answers in read_unknown(folder).items():
+        if cause in CAUSES:
+            name = FigureFamily.UNKNOWN_REWARDS.of(cause)
+            figures[name] = figures.get(name, 0.0) + answers
+    return figures

@@ -22,8 +22,8 @@ from shared.identity.statements import OTHER_SWARM, Heard
 from shared.identity.statements import Standing as Statement
 from shared.text import visible
 from swarm_cli.console import cell
-from swarm_cli.observe.evaluations import Evaluation, gain_of
-from swarm_cli.observe.kept_names import with_places
+from swarm_cli.observe.evaluation_log import with_places
+from swarm_cli.observe.run_files import Evaluation, gain_of
 
 SILENT_S = 30.0
 """A node renews its entry every 10 s."""

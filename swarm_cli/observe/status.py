@@ -32,21 +32,9 @@ from shared.transport.base import ConsumerState, NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.target import LookRunOption, Target, check_listening, ended_here, looking_at, run_here
-from swarm_cli.observe.ended_run import ended_run
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.evaluations import Evaluation
-from swarm_cli.observe.snapshot import (
-    NO_STATUS,
-    NOBODY,
-    START,
-    NodeSnapshot,
-    StreamFill,
-    SwarmSnapshot,
-    take_snapshot,
-    with_reports,
-)
-from swarm_cli.observe.standing import (
+from swarm_cli.observe.node_state import (
+    NodeView,
     absent,
     duration,
     finished,
@@ -57,10 +45,22 @@ from swarm_cli.observe.standing import (
     trouble,
     unknown_rewards,
 )
-from swarm_cli.observe.start_again import advice, folder_here, server_trouble
-from swarm_cli.observe.view import NodeView
+from swarm_cli.observe.remedies import advice, folder_here, server_trouble
+from swarm_cli.observe.run_files import Evaluation
+from swarm_cli.observe.snapshot import (
+    NO_STATUS,
+    NOBODY,
+    START,
+    NodeSnapshot,
+    StreamFill,
+    SwarmSnapshot,
+    ended_run,
+    take_snapshot,
+    with_reports,
+)
 from swarm_cli.run_end import RunEnd, afterwards, newest_ended
-from swarm_cli.silent_server import silent_server
+from swarm_cli.server_diagnosis import silent_server
+from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at, run_here
 
 NAMES_A_LINE = 5
 

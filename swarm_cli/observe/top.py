@@ -22,19 +22,17 @@ from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import LookRunOption, check_listening, ended_here, looking_at, run_here
-from swarm_cli.observe.ended_run import ended_run
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.evaluations import Evaluation, read_evaluations
-from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, take_snapshot
-from swarm_cli.observe.start_again import advice, folder_here, server_trouble
+from swarm_cli.observe.node_state import NodeView
+from swarm_cli.observe.remedies import advice, folder_here, server_trouble
+from swarm_cli.observe.run_files import Evaluation, read_evaluations
+from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, ended_run, take_snapshot
 from swarm_cli.observe.status import show
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
-from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import afterwards
-from swarm_cli.silent_server import silent_server
+from swarm_cli.server_diagnosis import silent_server
+from swarm_cli.target import Following, LookRunOption, check_listening, ended_here, looking_at, run_here
 
 CONNECT_S = 3.0
 LOOK_S = 15.0

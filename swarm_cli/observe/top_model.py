@@ -13,10 +13,8 @@ from shared.identity.statements import Standing
 from shared.roles import ROLES
 from shared.runtime.status import STARTING
 from shared.transport.base import StreamSpec
-from swarm_cli.observe.evaluations import Evaluation
-from swarm_cli.observe.progress import StepRate, base_evaluation, newest_evaluation
-from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.observe.standing import (
+from swarm_cli.observe.node_state import (
+    NodeView,
     finished,
     gone,
     instead_of_state,
@@ -27,7 +25,9 @@ from swarm_cli.observe.standing import (
     trouble,
     unknown_rewards,
 )
-from swarm_cli.observe.view import NodeView
+from swarm_cli.observe.progress import StepRate, base_evaluation, newest_evaluation
+from swarm_cli.observe.run_files import Evaluation
+from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
 
 PHASES = ("wait", "intake", "forward_backward", "optimizer", "publish", "checkpoint")
 """Phases of a trainer step, as named in the trainer's status (`<phase>_share`)."""

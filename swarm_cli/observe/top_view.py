@@ -14,8 +14,8 @@ from rich.text import Text
 
 from shared.runtime.status import STARTING, STOPPED
 from shared.text import visible
-from swarm_cli.observe.evaluations import gain_of, scored
-from swarm_cli.observe.standing import duration
+from swarm_cli.observe.node_state import duration
+from swarm_cli.observe.run_files import gain_of, scored
 from swarm_cli.observe.top_model import PHASES, Fill, HeldOut, NodeModel, ProcessLine, TopModel
 
 SPARKS = "▁▂▃▄▅▆▇█"

@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, median
 from typing import Any
 
 from shared.text import visible
-from swarm_cli.observe.evaluations import NO_PASS_SHOWN, Evaluation, read_evaluations, read_steps, read_unknown
+from swarm_cli.observe.run_files import NO_PASS_SHOWN, Evaluation, read_evaluations, read_steps, read_unknown
 
 FEWEST_STEPS = 8
 """With fewer steps, only the held-out tasks are judged, and whether any step changed the

@@ -21,9 +21,8 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, for_node, load_
 from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.file_names import FileNames
-from swarm_cli.looking.target import Target, check_listening, looking_at
-from swarm_cli.observe.ended_run import no_records
-from swarm_cli.observe.view import run_of
+from swarm_cli.observe.node_state import run_of
+from swarm_cli.observe.snapshot import no_records
 from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader, RecordedBatches
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import fate_of
@@ -33,6 +32,7 @@ from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
 from swarm_cli.rollouts.samples import by_question, sample_object, show_question
 from swarm_cli.rollouts.shown import View, as_object, show
 from swarm_cli.rollouts.which_node import node_shown
+from swarm_cli.target import Target, check_listening, looking_at
 
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0

@@ -17,8 +17,8 @@ from shared.json_lines import older
 from shared.plain_files import NO_FILE, open_plain, read_plain_end, whole_lines
 from shared.run_records import SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, refused_files
 from swarm_cli.file_names import FileNames, file_names
-from swarm_cli.observe.ended_run import no_records
 from swarm_cli.observe.plot import find_run
+from swarm_cli.observe.snapshot import no_records
 from swarm_cli.running import running_runs
 
 T = TypeVar("T")

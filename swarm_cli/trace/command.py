@@ -17,12 +17,11 @@ from shared.transport.base import Transport, TransportError
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
-from swarm_cli.looking.target import Target, check_listening, looking_at
-from swarm_cli.observe.ended_run import ended_run
-from swarm_cli.observe.snapshot import nodes_here
+from swarm_cli.observe.snapshot import ended_run, nodes_here
 from swarm_cli.rollouts.command import CONNECT_TIMEOUT_S, RunOption
 from swarm_cli.rollouts.fates import clock
 from swarm_cli.rollouts.records import names_in_run
+from swarm_cli.target import Target, check_listening, looking_at
 from swarm_cli.trace.path import Path, say_what_is_missing
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pytest
 from shared.contracts import subjects
 from shared.transport.base import TransportError
 from shared.transport.connect import connect
-from swarm_cli.observe.view import NodeView, node_view
+from swarm_cli.observe.node_state import NodeView, node_view
 from tests.e2e.processes import REPO
 from tests.k8s.pod_network import PodNetwork
 

@@ -19,7 +19,7 @@ import pytest
 
 from shared import registry
 from shared.registry import Registry
-from swarm_cli.observe.evaluations import read_steps
+from swarm_cli.observe.run_files import read_steps
 from tests.integration.local_swarm import Swarm, python_that_forks
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import Dashboard

@@ -20,7 +20,7 @@ from shared.contracts.codec import encode
 from shared.dead_letters import bury, read_letters
 from shared.transport.connect import connect
 from swarm_cli.k8s import certificates
-from swarm_cli.observe.evaluations import read_evaluations, read_steps
+from swarm_cli.observe.run_files import read_evaluations, read_steps
 from tests.forked_commands import Commands
 from tests.integration.local_swarm import START_TIMEOUT_S, free_port_range
 from tests.integration.running_verifier import group

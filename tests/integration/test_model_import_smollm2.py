@@ -23,7 +23,7 @@ from shared.config.sections import ModelSection
 from shared.model.prompts import render_prompt
 from shared.model.reading import load_tokenizer
 from swarm_cli.model.importing import import_model
-from swarm_cli.observe.evaluations import read_evaluations, read_steps
+from swarm_cli.observe.run_files import read_evaluations, read_steps
 from tests.integration.local_swarm import START_TIMEOUT_S, Swarm, python_that_forks
 
 ROOT = Path(__file__).parents[2]

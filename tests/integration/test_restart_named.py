@@ -16,7 +16,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_note import write_note
+from swarm_cli.local.run_messages import write_note
 from swarm_cli.running import LOCK, RunNote
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.page_swarm import PageSwarm

@@ -12,8 +12,7 @@ from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from shared.transport.connect import connect
 from swarm_cli.dashboard.swarm_source import SwarmSource
-from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import Target
+from swarm_cli.target import Following, Target
 from tests.nats_server import NatsServer
 
 

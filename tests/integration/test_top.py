@@ -27,7 +27,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.transport.connect import connect
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_note import write_note
+from swarm_cli.local.run_messages import write_note
 from swarm_cli.run_end import write_end
 from swarm_cli.running import RunNote
 from tests import forked

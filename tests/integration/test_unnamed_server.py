@@ -18,7 +18,7 @@ from swarm_cli.chosen_config import load_chosen
 from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_note import write_note
+from swarm_cli.local.run_messages import write_note
 from swarm_cli.nats import commands as nats_commands
 from swarm_cli.nats.streams import backup, restore
 from swarm_cli.observe import status, top

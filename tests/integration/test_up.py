@@ -19,7 +19,7 @@ import pytest
 
 from shared.roles import ROLES
 from shared.runtime.status import STATUS_INTERVAL_S
-from swarm_cli.observe.evaluations import read_evaluations, read_steps
+from swarm_cli.observe.run_files import read_evaluations, read_steps
 from tests import forked
 from tests.integration.local_swarm import ROOT, START_TIMEOUT_S, Swarm, python_that_forks
 

@@ -14,11 +14,11 @@ from shared.runtime import health
 from shared.runtime.status import MISSED_HEARTBEATS, SILENT_S, STATUS_INTERVAL_S, STOPPED, is_alive
 from shared.transport.connect import connect
 from swarm_cli.observe import snapshot
+from swarm_cli.observe.node_state import NodeView
 from swarm_cli.observe.progress import state
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.status import as_object
 from swarm_cli.observe.top_model import process_lines
-from swarm_cli.observe.view import NodeView
 
 NOW = 1_000_000.0
 

@@ -16,8 +16,8 @@ from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult
+from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
-from swarm_cli.dashboard.swarm_state import swarm_object
 from swarm_cli.observe.progress import state
 from swarm_cli.observe.snapshot import SwarmSnapshot
 from swarm_cli.observe.status import show

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from swarm_cli.errors import CommandError
-from swarm_cli.observe.curves import draw_curves, standard_error, trailing_mean
-from swarm_cli.observe.evaluations import newest_step, read_evaluations, read_steps
-from swarm_cli.observe.plot import find_run, plot
+from swarm_cli.observe.plot import draw_curves, find_run, plot, standard_error, trailing_mean
+from swarm_cli.observe.run_files import newest_step, read_evaluations, read_steps
 
 REPO = Path(__file__).parents[2]
 

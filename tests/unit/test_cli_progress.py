@@ -10,15 +10,14 @@ from shared.contracts.lease import LeaseRecord
 from shared.roles import ROLES
 from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING
 from shared.transport.base import KvEntry
-from swarm_cli.dashboard.swarm_state import kind_of
-from swarm_cli.observe.evaluations import Evaluation
+from swarm_cli.dashboard.page_state import kind_of
+from swarm_cli.observe.node_state import NodeView, duration, node_view
 from swarm_cli.observe.progress import HEADER, Row, StepRate, evaluations_done, state, steps_done, summary
+from swarm_cli.observe.remedies import unanswered
+from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.standing import duration
-from swarm_cli.observe.start_again import unanswered
 from swarm_cli.observe.status import _role_cell, as_object
 from swarm_cli.observe.top_model import TopHistory
-from swarm_cli.observe.view import NodeView, node_view
 from swarm_cli.run_end import RunEnd
 
 NOW = 1_000_000.0

@@ -19,14 +19,13 @@ from shared.runtime.pace import KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, PAU
 from shared.runtime.status import StatusBoard
 from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.local.control import holding_run
+from swarm_cli.observe.node_state import FIRST_WORK_S, NodeView, standing
 from swarm_cli.observe.progress import state
+from swarm_cli.observe.remedies import remedies, unanswered
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.standing import FIRST_WORK_S, standing
-from swarm_cli.observe.start_again import remedies, unanswered
 from swarm_cli.observe.status import as_object, show
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
-from swarm_cli.observe.view import NodeView
 
 NOW = 1_000_000.0
 RED, GREEN, YELLOW = "\x1b[31m", "\x1b[32m", "\x1b[33m"

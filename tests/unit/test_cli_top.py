@@ -9,12 +9,11 @@ from rich.console import Console
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.transport.base import ConsumerState, StreamState
 from swarm_cli.local.procfile import ROLES
-from swarm_cli.observe.evaluations import Evaluation
+from swarm_cli.observe.node_state import NodeView, duration, top_refusal
+from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.observe.standing import duration, top_refusal
 from swarm_cli.observe.top_model import HeldOut, TopHistory, TopModel, held_out_history
 from swarm_cli.observe.top_view import SPARKS, _held_out, rate, screen, sparkline
-from swarm_cli.observe.view import NodeView
 
 NOW = 1_000_000.0
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_cli.observe.curves import draw_curves
-from swarm_cli.observe.evaluations import Evaluation, read_evaluations, read_steps
+from swarm_cli.observe.plot import draw_curves
+from swarm_cli.observe.run_files import Evaluation, read_evaluations, read_steps
 from swarm_cli.observe.verdict import _RUNBOOKS, Outcome, run_verdicts, verdict
 
 REPO = Path(__file__).parents[2]

@@ -23,21 +23,19 @@ from shared.config import load_config
 from shared.roles import ROLES
 from shared.runtime.deaths import KEPT, Deaths, deaths_file, note_death, read_deaths
 from shared.runtime.errors import EXIT_CONFIG
-from swarm_cli.dashboard.away import name_logs
+from swarm_cli.dashboard.page_state import name_logs, swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
-from swarm_cli.dashboard.swarm_state import swarm_object
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.launch import Outcome
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.run_told import explain_end
-from swarm_cli.looking.target import Target
-from swarm_cli.observe.dying import told
+from swarm_cli.local.run_messages import explain_end
+from swarm_cli.observe.node_state import NodeView
+from swarm_cli.observe.remedies import advice, told
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.start_again import advice
 from swarm_cli.observe.status import show
-from swarm_cli.observe.view import NodeView
 from swarm_cli.run_end import RunEnd
 from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.target import Target
 from tests.unit.supervised import end, noting, pids, supervised, until
 from tests.unit.test_cli_standing import NOW, status, view
 

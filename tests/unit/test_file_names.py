@@ -20,13 +20,13 @@ from shared.contracts.messages import BatchItem, ModelIdentity
 from shared.identity.statements import Heard, Standing
 from shared.run_records import FILE_NAMES_FILE
 from swarm_cli.dashboard.group_page import step_object
+from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
-from swarm_cli.dashboard.swarm_state import swarm_object
-from swarm_cli.dashboard.trained_groups import Cell, TrainedGroups
+from swarm_cli.dashboard.run_records import Cell, TrainedGroups
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import CHARACTERS, FileNames, file_names
+from swarm_cli.observe.node_state import NodeView
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.view import NodeView
 from swarm_cli.rollouts.batches import BatchedGroup
 from swarm_cli.rollouts.choice import Choice
 from swarm_cli.rollouts.fates import Fate

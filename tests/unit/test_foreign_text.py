@@ -34,13 +34,12 @@ from shared.transport.base import ConsumerState, KvEntry, StreamState
 from swarm_cli.console import terminal
 from swarm_cli.dashboard.server import PAGE
 from swarm_cli.local.procfile import ROLES
-from swarm_cli.observe.directory import directory
+from swarm_cli.observe.node_state import NodeView, node_view
 from swarm_cli.observe.progress import Row, summary
-from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, chosen
+from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, chosen, directory
 from swarm_cli.observe.status import as_object, show
 from swarm_cli.observe.top_model import TopHistory
 from swarm_cli.observe.top_view import screen
-from swarm_cli.observe.view import NodeView, node_view
 
 NOW = 1_000_000.0
 HOSTILE = (

@@ -43,8 +43,7 @@ from swarm_cli.invitation.token import (
 from swarm_cli.invite_command import accepted
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.run_note import write_note
-from swarm_cli.local.run_told import Ran
+from swarm_cli.local.run_messages import RunSummary, write_note
 from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG
 from tests.nats_server import free_port
@@ -298,7 +297,7 @@ def test_invite_takes_the_name_of_the_swarm_of_the_run_too_before_any_node_can_b
     live = tmp_path / "runs" / "live"
     live.mkdir(parents=True)
     config = load_config(overrides={"node": {"run": "live", "var_dir": tmp_path}, "tasks": [{"dataset": "gcd"}]})
-    Ran(config, Layout(nats_port=free_port()))
+    RunSummary(config, Layout(nats_port=free_port()))
     with holding_run(live):
         token, told = run()
         assert read_token(token).swarm_id == "live" and "the default" not in told

@@ -15,7 +15,7 @@ from shared.contracts.streams import node_streams, swarm_streams
 from shared.transport.blobs import companion_name
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_note import write_note
+from swarm_cli.local.run_messages import write_note
 from swarm_cli.running import RunNote
 
 NAME = "NODE_ALPHA_SCORED"

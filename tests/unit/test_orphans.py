@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import asyncio, ctypes, os, subprocess, sys
-from swarm_cli.local.orphans import reaping_orphans
+from swarm_cli.local.process import reaping_orphans
 
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # gets orphans, as the first process of a container does

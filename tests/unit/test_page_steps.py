@@ -17,10 +17,8 @@ from shared.contracts.codec import encode
 from shared.contracts.streams import ensure_node_streams
 from shared.run_records import BATCHES_FILE
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
-from swarm_cli.dashboard.batch_follower import BATCHES_BACK, BatchFollower
-from swarm_cli.dashboard.recent_groups import StepPoint
-from swarm_cli.dashboard.steps import steps_object
-from swarm_cli.dashboard.trained_groups import TrainedFollower
+from swarm_cli.dashboard.recent_groups import BATCHES_BACK, BatchFollower, StepPoint
+from swarm_cli.dashboard.run_records import TrainedFollower, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.rollouts.batches import RecordedBatches
 from tests.unit.page_batches import NOW, batch, item

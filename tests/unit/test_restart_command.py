@@ -11,7 +11,7 @@ import pytest
 
 from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.local.control import holding_run, running_run
-from swarm_cli.observe.start_again import remedies
+from swarm_cli.observe.remedies import remedies
 from swarm_cli.restart_command import restart_options, starts_again
 
 

@@ -14,14 +14,12 @@ from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_note import write_note
-from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import Target, default_target, looking_at
-from swarm_cli.observe.standing import absent
-from swarm_cli.observe.view import NodeView
+from swarm_cli.local.run_messages import write_note
+from swarm_cli.observe.node_state import NodeView, absent
 from swarm_cli.run_end import END, EXIT_BROKE_OFF, EXIT_ENDED, forget_end, newest_ended, read_end, write_end
 from swarm_cli.running import RunNote
 from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.target import Following, Target, default_target, looking_at
 
 
 def noted(folder: Path, port: int = 21_001) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.local.run_note import write_note
+from swarm_cli.local.run_messages import write_note
 from swarm_cli.run_end import write_end
 from swarm_cli.running import NOTE, RunNote
 from tests.nats_server import free_port

@@ -24,10 +24,9 @@ from swarm_cli.elsewhere import running_elsewhere
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.run_note import make_command, note_of, up_command, write_note
-from swarm_cli.local.run_told import Ran, announce
+from swarm_cli.local.run_messages import RunSummary, announce, make_command, note_of, up_command, write_note
 from swarm_cli.observe.observe import _target
-from swarm_cli.observe.progress_view import ProgressView
+from swarm_cli.observe.progress import ProgressView
 from swarm_cli.own_run import NOTE
 from swarm_cli.running import LOCK, RunNote, read_note, servers
 from swarm_cli.shipped import DEMO_CONFIG, shown
@@ -76,7 +75,7 @@ def test_a_run_shares_where_its_processes_are_told_to_and_not_where_its_file_say
     folder.mkdir(parents=True)
     for outside, url in (("", "nats://127.0.0.1:21001"), ("nats://hub:4222", "nats://hub:4222"), ("none", "none")):
         monkeypatch.setenv("SWARM_NATS__SWARM_URL", outside)
-        Ran(copied, Layout(nats_port=21_001, config=shown(DEMO_CONFIG)))
+        RunSummary(copied, Layout(nats_port=21_001, config=shown(DEMO_CONFIG)))
         note = read_note(folder)
         assert note is not None and note.swarm_url == url
 
@@ -115,7 +114,7 @@ def test_the_command_that_goes_on_with_a_run_starts_the_same_nodes_in_the_same_p
 def test_a_run_that_grows_is_gone_on_with_as_large_as_it_is(var_dir: Path) -> None:
     folder = var_dir / "runs" / "one"
     folder.mkdir(parents=True)
-    ran = Ran(configured(), Layout(config=shown(DEMO_CONFIG)))
+    ran = RunSummary(configured(), Layout(config=shown(DEMO_CONFIG)))
     ran.grow(Layout(3, config=shown(DEMO_CONFIG)))
     note = read_note(folder)
     assert note is not None and note.goes_on == "swarm up --run one --nodes 3"
@@ -152,7 +151,7 @@ def test_a_run_that_ends_by_itself_prints_the_command_that_starts_the_same_nodes
     folder = var_dir / "runs" / "one"
     folder.mkdir(parents=True)
     monkeypatch.chdir(var_dir)
-    Ran(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
+    RunSummary(configured(), Layout(1, 31_460, 31_470, config=Path("node.toml")))
     monkeypatch.chdir(folder)
     ProgressView(configured(), ["alpha"], 3, 1.0)._close([], complete=True)
     said = capsys.readouterr().out

@@ -17,8 +17,15 @@ from shared.identity.statements import Standing, hear, said_in, sign_statement
 from shared.tasks.held_out import held_out_id
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
-from swarm_cli.observe.evaluation_log import NOT_ON_ROSTER, OTHER_KEY, REPORTS_A_NODE, EvaluationLog
-from swarm_cli.observe.kept_names import KEYS_A_NAME, NAMES_WITH_KEYS, SWARMS_A_NAME
+from swarm_cli.observe.evaluation_log import (
+    KEYS_A_NAME,
+    NAMES_WITH_KEYS,
+    NOT_ON_ROSTER,
+    OTHER_KEY,
+    REPORTS_A_NODE,
+    SWARMS_A_NAME,
+    EvaluationLog,
+)
 
 NOW = 1_000_000.0
 KEY, OTHER = SigningKey(new_seed()), SigningKey(new_seed())

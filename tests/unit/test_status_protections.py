@@ -10,9 +10,9 @@ from rich.console import Console
 from services.verifier.figures import Figures
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox.confine import PROTECTIONS
+from swarm_cli.observe.node_state import NodeView
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.status import show
-from swarm_cli.observe.view import NodeView
 
 
 def without(missing: set[str], name: str = "alpha") -> NodeSnapshot:

@@ -25,14 +25,13 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import OTHER_SWARM, Standing, sign_statement
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport, shared_server
+from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
-from swarm_cli.dashboard.swarm_state import swarm_object
 from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.findings import connection
 from swarm_cli.join.hub import _look
-from swarm_cli.observe import directory, evaluation_log, observe
-from swarm_cli.observe.evaluation_log import EvaluationLog
-from swarm_cli.observe.kept_names import ESTABLISHED_S, with_places
+from swarm_cli.observe import evaluation_log, observe, snapshot
+from swarm_cli.observe.evaluation_log import ESTABLISHED_S, EvaluationLog, with_places
 from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.observe.standings import UNSIGNED_SHOWN, table
 from swarm_cli.observe.top_model import TopHistory
@@ -294,7 +293,7 @@ async def test_a_crowd_of_names_of_somebody_without_a_key_take_no_row_of_a_node_
 
 
 async def test_the_entry_of_a_known_node_is_found_behind_more_made_up_ones_than_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "ENTRIES_READ", 8)
+    monkeypatch.setattr(snapshot, "ENTRIES_READ", 8)
     hub = Hub()
     await hub.alpha_is_known()
     for number in range(20):

@@ -32,17 +32,23 @@ from shared.runtime.status import StatusBoard
 from shared.transport.base import StoredMessage
 from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard import swarm_source
-from swarm_cli.dashboard.batch_follower import BatchFollower
-from swarm_cli.dashboard.leaderboard import SETS_A_KEY, THIS_SERVER, curves_by_task, leaderboard, thinned
-from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, RecentGroups, both_ends
+from swarm_cli.dashboard.page_state import (
+    SETS_A_KEY,
+    THIS_SERVER,
+    curves_by_task,
+    kind_of,
+    leaderboard,
+    overall,
+    swarm_object,
+    thinned,
+)
+from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, BatchFollower, RecentGroups, both_ends
 from swarm_cli.dashboard.swarm_source import SwarmSource
-from swarm_cli.dashboard.swarm_state import kind_of, overall, swarm_object
-from swarm_cli.looking.following import Following
-from swarm_cli.looking.target import Target
-from swarm_cli.observe import recorded_scores
-from swarm_cli.observe.recorded_scores import ByNode, RecordedScores
+from swarm_cli.observe import run_files
+from swarm_cli.observe.node_state import NodeView
+from swarm_cli.observe.run_files import ByNode, RecordedScores
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.view import NodeView
+from swarm_cli.target import Following, Target
 from tests.unit.page_batches import NOW, batch, item
 
 
@@ -207,7 +213,7 @@ def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Pa
     """
     reports = [report("alpha", version, rate) for version, rate in ((0, 0.125), (4, 0.5), (6, 0.75))]
     whole = recorded(tmp_path, *reports)
-    monkeypatch.setattr(recorded_scores, "REPORTS_KEPT", 2)
+    monkeypatch.setattr(run_files, "REPORTS_KEPT", 2)
     shortened = recorded(tmp_path, *reports)
     for known, kept in ((whole, reports), (shortened, reports[1:])):
         assert known["alpha"]["a" * 64, 8].every == tuple(kept)

@@ -16,10 +16,10 @@ from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
 from swarm_cli.invitation.token import Member, write_token
 from swarm_cli.observe.evaluation_log import EvaluationLog
+from swarm_cli.observe.node_state import NodeView
 from swarm_cli.observe.observe import _hub, look
 from swarm_cli.observe.snapshot import NodeSnapshot, swarm_of
 from swarm_cli.observe.standings import Standings
-from swarm_cli.observe.view import NodeView
 from tests.unit.test_invitation import invitation
 
 NOW = 1_000_000.0

@@ -16,7 +16,7 @@ from services.trainer.learner import Learner
 from services.trainer.records import MetricsLog
 from shared.contracts.messages import Preference
 from shared.run_records import METRICS_FILE
-from swarm_cli.dashboard.trained_groups import CELLS_A_NODE, NodeTally, TrainedFollower
+from swarm_cli.dashboard.run_records import CELLS_A_NODE, NodeTally, TrainedFollower
 from swarm_cli.rollouts.shown import why
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from swarm_cli.errors import CommandError
-from swarm_cli.local.asked import named
 from swarm_cli.local.control import SOCKET, answering, ask, holding_run, running_run
+from swarm_cli.local.control_requests import named
 from swarm_cli.local.rules import EndRun, RunRules, StartAgain, StayAway
 from swarm_cli.running import LOCK, holder
 from tests import forked
@@ -26,13 +26,13 @@ from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pid
 RUN = """
 import json, sys
 from pathlib import Path
-from swarm_cli.local.asked import Asked
+from swarm_cli.local.control_requests import ControlHandler
 from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.launch import run_lines
 from swarm_cli.local.procfile import Layout
 folder = Path(sys.argv[1])
 with holding_run(folder):
-    beside = lambda supervisor: answering(folder, Asked(supervisor, Layout()).answer)
+    beside = lambda supervisor: answering(folder, ControlHandler(supervisor, Layout()).answer)
     outcome = run_lines(json.loads(sys.argv[2]), {}, log_file=folder / "up.log", ends_by_steps=False, beside=beside)
 sys.exit(outcome.code)
 """

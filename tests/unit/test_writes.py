@@ -17,9 +17,9 @@ from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.runtime.status import StatusBoard
 from shared.runtime.writes import FIRST_WAIT_S, LONGEST_WAIT_S, WINDOW_S, SlowWaits, Writes
 from shared.transport.base import NotConnected, TransportError
+from swarm_cli.observe.node_state import NodeView
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.status import show
-from swarm_cli.observe.view import NodeView
 
 
 class Trainer:

@@ -19,7 +19,7 @@ _WRONG_CALL = 2
 """The exit code of a command that was called wrongly."""
 
 
-class Asked:
+class ControlHandler:
     """Handles the requests for one run. `layout` is what runs where; `add` extends it and then
     calls `on_growth` with it.
     """

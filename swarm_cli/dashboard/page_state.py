@@ -1,0 +1,440 @@
+"""How much each node learned: held-out scores, compared only within the same held-out set. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from shared.contracts.control import EvalReport, TaskScore
+from shared.contracts.wire import is_node_name
+from shared.identity.statements import Heard, Standing
+from shared.roles import ROLES, Role
+from shared.runtime.status import STOPPED
+from shared.text import cut_text, visible
+from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
+from swarm_cli.dashboard.run_records import TrainedGroups
+from swarm_cli.file_names import UNNAMED, FileNames
+from swarm_cli.observe.evaluation_log import with_places
+from swarm_cli.observe.node_state import NodeView, ended_a_moment_ago, gone, late_with_word, reward_notes, standing, trouble
+from swarm_cli.observe.progress import state as node_words
+from swarm_cli.observe.remedies import dying, folder_here
+from swarm_cli.observe.run_files import NO_NODES, NO_SETS, ByNode, BySet
+from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.restart_command import restart_options, starts_again
+from swarm_cli.shipped import shown
+from swarm_cli.target import Target
+
+CURVE_POINTS = 24
+"""Points of a node's curve in the table; the node's page has all that are kept."""
+SETS_A_KEY = 2
+"""How many of the newest held-out sets that a key reported on are shown: after a change of set the
+previous one stays visible, and no key can fill the table with invented sets.
+"""
+THIS_SERVER = "this server's own"
+"""Standing of a score from the node plane, where no signature is needed."""
+ON_RECORD = "on record"
+"""Standing of a score from the records of a run that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One key's scores on one held-out set: pass rates, or mean rewards (`by_reward`) where the
+    newest report has no pass. `base` is the score of version 0 on the same set, and `gain` the
+    newest minus that; None if it is not known. `trusted`: the row may be ranked.
+    """
+
+    node: str
+    public_key: str
+    standing: str
+    problem: str
+    held_out: str
+    n: int
+    base: float | None
+    newest: float
+    policy_version: int
+    at: float
+    curve: tuple[tuple[int, float], ...]
+    trusted: bool
+    by_reward: bool = False
+    unknown: int = 0
+    """Of the `n` answers to the set, those of the newest report whose reward is unknown."""
+
+    @property
+    def gain(self) -> float | None:
+        """Newest score minus the base policy's."""
+        return None if self.base is None else self.newest - self.base
+
+
+def leaderboard(
+    heard: Iterable[Heard[EvalReport]],
+    own: Iterable[EvalReport] = (),
+    known: Collection[str] = (),
+    recorded: ByNode = NO_NODES,
+    own_standing: str = THIS_SERVER,
+) -> list[Row]:
+    """Rows by held-out set, the set with most nodes first, and within a set by gain; rows that may
+    not be ranked come last. Each key has its newest `SETS_A_KEY` sets. `own`: reports of nodes on
+    this server, shown if the swarm has none of theirs. `known`: nodes that count before all others,
+    so that a crowd of invented nodes cannot put its set on top. `recorded`: what the nodes have on
+    record, for the base policy's score if a row that may be ranked lacks it.
+    """
+    by_key: dict[tuple[str, str, str], dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
+    for each in heard:
+        said = each.said
+        sets = by_key.setdefault((said.node, each.public_key or "", each.standing.value), {})
+        sets.setdefault((said.held_out or "", _asked(said)), []).append(each)
+    rows = [row for sets in by_key.values() for row in _newest_sets(sets.values())]
+    told = {row.node for row in rows if row.trusted}
+    untold: dict[str, dict[tuple[str, int], list[Heard[EvalReport]]]] = {}
+    for report in own:
+        if report.node not in told:
+            sets = untold.setdefault(report.node, {})
+            sets.setdefault((report.held_out or "", _asked(report)), []).append(Heard(report, Standing.SIGNED))
+    rows += [replace(row, standing=own_standing) for sets in untold.values() for row in _newest_sets(sets.values())]
+    rows = [_completed(row, recorded.get(row.node, NO_SETS)) if row.trusted else row for row in rows]
+    nodes, those_known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    for row in rows:
+        nodes[row.held_out, row.n] += row.trusted
+        those_known[row.held_out, row.n] += row.trusted and row.node in known
+    return sorted(
+        rows,
+        key=lambda row: (
+            not row.trusted,
+            -those_known[row.held_out, row.n],
+            -nodes[row.held_out, row.n],
+            row.held_out,
+            row.n,
+            *_rank(row),
+        ),
+    )
+
+
+def _completed(row: Row, recorded: BySet) -> Row:
+    known = recorded.get((row.held_out, row.n))
+    if known is None or known.base is None or row.base is not None:
+        return row
+    base = _score(known.base, row.by_reward)
+    return row if base is None else replace(row, base=base, curve=thinned([(0, base), *row.curve], CURVE_POINTS))
+
+
+def _newest_sets(sets: Iterable[Sequence[Heard[EvalReport]]]) -> list[Row]:
+    newest_first = sorted(sets, key=lambda reports: -max(each.said.created_at for each in reports))
+    return [_row(reports) for reports in newest_first[:SETS_A_KEY]]
+
+
+def _rank(row: Row) -> tuple[float, float, str]:
+    return (-row.gain if row.gain is not None else 2.0, -row.newest, row.node)
+
+
+def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
+    """The row of one key, set and standing. Reports are ordered by their signed time, so that a
+    repeated report changes nothing; if a version was evaluated again, the later result counts.
+    """
+    in_order = sorted((each.said for each in reports), key=attrgetter("created_at"))
+    newest, last = in_order[-1], reports[-1]
+    by_reward = newest.pass_rate is None
+    curve = _curve(in_order, by_reward)
+    base = dict(curve).get(0)
+    return Row(
+        node=newest.node,
+        public_key=last.public_key or "",
+        standing=last.standing.value,
+        problem=last.problem,
+        held_out=newest.held_out or "",
+        n=_asked(newest),
+        base=base,
+        newest=newest.score,
+        policy_version=newest.policy_version,
+        at=newest.created_at,
+        curve=thinned(curve, CURVE_POINTS),
+        trusted=last.standing is Standing.SIGNED,
+        by_reward=by_reward,
+        unknown=newest.unknown,
+    )
+
+
+def _asked(report: EvalReport) -> int:
+    """The number of tasks in the held-out set."""
+    return report.n + report.unknown
+
+
+def _score(report: EvalReport | TaskScore, by_reward: bool) -> float | None:
+    return report.mean_reward if by_reward else report.pass_rate
+
+
+def _curve(in_order: Sequence[EvalReport], by_reward: bool) -> list[tuple[int, float]]:
+    """Score by policy version. A version below the previous one means that training started
+    again: results of later versions from before that are dropped.
+    """
+    by_version: dict[int, float] = {}
+    for report in in_order:
+        by_version = {version: rate for version, rate in by_version.items() if version < report.policy_version}
+        if (score := _score(report, by_reward)) is not None:
+            by_version[report.policy_version] = score
+    return sorted(by_version.items())
+
+
+def thinned(curve: Sequence[tuple[int, float]], most: int) -> tuple[tuple[int, float], ...]:
+    """At most `most` points, including the first and the last."""
+    if len(curve) <= most:
+        return tuple(curve)
+    return tuple(curve[round(place * (len(curve) - 1) / (most - 1))] for place in range(most))
+
+
+def curves_by_task(
+    heard: Iterable[Heard[EvalReport]], node: str, public_key: str, recorded: BySet = NO_SETS
+) -> dict[str, list[tuple[int, float]]]:
+    """One key's pass rates by dataset, and over all datasets under "", on the held-out set that it
+    last reported on; mean rewards where the newest report has no pass rate. Reports with a refused
+    signature are left out. `recorded`: as in `leaderboard`, for this node; without a key, its
+    curves are those on record.
+    """
+    mine = [each for each in heard if each.said.node == node and (each.public_key or "") == public_key]
+    mine = [each for each in mine if each.standing is not Standing.REFUSED]
+    in_order = sorted((each.said for each in mine), key=attrgetter("created_at"))
+    trusted = bool(mine) and mine[-1].standing is Standing.SIGNED
+    known = recorded.get((in_order[-1].held_out or "", _asked(in_order[-1]))) if trusted else None
+    if not in_order and not public_key and recorded:
+        in_order = list(max(recorded.values(), key=lambda each: each.newest.created_at).every)
+    same_set = [report for report in in_order if report.held_out == in_order[-1].held_out]
+    kept = {version for version, _ in _curve(same_set, by_reward=True)}
+    newest = [list(reports)[-1] for _, reports in groupby(same_set, key=attrgetter("policy_version"))]
+    if known is not None and known.base is not None and 0 not in kept:
+        kept.add(0)
+        newest.append(known.base)
+    by_reward = {"": bool(in_order) and in_order[-1].pass_rate is None}
+    by_reward |= {name: each.pass_rate is None for name, each in in_order[-1].per_task.items()} if in_order else {}
+    curves: dict[str, dict[int, float]] = {}
+    for report in newest:
+        if report.policy_version in kept:
+            of_all = TaskScore(n=report.n, pass_rate=report.pass_rate, mean_reward=report.mean_reward)
+            for dataset, score in {"": of_all, **report.per_task}.items():
+                if (value := _score(score, by_reward.get(dataset, False))) is not None:
+                    curves.setdefault(dataset, {})[report.policy_version] = value
+    return {dataset: sorted(curve.items()) for dataset, curve in sorted(curves.items())}
+
+
+NODES_SENT = 200
+ROWS_SENT = 200
+CELLS_SENT = 1500
+GROUPS_SENT = 30
+TASKS_SENT = 8
+TASK_CHARACTERS = 80
+"""Room for a file's name with what tells it from others, which comes last."""
+
+
+NOTHING_TRAINED = TrainedGroups()
+
+
+def swarm_object(
+    snapshot: SwarmSnapshot,
+    heard: Sequence[Heard[EvalReport]],
+    recent: RecentGroups,
+    trained: TrainedGroups = NOTHING_TRAINED,
+    recorded: ByNode = NO_NODES,
+    names: FileNames = UNNAMED,
+    *,
+    ended: bool = False,
+) -> dict[str, Any]:
+    """The first view's data. At most about 150 kB of JSON, however large the swarm is. names: of
+    the files that are datasets. ended: the run has ended, and all of this is from its records.
+    """
+    # A look at an empty server lists the configuration's node, although it has never been seen.
+    nodes = [_node(node, snapshot.at, names) for node in snapshot.nodes if node.statuses or node.in_directory]
+    here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
+    known = here.union(snapshot.known)
+    if ended:
+        own = [report for sets in recorded.values() for each in sets.values() for report in each.every]
+    else:
+        own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
+    rows = leaderboard(heard, own, known, recorded, ON_RECORD if ended else THIS_SERVER)
+    shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
+    shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
+    cells, fewest = trained.cells[:CELLS_SENT], trained.cells[CELLS_SENT:]
+    return {
+        "at": snapshot.at,
+        "state": overall([node["kind"] for node in nodes]),
+        "swarm": snapshot.swarm,
+        "swarm_reachable": snapshot.swarm_reachable,
+        "nodes": shown_nodes,
+        "nodes_left_out": snapshot.left_out + len(nodes) - len(shown_nodes),
+        "unreadable": snapshot.unreadable,
+        "earlier": [visible(name, 40) for name in snapshot.earlier[:NODES_SENT]],
+        "leaderboard": [_row_object(row) for row in shown_rows],
+        "rows_left_out": len(rows) - len(shown_rows),
+        "exchange": [[cell.taker, cell.sender, names.shown(cell.dataset), cell.groups] for cell in cells],
+        "exchange_since": dict(list(trained.since.items())[:NODES_SENT]),
+        "exchange_uncounted": dict(list(trained.uncounted.items())[:NODES_SENT]),
+        "exchange_left_out": trained.left_out + sum(cell.groups for cell in fewest),
+        "batches": recent.batches,
+        "groups": [recent_object(group, names) for group in recent.recent(GROUPS_SENT)],
+    }
+
+
+def recent_object(group: RecentGroup, names: FileNames = UNNAMED) -> dict[str, Any]:
+    """One line of the list of texts."""
+    texts = {"question": cut_text(group.question, 240), "best": cut_text(group.best, 120)}
+    return asdict(group) | texts | {"dataset": names.shown(group.dataset)}
+
+
+def overall(kinds: Sequence[str]) -> str:
+    """The swarm's state, from those of its nodes on this server: `empty`, `starting`, `running`,
+    `finished`, `stopped` or `failed`.
+    """
+    here = [kind for kind in kinds if kind != "elsewhere"]
+    if not here:
+        return "running" if kinds else "empty"
+    if "silent" in here:
+        return "failed"
+    for kind in ("running", "starting"):
+        if kind in here:
+            return kind
+    return "finished" if all(kind == "finished" for kind in here) else "stopped"
+
+
+def kind_of(node: NodeSnapshot, now: float) -> str:
+    """A node's state: `elsewhere` (its processes use another server), `finished`, `stopped` (its
+    processes ended in order, or the first of them a moment ago), `starting` (also again), `silent`
+    (a process fell silent without ending in order, or did not come back), `running`.
+    """
+    view = node.view
+    if not view.statuses:
+        return "elsewhere"
+    alive = [role for role in ROLES if view.alive(role, now)]
+    newest = [view.roles(role)[0] for role in ROLES if view.roles(role)]
+    if view.position is not None and view.position.finished and (alive or all(each.state == STOPPED for each in newest)):
+        return "finished"
+    if len(alive) < len(ROLES):
+        missing = [role for role in ROLES if role not in alive]
+        if all(view.starting(role, now) for role in missing):
+            return "starting"
+        if all(each.state == STOPPED for each in newest) and not alive:
+            return "stopped"
+        if gone(view, now):
+            return "silent"
+        return "stopped" if alive and ended_a_moment_ago(view, now) else "starting"
+    return "running" if view.step > 0 or standing(view, now) is not None else "starting"
+
+
+def _node(node: NodeSnapshot, now: float, names: FileNames) -> dict[str, Any]:
+    """One node's data. Its own words are untrusted text, so they are escaped and cut; `entry` says
+    whether its key signed them.
+    """
+    entry = node.entry
+    kind = kind_of(node, now)
+    return {
+        "node": visible(node.node, 40),
+        "kind": kind,
+        "words": visible(_words(node, kind, now), 80),
+        "trouble": _trouble(node, kind, now),
+        "rewards": [visible(words, 200) for words in reward_notes(node.view)],
+        "away": [{"process": visible(f"{node.node}-{role}", 50), "log": "", "again": ""} for role in away(node, kind, now)],
+        "step": node.view.step,
+        "version": node.view.version or (entry.said.policy_version if entry else 0),
+        "model": visible(entry.said.model.name, 60) if entry else "",
+        "tasks": [visible(names.shown(task), TASK_CHARACTERS) for task in entry.said.tasks[:TASKS_SENT]] if entry else [],
+        "tasks_left_out": len(entry.said.tasks[TASKS_SENT:]) if entry else 0,
+        "entry": entry.standing.value if entry else "none",
+        "problem": entry.problem if entry else "",
+        "key": visible(entry.said.public_key, 12) if entry else "",
+        "heard_s": round(max(0.0, now - entry.said.updated_at)) if entry else None,
+    }
+
+
+def away(node: NodeSnapshot, kind: str, now: float) -> list[Role]:
+    """The roles that do not answer: gone, or late with their word."""
+    if kind == "silent":
+        return gone(node.view, now)
+    return late_with_word(node.view, now) if kind == "running" else []
+
+
+def _trouble(node: NodeSnapshot, kind: str, now: float) -> str:
+    """`unanswered`: a running node's process is late with its word; `still`: its work does not go
+    on; empty: neither.
+    """
+    if kind != "running" or not trouble(node.view, now):
+        return ""
+    return "unanswered" if late_with_word(node.view, now) else "still"
+
+
+def _words(node: NodeSnapshot, kind: str, now: float) -> str:
+    """Details beyond the node's state. The progress view regards a node without any answer as
+    starting; here it is known to be silent.
+    """
+    view = node.view
+    if kind == "silent":
+        away = gone(view, now)
+        since = max((status.updated_at for role in away for status in view.roles(role)), default=view.life_began)
+        return f"no word from {', '.join(away)} for {max(0.0, now - since):.0f} s"
+    if kind == "stopped" and (still := [role for role in ROLES if view.alive(role, now)]):
+        return f"still running: {', '.join(still)}"
+    return node_words(view, now) if kind in ("running", "starting") else ""
+
+
+def _row_object(row: Row) -> dict[str, Any]:
+    """One row's data, rounded to the precision that is drawn, so that a hundred curves
+    stay small.
+    """
+    return {
+        "node": row.node,
+        "key": visible(row.public_key, 64),
+        "standing": row.standing,
+        "problem": row.problem,
+        "trusted": row.trusted,
+        "set": row.held_out[:12],
+        "n": row.n,
+        "unknown": row.unknown,
+        "by_reward": row.by_reward,
+        "base": row.base,
+        "newest": round(row.newest, 4),
+        "gain": None if row.gain is None else round(row.gain, 4),
+        "version": row.policy_version,
+        "at": row.at,
+        "curve": [[version, round(rate, 3)] for version, rate in row.curve],
+    }
+
+
+DYING_SHOWN = ("running", "starting", "silent")
+"""The kinds of node whose processes that die are told of."""
+IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+"""Kubernetes sets this variable in every container."""
+
+
+def name_logs(state: dict[str, Any], views: Sequence[NodeView], var_dir: Path, target: Target) -> None:
+    """Set the `log` of each process in `away` of the state's nodes, its file, and `again`, what
+    starts it again, if it belongs to the run of this machine that is looked at, whose `views` these
+    are. Add to each node's words what is known of its processes that die again and again. And set
+    whether this process is in a cluster.
+    """
+    run = folder_here(var_dir, target)
+    found = dying(views, state["at"], run)
+    for node in state["nodes"]:
+        own = {role: found[f"{node['node']}-{role}"] for role in ROLES if f"{node['node']}-{role}" in found}
+        if (lost := [role for role, each in own.items() if each.given_up]) and node["kind"] in DYING_SHOWN:
+            node["kind"] = "silent"
+            known = [each["process"] for each in node["away"]]
+            names = [f"{node['node']}-{role}" for role in lost]
+            node["away"] += [{"process": name, "log": "", "again": ""} for name in names if name not in known]
+            node["words"], state["state"] = "", "failed"
+        if own and node["kind"] in DYING_SHOWN:
+            node["trouble"] = node["trouble"] or ("dying" if node["kind"] == "running" else "")
+            told = [f"{role} {each.words}" for role, each in own.items()]
+            node["words"] = visible(", ".join(filter(None, [node["words"], *told])), 300)
+    away = [(node["node"], each) for node in state["nodes"] for each in node["away"] if is_node_name(node["node"])]
+    if run is not None and away:
+        options = restart_options(run)
+        for node, each in away:
+            file = run / node / f"{each['process'].rpartition('-')[2]}.log"
+            each["log"] = str(shown(file)) if file.is_file() else ""
+            died = found.get(each["process"])
+            if died is None or died.given_up:
+                each["again"] = starts_again(each["process"], options)
+            else:
+                each["again"] = f"{each['process']}: {died.words}"
+    state["cluster"] = IN_CLUSTER in os.environ

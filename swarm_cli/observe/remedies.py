@@ -1,0 +1,141 @@
+"""What is said of a process of this machine that dies again and again: how often, what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from shared.contracts.wire import is_node_name
+from shared.roles import ROLES
+from shared.runtime.deaths import Deaths, deaths_file, read_deaths
+from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.status import STATUS_INTERVAL_S, STOPPED
+from shared.runtime.supervise import CRASH_WINDOW_S
+from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeView, duration, gone, late_with_word
+from swarm_cli.restart_command import restart_options, starts_again
+from swarm_cli.server_diagnosis import cannot_store, silent_together
+from swarm_cli.target import Target, run_here
+
+OFTEN = 3
+"""A process that answers is told of only if it died this often within `CRASH_WINDOW_S`, and for
+`START_AGAIN_S` after its last start.
+"""
+
+
+class Dying(NamedTuple):
+    """What is known of a process that died lately. given_up: its supervisor no longer starts it."""
+
+    words: str
+    given_up: bool
+
+
+def dying(views: Iterable[NodeView], now: float, run: Path | None) -> dict[str, Dying]:
+    """What is known of each process that died lately, by its name: `killed 5 times in 100 s,
+    starting again in 10 s`. run: as `folder_here` returns; without it nothing is known.
+    """
+    if run is None:
+        return {}
+    found = {}
+    for view in views:
+        for role in ROLES if is_node_name(view.node) else ():
+            process = f"{view.node}-{role}"
+            deaths = read_deaths(deaths_file(run, process))
+            answers = any(now - status.updated_at <= QUIET_S for status in view.alive(role, now))
+            if deaths is not None and (words := told(deaths, now, answers=answers)):
+                found[process] = Dying(words, deaths.next_at is None)
+    return found
+
+
+def told(deaths: Deaths, now: float, *, answers: bool) -> str:
+    """The deaths in words; empty if they are past. answers: whether the process does."""
+    newest = deaths.times[-1]
+    if deaths.code == EXIT_CONFIG and deaths.next_at is None:
+        return "" if answers else f"given up, it cannot go on: {deaths.why or 'its log says why'}"
+    recent = [at for at in deaths.times if newest - CRASH_WINDOW_S <= at]
+    past = deaths.next_at is not None and now - newest > CRASH_WINDOW_S
+    stays = deaths.next_at is None or len(recent) < OFTEN or now - deaths.next_at > START_AGAIN_S
+    if past or (answers and stays):
+        return ""
+    how = "killed" if deaths.code < 0 else "crashed"
+    often = f"{how} {len(recent)} times in {max(1, round(newest - recent[0]))} s" if len(recent) > 1 else f"{how} once"
+    if deaths.next_at is None:
+        return f"{often}, given up"
+    if deaths.next_at > now:
+        return f"{often}, starting again in {max(1, round(deaths.next_at - now))} s"
+    return f"{often}, started again {duration(now - deaths.next_at)} ago"
+
+
+def lines(found: dict[str, Dying]) -> list[str]:
+    """A line for each process of `dying`."""
+    return [f"{process}: {each.words}" for process, each in found.items()]
+
+
+def left(unanswered: Iterable[str], found: dict[str, Dying]) -> list[str]:
+    """The processes that somebody must start again: not those whose supervisor does."""
+    return [name for name in unanswered if name not in found or found[name].given_up]
+
+
+MOST = 3
+TOGETHER_S = 3 * STATUS_INTERVAL_S
+"""Processes that write every `STATUS_INTERVAL_S` fell silent at once if their last words are this
+close.
+"""
+
+
+def unanswered(views: Iterable[NodeView], now: float) -> list[str]:
+    """The processes that do not answer, as `swarm restart` calls them. Those of a node that is
+    still starting are not among them.
+    """
+    found = []
+    for view in views:
+        away = gone(view, now)
+        if is_node_name(view.node):  # it comes from the server, and is printed in a command
+            found += [f"{view.node}-{role}" for role in (*away, *late_with_word(view, now))]
+    return found
+
+
+def advice(views: Sequence[NodeView], now: float, run: Path | None, most: int = MOST) -> list[str]:
+    """A line for each process that its supervisor starts again and again, then `remedies` for the
+    others that do not answer.
+    """
+    found = dying(views, now, run)
+    return [*lines(found), *remedies(left(unanswered(views, now), found), run, most)]
+
+
+def server_trouble(views: Sequence[NodeView], now: float, var_dir: Path, target: Target) -> str:
+    """What is wrong with the server through which `views` were read, and its remedy, if that
+    explains more than the processes' silence does; else empty. Asks the server, for two seconds at
+    most.
+    """
+    if target.ended is not None:
+        return ""
+    if told := cannot_store(var_dir, target.node_url):
+        return told
+    return silent_together(var_dir, target.node_url) if all_silent(views, now) else ""
+
+
+def all_silent(views: Iterable[NodeView], now: float) -> bool:
+    """Whether no process of any node answers that has done so, and all fell silent within
+    `TOGETHER_S`, none in order.
+    """
+    newest = [view.roles(role)[0] for view in views for role in ROLES if view.roles(role)]
+    last = [status.updated_at for status in newest]
+    late = all(status.state != STOPPED and now - status.updated_at > QUIET_S for status in newest)
+    return late and len(last) >= len(ROLES) and max(last) - min(last) <= TOGETHER_S
+
+
+def remedies(processes: Sequence[str], run: Path | None, most: int = MOST) -> list[str]:
+    """A line for each process, the first `most` of them. run: as `folder_here` returns."""
+    if run is None or not processes:
+        return []
+    options = restart_options(run)
+    told = [starts_again(name, options) for name in processes[:most]]
+    more = len(processes) - most
+    return [*told[:-1], f"{told[-1]}; {more} more do not answer"] if more > 0 else told
+
+
+def folder_here(var_dir: Path, target: Target) -> Path | None:
+    """The folder of the run that is looked at; None if that is no running run of this machine."""
+    run = run_here(var_dir, target)
+    return var_dir / "runs" / run if run else None
