@@ -65,6 +65,8 @@ def build(only: str = "") -> typer.Typer:
     """
     import typer
 
+    from swarm_cli.console import Command
+
     built = typer.Typer(
         rich_markup_mode="markdown",  # the default reads "[default: ...]" as a style and swallows it
         name="swarm",
@@ -82,10 +84,13 @@ def build(only: str = "") -> typer.Typer:
 
     for name, where in COMMANDS.items():
         if _wanted(name, only):
-            built.command(name=name, hidden=name in HIDDEN)(_found(where))
+            built.command(name=name, hidden=name in HIDDEN, cls=Command)(_found(where))
     for name, where in GROUPS.items():
         if _wanted(name, only):
-            built.add_typer(_found(where))
+            group = _found(where)
+            for command in group.registered_commands:
+                command.cls = Command
+            built.add_typer(group)
     return built
 
 

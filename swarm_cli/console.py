@@ -15,7 +15,9 @@ from types import TracebackType
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
 from shared.runtime.logs import configure_logging
 from shared.text import visible, visible_lines
@@ -65,16 +67,61 @@ def terminal(*, fit: bool = False) -> Console:
     """Standard output for tables. Strings are plain text: `x[/bold]` and `:smile:` are printed as
     they are.
 
-    A table that goes to a pipe or a file is as wide as its text, because its reader cannot widen a
-    window to see what was cut. With `fit`, or if COLUMNS is set, it has the terminal's width.
+    Text that goes to a pipe or a file is never cut, because its reader cannot widen a window. With
+    `fit`, or if COLUMNS is set, the console has the terminal's width.
     """
-    whole = not fit and not sys.stdout.isatty() and not os.environ.get("COLUMNS")
-    return Console(markup=False, emoji=False, width=_UNCUT_COLUMNS if whole else None)
+    return Console(markup=False, emoji=False, width=_UNCUT_COLUMNS if is_piped() and not fit else None)
+
+
+def is_piped() -> bool:
+    """Whether the result goes to a pipe or a file whose reader did not set a width (COLUMNS)."""
+    return not sys.stdout.isatty() and not os.environ.get("COLUMNS")
+
+
+def show_table(table: Table, console: Console | None = None) -> None:
+    """Print a table. In a pipe it has no frame, and no line is longer than its own text: a frame
+    would make every line as long as the longest cell.
+    """
+    if not is_piped():
+        (console or terminal()).print(table)
+        return
+    table.box, table.pad_edge, table.show_lines, table.leading = None, False, False, int(table.show_lines)
+    plain = terminal()
+    with plain.capture() as printed:
+        plain.print(table)
+    say("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def cell(text: str, limit: int = CELL_CHARACTERS) -> Text:
     """A table's cell with text of unknown origin."""
     return Text(visible(text, limit))
+
+
+class Command(TyperCommand):
+    """A command that says which option a stray word may belong to."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """As click does, but name the options that take a value. Fails with a usage error."""
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            ctx.fail(f"Got unexpected extra argument(s) ({' '.join(ctx.args)}).{_meant_option(ctx, ctx.args[0])}")
+        return rest
+
+
+def _meant_option(ctx: typer.Context, word: str) -> str:
+    """Name the options that take a value, with the likeliest for `word` as an example; empty if
+    there are none.
+    """
+    options = [each for each in ctx.command.params if each.param_type_name == "option" and not getattr(each, "is_flag", False)]
+    if not options:
+        return ""
+    names = [each.opts[0] for each in options]
+    ending = "url" if "://" in word else "config" if word.endswith(".toml") else ""
+    is_number = word.lstrip("-").replace(".", "", 1).isdigit()
+    alike = [each.opts[0] for each in options if (getattr(each, "bare_type", str) in (int, float)) == is_number]
+    first = next((name for name in names if ending and name.endswith(ending)), (alike or names)[0])
+    return f" A value follows its option ({', '.join(names)}): {ctx.command_path} {first} {word}"
 
 
 def _tell(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:

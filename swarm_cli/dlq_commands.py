@@ -20,7 +20,7 @@ from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import StreamState, Transport
 from swarm_cli.chosen_config import ConfigOption, for_node, load_chosen
-from swarm_cli.console import cell, indented, say, terminal
+from swarm_cli.console import cell, indented, say, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.node_state import duration
 from swarm_cli.server_diagnosis import naming_silent_server
@@ -68,7 +68,7 @@ def list_letters(
     table = Table(*columns, title=f"dead letters of {name}")
     for row in map(_cells, letters) if every else _by_cause(letters):
         table.add_row(*(cell(text, CAUSE_CHARACTERS) for text in row))
-    terminal().print(table)
+    show_table(table)
     if kept.first_seq > 1 and letters:
         most = NODE_LIMITS.dead_letters_max_msgs
         full = f", which is full with {most:,}" if len(letters) >= most else ""

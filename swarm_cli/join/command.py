@@ -141,7 +141,7 @@ class Newcomer:
         yield findings.software(invitation, version("reasoning-gym"))
         yield findings.sizes(config, accepts)
         yield findings.tasks(config, accepts, _told(tasks.problems()))
-        yield from findings.few_rows(config, tasks.files)
+        yield from findings.rows(config, tasks.files)
         yield findings.model(config, model())
 
     def look_at_ports(self, nats_port: int, base_port: int | None) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.registry import TASK_SOURCES
 from shared.version import VERSION
-from swarm_cli.few_rows import soon_used_up
+from swarm_cli.few_rows import left_out_rows, soon_used_up
 from swarm_cli.invitation.token import Accepted, Invitation, OfferedTask
 from swarm_cli.join.hub import HubLook
 from swarm_cli.join.room import ALL_STREAMS, in_gib, told_names
@@ -98,11 +98,12 @@ def tasks(config: NodeConfig, accepted: Accepted, problems: Sequence[str]) -> Fi
     return Finding("tasks", True, f"{names}{left}")
 
 
-def few_rows(config: NodeConfig, files: Sequence[FileQuestions]) -> list[Finding]:
-    """Files of which the swarm soon takes no more groups. files: as of the process that read
-    them.
+def rows(config: NodeConfig, files: Sequence[FileQuestions]) -> list[Finding]:
+    """Rows of files that are left out, and files of which the swarm soon takes no more groups.
+    files: as of the process that read them.
     """
-    return [Finding("few rows", None, sentence) for sentence in soon_used_up(config, files)]
+    left_out = [Finding("left out", None, sentence) for sentence in left_out_rows(files)]
+    return [*left_out, *(Finding("few rows", None, sentence) for sentence in soon_used_up(config, files))]
 
 
 def takes(accepted: Accepted, spec: TaskSpec) -> bool:

@@ -23,7 +23,7 @@ from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.text import visible
 from swarm_cli.chosen_config import ConfigOption, load_chosen
-from swarm_cli.console import count, note, terminal
+from swarm_cli.console import count, note, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import model_problem
 from swarm_cli.model.commands import export_node
@@ -221,7 +221,7 @@ def _show(model: str, report: EvalReport, shown: Sequence[Answered]) -> None:
     for name, score in [*report.per_task.items(), ("all", overall)]:
         rate = "–" if score.pass_rate is None else f"{score.pass_rate:.3f}"
         table.add_row(name, str(score.n), rate, f"{score.mean_reward:.3f}")
-    terminal().print(table)
+    show_table(table)
     if report.pass_rate is None:
         note(NO_PASS_SHOWN)
     if report.unknown:
@@ -232,4 +232,4 @@ def _show(model: str, report: EvalReport, shown: Sequence[Answered]) -> None:
             # Text of unknown origin is shown as plain text: no markup, no control characters.
             cells = [visible(text, _LONGEST_CELL) for text in (each.dataset, each.question, each.reference or "", each.answer)]
             answers.add_row(*map(Text, cells), "unknown" if each.reward is None else f"{each.reward:g}")
-        terminal().print(answers)
+        show_table(answers)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.text import cut_text, visible
-from swarm_cli.console import count, indented
+from swarm_cli.console import count, indented, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.records import HeldOutSample, Samples
@@ -74,7 +74,7 @@ def show_question(
             visible(sample.finish_reason),
         )
         table.add_row(*cells, Text(cut_text(sample.text, characters)))
-    console.print(table)
+    show_table(table, console)
     if len(answers) > len(shown):
         left = count(len(answers) - len(shown), "version")
         where = "in between " if most > 1 else "before "

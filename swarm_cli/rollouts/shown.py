@@ -14,7 +14,7 @@ from rich.text import Text
 
 from shared.contracts.messages import Batch, BatchItem, Completion, Preference
 from shared.text import cut_text, visible
-from swarm_cli.console import count, indented
+from swarm_cli.console import count, indented, is_piped, show_table
 from swarm_cli.file_names import with_digits
 from swarm_cli.rollouts.batches import BatchedGroup
 from swarm_cli.rollouts.choice import Choice, passes
@@ -65,11 +65,12 @@ def show(found: BatchedGroup, fate: Fate, choice: Choice, view: View) -> None:
         cause = item.scored.failure or "it has no rewards"
         console.print(Text(visible(f"not scored: {cause}")))
         return
-    columns = columns_that_fit(console.width, [[answer.text, *(value for _, value in answer.facts)] for answer in answers])
-    for first in range(0, len(answers), max(columns, 1)) if columns > 1 else ():
-        console.print(_side_by_side(answers[first : first + columns]))
+    width = 0 if is_piped() else console.width
+    columns = columns_that_fit(width, [[answer.text, *(value for _, value in answer.facts)] for answer in answers])
+    for first in range(0, len(answers), columns) if columns > 1 else ():
+        show_table(_side_by_side(answers[first : first + columns]), console)
     if columns <= 1:
-        console.print(_below_each_other(answers))
+        show_table(_below_each_other(answers), console)
 
 
 def columns_that_fit(width: int, answers: Sequence[Sequence[str]]) -> int:

@@ -314,3 +314,12 @@ def test_a_file_that_the_pods_have_from_a_config_map_is_read_and_few_rows_are_a_
     objects = overlay_of()
     with_rows(objects, rows(ROWS), "/etc/tasks/absent.jsonl")
     assert "the rows of /etc/tasks/absent.jsonl were not checked" in only(told(objects))
+
+
+def test_rows_of_a_config_map_that_are_left_out_are_a_note_with_their_lines(told: Told) -> None:
+    objects = overlay_of()
+    with_rows(objects, [*rows(999), '{"question": "What is north of here?", "answer": "a pole"}'])
+    replace(objects, 'source = "file"', 'source = "file"\nverifier = "final_number"')
+    found = only(told(objects))
+    assert found.startswith("note ") and "[[tasks]] 3: " in found and "line 1000" in found, found
+    assert found.endswith("correct those rows in that file's ConfigMap")

@@ -105,3 +105,15 @@ def test_joining_warns_of_a_file_of_few_rows_and_goes_on(tmp_path: Path, monkeyp
     newcomer = prepare(invitation(url="nats://127.0.0.1:1"), model=str(ROOT / "models" / "base"), config=own)
     (told,) = (each for each in newcomer.look(thoroughly=False) if each.what == "few rows")
     assert told.ok is None and "[[tasks]] 2: " in told.told and "mine.jsonl: few rows for sharing, 7 questions" in told.line, told
+
+
+@pytest.mark.slow
+def test_joining_names_the_rows_that_are_left_out_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_NODE__VAR_DIR", str(tmp_path / "var"))
+    path, own = rows(tmp_path, 400), tmp_path / "node.toml"
+    with open(path, "a") as file:
+        file.write('\n{"question": "What is north of here?", "answer": "a pole"}\n')
+    own.write_text(f'[[tasks]]\nsource = "file"\npath = "{path}"\nverifier = "final_number"\n')
+    newcomer = prepare(invitation(url="nats://127.0.0.1:1"), model=str(ROOT / "models" / "base"), config=own)
+    (told,) = (each for each in newcomer.look(thoroughly=False) if each.what == "left out")
+    assert told.ok is None and "[[tasks]] 1: " in told.told and "line 401" in told.told, told

@@ -21,7 +21,7 @@ from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from shared.setting_names import task_entry
 from swarm_cli.chosen_config import objective_problem
-from swarm_cli.few_rows import soon_used_up
+from swarm_cli.few_rows import left_out_rows, soon_used_up
 from swarm_cli.k8s.check.derived import READ_FILES, Checked, Derived, given_tasks
 from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import NODE_LABEL, Object, Overlay, Workload
@@ -180,5 +180,9 @@ def _file_notes(config: NodeConfig, reader: _Reader, rows: Checked) -> Iterator[
         if task.source == "file" and number in rows.unread:
             what = f"{reader.place(f'{task_entry(number)}: path: ')}: the rows of {task.path} were not checked"
             yield Finding(False, what, "run `swarm config check` where that file is")
+    for sentence in left_out_rows(rows.files):
+        yield Finding(
+            False, f"{reader.place(sentence)}: {' '.join(sentence.split())}", "correct those rows in that file's ConfigMap"
+        )
     for sentence in soon_used_up(config, rows.files):
         yield Finding(False, f"{reader.place(sentence)}: {sentence}", "add rows to that file's entry of its ConfigMap")
