@@ -16,15 +16,13 @@ import nkeys
 
 from lab.task_desk import TaskDesk
 from services.trainer.findings import absurd_text
-from services.verifier.border import Border, Candidate, Refused, without_token_ids
-from services.verifier.border_rules import BorderRules
-from services.verifier.copies import CopyMemory
+from services.verifier.border import Border, BorderRules, Candidate, without_token_ids
+from services.verifier.copies import CopyMemory, Fingerprint, Fingerprinter, ReplayMemory
 from services.verifier.fair_queue import FairQueue
-from services.verifier.prints import Fingerprint, Printer
-from services.verifier.replay import ReplayMemory
+from services.verifier.refusals import Refused
+from services.verifier.reputation import apply_findings
 from services.verifier.rewards import foreign_rewards
-from services.verifier.shared_reputation import FindingsReader
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from services.verifier.swarm_reader import BURST_S
 from services.verifier.trust import Trust
 from shared.config import NodeConfig
@@ -89,13 +87,13 @@ class _SharedPrints(CopyMemory):
     """A memory of copies whose fingerprints are computed once for all nodes of this process."""
 
     def fingerprint(self, answers: Sequence[str]) -> Fingerprint:
-        """See `Printer.fingerprint`."""
+        """See `Fingerprinter.fingerprint`."""
         return _fingerprint(tuple(answers))
 
 
 @cache
-def _printer() -> Printer:
-    return Printer(_SALT)
+def _printer() -> Fingerprinter:
+    return Fingerprinter(_SALT)
 
 
 @lru_cache(_MOST_PRINTS)
@@ -128,11 +126,11 @@ class SimBorder:
             verifier.intake_groups_per_s, verifier.max_sender_share, BURST_S, now_s, verifier.newcomer_share
         )
         self._seq = 0
-        self._findings = FindingsReader(self._border.reputation, trust)
+        self._trust = trust
 
     def note_findings(self, batch: int, absurd_of: Mapping[str, int], trained_of: Mapping[str, int], now_s: float) -> None:
         """Record what training on a batch showed about its senders."""
-        self._findings.apply(absurd_text(batch, absurd_of, trained_of), 0, now_s)
+        apply_findings(self._border.reputation, self._trust, absurd_text(batch, absurd_of, trained_of), 0, now_s)
 
     def note_own(self, group: RolloutGroup) -> None:
         """Record a group that this node sampled."""

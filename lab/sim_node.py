@@ -20,10 +20,9 @@ from services.generator.engines.base import Sample, SamplingParams
 from services.generator.groups import rollout_group
 from services.generator.ledger import draws_allowed
 from services.generator.tasks import PromptedTask
-from services.sampler.assembly import Assembly, BatchPlan
-from services.sampler.composition import compose, taken_of
-from services.sampler.knowledge import knowledge_of
+from services.sampler.assembly import Assembly, BatchPlan, compose, taken_of
 from services.sampler.memory import SamplerMemory, limits_of
+from services.sampler.pool import knowledge_of
 from services.sampler.share_controller import Evaluation, Shares, after_batch, next_shares, reconciled
 from services.sampler.strategies import strategy_named
 from services.trainer.selection.capability import Window

@@ -25,7 +25,7 @@ from lab.step_record import step_record
 from lab.task_desk import Shared, TaskDesk
 from services.generator.engines.base import SamplingParams
 from services.sampler.share_controller import Evaluation
-from services.verifier.sharing_rules import is_shared
+from services.verifier.sharing import is_shared
 from shared.contracts.messages import Batch
 from shared.model.loading import resolve_device
 from shared.seeds import generator_from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.verifier.checks import CHECKS
+from services.verifier.refusals import CHECKS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
 BEGIN, END = "<!-- begin: table of checks -->", "<!-- end: table of checks -->"

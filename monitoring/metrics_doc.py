@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from services.generator.figures import Figures as GeneratorFigures
-from services.sampler.figures import Figures as SamplerFigures
+from services.sampler.reports import Figures as SamplerFigures
 from services.trainer.figures import TrainerGauges
 from services.verifier.figures import Figures as VerifierFigures
 from shared.roles import Role

@@ -49,7 +49,7 @@ def unknown_files(run_dir: Path) -> list[Path]:
 
 def refused_file(run_dir: Path, replica: str) -> Path:
     """The file in which a verifier replica records its latest refusals
-    (`services.verifier.refused_record`).
+    (`services.verifier.refused_messages`).
     """
     return run_dir / f"refused-{replica}.jsonl"
 

@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.sampler.assembly import Assembly, BatchPlan, Wait, WaitFor
-from services.sampler.composition import LogRoom, compose, taken_of
-from services.sampler.figures import Figures
-from services.sampler.knowledge import knowledge_of
+from services.sampler.assembly import Assembly, BatchPlan, LogRoom, Wait, WaitFor, compose, taken_of
 from services.sampler.logs import BatchLog, NodeNews, ScoredLog
 from services.sampler.memory import SamplerMemory, limits_of, state_for_new_stream
-from services.sampler.reports import ConsumedReport, WaitingReport, log_gone, log_move, log_unreadable
+from services.sampler.pool import knowledge_of
+from services.sampler.reports import ConsumedReport, Figures, WaitingReport, log_gone, log_move, log_unreadable
 from services.sampler.share_controller import after_batch, moves, next_shares, reconciled
 from services.sampler.strategies import strategy_named
 from shared.config import NodeConfig

@@ -2,7 +2,7 @@
 sender's answers in a batch were absurd.
 
 It only reports; the verifiers decide what counts against whom
-(`services.verifier.shared_reputation`). Only text that is absurd under the policy is reported.
+(`services.verifier.reputation`). Only text that is absurd under the policy is reported.
 Whether a group's gradient opposes the trend of held-out results is not measured: that takes a
 gradient of the held-out set, which costs as much as a step; one group's gradient is noise by
 comparison; and a group that is right where the policy is wrong, which is the purpose of foreign

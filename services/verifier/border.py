@@ -1,45 +1,43 @@
 """The ordered checks that a foreign group must pass before any other code sees it, each with a
 typed reason.
 
-`services.verifier.checks.CHECKS` lists them in order. The cheap ones come first and are all in
+`services.verifier.refusals.CHECKS` lists them in order. The cheap ones come first and are all in
 `Border.examination`. They are pure except for the memory of names and group ids, take time as an
 argument, and never raise, whatever a sender puts into a message. Work that grows with the payload
-is only requested: the caller may run it in a thread, while the memories belong to the caller's
-thread alone (`services.verifier.examiner`). Afterwards the task is derived again and its answers
-scored in the sandbox (`Border.conclude`). Rewards, reference answers and metadata from the wire are
-compared, never used. A refusal is blamed only on the key that made a valid signature over the
-offending bytes (`services.verifier.refusals`).
+is only requested: `Examiner` runs it in a thread, while the memories belong to the event loop's
+thread alone. Afterwards the task is derived again and its answers scored in the sandbox
+(`Border.conclude`). Rewards, reference answers and metadata from the wire are compared, never used.
+A refusal is blamed only on the key that made a valid signature over the offending bytes
+(`services.verifier.refusals`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import asyncio
+from collections.abc import Callable, Collection, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 
-from services.verifier.bans import Bans
-from services.verifier.border_rules import BorderRules, Problem
-from services.verifier.copies import CopyMemory, Print, row_limit
-from services.verifier.other_tasks import DerivedOtherwise
-from services.verifier.refusals import BLAME, Refusal, Refused
-from services.verifier.replay import ReplayMemory
-from services.verifier.reputation import Reputation
-from services.verifier.scoring_cost import ScoringCost
-from services.verifier.senders import Sender, Senders
-from services.verifier.trust import Trust
+from services.verifier.copies import CopyMemory, GroupPrint, ReplayMemory, row_limit
+from services.verifier.refusals import BLAME, Problem, Refusal, Refused
+from services.verifier.reputation import DerivedOtherwise, Reputation, ScoringCost, Sender, Senders
+from services.verifier.trust import Bans, Trust
+from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.codec import content_id, decode_foreign
-from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
-from shared.contracts.wire import MessageError
+from shared.contracts.codec import MAX_LOGPROB, MAX_TOKENS, content_id, decode_foreign
+from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
+from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity import keys
 from shared.rewards import unknown_of
+from shared.tasks.derive import from_package
 from shared.tasks.evaluation import NO_PASS
+from shared.tasks.file_rows import held, is_file_name
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
-
-__all__ = ["Border", "BorderRules", "Candidate", "Examination", "Refusal", "Refused", "without_token_ids", "without_tokens"]
 
 T = TypeVar("T")
 
@@ -67,7 +65,7 @@ class Candidate:
     public_key: str
     group_id: str
     group: RolloutGroup
-    made: Print
+    made: GroupPrint
     seq: int
     stored_at_s: float
 
@@ -133,11 +131,11 @@ class Border:
         """Remember a group of this node, so that a sender who returns it counts as a copier."""
         self._copies.remember(self._copies.print_of(group), "", 0, group.created_at)
 
-    def print_of(self, group: RolloutGroup) -> Print:
+    def print_of(self, group: RolloutGroup) -> GroupPrint:
         """The group's print. Reads nothing that changes, so it may be computed in a thread."""
         return self._copies.print_of(group)
 
-    def learn(self, scored: ScoredGroup, made: Print, now_s: float) -> None:
+    def learn(self, scored: ScoredGroup, made: GroupPrint, now_s: float) -> None:
         """Remember a group that another of the node's verifiers has scored or accepted, or that
         this one had before it started.
         """
@@ -176,7 +174,7 @@ class Border:
             return Refused(Refusal.REPLAYED, sender, _SEEN.format(body_id))
         if not (yield from _apart(lambda: _is_signed(envelope))):
             return Refused(Refusal.SIGNATURE, sender, "the signature is not by the key that the message names")
-        made: Print | Problem | None = None
+        made: GroupPrint | Problem | None = None
         group: RolloutGroup | Problem | None = None
         problem = self._key_problem(envelope.public_key, now_s)
         if problem is None:
@@ -193,14 +191,14 @@ class Border:
                 )
                 if problem is None:
                     made = yield from _apart(lambda: self._print_or_problem(group))
-                    problem = None if isinstance(made, Print) else made
+                    problem = None if isinstance(made, GroupPrint) else made
         if problem is not None and self._was_seen(envelope.public_key, body_id):  # while these same bytes were looked at
             problem = Refusal.REPLAYED, _SEEN.format(body_id)
         if problem is not None:
             refused = self._refuse(problem[0], sender, envelope.public_key, body_id, problem[1], now_s)
             known = group if isinstance(group, RolloutGroup) else None
             return replace(refused, group_id=body_id, group=known, costly=made is not None)
-        assert sender is not None and isinstance(group, RolloutGroup) and isinstance(made, Print)
+        assert sender is not None and isinstance(group, RolloutGroup) and isinstance(made, GroupPrint)
         candidate = Candidate(sender, envelope.public_key, body_id, without_prompt(group), made, seq, stored_at_s)
         copy = self._refuse_copy(candidate, now_s)
         return candidate if copy is None else replace(copy, group_id=body_id, group=candidate.group, costly=True)
@@ -322,7 +320,7 @@ class Border:
         ref = group.task.ref
         return (Refusal.NO_PASS, f"{ref.dataset}: {NO_PASS}") if self._awaits_pass(ref) else None
 
-    def _print_or_problem(self, group: RolloutGroup) -> Print | Problem:
+    def _print_or_problem(self, group: RolloutGroup) -> GroupPrint | Problem:
         """The group's print, or the problem of its texts or tokens. Reads nothing that changes."""
         if self._held_out.contains(group.task.question):
             return Refusal.HELD_OUT, "the question is in this node's held-out set"
@@ -396,3 +394,190 @@ def without_tokens(group: RolloutGroup) -> RolloutGroup:
     """The group with its texts only."""
     completions = [msgspec.structs.replace(each, token_ids=None, behaviour_logprobs=None) for each in group.completions]
     return msgspec.structs.replace(group, completions=completions, prompt_ids=None)
+
+
+# Examines foreign messages without blocking the rest of the verifier: payloads that take longer
+# than about a millisecond are processed in a thread.
+#
+# Decoding, hashing and verifying 8 MiB takes a few hundred milliseconds, and fingerprints of 64
+# KiB take five, during which no local group would get its rewards. There is one thread, first
+# come first served, so that all strangers together use at most one processor. The border's
+# memories are changed only in the event loop; later checks see what changed there while the
+# thread was working.
+
+AT_ONCE_BYTES = 8 * 1024
+
+
+class Examiner:
+    """Drives `Border.examination`."""
+
+    def __init__(self, border: Border) -> None:
+        self._border = border
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="examiner")
+
+    async def examine(self, subject: str, payload: bytes, now_s: float, seq: int, stored_at_s: float) -> Candidate | Refused:
+        """All checks before scoring; arguments as in `Border.examination`. Small messages are
+        examined here at once.
+        """
+        examination, result = self._border.examination(subject, payload, now_s, seq, stored_at_s), None
+        while True:
+            try:
+                work = examination.send(result)
+            except StopIteration as done:
+                verdict: Candidate | Refused = done.value
+                return verdict
+            result = work() if len(payload) <= AT_ONCE_BYTES else await self._apart(work)
+
+    def close(self) -> None:
+        """Start no further examinations."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _apart(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+# The border's checks that need no memory: they depend only on the node's configuration and the
+# group.
+
+Accept = Literal["same", "dataset", "any"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BorderRules:
+    """The fixed part of a node's acceptance rules; the names are those of `[verifier]`."""
+
+    node: str
+    accept: Accept
+    own_tasks: Collection[tuple[str, str]]
+    """(dataset, canonical config) of the node's own task sources."""
+    max_age_s: float
+    max_clock_skew_s: float
+    max_bytes: int
+    max_completions: int
+    max_answer_chars: int
+    max_tokens: int = MAX_TOKENS
+    established_after: int = 32
+    swarm_id: str = DEFAULT_SWARM_ID
+    """`nats.swarm_id`; groups signed for another swarm are refused."""
+
+    @classmethod
+    def of(cls, config: NodeConfig, accept: Accept) -> BorderRules:
+        """The rules of a node. accept: `verifier.accepted_tasks`, or the value that replaces `auto`
+        if there is no roster but all members are known.
+        """
+        verifier = config.verifier
+        return cls(
+            node=config.node.id,
+            swarm_id=config.nats.swarm_id,
+            accept=accept,
+            own_tasks=frozenset((spec.dataset, spec.canonical_config) for spec in config.tasks),
+            max_age_s=verifier.max_age_s,
+            max_clock_skew_s=verifier.max_clock_skew_s,
+            max_bytes=verifier.max_foreign_bytes,
+            max_completions=config.max_foreign_completions,
+            max_answer_chars=verifier.max_answer_chars,
+            max_tokens=config.max_foreign_tokens,
+            established_after=verifier.newcomer_groups,
+        )
+
+    def age_problem(self, group: RolloutGroup, now_s: float) -> Problem | None:
+        """What is wrong with the creation time in the group, if anything."""
+        age_s = now_s - group.created_at
+        if age_s > self.max_age_s:
+            return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self.max_age_s:.0f} (verifier.max_age_s)"
+        if age_s < -self.max_clock_skew_s:
+            return Refusal.FROM_FUTURE, f"made {-age_s:.0f} s in the future; one of the two clocks is wrong"
+        return None
+
+    def task_problem(self, group: RolloutGroup) -> Problem | None:
+        """What is wrong with the group's task, if anything."""
+        ref = group.task.ref
+        own_dataset = any(ref.dataset == dataset for dataset, _ in self.own_tasks)
+        allowed = (
+            (self.accept == "any" and (own_dataset or not _needs_an_entry(ref.dataset)))
+            or (self.accept == "dataset" and own_dataset)
+            or (ref.dataset, ref.config) in self.own_tasks
+        )
+        if not allowed:
+            why = f"verifier.accept: {self.accept}{', but it needs a [[tasks]] entry' if self.accept == 'any' else ''}"
+            return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} {ref.config[:100]} is not taken in ({why})"
+        return None
+
+    def completions_problem(self, group: RolloutGroup) -> Problem | None:
+        """What is wrong with its texts and tokens, if anything: of the first completion with a
+        problem, else of the prompt.
+        """
+        for completion in group.completions:
+            problem = completion_problem(completion, self.max_answer_chars, self.max_tokens)
+            if problem is not None:
+                return problem
+        return token_ids_problem(group.prompt_ids or b"")
+
+
+def _needs_an_entry(dataset: str) -> bool:
+    """Whether only a node that names this dataset in `[[tasks]]` can judge it, because it then has
+    the file, or has imported the package. No sender makes a process import another package.
+    """
+    return (is_file_name(dataset) and held(dataset) is None) or from_package(dataset)
+
+
+# Checks whether a foreign completion's lengths, token ids and logprobs can belong to its text.
+# Pure.
+
+
+def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:
+    """Why packed token ids are refused, or None. They are checked as an array, because a list of a
+    million numbers takes as long as a hundred groups.
+    """
+    if len(packed) % 4:
+        return Refusal.MALFORMED, f"token ids of {len(packed)} bytes, not a multiple of 4"
+    if (np.frombuffer(packed, "<i4") < 0).any():
+        return Refusal.MALFORMED, "negative token id"
+    return None
+
+
+def completion_problem(completion: Completion, max_chars: int, max_tokens: int) -> tuple[Refusal, str] | None:
+    """Why the completion is refused, or None. Whether the ids match the text is checked by the
+    trainer, which has the tokenizer.
+
+    A sampled token's logprob is finite and not above 0; generators refuse samples with others.
+    """
+    if len(completion.text) > max_chars:
+        return Refusal.LENGTHS, f"a text of {len(completion.text)} characters (verifier.max_answer_chars)"
+    if completion.token_count > max_tokens:
+        return Refusal.LENGTHS, f"an answer of {completion.token_count} tokens, at most {max_tokens} (verifier.max_foreign_length)"
+    if completion.token_count == 0 and completion.text:
+        return Refusal.LENGTHS, "a text of no tokens"
+    for packed in (completion.token_ids, completion.behaviour_logprobs):
+        if packed is not None and len(packed) != 4 * completion.token_count:
+            return Refusal.MALFORMED, "token_ids, behaviour_logprobs and token_count disagree"
+    if completion.behaviour_logprobs is not None and completion.token_ids is None:
+        return Refusal.MALFORMED, "behaviour logprobs of tokens that are not there"
+    problem = token_ids_problem(completion.token_ids or b"")
+    if problem is not None:
+        return problem
+    logprobs = np.frombuffer(completion.behaviour_logprobs or b"", "<f4")
+    if not np.isfinite(logprobs).all():
+        return Refusal.MALFORMED, "a log-probability is not finite"
+    if logprobs.size and float(logprobs.max()) > MAX_LOGPROB:
+        return Refusal.MALFORMED, "a log-probability is positive"
+    return None
+
+
+class LocalModel:
+    """Name and tokenizer of the policy that made the newest local group; None before the first
+    one.
+    """
+
+    def __init__(self) -> None:
+        self.identity: ModelIdentity | None = None
+        self.policy_version = 0
+
+    def learn(self, group: RolloutGroup) -> None:
+        """Learn from a local group."""
+        self.identity = group.model
+        self.policy_version = max(self.policy_version, group.policy_version)
+
+    def same_tokenizer(self, group: RolloutGroup) -> bool:
+        """Whether the token ids of a foreign group have the same meaning here."""
+        return self.identity is not None and self.identity.tokenizer_hash == group.model.tokenizer_hash

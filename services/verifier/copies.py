@@ -1,41 +1,295 @@
-"""Detects a group that repeats an earlier one: the same task with the same answers, or with an
-earlier group's long answers in it (`services.verifier.prints`).
-
-Groups of one *task* are compared: dataset, question, and seed + index, because many datasets
-generate item `index` from their seed plus the index, so that two references with the same sum are
-one task. Honest nodes draw tasks that nobody can predict (`shared.tasks.source`), so two of them
-hardly ever draw the same one. Even so, nobody is shut out for answers that anybody might give;
-otherwise an attacker who guesses a node's next task and its likely answers could silence it. A
-group is a copy of another node's when it shares enough long text of its own, or when all its
-answers, most of them different, are equal. One sender may send two groups of a task, but nothing
-twice.
-
-The same question under another reference is another task, in which honest nodes do meet if there
-are few questions: there only distinctive text makes a copy, and nobody is blamed. A row of a file
-is the same question under every seed, so its references are unlimited and free to find: there one
-sender's groups are counted and compared whatever the reference. A node that trains on few rows
-returns to each of them, so nobody is blamed for that either.
-
-A group is compared with those of its task and its question, at most `_PER_TASK` and
-`_PER_QUESTION`, so that its cost does not grow with what is remembered.
-
-Pure except for the memory: one hour, at most `MAX_GROUPS` and `MAX_BYTES`; the entry that was seen
-or repeated longest ago is forgotten first.
+"""Recognise a group that was seen before: the same message (`ReplayMemory`), or a group that
+repeats an earlier one (`CopyMemory`), by fingerprints of its answers.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import math
+import os
+import re
 import secrets
-from collections import OrderedDict
+import time
+import unicodedata
+import uuid
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal, TypeVar
 
-from services.verifier.prints import SUSPECT, TELLING, Fingerprint, Print, Printer, equal, evidence_of_copy, say_the_same
+import numpy as np
+from numpy.typing import NDArray
+
+from shared import disk
 from shared.contracts.messages import RolloutGroup, Task
+from shared.plain_files import whole_lines
+from shared.runtime.writes import Writes
 from shared.tasks.file_rows import is_file_name
 
-__all__ = ["CopyMemory", "Likeness", "Print"]
+# Fingerprints of a group's answers, kept without the text, and a measure of how much of one group
+# is found in another. Pure.
+#
+# Answers are compared apart from case, spaces, accents, simple compatibility forms and invisible
+# characters. Two short answers are either equal or not. Of a long one the shingles are compared
+# (pieces of `SHINGLE` characters): it is found in another group if one answer there has most of
+# its shingles, whatever else that says. So a copy does not become something else by text that is
+# added to it, which a measure of resemblance (Jaccard) would let it. Shingles from all over a
+# group do not count together: nodes of one policy have many phrases in common, and each combines
+# them anew.
+#
+# Text that more than half of a group's different answers share is a typical phrase of its policy
+# and says nothing about who wrote it. It is left out on both sides.
+#
+# The text is written by strangers. So every step takes time linear in the characters, and no
+# character expands to several: NFKC takes seconds for 16,384 combining marks and turns one
+# character into 18. What is kept of a group, and the time of a comparison, are bounded by the
+# number of its answers.
+
+SHINGLE = 12
+"""Characters, about two words: shorter pieces occur in every text about the same subject."""
+FOUND = 0.7
+"""An answer is found in one that has this part of its shingles."""
+COPIED = 0.75
+"""A group's long answers are copied if this part of them is found."""
+SAME = 0.75
+"""Two groups of one sender say the same if this part of their answers is equal."""
+
+LONG = 30
+"""An answer is evidence from this many characters of its own on. Shorter ones coincide by chance,
+however many there are.
+"""
+SUSPECT = 48
+"""A group is refused if the answers found in it have at least this many characters of their own
+together.
+"""
+TELLING = 96
+"""The same, but the number from which coincidence is excluded and the sender is blamed."""
+
+_SKETCH = 256
+"""Shingles kept of a group to look for elsewhere, shared out among its long answers."""
+_LEAST_SKETCH, _MOST_LONG = 8, 64
+_KEPT_OWN = 256
+"""Shingles kept of a group to look for others' in it."""
+_WHOLE_BELOW = 16_384
+_QUARTER = 2**30
+"""Of a group with more characters than `_WHOLE_BELOW`, only the shingles with a hash below this are
+looked at.
+"""
+_LEAST_LOOKED_FOR = 4
+
+_GROUP_BYTES = 900
+_DIGEST_BYTES = 50
+_TABLE = 0x20000
+_DROPPED = frozenset({"Cf", "Cc", "Mn", "Me", "Zs", "Zl", "Zp"})
+_MOST_SLOTS_BITS = 22
+_ANSWER_BITS = np.uint64(16)
+_ANSWER = np.uint64(2**16 - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fingerprint:
+    """A group's answers.
+
+    exact: a digest of each answer, sorted.
+    own: the shingles that are not common to the group, with the answer that each is of
+        (`hash << 16 | answer`), sorted; all those with a hash below `own_below`.
+    sketch: for each long answer, the least hashes of its shingles; `sketch_of` says which of the
+        long answers each is of.
+    own_chars: for each long answer, how many of its characters are not common to the group.
+    """
+
+    exact: tuple[bytes, ...]
+    own: NDArray[np.uint64]
+    own_below: int
+    sketch: NDArray[np.uint64]
+    sketch_of: NDArray[np.uint16]
+    own_chars: NDArray[np.intp]
+
+    @property
+    def size_bytes(self) -> int:
+        """Its approximate memory use."""
+        arrays = (self.own, self.sketch, self.sketch_of, self.own_chars)
+        return _GROUP_BYTES + _DIGEST_BYTES * len(self.exact) + sum(each.nbytes for each in arrays)
+
+    @property
+    def evidence(self) -> int:
+        """The evidence that an exact copy of it would give, in characters."""
+        return int(self.own_chars.sum())
+
+    def to_keep(self) -> Fingerprint:
+        """As much of it as is remembered."""
+        if len(self.own) <= _KEPT_OWN:
+            return replace(self, own=self.own.copy())
+        return replace(self, own=self.own[:_KEPT_OWN].copy(), own_below=int(self.own[_KEPT_OWN] >> _ANSWER_BITS))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPrint:
+    """What is remembered of a group. `task`: dataset, question and item; `question`: the first two
+    only. `is_row`: it is a row of a file, which is the same under every seed.
+    """
+
+    task: bytes
+    question: bytes
+    says: Fingerprint
+    is_row: bool = False
+
+
+class Fingerprinter:
+    """Computes the fingerprints of texts with a salt, so that nobody can prepare texts against
+    them.
+    """
+
+    def __init__(self, salt: bytes) -> None:
+        self._salt = salt
+        root = int.from_bytes(self.digest(b"multiplier")[:8], "little") | 1
+        _folding()  # Takes a quarter of a second, so it is done at the start and not with the first message.
+        self._powers = {length: np.uint64(pow(root, length, 2**64)) for length in (1, 2, 4)}
+
+    def digest(self, content: bytes) -> bytes:
+        """16 bytes that identify the content."""
+        return hashlib.blake2b(content, digest_size=16, key=self._salt).digest()
+
+    def fingerprint(self, answers: Sequence[str]) -> Fingerprint:
+        """The fingerprint of one group's answers."""
+        codes, ends = normalised(answers)
+        pieces = np.split(codes, ends[:-1]) if len(answers) else []
+        exact = [self.digest(piece.tobytes()) for piece in pieces]
+        different = list(dict(zip(exact, pieces, strict=True)).values())
+        hashes, of, common, own_chars = self._shingles(different)
+        long = np.flatnonzero(own_chars >= LONG)[:_MOST_LONG]
+        own_below = 2**32 if len(codes) <= _WHOLE_BELOW else _QUARTER
+        kept = ~common & (hashes < own_below)
+        own = np.sort(hashes[kept] << _ANSWER_BITS | of[kept].astype(np.uint64))
+        own = own[np.concatenate([np.ones(min(1, len(own)), np.bool_), own[1:] != own[:-1]])]
+        whose = (own & _ANSWER).astype(np.uint16)
+        by_answer = np.argsort(whose, kind="stable")
+        begins, stops = np.searchsorted(whose[by_answer], long), np.searchsorted(whose[by_answer], long, side="right")
+        each = max(_LEAST_SKETCH, _SKETCH // max(1, len(long)))
+        parts = [by_answer[begin : min(begin + each, stop)] for begin, stop in zip(begins, stops, strict=True)]
+        return Fingerprint(
+            exact=tuple(sorted(exact)),
+            own=own,
+            own_below=own_below,
+            sketch=own[np.concatenate([np.zeros(0, np.intp), *parts])] >> _ANSWER_BITS,
+            sketch_of=np.repeat(np.arange(len(parts), dtype=np.uint16), [len(part) for part in parts]),
+            own_chars=own_chars[long],
+        )
+
+    def _shingles(
+        self, texts: Sequence[NDArray[np.uint32]]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.intp], NDArray[np.bool_], NDArray[np.intp]]:
+        """Of all texts together: the shingles' hashes, which text each is of, whether more than
+        half of the texts have it, and how many characters of each text are in no such shingle.
+        """
+        lengths = [len(text) for text in texts]
+        of = np.repeat(np.arange(len(texts)), lengths)
+        count = len(of) - SHINGLE + 1
+        if count < 1:
+            return np.zeros(0, np.uint64), np.zeros(0, np.intp), np.zeros(0, np.bool_), np.array(lengths, np.intp)
+        within = of[:count] == of[SHINGLE - 1 :]
+        mixed = self._mixed(np.concatenate(texts).astype(np.uint64))
+        # A table of counts by the hash's first bits: adding one under all of a text's at once
+        # counts a shingle once for each text that has it.
+        bits = min(_MOST_SLOTS_BITS, (64 * count).bit_length())
+        slots = (mixed >> np.uint64(64 - bits)).astype(np.intp)
+        having = np.zeros(1 << bits, np.uint16)
+        begin = 0
+        for length in lengths:
+            having[slots[begin : begin + max(0, length - SHINGLE + 1)]] += 1
+            begin += length
+        common = within & (2 * having[slots] > len(texts))
+        # Each common shingle covers SHINGLE characters.
+        steps = np.zeros(len(of) + 1, np.int32)
+        steps[:count] += common
+        steps[SHINGLE : SHINGLE + count] -= common
+        covered = np.cumsum(steps[:-1]) > 0
+        own_chars = np.bincount(of[~covered], minlength=len(texts))
+        return (mixed & np.uint64(2**32 - 1))[within], of[:count][within], common[within], own_chars
+
+    def _mixed(self, codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """A hash for each piece of `SHINGLE` characters: polynomials of 1, 2, 4 and 8, and 8 and 4
+        together.
+        """
+        powers, of = self._powers, {1: codes}
+        for length in (1, 2, 4):
+            half = of[length]
+            of[2 * length] = half[:-length] * powers[length] + half[length:]
+        count = len(codes) - SHINGLE + 1
+        mixed = of[8][:count] * powers[4] + of[4][8 : 8 + count]
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+        return mixed
+
+
+def normalised(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.intp]]:
+    """The texts' code points one after the other, without what can be varied without changing the
+    meaning, and where each text ends. Each character gives at most one.
+    """
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    folded = _folding()[np.minimum(codes, _TABLE)]
+    # Beyond the table, tags and variation selectors are invisible; everything else stays unchanged.
+    folded = np.where((codes >= _TABLE) & (codes >> 12 != 0xE0), codes, folded)
+    kept = folded != 0
+    until = np.concatenate([np.zeros(1, np.intp), np.cumsum(kept)])
+    return folded[kept], until[np.cumsum([len(text) for text in texts], dtype=np.intp)]
+
+
+@lru_cache(maxsize=1)
+def _folding() -> NDArray[np.uint32]:
+    """Table from code point to code point; 0: dropped. Its last entry is 0."""
+    table = np.array([_folded(chr(code)) for code in range(_TABLE)] + [0], dtype=np.uint32)
+    return np.asarray(table[np.minimum(table, _TABLE)], dtype=np.uint32)
+
+
+def _folded(char: str) -> int:
+    if char.isspace() or unicodedata.category(char) in _DROPPED:
+        return 0
+    plain = "".join(each for each in unicodedata.normalize("NFKD", char) if unicodedata.category(each) not in _DROPPED).casefold()
+    return ord(plain) if len(plain) == 1 else ord(char)
+
+
+def equal(one: Fingerprint, other: Fingerprint) -> bool:
+    """Whether all answers are equal, one for one, and more than half of them differ from each
+    other, which hardly ever happens with two samples of one policy.
+    """
+    return one.exact == other.exact and 2 * len(set(one.exact)) > len(one.exact)
+
+
+def evidence_of_copy(original: Fingerprint, copy: Fingerprint) -> int:
+    """How many characters of the original's own are in those of its long answers that are found in
+    `copy`; 0 if that is not most of them.
+    """
+    count = len(original.own_chars)
+    if not count or not len(copy.own):
+        return 0
+    looked_for = original.sketch < copy.own_below
+    sketch, of = original.sketch[looked_for], original.sketch_of[looked_for].astype(np.intp)
+    begins = np.searchsorted(copy.own, sketch << _ANSWER_BITS)
+    having = np.searchsorted(copy.own, sketch << _ANSWER_BITS | _ANSWER, side="right") - begins
+    # All answers of the copy that have one of these shingles, one after the other.
+    places = np.arange(having.sum()) + np.repeat(begins - (np.cumsum(having) - having), having)
+    answers = (copy.own[places] & _ANSWER).astype(np.intp)
+    width = len(copy.exact)
+    hits = np.bincount(np.repeat(of, having) * width + answers, minlength=count * width).reshape(count, width).max(axis=1)
+    tried = np.bincount(of, minlength=count)
+    found = (tried >= _LEAST_LOOKED_FOR) & (hits >= FOUND * tried)
+    return int(original.own_chars[found].sum()) if found.sum() >= COPIED * count else 0
+
+
+def say_the_same(new: Fingerprint, old: Fingerprint) -> bool:
+    """Whether one sender says the same in both: most answers of one are equal to the other's,
+    however short, or most long ones are found. The old group may be hidden among as many other
+    answers.
+    """
+    both = (Counter(new.exact) & Counter(old.exact)).total()
+    enough = both >= SAME * len(new.exact) or (both >= SAME * len(old.exact) and 2 * len(old.exact) >= len(new.exact))
+    return enough or evidence_of_copy(old, new) > 0
+
 
 GROUPS_OF_A_TASK = 2
 """Groups that one sender may send of a task. Normally there is one, but a node that died while
@@ -79,7 +333,7 @@ class _Seen:
     seq: int
     stored_at_s: float
     at_s: float
-    made: Print
+    made: GroupPrint
 
 
 class CopyMemory:
@@ -89,7 +343,7 @@ class CopyMemory:
         """`salt` keys the hashes, so that nobody can prepare texts against them; random if
         empty.
         """
-        self._printer = Printer(salt or secrets.token_bytes(16))
+        self._printer = Fingerprinter(salt or secrets.token_bytes(16))
         self._tasks: OrderedDict[bytes, list[_Seen]] = OrderedDict()
         self._questions: dict[bytes, list[_Seen]] = {}
         self._rows: dict[tuple[bytes, str], list[_Seen]] = {}
@@ -100,18 +354,18 @@ class CopyMemory:
         """Number of groups remembered."""
         return self._groups
 
-    def print_of(self, group: RolloutGroup) -> Print:
+    def print_of(self, group: RolloutGroup) -> GroupPrint:
         """The group's print with this memory's salt."""
         task, question = self._ids(group.task)
         says = self.fingerprint([completion.text for completion in group.completions])
-        return Print(task, question, says, is_file_name(group.task.ref.dataset))
+        return GroupPrint(task, question, says, is_file_name(group.task.ref.dataset))
 
     def fingerprint(self, answers: Sequence[str]) -> Fingerprint:
         """The fingerprint of one group's answers."""
         return self._printer.fingerprint(answers)
 
     def look(
-        self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0
+        self, made: GroupPrint, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0
     ) -> tuple[Likeness | None, list[str]]:
         """Which earlier group this one is a copy of, if any, and which keys have copied *it*: their
         groups were examined first but are later in the stream, however late this one is examined.
@@ -175,7 +429,7 @@ class CopyMemory:
             return None
         return Likeness("row", False, new.public_key, same_answers=alike >= GROUPS_OF_A_TASK)
 
-    def remember(self, made: Print, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0) -> None:
+    def remember(self, made: GroupPrint, public_key: str, seq: int, now_s: float, stored_at_s: float = 0.0) -> None:
         """Remember an accepted group or a local one."""
         groups = self._tasks.setdefault(made.task, [])
         self._tasks.move_to_end(made.task)
@@ -244,3 +498,148 @@ def _precedes(new: _Seen, seen: _Seen) -> bool:
 
 def _may_precede(new: _Seen, seen: _Seen) -> bool:
     return new.seq < seen.seq or new.stored_at_s < seen.stored_at_s
+
+
+# Remembers the accepted foreign groups, so that none counts twice, even after a restart or at
+# another replica on the same machine.
+
+_LINE = re.compile(r"([0-9a-f]{64})(?: ([0-9]{1,11}))?")
+"""An id and when it was accepted, in Unix seconds; files of earlier versions have no time."""
+_MARK_BYTES = 34
+"""The first line of a rewritten file: `#` and 32 letters that no other file has."""
+_SPARE_LINES = 1024
+"""A file with fewer lines is not worth rewriting."""
+
+
+class ReplayMemory:
+    """The ids of accepted groups: the last `capacity`, none for longer than `keep_s`, after which
+    their age alone refuses them.
+
+    The file only grows by appending, until most of it is no longer needed and it is rewritten. Any
+    process may die at any instant. The new file replaces the old one in one step, a partial last
+    line loses that line only, and what another process appends meanwhile is carried over (unless
+    the rewriting process is killed between these two steps; the other process then still knows it).
+    What other processes appended is read before an id counts as new.
+    """
+
+    def __init__(self, capacity: int, path: Path | None = None, *, keep_s: float = math.inf, now_s: float | None = None) -> None:
+        """`path` None keeps the memory in this process only. `now_s` is the time of loading in Unix
+        seconds; None: the clock's.
+        """
+        self.writes = Writes("verifier")
+        self._capacity = capacity
+        self._path = path
+        self._keep_s = keep_s
+        self._ids: OrderedDict[str, float] = OrderedDict()
+        self._version = 0, b""
+        self._read_bytes = 0
+        self._lines = 0
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._read_new_lines(path)
+            self._shorten(path, time.time() if now_s is None else now_s)
+
+    def __len__(self) -> int:
+        """Number of ids."""
+        return len(self._ids)
+
+    def contains(self, group_id: str) -> bool:
+        """Whether this group was accepted before."""
+        if group_id not in self._ids and self._path is not None:
+            self._read_new_lines(self._path)
+        return group_id in self._ids
+
+    def remember(self, group_id: str, now_s: float) -> None:
+        """Remember a group accepted at `now_s`, Unix seconds. Forgets ids that are too old or too
+        many.
+
+        A failed write to disk is logged; the group is still known in memory, and the node
+        continues.
+        """
+        self._add(group_id, now_s)
+        self._forget(now_s)
+        if self._path is None:
+            return
+        with self.writes.trying("accepted", f"free space at {self._path.parent}; known in memory until the next start"):
+            self._append(self._path, group_id, now_s)
+            self._read_new_lines(self._path)
+            self._shorten(self._path, now_s)
+
+    def _add(self, group_id: str, at_s: float) -> None:
+        self._ids[group_id] = at_s
+        if len(self._ids) > self._capacity:
+            self._ids.popitem(last=False)
+
+    def _forget(self, now_s: float) -> None:
+        while self._ids and next(iter(self._ids.values())) < now_s - self._keep_s:
+            self._ids.popitem(last=False)
+
+    def _append(self, path: Path, group_id: str, at_s: float) -> None:
+        """Write one line. A leading line break ends a line that a killed process left
+        incomplete.
+        """
+        line = f"\n{group_id} {int(at_s)}\n".encode()
+        while True:
+            with path.open("ab", buffering=0) as file:
+                file.write(line)
+                try:
+                    replaced = os.fstat(file.fileno()).st_ino != path.stat().st_ino
+                except FileNotFoundError:
+                    replaced = True
+            if not replaced:  # otherwise the file may have been rewritten without this line
+                return
+
+    def _shorten(self, path: Path, now_s: float) -> None:
+        """Rewrite the file with the ids still needed if these are less than half. One process at a
+        time; the others continue.
+        """
+        if self._lines <= 2 * len(self._ids) + _SPARE_LINES:
+            return
+        with path.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return
+            self._read_new_lines(path)
+            self._forget(now_s)
+            self._write_again(path)
+
+    def _write_again(self, path: Path) -> None:
+        draft = path.with_suffix(".new")
+        with path.open("rb") as old:
+            old.seek(self._read_bytes)
+            with draft.open("wb") as new:
+                new.write(f"#{uuid.uuid4().hex}\n".encode())
+                new.writelines(f"{group_id} {int(at_s)}\n".encode() for group_id, at_s in self._ids.items())
+                new.flush()
+                disk.sync(new.fileno())
+            draft.replace(path)
+            late = old.read()  # appended by others since, if they opened the file before it was replaced
+        if late:
+            with path.open("ab", buffering=0) as new:
+                new.write(late)
+
+    def _read_new_lines(self, path: Path) -> None:
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            stat = os.fstat(file.fileno())
+            # Inode numbers are soon reused, so a rewritten file has a mark of its own.
+            version = stat.st_ino, file.read(_MARK_BYTES)
+            if version != self._version and (stat.st_ino != self._version[0] or self._read_bytes >= _MARK_BYTES):
+                self._read_bytes = self._lines = 0
+            self._version = version
+            if stat.st_size < self._read_bytes:
+                self._read_bytes = self._lines = 0
+            for block, end in whole_lines(file, self._read_bytes):
+                self._read_bytes = end
+                self._take(block, stat.st_mtime)
+
+    def _take(self, lines: bytes, written_s: float) -> None:
+        for line in lines.decode(errors="replace").splitlines():
+            found = _LINE.fullmatch(line)
+            self._lines += bool(line)
+            if found is not None and found[1] not in self._ids:
+                self._add(found[1], float(found[2]) if found[2] else written_s)

@@ -2,7 +2,7 @@
 time is an argument.
 
 Each sender has a queue and a token bucket. Queues are served in turn, in proportion to what each
-sender has earned (`services.verifier.standing`), and unused turns go to the others (max-min
+sender has earned (`services.verifier.reputation`), and unused turns go to the others (max-min
 fairness); the bucket limits a sender even when nobody else is there. A message takes as many turns
 and tokens as its size requires (`turns_of`). Senders that have not earned a whole share yet are
 newcomers: all of them together are guaranteed `newcomer_share` of the turns while established
@@ -19,12 +19,44 @@ the name belongs to a key, what waits under it goes on waiting in the key's queu
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from services.verifier.intake_plan import TokenBucket
+from services.verifier.refusals import Refusal, Refused
+from shared.contracts import subjects
+from shared.transport.base import BadReference, StoredMessage
+from shared.transport.reference import reference_of
+
+
+class TokenBucket:
+    """At most `rate_per_s` on average, and `burst` at once."""
+
+    def __init__(self, rate_per_s: float, burst: float, now_s: float) -> None:
+        self._rate_per_s = rate_per_s
+        self._burst = max(1.0, burst)
+        self._tokens = self._burst
+        self._updated_s = now_s
+
+    def available(self, now_s: float) -> int:
+        """Whole tokens that can be taken now. A clock that jumps back adds nothing."""
+        elapsed_s = max(0.0, now_s - self._updated_s)
+        self._updated_s = max(self._updated_s, now_s)
+        self._tokens = min(self._burst, self._tokens + elapsed_s * self._rate_per_s)
+        return int(self._tokens)
+
+    def take(self, count: int) -> None:
+        """Use tokens. Taking more than are available causes a debt, which must be paid back before
+        tokens are available again.
+        """
+        self._tokens -= count
+
+    def give_back(self, count: int) -> None:
+        """Return tokens that were not used."""
+        self._tokens = min(self._burst, self._tokens + count)
+
 
 MAX_WAITING = 512
 STEADY_S = 10.0
@@ -298,3 +330,178 @@ class FairQueue(Generic[T]):
 
 def _room(messages: int, size_bytes: int) -> float:
     return size_bytes / MAX_WAITING_BYTES + messages / MAX_WAITING
+
+
+# Limits on the cost of large foreign payloads: bytes in progress at once, and chunks read once.
+# Pure: no clock, no I/O.
+#
+# A message of a few hundred bytes can claim a payload of megabytes. Two rules prevent
+# amplification: payloads in progress are limited for the node and for each sender, and a chunk
+# belongs to the message that referred to it first, so that bytes stored once are read once and
+# not for each of a thousand references.
+
+NODE_BYTES = 64 * 2**20
+"""Most bytes of large payloads in progress at once: being fetched, decoded or scored."""
+SENDER_BYTES = 16 * 2**20
+"""Most bytes of one sender's large payloads, so that at least four senders are needed to make
+others' large groups wait.
+"""
+SMALL_BYTES = 64 * 1024
+"""Smaller payloads do not count. With 64 messages in progress they are at most 4 MiB, and they must
+not wait behind large ones.
+"""
+MAX_CHUNKS = 65_536
+"""Number of chunks remembered: 2 GiB, the swarm's whole window, in chunks of 32 KiB."""
+
+
+class BytesInFlight:
+    """Bytes of payloads in progress, by sender."""
+
+    def __init__(self, node_bytes: int = NODE_BYTES, sender_bytes: int = SENDER_BYTES) -> None:
+        self._node_bytes = node_bytes
+        self._sender_bytes = sender_bytes
+        self._held: dict[str, int] = {}
+        self.total = 0
+
+    def start(self, sender: str, size_bytes: int) -> None:
+        """A payload of this size is now in progress."""
+        if size_bytes > SMALL_BYTES:
+            self._held[sender] = self._held.get(sender, 0) + size_bytes
+            self.total += size_bytes
+
+    def end(self, sender: str, size_bytes: int) -> None:
+        """A payload of this size is finished."""
+        if size_bytes > SMALL_BYTES:
+            self.total -= size_bytes
+            self._held[sender] -= size_bytes
+            if not self._held[sender]:
+                del self._held[sender]
+
+    def look(self) -> Callable[[str, int], bool]:
+        """A function that tests whether a sender's payload may be started, for one pass along the
+        queue in its order.
+
+        A payload that does not fit also keeps later large ones out; otherwise smaller claims could
+        overtake it for ever. A payload larger than a limit may start when nothing else is in
+        progress.
+        """
+        somebody_waits = False
+
+        def fits(sender: str, size_bytes: int) -> bool:
+            nonlocal somebody_waits
+            if size_bytes <= SMALL_BYTES:
+                return True
+            held = self._held.get(sender, 0)
+            if somebody_waits or (held and held + size_bytes > self._sender_bytes):
+                return False
+            somebody_waits = self.total > 0 and self.total + size_bytes > self._node_bytes
+            return not somebody_waits
+
+        return fits
+
+
+class ClaimedChunks:
+    """Which message each chunk belongs to, by sender, so that one sender's references take nothing
+    from another's.
+    """
+
+    def __init__(self, capacity: int = MAX_CHUNKS) -> None:
+        self._capacity = capacity
+        self._owner: OrderedDict[tuple[str, int], int] = OrderedDict()
+
+    def claim(self, sender: str, seq: int, chunks: Sequence[int]) -> int | None:
+        """Record that the message at `seq` refers to these chunks. Returns another of the sender's
+        messages if that one referred to one of them first.
+        """
+        for chunk in chunks:
+            owner = self._owner.get((sender, chunk), seq)
+            if owner != seq:
+                return owner
+        for chunk in chunks:
+            self._owner[sender, chunk] = seq
+            self._owner.move_to_end((sender, chunk))
+        while len(self._owner) > self._capacity:
+            self._owner.popitem(last=False)
+        return None
+
+    def refuse(self, message: StoredMessage) -> Refused | None:
+        """Refuse, before anything is fetched, an invalid reference and one to chunks that another
+        message referred to.
+        """
+        author = subjects.rollouts_author(message.subject)
+        try:
+            reference = reference_of(message)
+        except BadReference as error:
+            return Refused(Refusal.REFERENCE, author, str(error))
+        first = None if reference is None else self.claim(author or "", message.seq, reference.chunks)
+        if first is None:
+            return None
+        return Refused(
+            Refusal.REFERENCE, author, f"its chunks belong to message {first}: each payload is stored in chunks of its own"
+        )
+
+
+# Limits how many foreign groups are in progress at once, from whom, and with how many bytes.
+# Pure: no clock, no I/O.
+#
+# A group holds a place while it is fetched, examined or stored. While it waits for the scorers it
+# holds none; otherwise senders of slow groups would block everybody else's.
+# `shared.tasks.sandbox.foreign_line` limits how many wait there and divides the time.
+
+IN_WORK = 64
+IN_WORK_PER_SENDER = 4
+"""Enough to hide the time that payloads take to arrive. Groups that wait for the scorers also count
+here.
+"""
+
+
+class InFlightLimit:
+    """The places in use, by sender."""
+
+    def __init__(self) -> None:
+        self._bytes = BytesInFlight()
+        self._sender_places: Counter[str] = Counter()
+        self._held = 0
+
+    @property
+    def free(self) -> bool:
+        """Whether one more group may be started."""
+        return self._held < IN_WORK
+
+    def fits(self) -> Callable[[str, int], bool]:
+        """A function that tests whether a sender's payload of some size may be started, for one
+        pass along the queue in its order.
+        """
+        within = self._bytes.look()
+        return lambda sender, size_bytes: self._sender_places[sender] < IN_WORK_PER_SENDER and within(sender, size_bytes)
+
+    def take(self, sender: str, size_bytes: int) -> None:
+        """A group of this sender is now in progress."""
+        self._sender_places[sender] += 1
+        self._hold(sender, size_bytes)
+
+    def leave(self, sender: str, size_bytes: int) -> None:
+        """A group of this sender is finished."""
+        self._release(sender, size_bytes)
+        self._sender_places[sender] -= 1
+        if not self._sender_places[sender]:
+            del self._sender_places[sender]
+
+    @contextmanager
+    def lent(self, sender: str, size_bytes: int) -> Iterator[None]:
+        """Give up the place and its bytes inside the block, while the group waits for the
+        scorers.
+        """
+        self._release(sender, size_bytes)
+        try:
+            yield
+        finally:
+            self._hold(sender, size_bytes)
+
+    def _hold(self, sender: str, size_bytes: int) -> None:
+        self._held += 1
+        self._bytes.start(sender, size_bytes)
+
+    def _release(self, sender: str, size_bytes: int) -> None:
+        self._held -= 1
+        self._bytes.end(sender, size_bytes)

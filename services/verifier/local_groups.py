@@ -10,26 +10,28 @@ cannot be scored, and its bytes become a dead letter.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
+from services.verifier.border import LocalModel
 from services.verifier.figures import Figures
-from services.verifier.local_outcomes import LocalOutcomes
-from services.verifier.own_model import OwnModel
 from services.verifier.rewards import RewardKnowledge
 from services.verifier.sharing import Outbox
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.codec import content_id, decode
-from shared.contracts.messages import RolloutGroup
-from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
+from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.messages import RolloutGroup, ScoredGroup
+from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
+from shared.dead_letters import attempt_id, bury, spent_seq
 from shared.rewards import unknown_of
 from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
-from shared.transport.base import Delivery, Transport, TransportError
+from shared.transport.base import Delivery, NotConnected, PubAck, StoredMessage, Transport, TransportError
 
 IN_WORK = 64
 FETCH_TIMEOUT_S = 1.0
@@ -46,7 +48,7 @@ class LocalScorer:
         pool: ScorerPool,
         scored: LocalOutcomes,
         outbox: Outbox,
-        own: OwnModel,
+        own: LocalModel,
         figures: Figures,
         log: Log,
         rewards: RewardKnowledge,
@@ -171,3 +173,153 @@ class LocalScorer:
             unknown=len(result.rewards) - len(rewards),
             seconds=round(result.seconds, 4),
         )
+
+
+# Stores the outcome of a local group: in the stream of scored groups, or as a dead letter.
+
+
+class LocalOutcomes:
+    """Stores the outcomes of local groups, each under its own message id, so that a retry stores
+    nothing twice.
+    """
+
+    def __init__(self, node_id: str, node: Transport, figures: Figures, log: Log) -> None:
+        self._id, self._node, self._figures, self._log = node_id, node, figures, log
+
+    async def give_up(self, message: StoredMessage, group: RolloutGroup, payload: bytes, cause: str) -> None:
+        """Store a group as one that could not be scored, and its bytes as a dead letter."""
+        group_id = content_id(payload)
+        rollout_id, task = rollout_id_of(group_id), group.task.ref.dataset
+        self._log.error("local_group_given_up", rollout_id=rollout_id, draw=group.draw, task=task, cause=cause)
+        await self.bury(message, payload, cause)
+        failed = self.scored(group, group_id, [], 0.0, cause[:500])
+        if not (await self.store(message, failed)).duplicate:
+            self._figures.scoring.failed_local()
+
+    async def bury(self, message: StoredMessage, payload: bytes, cause: str) -> None:
+        """Store a group's bytes as a dead letter; `payload` is empty if they are lost."""
+        name = attempt_id(message, content_id(payload)) if payload else f"lost-{message.seq}"
+        await bury(self._node, self._id, payload, cause, message_id=name)
+        self._figures.scoring.buried()
+
+    async def store(self, message: StoredMessage, scored: ScoredGroup) -> PubAck:
+        """Store a scored group in the node's stream. A second copy is acknowledged as a
+        duplicate.
+        """
+        subject, stream = subjects.node_scored(self._id), subjects.node_scored_stream(self._id)
+        name, headers = attempt_id(message, scored.group_id), {ROLLOUT_ID_HEADER: rollout_id_of(scored.group_id)}
+        return await self._node.publish(subject, encode(scored), stream=stream, message_id=name, headers=headers)
+
+    def scored(
+        self,
+        group: RolloutGroup,
+        group_id: str,
+        rewards: list[float],
+        seconds: float,
+        failure: str | None = None,
+        *,
+        passed: list[bool] | None = None,
+        unknown: Mapping[str, int] = MappingProxyType({}),
+    ) -> ScoredGroup:
+        """The message with a group and its rewards, or with the reason why it has none."""
+        return ScoredGroup(
+            group_id=group_id,
+            origin="local",
+            group=group,
+            rewards=rewards,
+            scored_by=self._id,
+            score_seconds=seconds,
+            scored_at=time.time(),
+            passed=passed,
+            unknown=dict(unknown),
+            failure=failure,
+        )
+
+
+# Finds local groups that have used up their deliveries, which the server no longer delivers, and
+# makes them dead letters.
+
+NOTICES_PERIOD_S = 2.0
+SWEPT = 16
+"""Number of oldest groups that one sweep examines."""
+
+
+class ExhaustedDeliveries:
+    """Handles groups that have used up their deliveries."""
+
+    def __init__(self, config: NodeConfig, node: Transport, scored: LocalOutcomes, figures: Figures, log: Log) -> None:
+        self._config, self._id, self._node = config, config.node.id, node
+        self._scored, self._figures, self._log = scored, figures, log
+        self._seen_since: dict[int, float] = {}
+
+    async def sweep(self) -> None:
+        """Keep making dead letters of groups that have used up their deliveries and remain only in
+        the stream. Never returns.
+        """
+        period_s = max(5.0, self._config.verifier.ack_wait_s / 2)
+        swept_s = time.monotonic()
+        while True:
+            await asyncio.sleep(NOTICES_PERIOD_S)
+            try:
+                await self.put_away_spent()
+                if time.monotonic() - swept_s >= period_s:
+                    swept_s = time.monotonic()
+                    await self.sweep_once(time.time())
+            except TransportError as error:
+                self._log.warning("sweep_delayed", reason=str(error))
+
+    async def put_away_spent(self) -> int:
+        """Make dead letters of the groups that the server's stored notices name. Returns their
+        number.
+        """
+        stream, notices_stream = subjects.node_rollouts_stream(self._id), subjects.node_spent_stream(self._id)
+        notices = await self._node.read(notices_stream, 1, SWEPT)
+        count = 0
+        for notice in notices:
+            message = await self._node.get(stream, spent_seq(notice.inline or b""))
+            # If the message is younger than the notice, the stream was created anew.
+            if message is not None and message.stored_at < notice.stored_at:
+                await self.put_away(stream, message)
+                count += 1
+        if notices:
+            await self._node.purge(notices_stream, notices[-1].seq)
+        return count
+
+    async def sweep_once(self, now_s: float) -> int:
+        """Make dead letters of groups that were delivered and not settled for longer than all their
+        attempts can take. Returns their number.
+
+        This covers groups without an advisory, which the server sends only when a client requests
+        more. A consumer delivers in order, so all but the newest `pending` were delivered at least
+        once.
+        """
+        stream = subjects.node_rollouts_stream(self._id)
+        state = await self._node.stream_state(stream)
+        lag = await self._node.consumer_state(stream, subjects.VERIFIER_CONSUMER)
+        handed_out = min(state.messages - lag.pending, SWEPT)
+        messages = await self._node.read(stream, state.first_seq, handed_out) if handed_out > 0 else []
+        self._seen_since = {message.seq: self._seen_since.get(message.seq, now_s) for message in messages}
+        longest_s = self._config.verifier.ack_wait_s * self._config.verifier.max_deliver
+        expired = [message for message in messages if now_s - self._seen_since[message.seq] > longest_s]
+        for message in expired:
+            await self.put_away(stream, message)
+        return len(expired)
+
+    async def put_away(self, stream: str, message: StoredMessage) -> None:
+        """Remove one group from the queue: it is stored as failed, and its bytes become a dead
+        letter.
+        """
+        unreadable = ""
+        try:
+            payload = await self._node.payload(message)
+        except NotConnected:
+            raise
+        except TransportError as error:
+            payload, unreadable = b"", str(error)
+        try:
+            await self._scored.give_up(message, decode(payload, RolloutGroup), payload, "handed out too often")
+        except MessageError as error:
+            self._log.error("local_group_given_up", seq=message.seq, cause=unreadable or str(error))
+            await self._scored.bury(message, payload, unreadable or str(error))
+            self._figures.scoring.failed_local()
+        await self._node.delete(stream, message.seq)

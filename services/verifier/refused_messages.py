@@ -1,21 +1,30 @@
-"""Handles refused foreign messages: counts them, records them, logs them in detail, and tells the
+"""Handle refused foreign messages: count them, record them, log them in detail, and tell the
 operator about those that he can do something about.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from services.verifier.border import Candidate
 from services.verifier.figures import Figures
-from services.verifier.other_tasks import TOLD_AFTER, OtherTasks
 from services.verifier.refusals import Refusal, Refused
-from services.verifier.refused_memory import RefusedGroup, excerpt_of
-from services.verifier.refused_record import RefusedRecord
+from shared.contracts.messages import RolloutGroup
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
+from shared.drafts import remove_abandoned_drafts, replace_text
+from shared.json_lines import read_jsonl
+from shared.run_records import refused_file, refused_files
 from shared.runtime import spans
 from shared.runtime.logs import Log
+from shared.runtime.writes import Writes
 from shared.transport.base import StoredMessage
 
 TOLD_OF = 64
@@ -101,3 +110,227 @@ class RefusedMessages:
             self._told_of.add(refused.sender)
             remedy = "set the same nats.swarm_id on both nodes if they are to learn from each other"
             self._log.warning("group_of_another_swarm", sender=refused.sender, detail=refused.detail, remedy=remedy)
+
+
+# Senders whose tasks this node does not take in, because the two nodes are configured differently
+# or have other versions of a package. Nobody is blamed for that. Pure; time is an argument.
+#
+# `OtherTasks` decides when the operator is told: a single such group means nothing, a sender of
+# nothing else is reported once. `DerivedOtherwise` saves the work: deriving a task takes a
+# process and up to a second of CPU time, so a key cannot have it done for each of its messages.
+
+TOLD_AFTER = 8
+MAX_SENDERS = 1024
+
+
+class OtherTasks:
+    """Counts groups with refused tasks, by sender, for senders that have sent nothing else."""
+
+    def __init__(self) -> None:
+        self._refused: OrderedDict[str, int] = OrderedDict()
+
+    def refused(self, sender: str) -> bool:
+        """Count a group whose task is not accepted. True, once per sender, when it should be
+        reported.
+        """
+        count = self._refused.pop(sender, 0) + 1
+        self._refused[sender] = count
+        if len(self._refused) > MAX_SENDERS:
+            self._refused.popitem(last=False)
+        return count == TOLD_AFTER
+
+    def accepted(self, sender: str) -> None:
+        """Record that a group of this sender was accepted."""
+        self._refused.pop(sender, None)
+
+    def count(self) -> int:
+        """Number of senders that have been reported."""
+        return sum(count >= TOLD_AFTER for count in self._refused.values())
+
+
+# The last refusals, so that people can ask why a group was refused. Pure.
+#
+# The memory is bounded in every respect and divided among senders, so that nobody's flood pushes
+# out what is known of others. A sender has a fixed number of places, and its own entries are
+# dropped first, starting with its most frequent reason. Names that belong to a key and names that
+# anybody may claim have separate places.
+
+KNOWN_SENDERS = 64
+STRANGERS = 32
+OF_A_SENDER = 24
+"""Refusals kept per sender: at most (64 + 32) * 24 in total, each under 3 KB."""
+
+QUESTION_BYTES = 400
+ANSWERS = 4
+ANSWER_BYTES = 300
+DETAIL_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedGroup:
+    """One refusal. sender: as the subject says, a claim; "" if there is none. group_id: of the
+    signed bytes, "" if no valid signature was found; claimed_id: what a header says instead.
+    excerpt: part of the text, if the border could decode it at all.
+    """
+
+    time: float
+    reason: str
+    detail: str
+    sender: str
+    group_id: str
+    claimed_id: str
+    swarm_seq: int
+    stored_at: float
+    excerpt: dict[str, Any] | None = None
+
+    def as_object(self) -> dict[str, Any]:
+        """The entry as it is written to the file."""
+        return {
+            "time": round(self.time, 3),
+            "reason": self.reason,
+            "detail": _cut(self.detail, DETAIL_BYTES),
+            "sender": self.sender,
+            "id": self.group_id,
+            "claimed_id": self.claimed_id,
+            "swarm_seq": self.swarm_seq,
+            "stored_at": round(self.stored_at, 3),
+            **({"group": self.excerpt} if self.excerpt is not None else {}),
+        }
+
+
+def excerpt_of(group: RolloutGroup) -> dict[str, Any]:
+    """A bounded part of a decoded group: its task, and how it begins."""
+    ref = group.task.ref
+    return {
+        "dataset": ref.dataset,
+        "seed": ref.seed,
+        "index": ref.index,
+        "draw": group.draw,
+        "policy_version": group.policy_version,
+        "created_at": group.created_at,
+        "question": _cut(group.task.question, QUESTION_BYTES),
+        "completions": len(group.completions),
+        "answers": [_cut(completion.text, ANSWER_BYTES) for completion in group.completions[:ANSWERS]],
+    }
+
+
+class RefusedMemory:
+    """The last refusals of each of the last senders."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, list[RefusedGroup]] = OrderedDict()
+        self._strangers: OrderedDict[str, list[RefusedGroup]] = OrderedDict()
+
+    def note(self, refused: RefusedGroup, *, known: bool) -> None:
+        """Remember a refusal. known: whether its sender's name belongs to a key."""
+        mine, others, most = (self._known, self._strangers, KNOWN_SENDERS) if known else (self._strangers, self._known, STRANGERS)
+        # When a name gets a key, its earlier entries move with it.
+        kept = mine.pop(refused.sender, None) or others.pop(refused.sender, None) or []
+        kept.append(refused)
+        if len(kept) > OF_A_SENDER:
+            del kept[_gives_way(kept)]
+        mine[refused.sender] = kept
+        if len(mine) > most:
+            mine.popitem(last=False)
+
+    def all(self) -> list[tuple[RefusedGroup, bool]]:
+        """All refusals, oldest first, each with whether its sender's name has a key."""
+        pools = ((self._known, True), (self._strangers, False))
+        found = [(each, known) for senders, known in pools for kept in senders.values() for each in kept]
+        return sorted(found, key=lambda pair: pair[0].time)
+
+
+def _cut(text: str, size_bytes: int) -> str:
+    """The beginning of `text` that takes at most `size_bytes` as JSON, in which a character may
+    take twelve bytes.
+    """
+    cut = text[:size_bytes]
+    while len(json.dumps(cut)) > size_bytes + 2:
+        cut = cut[: len(cut) // 2]
+    return cut
+
+
+def _gives_way(kept: list[RefusedGroup]) -> int:
+    """The entry to drop: the oldest one of the most frequent reason."""
+    counts = Counter(each.reason for each in kept)
+    most = max(counts.values())
+    return next(place for place, each in enumerate(kept) if counts[each.reason] == most)
+
+
+# Writes the last refusals to `refused-<replica>.jsonl` in the node's run folder, for `swarm
+# rollouts --refused` and `swarm trace`.
+#
+# The file is a snapshot of a bounded memory. It is written anew in a thread at most every
+# `WRITE_PERIOD_S`, so however many messages are refused, it neither grows nor slows the border.
+# Nothing else depends on it.
+
+WRITE_PERIOD_S = 5.0
+FILES_KEPT = 8
+"""Files of former replicas that are kept."""
+
+
+class RefusedRecord:
+    """The refusals of one verifier replica."""
+
+    def __init__(self, run_dir: Path, replica: str, writes: Writes) -> None:
+        """Continues with what this replica wrote before a restart."""
+        self._run_dir, self._file, self._writes = run_dir, refused_file(run_dir, replica), writes
+        self._memory = RefusedMemory()
+        self._changed = False
+        with self._trying():
+            for line in read_jsonl(self._file):
+                self._take_back(line)
+            for path in refused_files(run_dir)[FILES_KEPT:]:
+                path.unlink(missing_ok=True)
+            remove_abandoned_drafts(run_dir)
+
+    def note(self, refused: RefusedGroup, *, known: bool) -> None:
+        """Remember a refusal; it is written with the next snapshot."""
+        self._memory.note(refused, known=known)
+        self._changed = True
+
+    async def run(self) -> None:
+        """Write new entries periodically, and once more at the end."""
+        try:
+            while True:
+                await asyncio.sleep(WRITE_PERIOD_S)
+                await self.write()
+        finally:
+            if self._changed:
+                self._write(self._memory.all())
+
+    async def write(self) -> None:
+        """Write now if there is anything new."""
+        if self._changed:
+            self._changed = False
+            await asyncio.to_thread(self._write, self._memory.all())
+
+    def _write(self, kept: list[tuple[RefusedGroup, bool]]) -> None:
+        with self._trying():
+            lines = (json.dumps({**each.as_object(), "known": known}, separators=(",", ":")) for each, known in kept)
+            replace_text(self._file, "".join(f"{line}\n" for line in lines))
+        self._changed = self._changed or self._writes.failing("refusals")
+
+    def _trying(self) -> AbstractContextManager[None]:
+        return self._writes.trying("refusals", f"free space at {self._run_dir}; groups are checked as ever, tried again")
+
+    def _take_back(self, line: dict[str, Any]) -> None:
+        """Read a line from before a restart; invalid lines are skipped."""
+        texts = [line.get(name) for name in ("reason", "detail", "sender", "id", "claimed_id")]
+        numbers = [line.get(name) for name in ("time", "stored_at", "swarm_seq")]
+        excerpt = line.get("group")
+        if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int | float) for each in numbers):
+            return
+        reason, detail, sender, group_id, claimed_id = map(str, texts)
+        refused = RefusedGroup(
+            time=float(line["time"]),
+            reason=reason,
+            detail=detail,
+            sender=sender,
+            group_id=group_id,
+            claimed_id=claimed_id,
+            swarm_seq=int(line["swarm_seq"]),
+            stored_at=float(line["stored_at"]),
+            excerpt=excerpt if isinstance(excerpt, dict) else None,
+        )
+        self._memory.note(refused, known=line.get("known") is True)

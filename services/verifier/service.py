@@ -7,22 +7,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from services.verifier.border import Border
-from services.verifier.border_rules import BorderRules
+from services.verifier.border import Border, BorderRules, LocalModel
+from services.verifier.copies import ReplayMemory
 from services.verifier.figures import Figures
-from services.verifier.foreign_groups import Intake
-from services.verifier.foreign_store import ForeignStore
-from services.verifier.local_groups import LocalScorer
-from services.verifier.local_outcomes import LocalOutcomes
-from services.verifier.own_model import OwnModel
-from services.verifier.refused_record import RefusedRecord
-from services.verifier.replay import ReplayMemory
-from services.verifier.reports import Reports
+from services.verifier.foreign_groups import ForeignStore, Intake
+from services.verifier.local_groups import ExhaustedDeliveries, LocalOutcomes, LocalScorer
+from services.verifier.refused_messages import RefusedRecord
+from services.verifier.reputation import SenderWatch
 from services.verifier.rewards import RewardKnowledge
-from services.verifier.sender_watch import SenderWatch
-from services.verifier.sharing import Outbox
-from services.verifier.spent_groups import SpentGroups
-from services.verifier.swarm_link import SwarmLink
+from services.verifier.sharing import Outbox, Reports
+from services.verifier.swarm_reader import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
 from shared.config import NodeConfig
 from shared.contracts import subjects
@@ -92,7 +86,7 @@ class VerifierService:
         try:
             await pool.start()
             self._say_protections(pool, figures, log)
-            own = OwnModel()
+            own = LocalModel()
             outbox = Outbox(config.verifier, self._key, link, figures, log, config.nats.swarm_id)
             rules = BorderRules.of(self._config, self._config.verifier.accepted_tasks)
             rewards = RewardKnowledge(config, context.node, figures, log)
@@ -106,12 +100,13 @@ class VerifierService:
                 store.stored(seq)
 
             local = LocalScorer(config, context.node, pool, scored, outbox, own, figures, log, rewards, note_own)
-            spent = SpentGroups(config, context.node, scored, figures, log)
+            spent = ExhaustedDeliveries(config, context.node, scored, figures, log)
             refused = RefusedRecord(config.node.run_dir, config.node.replica, context.writes)
             intake = Intake(config, context.node, link, border, pool, store, figures, log, refused)
-            watch = SenderWatch(config.node.id, context.replica, context.node, border, self._trust, figures, log)
-            await watch.exchange()
-            await watch.look()
+            watch = SenderWatch(
+                config.node.id, context.replica, context.node, border.bans, border.reputation, self._trust, figures, log
+            )
+            await watch.begin()
             reports = Reports(config, self._key, context.node, link, own, log)
             context.mark_ready()
             context.status.state("verifying")

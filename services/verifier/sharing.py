@@ -1,28 +1,39 @@
-"""Sends local groups to the swarm from a bounded queue, so that an outage of the swarm plane never
-stops the node.
+"""Everything that the node writes to the swarm: its groups, its entry in the directory and its
+held-out scores.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
+from msgspec import structs
+
+from services.verifier.border import LocalModel, without_tokens
 from services.verifier.figures import Figures
-from services.verifier.sharing_rules import is_shared, message_id, sign
-from services.verifier.swarm_link import SwarmLink
+from services.verifier.swarm_reader import SwarmLink
+from shared.config import NodeConfig
 from shared.config.sections import VerifierSection
 from shared.contracts import subjects
-from shared.contracts.codec import content_id, encode
+from shared.contracts.codec import content_id, decode, encode
+from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer
+from shared.contracts.lease import NameInSwarm
 from shared.contracts.limits import SWARM_LIMITS
-from shared.contracts.messages import RolloutGroup
+from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, signed_bytes
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
-from shared.contracts.wire import DEFAULT_SWARM_ID
+from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity.keys import SigningKey
-from shared.runtime import spans
+from shared.identity.statements import Standing, hear, sign_statement
+from shared.lease.rules import Newcomer
+from shared.rewards import is_informative
+from shared.runtime import FatalError, spans
 from shared.runtime.logs import Log
-from shared.transport.base import TooLarge, TransportError
+from shared.transport.base import KvEntry, TooLarge, Transport, TransportError
+from shared.version import VERSION
 
 MAX_GROUPS = 512
 MAX_BYTES = 128 * 2**20
@@ -149,3 +160,245 @@ def _check_size(payload: bytes) -> None:
     most = SWARM_LIMITS.group_max_bytes
     if len(payload) > most:
         raise TooLarge(f"stream {subjects.SWARM_ROLLOUTS} accepts payloads up to {most} bytes, this one has {len(payload)}", most)
+
+
+# Which local groups a node shares, and which parts of them.
+
+_MESSAGE_ID_DOMAIN = b"swarm-message-id\x00"
+
+
+def is_shared(policy: Literal["all", "informative", "none"], rewards: Sequence[float]) -> bool:
+    """Whether a scored group is sent to the swarm."""
+    return policy == "all" or (policy == "informative" and is_informative(rewards))
+
+
+def sign(group: RolloutGroup, key: SigningKey, *, share_tokens: bool, swarm_id: str = DEFAULT_SWARM_ID) -> SignedRollouts:
+    """The signed group for the swarm plane, without token ids if the node does not share them.
+    `swarm_id` is the setting `nats.swarm_id`; the group is valid in that swarm only.
+    """
+    body = encode(group if share_tokens else without_tokens(group))
+    signature = key.sign(signed_bytes(swarm_id, body))
+    return SignedRollouts(swarm=swarm_id, node=group.node, public_key=key.public_key, signature=signature, body=body)
+
+
+def message_id(shared_id: str, key: SigningKey) -> str:
+    """The `Nats-Msg-Id` under which a group is published: the same after a restart, and
+    unpredictable for everybody else.
+
+    A server stores only one message with a given id, whoever sends it. The chunks of a large group
+    can be read before its message is stored. If the id depended only on the bytes (`content_id`), a
+    reader could use it first, so that the group would never be stored. Ed25519 signatures are
+    deterministic (RFC 8032, section 5.1.6).
+    """
+    return hashlib.sha256(key.sign(_MESSAGE_ID_DOMAIN + shared_id.encode())).hexdigest()
+
+
+# The signed statements of the node to the swarm: its entry in the directory and its held-out
+# scores.
+
+RECORD_PERIOD_S = SWARM_LIMITS.node_renewed_s
+EVAL_PERIOD_S = 2.0
+RECORD_RETRY_S = 1.0
+
+
+class Reports:
+    """Writes the node's directory entry and forwards its held-out scores."""
+
+    def __init__(self, config: NodeConfig, key: SigningKey, node: Transport, link: SwarmLink, own: LocalModel, log: Log) -> None:
+        self._config = config
+        self._id = config.node.id
+        self._key = key
+        self._node = node
+        self._link = link
+        self._own = own
+        self._log = log
+        self._forwarded_revision = 0
+        self._name = SwarmName(self._id, key.public_key, config.nats.swarm_id, node, log)
+
+    async def run_evals(self) -> None:
+        """Forward each new held-out report. Never returns."""
+        while True:
+            try:
+                await self._forward_eval()
+            except (TransportError, MessageError) as error:
+                self._log.debug("eval_report_delayed", reason=str(error))
+            await asyncio.sleep(EVAL_PERIOD_S)
+
+    async def run_record(self) -> None:
+        """Keep renewing the directory entry. Raises FatalError if the name belongs to another
+        node.
+        """
+        while True:
+            written = False
+            try:
+                written = await self._write_record()
+            except (TransportError, MessageError) as error:
+                self._log.debug("node_record_delayed", reason=str(error))
+            await asyncio.sleep(RECORD_PERIOD_S if written else RECORD_RETRY_S)
+
+    async def _forward_eval(self) -> None:
+        swarm = self._link.transport
+        entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.EVAL_KEY)
+        if swarm is None or entry is None or entry.revision == self._forwarded_revision:
+            return
+        payload = self._signed(decode(entry.value, EvalReport))
+        await swarm.publish(subjects.evals(self._id), payload, stream=subjects.SWARM_EVALS, message_id=content_id(payload))
+        self._forwarded_revision = entry.revision
+
+    async def _write_record(self) -> bool:
+        """False while the node's model is unknown. A local group reveals it, and a directory entry
+        without a tokenizer would be useless to others. The pointer's version is used before that of
+        the last group, which lags behind it.
+        """
+        swarm = self._link.transport
+        if swarm is None or not await self._name.may_write(swarm):
+            return False
+        if self._own.identity is None:
+            await self._learn_from_log()
+        if self._own.identity is None:
+            return False
+        pointer = await self._node.kv.get(subjects.node_bucket(self._id), subjects.POLICY_KEY)
+        version = decode(pointer.value, PolicyPointer).version if pointer else self._own.policy_version
+        record = NodeRecord(
+            node=self._id,
+            public_key=self._key.public_key,
+            model=self._own.identity,
+            tasks=sorted({spec.dataset for spec in self._config.tasks}),
+            policy_version=version,
+            software=f"swarm {VERSION}",
+            updated_at=time.time(),
+        )
+        await swarm.kv.put(subjects.SWARM_NODES_BUCKET, self._id, self._signed(record))
+        await self._name.wrote(record.updated_at)
+        return True
+
+    def _signed(self, said: EvalReport | NodeRecord) -> bytes:
+        return encode(sign_statement(said, self._key, self._config.nats.swarm_id))
+
+    async def _learn_from_log(self) -> None:
+        """After a restart, learn the model from the newest scored group, if it is local."""
+        newest = await self._node.last(subjects.node_scored_stream(self._id), subjects.node_scored(self._id))
+        if newest is None:
+            return
+        scored = decode(await self._node.payload(newest), ScoredGroup)
+        if scored.origin == "local":
+            self._own.learn(scored.group)
+
+
+# The node's name in the swarm: whose directory entry it is, and what a new node does if it finds
+# another key there.
+#
+# Other nodes refuse a second key's groups under a name that they know
+# (`services.verifier.trust`), so a node that starts under somebody else's name would share in
+# vain. It is told so and stops while the other node renews its entry. A node that the swarm has
+# already known under its name continues, whatever anybody writes there, because the swarm plane
+# is untrusted.
+
+SILENT_S = 30.0
+"""An entry that is not renewed for this long belongs to nobody; three periods of `reports`."""
+TWIN_LOOKS = 3
+"""Looks in a row at an entry of this node's key that none of its verifiers wrote. A single one may
+be another verifier of this node that has not recorded it yet.
+"""
+
+
+class SwarmName:
+    """Decides whether this node may write its directory entry. Asked before each write."""
+
+    def __init__(
+        self, node_id: str, public_key: str, swarm_id: str, node: Transport, log: Log, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._id, self._node, self._log, self._clock = node_id, node, log, clock
+        self._mine = NameInSwarm(public_key=public_key, swarm_id=swarm_id)
+        self._known: NameInSwarm | None = None
+        self._newcomer = Newcomer()
+        self._complained = False
+        self._twins = 0
+
+    async def may_write(self, swarm: Transport) -> bool:
+        """Whether the entry is free, this node's, or abandoned. False: not clear yet, ask again
+        soon.
+
+        Raises:
+            FatalError: another node has the name.
+            TransportError: a server does not answer.
+        """
+        if self._known is None:
+            self._known = await self._remembered()
+        entry = await swarm.kv.get(subjects.SWARM_NODES_BUCKET, self._id)
+        record = None if entry is None else _signed(entry, self._mine.swarm_id)
+        other = None if record is None else record.public_key
+        if record is not None and other == self._mine.public_key:
+            await self._look_for_twin(record)
+        mine = {self._mine.public_key, self._known.public_key if self._known else self._mine.public_key}
+        if entry is None or other is None or other in mine:
+            return True
+        if self._known is not None:
+            if not self._complained:
+                self._complained = True
+                self._log.error(
+                    "name_contested",
+                    key=other,
+                    reason=f"another key writes the directory entry of {self._id}",
+                    consequence="this node was known under the name first and goes on; nodes that know both keep to the first",
+                    remedy="ban that key (`swarm ban`), or use a roster and a secured server (docs/security.md)",
+                )
+            return True
+        verdict = self._newcomer.look(free=False, revision=entry.revision, now_s=self._clock(), lease_s=SILENT_S)
+        if verdict == "held":
+            raise FatalError(
+                f"the name {self._id} is taken in this swarm: a node with the key {other} renews its directory entry, and others "
+                f"would refuse what this node (key {self._mine.public_key}) shares. Choose another name (node.id, or "
+                "`swarm up --name`); if that node is yours, end it first or give this one its key (verifier.signing_key_file)"
+            )
+        return verdict == "take"
+
+    async def wrote(self, at: float) -> None:
+        """The entry was written with the time `at`: the swarm knows this node by this key. Raises
+        TransportError.
+        """
+        known = structs.replace(self._mine, written_at=at)
+        await self._node.kv.put(subjects.node_bucket(self._id), subjects.SWARM_NAME_KEY, encode(known))
+        self._known = known
+
+    async def _look_for_twin(self, record: NodeRecord) -> None:
+        """Tell once where another process signs as this node: a folder that was copied to another
+        machine, with a server of its own, so that no lease keeps the two apart. An entry that is
+        older than this node's own is one that somebody put there again.
+        """
+        if self._known is None or record.updated_at <= self._known.written_at:
+            self._twins = 0
+            return
+        written = await self._remembered()  # another verifier of this node writes it down there
+        if written is None or record.updated_at <= written.written_at:
+            self._twins = 0
+            return
+        self._twins += 1
+        if self._twins == TWIN_LOOKS:
+            self._log.error(
+                "key_used_twice",
+                key=record.public_key,
+                reason=f"the directory entry of {self._id} is renewed with this node's key by a process that is not this node's",
+                consequence="others take both for one node: its groups, scores and reputation are mixed",
+                remedy="end one of the two, and give it a key and a name of its own (verifier.signing_key_file, node.id; "
+                "`swarm join` in a new folder)",
+            )
+
+    async def _remembered(self) -> NameInSwarm | None:
+        entry = await self._node.kv.get(subjects.node_bucket(self._id), subjects.SWARM_NAME_KEY)
+        try:
+            found = decode(entry.value, NameInSwarm) if entry is not None else None
+        except MessageError:
+            return None
+        return found if found is not None and found.swarm_id == self._mine.swarm_id else None
+
+
+def _signed(entry: KvEntry, swarm_id: str) -> NodeRecord | None:
+    """The entry's record, if its key signed it for this swarm. None for an unsigned or badly signed
+    entry, which anybody may have written and which therefore does not reserve the name.
+    """
+    try:
+        heard = hear(entry.value, NodeRecord, time.time(), swarm_id)
+    except MessageError:
+        return None
+    return heard.said if heard.standing is Standing.SIGNED else None

@@ -1,17 +1,4 @@
-"""Reads the swarm's stream according to the intake plan, behind a cursor that the node's replicas
-share.
-
-The replica that moves the cursor by compare-and-set takes the messages it passed. If the stream is
-too full to be read completely, senders in good standing are asked for their newest group.
-
-Everything is read by direct gets: the server answers requests about streams (`STREAM.INFO`) one
-after the other for everybody, so a node that waited for one would wait for whoever asks most. What
-is known of the stream is therefore what the oldest unread message tells: its sequence, and how many
-follow. Nobody may delete from this stream, so the sequences behind it have no holes.
-
-A member may write messages of 8 MiB, and a line may be slow. So each message is asked for once and
-given time to arrive: what is asked for again is sent again.
-"""
+"""The verifier's connection to the swarm plane, and its reader of the swarm's stream."""
 
 from __future__ import annotations
 
@@ -19,19 +6,147 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeVar
 
 import structlog
 
+from services.verifier.fair_queue import TokenBucket
 from services.verifier.figures import Figures
-from services.verifier.intake_plan import IntakePlan, TokenBucket, plan_intake
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import IntakeCursor
+from shared.contracts.streams import prepare_swarm_streams
 from shared.contracts.wire import MessageError
-from shared.transport.base import Conflict, Ends, NotConnected, StoredMessage, Transport, TransportError
+from shared.runtime.logs import Log
+from shared.runtime.planes import connect_swarm_plane
+from shared.transport.base import AccessDenied, Conflict, Ends, NotConnected, StoredMessage, Transport, TransportError
+
+# The connection to the swarm plane, which may be unavailable at the start or at any time.
+
+RETRY_S = 2.0
+DENIED_RETRY_S = 30.0
+"""A server that refuses the key may accept it later; meanwhile the node trains alone."""
+CONNECT_TIMEOUT_S = 5.0
+
+
+class SwarmLink:
+    """Holds the transport once it is connected. From then on the transport reconnects by itself."""
+
+    def __init__(self, config: NodeConfig, transport: Transport | None, figures: Figures, log: Log) -> None:
+        """`transport`: the connection made at the start, or None."""
+        self._config = config
+        self._transport = transport
+        self._given = transport
+        self._figures = figures
+        self._log = log
+        self._was_connected = transport is not None
+        self._told = ""
+
+    @property
+    def transport(self) -> Transport | None:
+        """The swarm plane's transport while it can be reached, else None."""
+        return self._transport if self._transport is not None and self._transport.connected else None
+
+    @property
+    def held(self) -> Transport | None:
+        """The transport, even while it has lost its connection."""
+        return self._transport
+
+    async def run(self) -> None:
+        """Connect in the background, and ensure that the streams exist whenever the swarm plane
+        comes back.
+        """
+        if self._config.nats.swarm_url is None:
+            return
+        self._figures.border.connected(self._was_connected)
+        while True:
+            if self._transport is None:
+                await self._connect()
+            connected = self.transport is not None
+            if connected and not self._was_connected:
+                connected = await self._ensure_streams()
+            if connected != self._was_connected:
+                self._log.info("swarm_plane", connected=connected)
+            self._was_connected = connected
+            self._figures.border.connected(connected)
+            await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Close the connection if it was made here; the one given at the start belongs to the
+        runtime.
+        """
+        if self._transport is not None and self._transport is not self._given:
+            await self._transport.close()
+
+    async def _connect(self) -> None:
+        try:
+            self._transport = await connect_swarm_plane(self._config, "verifier", timeout_s=CONNECT_TIMEOUT_S)
+        except AccessDenied as error:
+            self._log.error("swarm_plane_denied", reason=str(error), consequence="training alone", retry_s=DENIED_RETRY_S)
+            await asyncio.sleep(DENIED_RETRY_S)
+        except TransportError as error:
+            self._log.debug("swarm_plane_away", reason=str(error))
+
+    async def _ensure_streams(self) -> bool:
+        assert self._transport is not None
+        try:
+            nats = self._config.nats
+            await prepare_swarm_streams(self._transport, create=nats.create_streams, replicas=nats.swarm_replicas)
+        except TransportError as error:
+            if str(error) != self._told:
+                self._log.warning("swarm_streams", reason=str(error), consequence="training alone", retry_s=RETRY_S)
+            self._told = str(error)
+            return False
+        self._told = ""
+        return True
+
+
+# Decides how many foreign messages to read, and which. Pure; time and randomness are arguments.
+#
+# In a small swarm, *follow* every message in order. When the backlog is more than the budget
+# covers in `CATCH_UP_S`, *draw* random positions of the stream instead and jump to its end, so
+# that a node's cost does not grow with the swarm and it sees a fair sample of the window.
+
+CATCH_UP_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class IntakePlan:
+    """What to read now and where to move the shared cursor. Follow: the messages in `(cursor,
+    next_cursor]`. Draw: `positions`.
+    """
+
+    mode: Literal["idle", "follow", "draw"]
+    next_cursor: int
+    positions: tuple[int, ...] = ()
+
+
+def plan_intake(*, cursor: int, first_seq: int, last_seq: int, allowed: int, rate_per_s: float, random: Random) -> IntakePlan:
+    """What to read next.
+
+    Args:
+        cursor: Everything up to this sequence was examined or skipped.
+        first_seq: The oldest message kept.
+        last_seq: The newest message. If it is below the cursor, the stream was created anew and is
+            followed from its start.
+        allowed: How many messages may be read now (`TokenBucket`).
+        rate_per_s: The budget, which decides when the backlog is too large to follow.
+    """
+    if last_seq < cursor:
+        cursor = 0
+    start = max(cursor + 1, first_seq, 1)
+    backlog = last_seq - start + 1
+    if backlog <= 0 or allowed <= 0:
+        return IntakePlan("idle", cursor)
+    if backlog <= max(1.0, rate_per_s * CATCH_UP_S):
+        return IntakePlan("follow", min(start + allowed - 1, last_seq))
+    oldest = max(first_seq, 1)
+    positions = random.sample(range(oldest, last_seq + 1), min(allowed, last_seq - oldest + 1))
+    return IntakePlan("draw", last_seq, tuple(sorted(positions)))
+
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)

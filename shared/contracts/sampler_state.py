@@ -94,7 +94,7 @@ class SharingState(Message, frozen=True, kw_only=True):
 
 class TrainedGroups(Message, frozen=True, kw_only=True):
     """Positions of local groups that were first used in `batch` and may be replayed
-    (`services.sampler.replay`).
+    (`services.sampler.memory`).
     """
 
     batch: Count

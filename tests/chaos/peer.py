@@ -11,7 +11,7 @@ import zlib
 
 import msgspec
 
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from shared.config.sections import TaskSpec
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from services.generator.ledger_store import DrawLedger
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
 from shared.contracts.messages import Batch, ScoredGroup

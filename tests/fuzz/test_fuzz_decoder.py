@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier.border import Candidate, Refused
+from services.verifier.border import Candidate
+from services.verifier.refusals import Refused
 from shared.contracts import control, messages, sampler_state
 from shared.contracts.codec import decode
 from shared.contracts.messages import RolloutGroup

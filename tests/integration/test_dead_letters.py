@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from typer.testing import CliRunner
 
 from services.verifier.figures import Figures
-from services.verifier.local_outcomes import LocalOutcomes
-from services.verifier.spent_groups import SpentGroups
+from services.verifier.local_groups import ExhaustedDeliveries, LocalOutcomes
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.limits import NODE_LIMITS
@@ -61,11 +60,11 @@ async def take_and_crash(url: str, times: int) -> None:
         await crashing.close()
 
 
-def spent_groups(node: Transport, url: str, folder: Path) -> tuple[SpentGroups, CollectorRegistry]:
+def spent_groups(node: Transport, url: str, folder: Path) -> tuple[ExhaustedDeliveries, CollectorRegistry]:
     config = configured("alpha", url, folder)
     log, registry = structlog.get_logger("verifier"), CollectorRegistry()
     figures = Figures(registry, StatusBoard("alpha", "verifier", "0"))
-    return SpentGroups(config, node, LocalOutcomes("alpha", node, figures, log), figures, log), registry
+    return ExhaustedDeliveries(config, node, LocalOutcomes("alpha", node, figures, log), figures, log), registry
 
 
 async def test_a_group_whose_last_delivery_crashed_goes_to_the_dead_letters_by_the_servers_notice(

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.verifier.claims import NODE_BYTES, SENDER_BYTES
-from services.verifier.fair_queue import turns_of
+from services.verifier.fair_queue import NODE_BYTES, SENDER_BYTES, turns_of
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import BadReference, StoredMessage, Transport, TransportError
@@ -257,7 +256,7 @@ async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(n
     config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=turns_per_s)
     peaks: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
-        from services.verifier.claims import BytesInFlight
+        from services.verifier.fair_queue import BytesInFlight
 
         start = BytesInFlight.start
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import nats
 from prometheus_client import CollectorRegistry
 
+from services.verifier.fair_queue import TokenBucket
 from services.verifier.figures import Figures
-from services.verifier.intake_plan import TokenBucket
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from services.verifier.swarm_reader import SwarmReader
 from shared.contracts import subjects
 from shared.contracts.codec import encode

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.verifier import swarm_reader
+from services.verifier.fair_queue import TokenBucket
 from services.verifier.figures import Figures
-from services.verifier.intake_plan import TokenBucket
 from services.verifier.swarm_reader import SwarmReader
 from shared.contracts import subjects
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams

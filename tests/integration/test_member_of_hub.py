@@ -15,7 +15,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from services.verifier.figures import Figures
-from services.verifier.swarm_link import SwarmLink
+from services.verifier.swarm_reader import SwarmLink
 from shared.contracts import subjects
 from shared.contracts.streams import prepare_swarm_streams, swarm_streams
 from shared.runtime.planes import connect_swarm_plane

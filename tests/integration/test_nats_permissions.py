@@ -19,9 +19,9 @@ import pytest
 import structlog
 
 from services.verifier.border import Border, BorderRules, Candidate
+from services.verifier.copies import ReplayMemory
 from services.verifier.refusals import Refusal, Refused
-from services.verifier.replay import ReplayMemory
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from services.verifier.trust import KnownKeys
 from shared.config import load_config
 from shared.contracts import subjects

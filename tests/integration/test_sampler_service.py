@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from prometheus_client import generate_latest
 
 from services.sampler import service
-from services.sampler.composition import compose
+from services.sampler.assembly import compose
 from shared.contracts.subjects import node_scored, node_scored_stream
 from shared.runtime import FatalError
 from tests.installed_packages import forget, install

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.sampler.assembly import Assembly, BatchPlan
-from services.sampler.composition import fitted
+from services.sampler.assembly import Assembly, BatchPlan, fitted
 from services.sampler.pool import pool_entry
 from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition

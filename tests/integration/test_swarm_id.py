@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode

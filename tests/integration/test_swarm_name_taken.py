@@ -9,7 +9,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from services.verifier import reports
+from services.verifier import sharing
 from services.verifier.service import VerifierService
 from shared.config import NodeConfig
 from shared.contracts import subjects
@@ -40,7 +40,7 @@ async def live(config: NodeConfig) -> None:
 async def test_a_second_node_of_a_name_that_the_hub_knows_ends_with_the_remedy_and_the_first_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "RECORD_PERIOD_S", 0.5)
+    monkeypatch.setattr(sharing, "RECORD_PERIOD_S", 0.5)
     hub, site = NatsServer(tmp_path / "hub").start(), NatsServer(tmp_path / "site").start()
     try:
         async with verifier(configured("alpha", hub.url, tmp_path / "one")) as first:

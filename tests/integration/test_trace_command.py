@@ -13,8 +13,8 @@ import msgspec
 
 from services.trainer.trained import trained_line
 from services.verifier.border import without_tokens
-from services.verifier.refused_memory import RefusedGroup, excerpt_of
-from services.verifier.sharing_rules import sign
+from services.verifier.refused_messages import RefusedGroup, excerpt_of
+from services.verifier.sharing import sign
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Batch, RolloutGroup, ScoredGroup

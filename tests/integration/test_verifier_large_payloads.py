@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.identity import keys

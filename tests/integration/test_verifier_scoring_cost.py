@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from services.verifier import scoring_cost
-from services.verifier.places import IN_WORK_PER_SENDER
-from services.verifier.scoring_cost import GRACE_S
-from services.verifier.sharing_rules import sign
+from services.verifier import reputation
+from services.verifier.fair_queue import IN_WORK_PER_SENDER
+from services.verifier.reputation import GRACE_S
+from services.verifier.sharing import sign
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
@@ -62,7 +62,7 @@ async def test_hangs_are_blamed_by_their_cost_and_what_a_quarantined_key_has_wai
     nats_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float
 ) -> None:
     """All of the grace is burnt, so that the short form has a smaller one, and a smaller bound."""
-    monkeypatch.setattr(scoring_cost, "GRACE_S", grace_s)
+    monkeypatch.setattr(reputation, "GRACE_S", grace_s)
     config = slow_to_score(nats_server().url, tmp_path, foreign_group_s=60.0)
     slow, honest = SigningKey(new_seed()), SigningKey(new_seed())
     sent = 30

@@ -16,13 +16,11 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
-from services.verifier.border import Refusal
 from services.verifier.figures import Figures
-from services.verifier.local_outcomes import LocalOutcomes
-from services.verifier.sharing import MAX_GROUPS, Outbox
-from services.verifier.sharing_rules import sign
-from services.verifier.spent_groups import SpentGroups
-from services.verifier.swarm_link import SwarmLink
+from services.verifier.local_groups import ExhaustedDeliveries, LocalOutcomes
+from services.verifier.refusals import Refusal
+from services.verifier.sharing import MAX_GROUPS, Outbox, sign
+from services.verifier.swarm_reader import SwarmLink
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, unpack_logprobs
 from shared.contracts.control import EvalReport, NodeRecord
@@ -320,7 +318,7 @@ async def test_a_group_handed_out_too_often_is_put_away_and_not_forgotten(nats_s
     await delivery.nak()
     log = structlog.get_logger("verifier")
     figures = Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0"))
-    spent = SpentGroups(config, crashing, LocalOutcomes("alpha", crashing, figures, log), figures, log)
+    spent = ExhaustedDeliveries(config, crashing, LocalOutcomes("alpha", crashing, figures, log), figures, log)
 
     await asyncio.sleep(0.3)
     assert await crashing.fetch(stream, subjects.VERIFIER_CONSUMER, 1, 0.5) == []

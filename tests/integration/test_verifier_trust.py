@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from services.verifier.border import without_tokens
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from services.verifier.swarm_reader import BURST_S
 from shared.config import NodeConfig
 from shared.contracts import subjects

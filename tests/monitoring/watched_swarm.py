@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.wire import DEFAULT_SWARM_ID

@@ -4,10 +4,9 @@ whenever one likes.
 
 from __future__ import annotations
 
-from services.sampler.assembly import Assembly, BatchPlan, Wait
-from services.sampler.composition import compose, taken_of
-from services.sampler.knowledge import knowledge_of
+from services.sampler.assembly import Assembly, BatchPlan, Wait, compose, taken_of
 from services.sampler.memory import Limits, SamplerMemory
+from services.sampler.pool import knowledge_of
 from services.sampler.share_controller import Evaluation, after_batch, next_shares, reconciled
 from services.sampler.strategies import strategy_named
 from shared.config.sampler_section import SamplerSection

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused, without_tokens
-from services.verifier.other_tasks import AGAIN_S, TRIES
-from services.verifier.prints import Print
-from services.verifier.quarantine import FIRST_S, Quarantine
-from services.verifier.replay import ReplayMemory
-from services.verifier.scoring_cost import GRACE_S
-from services.verifier.sharing_rules import is_shared, sign
+from services.verifier.border import Border, BorderRules, Candidate, without_tokens
+from services.verifier.copies import GroupPrint, ReplayMemory
+from services.verifier.refusals import Refusal, Refused
+from services.verifier.reputation import AGAIN_S, FIRST_S, GRACE_S, TRIES, Quarantine
+from services.verifier.sharing import is_shared, sign
 from services.verifier.trust import KnownKeys
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
@@ -222,7 +220,7 @@ def test_a_group_stored_twice_blames_nobody_also_while_both_are_examined_and_sco
     assert isinstance(first, Candidate) and isinstance(second, Candidate)
     examination = gate.examination(SUBJECT, payload, NOW_S, 3)
     made = next(examination)()
-    while not isinstance(made, Print):
+    while not isinstance(made, GroupPrint):
         made = examination.send(made)()
     assert gate.conclude(first, result(), NOW_S) is None
     refused = gate.conclude(second, result(), NOW_S)
@@ -320,7 +318,7 @@ def test_accept_same_wants_the_same_config_and_any_takes_all(tmp_path: Path) -> 
 def test_accept_any_takes_no_task_of_a_package_that_this_node_does_not_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.verifier.border_rules.from_package", lambda dataset: dataset == "lcm")
+    monkeypatch.setattr("services.verifier.border.from_package", lambda dataset: dataset == "lcm")
     refused = border(tmp_path, accept="any").examine(SUBJECT, signed(group(task=task(dataset="lcm"))), NOW_S)
     assert isinstance(refused, Refused) and refused.reason is Refusal.TASK_NOT_ALLOWED and "[[tasks]]" in refused.detail
 

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import services.verifier.border as border_module
-from services.verifier.border import Border, Candidate, Refusal, Refused
-from services.verifier.copies import MAX_BYTES, MAX_GROUPS, REMEMBERED_S, CopyMemory
-from services.verifier.prints import normalised
-from services.verifier.senders import CAUGHT, CAUGHT_S, COPIERS
+from services.verifier.border import Border, Candidate
+from services.verifier.copies import MAX_BYTES, MAX_GROUPS, REMEMBERED_S, CopyMemory, normalised
+from services.verifier.refusals import Refusal, Refused
+from services.verifier.reputation import CAUGHT, CAUGHT_S, COPIERS
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup

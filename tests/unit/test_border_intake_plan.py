@@ -7,7 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.verifier.intake_plan import CATCH_UP_S, TokenBucket, plan_intake
+from services.verifier.fair_queue import TokenBucket
+from services.verifier.swarm_reader import CATCH_UP_S, plan_intake
 
 SEQ = st.integers(0, 10_000)
 

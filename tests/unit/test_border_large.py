@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 import services.verifier.border as border_module
-import services.verifier.border_rules as border_rules_module
-from services.verifier.border import Border, BorderRules, Candidate, Refusal, Refused
-from services.verifier.claims import SMALL_BYTES
-from services.verifier.copies import CopyMemory
-from services.verifier.examiner import Examiner
-from services.verifier.replay import ReplayMemory
+from services.verifier.border import Border, BorderRules, Candidate, Examiner
+from services.verifier.copies import CopyMemory, ReplayMemory
+from services.verifier.fair_queue import SMALL_BYTES
+from services.verifier.refusals import Refusal, Refused
 from services.verifier.trust import KnownKeys
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.tasks.held_out import HeldOut
@@ -81,7 +79,7 @@ class Watch:
             (border_module, "decode_foreign"),
             (border_module, "content_id"),
             (border_module.keys, "verify"),
-            (border_rules_module, "completion_problem"),
+            (border_module, "completion_problem"),
             (CopyMemory, "print_of"),
         ):
             monkeypatch.setattr(owner, name, self._watched(name, getattr(owner, name)))

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.verifier.fair_queue import MAX_SENDERS, MAX_WAITING, NEWCOMER_SHARE, FairQueue
-from services.verifier.reputation import LIMIT
-from services.verifier.standing import ESTABLISHED, LEAST, TOLERATED, earned
+from services.verifier.reputation import ESTABLISHED, LEAST, LIMIT, TOLERATED, intake_share
 from tests.long_forms import FULL
 
 RATE_PER_S = 20.0
 SECONDS = 60 if FULL else 30
-NEW = earned(0, 0.0, 32)
+NEW = intake_share(0, 0.0, 32)
 
 
 def served(arrivals_per_s: dict[str, tuple[float, float]], seconds: int = SECONDS, rate_per_s: float = RATE_PER_S) -> Counter[str]:
@@ -66,7 +65,7 @@ def test_all_want_everything_and_newcomers_together_get_their_part() -> None:
 @pytest.mark.slow
 def test_a_newcomer_with_a_few_good_groups_is_not_held_up_by_ever_new_names() -> None:
     busy = {f"n{number}": (20.0, ESTABLISHED) for number in range(4)} | {"*": (100.0, NEW)}
-    taken = served(busy | {"young": (2.0, earned(15, 0.0, 32))})
+    taken = served(busy | {"young": (2.0, intake_share(15, 0.0, 32))})
     assert taken["young"] >= 2.0 * SECONDS * 0.9, taken
 
 
@@ -135,10 +134,10 @@ def test_names_of_nobody_do_not_multiply_the_share_of_the_key_behind_them() -> N
 def test_a_share_grows_with_accepted_groups_falls_with_suspicion_and_is_never_nothing(
     accepted: int, suspicion: float, needed: int
 ) -> None:
-    share = earned(accepted, suspicion, needed)
+    share = intake_share(accepted, suspicion, needed)
     assert LEAST <= share <= ESTABLISHED
-    assert earned(accepted + 1, suspicion, needed) >= share
-    assert earned(accepted, min(LIMIT, suspicion + 0.05), needed) <= share
+    assert intake_share(accepted + 1, suspicion, needed) >= share
+    assert intake_share(accepted, min(LIMIT, suspicion + 0.05), needed) <= share
     if accepted >= needed and suspicion <= TOLERATED:
         assert share == ESTABLISHED
     if accepted < needed:

@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from monitoring.border_doc import PAGE, with_table
-from services.verifier.border import Border, Candidate, Refused
-from services.verifier.checks import CHECKS, Stage
-from services.verifier.refusals import Refusal
+from services.verifier.border import Border, Candidate
+from services.verifier.refusals import CHECKS, Refusal, Refused, Stage
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.messages import SignedRollouts, signed_bytes

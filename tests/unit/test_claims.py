@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.verifier.claims import SMALL_BYTES, BytesInFlight, ClaimedChunks
-from services.verifier.fair_queue import FairQueue
+from services.verifier.fair_queue import SMALL_BYTES, BytesInFlight, ClaimedChunks, FairQueue
 from shared.transport.base import BadReference
 from shared.transport.reference import MAX_CHUNKS, MIN_CHUNK_BYTES, Reference, most_chunks
 

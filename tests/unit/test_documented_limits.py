@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier import reputation, scoring_cost, sharing, trust
+from services.verifier import reputation, sharing, trust
 from shared.contracts.limits import DAY_S, MIB, SWARM_LIMITS
 from swarm_cli.nats.accounts import render_accounts, swarm_account
 from swarm_cli.nats.storage import HOSTED_GIB, MOST_STREAMS
@@ -65,8 +65,8 @@ def test_what_a_key_may_cost_is_what_the_page_on_trust_states() -> None:
     grace_s, half_life_s = stated(
         "trust.md", r"\| a key's CPU time \| (\d+) s, plus 0\.5 s per accepted group; halves every (\d+) s \|"
     )
-    assert (grace_s, half_life_s) == (scoring_cost.GRACE_S, scoring_cost.HALF_LIFE_S)
-    assert scoring_cost.PER_GROUP_S == 0.5
+    assert (grace_s, half_life_s) == (reputation.GRACE_S, reputation.COST_HALF_LIFE_S)
+    assert reputation.PER_GROUP_S == 0.5
     assert stated("trust.md", r"newest has weight 0\.1; half-life (\d+) s\)") == [reputation.HALF_LIFE_S]
 
 

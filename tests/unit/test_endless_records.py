@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.trainer.durable.checkpoint import MANIFEST, CheckpointError, CheckpointStore
-from services.verifier.replay import ReplayMemory
+from services.verifier.copies import ReplayMemory
 from services.verifier.trust import KnownKeys
 from shared.plain_files import whole_lines
 from swarm_cli.rollouts.records import TrainedRecords

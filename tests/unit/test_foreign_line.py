@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.verifier.places import IN_WORK, IN_WORK_PER_SENDER, Places
+from services.verifier.fair_queue import IN_WORK, IN_WORK_PER_SENDER, InFlightLimit
 from shared.tasks.sandbox.foreign_line import MAX_WAITING, MAX_WAITING_BYTES, ForeignLine
 
 PART = 0.25
@@ -24,7 +24,7 @@ def serve(line: ForeignLine[str], seconds: dict[str, float], usual_s: float, *, 
 
 
 def test_what_waits_for_the_scorers_takes_nobodys_place_and_all_that_is_taken_is_given_back() -> None:
-    places = Places()
+    places = InFlightLimit()
     for sender in range(IN_WORK // IN_WORK_PER_SENDER):
         for _ in range(IN_WORK_PER_SENDER):
             assert places.free and places.fits()(f"dear{sender}", 4 * MIB if sender < 4 else 100)

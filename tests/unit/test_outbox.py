@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.verifier import sharing
 from services.verifier.figures import Figures
-from services.verifier.swarm_link import SwarmLink
+from services.verifier.swarm_reader import SwarmLink
 from shared.config import load_config
 from shared.identity.keys import SigningKey, new_seed
 from shared.runtime.status import StatusBoard

@@ -10,8 +10,16 @@ import msgspec
 import structlog
 from structlog.testing import capture_logs
 
-from services.verifier.refused_memory import KNOWN_SENDERS, OF_A_SENDER, STRANGERS, RefusedGroup, RefusedMemory, excerpt_of
-from services.verifier.refused_record import FILES_KEPT, RefusedRecord
+from services.verifier.refused_messages import (
+    FILES_KEPT,
+    KNOWN_SENDERS,
+    OF_A_SENDER,
+    STRANGERS,
+    RefusedGroup,
+    RefusedMemory,
+    RefusedRecord,
+    excerpt_of,
+)
 from shared.run_records import refused_file, refused_files
 from shared.runtime.writes import Writes
 from tests.full_disk import no_file_above

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier import replay
-from services.verifier.replay import ReplayMemory
+from services.verifier import copies
+from services.verifier.copies import ReplayMemory
 
 ROOT = Path(__file__).parents[2]
 KEEP_S = 60.0
@@ -27,7 +27,7 @@ def an_id(number: int) -> str:
 
 @pytest.fixture
 def few_spare_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(replay, "_SPARE_LINES", 8)
+    monkeypatch.setattr(copies, "_SPARE_LINES", 8)
     yield
 
 
@@ -106,10 +106,10 @@ def test_a_disk_that_takes_nothing_does_not_stop_the_node(tmp_path: Path, monkey
 CHILD = """
 import sys, time
 from pathlib import Path
-from services.verifier import replay
-replay._SPARE_LINES = 4
+from services.verifier import copies
+copies._SPARE_LINES = 4
 name = int(sys.argv[2])
-memory = replay.ReplayMemory(100_000, Path(sys.argv[1]), keep_s=30.0, now_s=100 * (time.time() % 1e6))
+memory = copies.ReplayMemory(100_000, Path(sys.argv[1]), keep_s=30.0, now_s=100 * (time.time() % 1e6))
 number = 0
 while True:
     number += 1

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.verifier.border import Border, Candidate, Refused
-from services.verifier.quarantine import FIRST_S, LONGEST_S, Quarantine
-from services.verifier.refusals import BLAME, Refusal
-from services.verifier.reputation import HALF_LIFE_S, LIMIT, MAX_KEYS, PAROLE, Reputation
-from services.verifier.sharing_rules import sign
+from services.verifier.border import Border, Candidate
+from services.verifier.refusals import BLAME, Refusal, Refused
+from services.verifier.reputation import FIRST_S, HALF_LIFE_S, LIMIT, LONGEST_S, MAX_KEYS, PAROLE, Quarantine, Reputation
+from services.verifier.sharing import sign
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.messages import SIGNATURE_DOMAIN, SignedRollouts, signed_bytes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.sampler.assembly import BatchPlan
-from services.sampler.composition import taken_of
+from services.sampler.assembly import BatchPlan, taken_of
 from services.sampler.pool import PoolEntry, pool_entry
 from services.sampler.share_controller import Shares
 from tests.unit.sampler_groups import scored_group

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.sampler.knowledge import Knowledge
-from services.sampler.pool import pool_entry
+from services.sampler.pool import Knowledge, pool_entry
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import Strategy, StrategyError, drawn, has_advantage, weighted
 from tests.installed_packages import forget, install

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.sampler.assembly import Assembly, BatchPlan, draw_with_newcomers
-from services.sampler.draws import available, node_cap
-from services.sampler.knowledge import Knowledge
-from services.sampler.pool import PoolEntry, pool_entry
+from services.sampler.pool import Knowledge, PoolEntry, pool_entry
 from services.sampler.strategies import strategy_named
+from services.sampler.strategies.base import available, node_cap
 from services.trainer.selection.preference import preferred_indices
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition

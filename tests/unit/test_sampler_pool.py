@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from services.sampler.draws import local_order
-from services.sampler.knowledge import Knowledge
-from services.sampler.pool import Pool, PoolEntry, pool_entry
+from services.sampler.pool import Knowledge, Pool, PoolEntry, pool_entry
 from services.sampler.strategies import strategy_named
+from services.sampler.strategies.base import local_order
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from tests.unit.sampler_groups import scored_group
 

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.sampler.assembly import Assembly, BatchPlan
-from services.sampler.memory import DUPLICATE_POSITIONS, SamplerMemory, limits_of, state_for_new_stream
+from services.sampler.memory import DUPLICATE_POSITIONS, ReplayPool, SamplerMemory, limits_of, replayed, state_for_new_stream
 from services.sampler.pool import PoolEntry, pool_entry
-from services.sampler.replay import ReplayPool, replayed
 from services.sampler.share_controller import Shares
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.config import NodeConfig
@@ -250,7 +249,7 @@ def test_groups_are_drawn_uniformly_and_without_replacement() -> None:
 
 
 def test_the_oldest_give_way_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.sampler.replay.MAX_REPLAYABLE", 3)
+    monkeypatch.setattr("services.sampler.memory.MAX_REPLAYABLE", 3)
     pool = ReplayPool(10)
     pool.trained([entry(1), entry(4)], 1)
     pool.trained([entry(2), entry(3)], 2)

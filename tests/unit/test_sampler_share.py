@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.sampler.assembly import BatchPlan, Wait, WaitFor
-from services.sampler.draws import available, node_cap
-from services.sampler.knowledge import Knowledge
-from services.sampler.pool import PoolEntry, pool_entry
+from services.sampler.pool import Knowledge, PoolEntry, pool_entry
+from services.sampler.strategies.base import available, node_cap
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, sampler

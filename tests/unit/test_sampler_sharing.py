@@ -12,7 +12,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from services.sampler import share_controller
-from services.sampler.knowledge import observed
+from services.sampler.pool import observed
 from services.sampler.share_controller import Evaluation, Taken
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import decode, encode

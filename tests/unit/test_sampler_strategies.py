@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.sampler.draws import available, candidates
-from services.sampler.knowledge import RECENT_GROUPS, Knowledge, PassRecord
-from services.sampler.pool import PoolEntry, pool_entry, task_source
+from services.sampler.pool import RECENT_GROUPS, Knowledge, PassRecord, PoolEntry, pool_entry, task_source
 from services.sampler.strategies import strategy_named
+from services.sampler.strategies.base import available, candidates
 from services.sampler.strategies.uniform import STRATEGY as UNIFORM
 from shared.config.sections import SamplerSection
 from shared.contracts.messages import TaskRef

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.verifier.scoring_cost import GRACE_S, HALF_LIFE_S, MAX_KEYS, PER_GROUP_S, ScoringCost
+from services.verifier.reputation import COST_HALF_LIFE_S, GRACE_S, MAX_ACCOUNTS, PER_GROUP_S, ScoringCost
 
 
 @given(st.lists(st.floats(0, PER_GROUP_S), max_size=200), st.floats(0.01, 100.0))
@@ -34,13 +34,13 @@ def test_one_hang_in_every_group_is_not_free() -> None:
 def test_refused_groups_have_no_allowance_and_time_heals() -> None:
     book = ScoringCost()
     assert not book.charge("U", GRACE_S - 0.1, accepted=False, now_s=0.0)
-    assert not book.charge("U", GRACE_S / 2 - 0.1, accepted=False, now_s=HALF_LIFE_S)
-    assert book.charge("U", 1.0, accepted=False, now_s=HALF_LIFE_S)
+    assert not book.charge("U", GRACE_S / 2 - 0.1, accepted=False, now_s=COST_HALF_LIFE_S)
+    assert book.charge("U", 1.0, accepted=False, now_s=COST_HALF_LIFE_S)
 
 
 @pytest.mark.slow
 def test_memory_is_bounded() -> None:
     book = ScoringCost()
-    for number in range(MAX_KEYS + 10):
+    for number in range(MAX_ACCOUNTS + 10):
         book.charge(f"U{number}", 1.0, accepted=True, now_s=0.0)
-    assert len(book._accounts) == MAX_KEYS
+    assert len(book._accounts) == MAX_ACCOUNTS

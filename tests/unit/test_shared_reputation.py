@@ -17,11 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.trainer.findings import Findings, absurd_text
-from services.verifier.quarantine import FIRST_S
 from services.verifier.refusals import BLAME, Found, Refusal
-from services.verifier.reputation import MAX_EVENTS, Reputation
-from services.verifier.senders import Senders
-from services.verifier.shared_reputation import SharedReputation
+from services.verifier.reputation import FIRST_S, MAX_EVENTS, Reputation, Senders, SharedReputation
 from services.verifier.trust import KnownKeys
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode

@@ -6,10 +6,9 @@ from collections import Counter
 
 import pytest
 
-from services.verifier.checks import CHECKS
 from services.verifier.fair_queue import MAX_WAITING, FairQueue
-from services.verifier.foreign_groups import BURST_S
-from services.verifier.refusals import BLAME, Refusal, beyond_budget
+from services.verifier.refusals import BLAME, CHECKS, Refusal, beyond_budget
+from services.verifier.swarm_reader import BURST_S
 from shared.config import NodeConfig
 
 

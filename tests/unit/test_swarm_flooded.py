@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from services.verifier.sharing_rules import sign
+from services.verifier.sharing import sign
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode

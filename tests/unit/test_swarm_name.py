@@ -10,7 +10,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from services.verifier.swarm_name import SILENT_S, TWIN_LOOKS, SwarmName
+from services.verifier.sharing import SILENT_S, TWIN_LOOKS, SwarmName
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import NodeRecord

@@ -14,10 +14,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from services.generator.evaluation import eval_line
+from services.verifier.border import LocalModel
 from services.verifier.figures import Figures
-from services.verifier.own_model import OwnModel
-from services.verifier.reports import Reports
-from services.verifier.swarm_link import SwarmLink
+from services.verifier.sharing import Reports
+from services.verifier.swarm_reader import SwarmLink
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
@@ -332,7 +332,7 @@ async def test_the_verifier_signs_scores_and_its_directory_entry(tmp_path: Path)
     await ensure_node_streams(transport, "alpha")
     await ensure_swarm_streams(transport)
     config = configured()
-    key, own = SigningKey(new_seed()), OwnModel()
+    key, own = SigningKey(new_seed()), LocalModel()
     own.identity = ModelIdentity(name="m", tokenizer_hash="a" * 64)
     said = report("alpha", 4, 0.5)
     await transport.kv.put(subjects.node_bucket("alpha"), subjects.EVAL_KEY, encode(said))

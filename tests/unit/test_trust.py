@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.verifier.bans import Bans
-from services.verifier.border import Candidate, Refusal, Refused
-from services.verifier.replay import ReplayMemory
+from services.verifier.border import Candidate
+from services.verifier.copies import ReplayMemory
+from services.verifier.refusals import Refusal, Refused
 from services.verifier.service import VerifierService
-from services.verifier.trust import IDLE_S, KnownKeys, RosterKeys
+from services.verifier.trust import IDLE_S, Bans, KnownKeys, RosterKeys
 from shared.config import load_config
 from shared.contracts import subjects
 from shared.contracts.codec import content_id

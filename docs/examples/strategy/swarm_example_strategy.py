@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.sampler.knowledge import Knowledge
-from services.sampler.pool import PoolEntry
+from services.sampler.pool import Knowledge, PoolEntry
 from services.sampler.strategies.base import weighted
 
 

@@ -6,8 +6,7 @@ import random
 
 from swarm_example_strategy import STRATEGY
 
-from services.sampler.knowledge import Knowledge
-from services.sampler.pool import PoolEntry
+from services.sampler.pool import Knowledge, PoolEntry
 
 
 def entry(seq: int, mean_reward: float) -> PoolEntry:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.sampler.knowledge import Knowledge
-from services.sampler.pool import PoolEntry
+from services.sampler.pool import Knowledge, PoolEntry
 from services.sampler.strategies.base import LAST, weighted
 
 
