@@ -32,8 +32,8 @@ class Figures:
         )
         self._rows_left_out = Gauge(
             "swarm_task_rows_left_out",
-            "Rows of a task file (of another source: draws) left out as their own reference answer earns nothing, of those looked "
-            "at so far; the log and `swarm config check` name them.",
+            "Rows of a task file (of another source: draws) left out as their own reference answer earns nothing, or as the "
+            "model's chat template cannot write them, of those looked at so far; the log names them.",
             ["task"],
             registry=registry,
         )

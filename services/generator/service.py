@@ -77,6 +77,7 @@ class GeneratorService:
         self._engine = _engine_of(config, max_length)
         self._fruitless = 0
         self._left_out_told: Counter[str] = Counter()
+        self._unwritable_told: Counter[str] = Counter()
         self._sampler = SamplerPosition(batch_number=0, consumed_local=0, dropped_local=0)
 
     async def run(self, context: ServiceContext) -> None:
@@ -133,6 +134,7 @@ class GeneratorService:
         self._follower = PolicyFollower(context, self._engine, self._figures)
         self._trains = self._engine.loads_policies
         evaluator = Evaluator(context, config.tasks, self._engine, self._prompter.held_out(self._held_out.tasks), self._figures)
+        self._tell_left_out()
         context.status.state(EVALUATING_BASE)
         await run_until_stopped(context.stopping, evaluator.begin())
         if context.stopping.is_set():
@@ -228,8 +230,17 @@ class GeneratorService:
     def _tell_left_out(self) -> None:
         """Log each source's left-out rows again whenever they are twice as many."""
         for spec in self._config.tasks:
-            rows = left_out(spec)
-            self._figures.rows_left_out(spec.dataset, rows)
+            rows, unwritable = left_out(spec), self._prompter.unwritable.get(spec.dataset, {})
+            self._figures.rows_left_out(spec.dataset, rows + len(unwritable))
+            if len(unwritable) >= 2 * self._unwritable_told[spec.dataset] and unwritable:
+                self._unwritable_told[spec.dataset] = len(unwritable)
+                self._context.log.warning(
+                    "questions_unwritable",
+                    task=spec.path or spec.dataset,
+                    questions=len(unwritable),
+                    reason=str(next(iter(unwritable.values()))),
+                    consequence="they are not asked",
+                )
             if rows >= 2 * self._left_out_told[spec.dataset] and rows:
                 self._left_out_told[spec.dataset] = rows
                 first = left_out_lines(spec, dataset_size(spec.dataset, spec.canonical_config))[:2]

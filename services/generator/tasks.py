@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +10,12 @@ from typing import Any
 
 from shared.config import NodeConfig
 from shared.contracts.messages import Task
-from shared.model.prompts import render_prompt
+from shared.model.prompts import PromptError, render_prompt
 from shared.runtime import FatalError
 from shared.tasks import HeldOut, TaskSource
 from shared.tasks.source import MAX_ATTEMPTS
+
+_MOST_UNWRITABLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,15 @@ class PromptedTask:
 
 
 class Prompter:
-    """Turns draws into prompted tasks. It skips held-out tasks and tasks that leave no room for an
-    answer.
+    """Turns draws into prompted tasks. It skips held-out tasks, tasks that the chat template cannot
+    write, and tasks that leave no room for an answer.
+
+    unwritable: by dataset, up to 1,000 questions that the chat template cannot write, and why.
     """
 
     def __init__(self, config: NodeConfig, tokenizer: Any, max_length: int, held_out: HeldOut) -> None:
         self._config = config
+        self.unwritable: dict[str, dict[str, PromptError]] = {}
         self.key_draws(b"")
         self._tokenizer = tokenizer
         self._system_prompt = config.model.system_prompt
@@ -57,7 +63,11 @@ class Prompter:
         """
         passed_over: Counter[str] = Counter()
         for task in self._source.candidates(draw, self._held_out, passed_over):
-            prompt_ids = self.prompt(task)
+            try:
+                prompt_ids = self.prompt(task)
+            except PromptError:
+                passed_over["unwritable"] += 1
+                continue
             if len(prompt_ids) <= self._longest_prompt:
                 return PromptedTask(task, prompt_ids)
             passed_over["too_long"] += 1
@@ -74,16 +84,30 @@ class Prompter:
             "or choose tasks with shorter questions",
             "left_out": "left out, as their own reference answers earn nothing (`swarm config check` names them): choose another "
             "verifier, or correct the answers",
+            "unwritable": "questions that the model's chat template cannot write: correct the template (chat_template.jinja)",
             "failed": "impossible to make: change the dataset's config",
         }
         causes = [f"{number} are {explained[cause]}" for cause, number in passed_over.most_common()]
         return f"none of the {MAX_ATTEMPTS} tasks tried can be trained on; {'; '.join(causes)}"
 
     def prompt(self, task: Task) -> list[int]:
-        """Token ids of the prompt for a task."""
-        return render_prompt(self._tokenizer, task.question, self._system_prompt)
+        """Token ids of the prompt for a task. Raises PromptError: the chat template cannot write
+        the question; it is tried once, as it may take seconds.
+        """
+        known = self.unwritable.setdefault(task.ref.dataset, {})
+        if task.question in known:
+            raise known[task.question]
+        try:
+            return render_prompt(self._tokenizer, task.question, self._system_prompt)
+        except PromptError as error:
+            if len(known) < _MOST_UNWRITABLE:
+                known[task.question] = error
+            raise
 
     def held_out(self, tasks: Sequence[Task]) -> list[PromptedTask]:
         """The held-out tasks that fit the model."""
-        prompted = [PromptedTask(task, self.prompt(task)) for task in tasks]
+        prompted = []
+        for task in tasks:
+            with contextlib.suppress(PromptError):
+                prompted.append(PromptedTask(task, self.prompt(task)))
         return [each for each in prompted if len(each.prompt_ids) <= self._longest_prompt]

@@ -1,29 +1,31 @@
-"""Checks that a tokenizer's chat template can render this project's prompts: one user turn,
-preceded by a system turn if one is set, up to where the answer starts.
+"""Renders a tokenizer's chat template, and checks that it can write this project's prompts: one
+user turn, preceded by a system turn if one is set, up to where the answer starts.
 
 A template is a program by the model's author. Some refuse a system turn and some drop it silently,
 some write today's date, and some never end; a trial prompt detects each before anything is sampled.
-The trial runs in a process of its own, with limits on time and memory.
+A template may also never end on certain questions, so it only ever runs in a process of its own,
+with limits on time, memory and what it writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import itertools
 import json
 import os
 import random
 import re
 import resource
-import select
 import signal
-import time
+import threading
 import warnings
-from collections.abc import Callable, Collection
-from typing import Any
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, NoReturn
 
-from shared.runtime.parent_death import end_with_parent
 from shared.tasks.sandbox.limits import MappedMemory, limit_data
 
 _QUESTION = "zebra crossing"
@@ -34,8 +36,11 @@ _LONG = "zebra crossing " * 1000
 _CPU_S = 2
 _WALL_S = 60.0
 _MEMORY_BYTES = 256 * 2**20
-"""What the trial prompts of a template may take. Real templates take milliseconds and kilobytes."""
-_MOST_BYTES = 4096
+_MOST_WRITTEN = 2**20
+"""What one prompt may take: processor time, time, memory, and characters beside eight times those
+of its turns. Real templates take milliseconds and kilobytes.
+"""
+_TOO_LONG = f"takes more than {_CPU_S} s of processor time"
 _FILE = "(chat_template.jinja)"
 _ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
 """How Python writes an object that a template names without using it; each process has another."""
@@ -43,9 +48,18 @@ _CLOCK = re.compile(r"""strftime_now\(\s*("[^"]*"|'[^']*')\s*\)""")
 _DAYS = (0, 1, 8, 40, 150, 400, 4000, 9000)
 _DATE = datetime.datetime(2024, 7, 26, tzinfo=datetime.UTC)
 
+Turn = dict[str, str]
+"""`role` and `content`."""
 
-class _TemplateFails(Exception):
-    """A template raised something; the message has the kind and its first line."""
+
+class TemplateError(Exception):
+    """A template cannot write a conversation; the message has the kind and the first line of what
+    it raised.
+    """
+
+
+class TemplateLimitError(TemplateError):
+    """A template takes too much to write a conversation; the message says of what."""
 
 
 def takes_system_prompt(tokenizer: Any) -> bool:
@@ -55,19 +69,22 @@ def takes_system_prompt(tokenizer: Any) -> bool:
     if not tokenizer.chat_template:
         return True
     try:
-        text = _rendered(tokenizer, _turns(system=_SYSTEM))
-    except _TemplateFails:
+        text = rendered(tokenizer, _turns(system=_SYSTEM))
+    except TemplateError:
         return False
     return _SYSTEM in text and _QUESTION in text
 
 
 def template_problem(tokenizer: Any, system_prompt: str = "") -> str:
     """Why questions cannot be asked with this tokenizer's template, with the remedy; empty if they
-    can. After that the template may be rendered in this process.
+    can.
     """
     if not tokenizer.chat_template:
         return ""
-    return _confined(lambda: _problem(tokenizer, system_prompt))
+    try:
+        return _problem(tokenizer, system_prompt)
+    except TemplateLimitError as error:
+        return f"its chat template {error} to write a question: correct the template {_FILE}, or use another model"
 
 
 def with_fixed_date(template: str) -> str:
@@ -81,8 +98,8 @@ def default_system_prompt(tokenizer: Any) -> bool:
     """
     if not tokenizer.chat_template or not takes_system_prompt(tokenizer):
         return False
-    without = _rendered(tokenizer, _turns()).partition(_QUESTION)[0]
-    given = _rendered(tokenizer, _turns(system=_SYSTEM)).partition(_QUESTION)[0]
+    without = rendered(tokenizer, _turns()).partition(_QUESTION)[0]
+    given = rendered(tokenizer, _turns(system=_SYSTEM)).partition(_QUESTION)[0]
     before, _, after = given.partition(_SYSTEM)
     return len(without) > len(before) + len(after)
 
@@ -97,8 +114,8 @@ def ending_token(tokenizer: Any, among: Collection[int] | None = None) -> int | 
     if not tokenizer.chat_template:
         return None
     try:
-        after = _rendered(tokenizer, _turns(answer=_ANSWER), opened=False).rpartition(_ANSWER)[2]
-    except _TemplateFails:
+        after = rendered(tokenizer, _turns(answer=_ANSWER), opened=False).rpartition(_ANSWER)[2]
+    except TemplateError:
         return None
     if among is None:
         added = tokenizer.added_tokens_decoder.items()
@@ -111,9 +128,11 @@ def _problem(tokenizer: Any, system_prompt: str) -> str:
     _render_all(tokenizer)
     system = _SYSTEM if system_prompt and takes_system_prompt(tokenizer) else ""
     try:
-        text, *later = (_rendered(tokenizer, _turns(system=system), days=days) for days in _DAYS)
-        mixed = _rendered(tokenizer, _turns(system=system, question=_MIXED))
-    except _TemplateFails as error:
+        text, *later = (rendered(tokenizer, _turns(system=system), days=days) for days in _DAYS)
+        mixed = rendered(tokenizer, _turns(system=system, question=_MIXED))
+    except TemplateLimitError:
+        raise
+    except TemplateError as error:
         return (
             f"its chat template cannot write a question ({error}): correct the template {_FILE}, or remove it, so that questions "
             "are plain text"
@@ -155,9 +174,12 @@ def _render_all(tokenizer: Any) -> None:
     """
     kinds = itertools.product(("", _SYSTEM), ("", _ANSWER), (True, False), (_QUESTION, _LONG))
     for system, answer, opened, question in kinds:
-        # Which of them must succeed is decided elsewhere.
-        with contextlib.suppress(_TemplateFails):
-            _rendered(tokenizer, _turns(system=system, answer=answer, question=question), opened=opened)
+        try:
+            rendered(tokenizer, _turns(system=system, answer=answer, question=question), opened=opened)
+        except TemplateLimitError:
+            raise
+        except TemplateError:  # which of them must succeed is decided elsewhere
+            continue
 
 
 def _left_out_opening(tokenizer: Any, text: str, system: str) -> str:
@@ -165,78 +187,149 @@ def _left_out_opening(tokenizer: Any, text: str, system: str) -> str:
     for an answer. Templates in which an answer follows the question's end directly need nothing.
     """
     try:
-        if text != _rendered(tokenizer, _turns(system=system), opened=False):
+        if text != rendered(tokenizer, _turns(system=system), opened=False):
             return ""
-        before, found, _ = _rendered(tokenizer, _turns(system=system, answer=_ANSWER), opened=False).partition(_ANSWER)
-    except _TemplateFails:  # one that takes no answer cannot be compared
+        before, found, _ = rendered(tokenizer, _turns(system=system, answer=_ANSWER), opened=False).partition(_ANSWER)
+    except TemplateError:  # one that takes no answer cannot be compared
         return ""
     return before[len(text) :].strip() if found and before.startswith(text) else ""
 
 
-def _turns(*, system: str = "", answer: str = "", question: str = _QUESTION) -> list[dict[str, str]]:
-    turns = [("system", system), ("user", question), ("assistant", answer)]
-    return [{"role": role, "content": content} for role, content in turns if content]
+def _turns(*, system: str = "", answer: str = "", question: str = _QUESTION) -> list[Turn]:
+    said = [("system", system), ("user", question), ("assistant", answer)]
+    return [{"role": role, "content": content} for role, content in said if content]
 
 
-def _rendered(tokenizer: Any, messages: list[dict[str, str]], *, opened: bool = True, days: int = 0) -> str:
-    """days: after `_DATE`, for the clock and as the seed of anything random."""
+def rendered(tokenizer: Any, messages: Sequence[Turn], *, opened: bool = True, days: int = 0) -> str:
+    """The text of a conversation. days: after `_DATE`, for the clock and as the seed of anything
+    random.
 
+    Raises:
+        TemplateError: the template raises something, or takes too much.
+    """
+    renderer = _RENDERERS.get(tokenizer)
+    if renderer is None or not renderer.renders(tokenizer):
+        renderer = _RENDERERS[tokenizer] = _Renderer(tokenizer)
+    return renderer.render(tokenizer, messages, opened, days)
+
+
+class _Renderer:
+    """A fork of this process that renders one tokenizer's template, one conversation at a time.
+
+    It is made when the template is tried, before there are weights in this process, and again only
+    after a conversation took too much.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._template, self._owner, self._lock = tokenizer.chat_template, os.getpid(), threading.Lock()
+        self._finish: Callable[[], object] = lambda: None
+        self._start(tokenizer)
+
+    def renders(self, tokenizer: Any) -> bool:
+        """Whether it is this process's, and of the template that the tokenizer has now."""
+        return self._owner == os.getpid() and self._template == tokenizer.chat_template
+
+    def render(self, tokenizer: Any, messages: Sequence[Turn], opened: bool, days: int) -> str:
+        """As `rendered`."""
+        request = json.dumps([messages, opened, days]).encode()
+        with self._lock:
+            kind, text = self._answer(request)
+            if kind == "ended":  # by nothing in the request
+                self._start(tokenizer)
+                kind, text = self._answer(request)
+            if kind in ("ended", "memory", "late"):
+                self._start(tokenizer)
+        if kind:
+            raise (TemplateError if kind in ("ended", "error") else TemplateLimitError)(text)
+        return text
+
+    def _answer(self, request: bytes) -> tuple[str, str]:
+        """An empty word and the text, or what is wrong and its description."""
+        try:
+            self._connection.send_bytes(request)
+            if not self._connection.poll(_WALL_S):
+                return "late", f"takes more than {_WALL_S:g} s"
+            kind, text = json.loads(self._connection.recv_bytes())
+            return kind, text
+        except (EOFError, OSError):
+            status = os.waitpid(self._child, 0)[1]
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGVTALRM:
+                return "late", _TOO_LONG
+            return "ended", f"the process that renders it ended with status {status}"
+
+    def _start(self, tokenizer: Any) -> None:
+        self._finish()
+        memory = MappedMemory().data_bytes()
+        self._connection, theirs = Pipe()
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            self._child = os.fork()
+        if self._child == 0:
+            _serve(tokenizer, theirs, memory)
+        theirs.close()
+        self._finish = weakref.finalize(self, _end, self._child, self._connection, self._owner)
+
+
+def _end(child: int, connection: Connection, owner: int) -> None:
+    connection.close()
+    if os.getpid() == owner:
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _serve(tokenizer: Any, connection: Connection, memory: int | None) -> NoReturn:
+    """Render until the other process ends or wants no more. This fork renders text and nothing
+    else: it needs no lock that another thread may have held, and none of the open files.
+    """
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM):  # the other process decides when it ends
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGPROF, _late)
+        os.closerange(3, connection.fileno())
+        os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        gc.freeze()  # nothing of the other process is freed here
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if memory is not None:
+            limit_data(memory + _MEMORY_BYTES)
+        while True:
+            messages, opened, days = json.loads(connection.recv_bytes())
+            # The second timer is for what no handler interrupts.
+            signal.setitimer(signal.ITIMER_PROF, _CPU_S)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 2 * _CPU_S)
+            try:
+                answer = "", _render(tokenizer, messages, opened, days)
+                limit = _MOST_WRITTEN + 8 * sum(len(turn["content"]) for turn in messages)
+                if len(answer[1]) > limit:
+                    answer = "limit", f"writes more than {limit:,} characters"
+            except _LateError:
+                answer = "limit", _TOO_LONG
+            except MemoryError:
+                answer = "memory", f"takes more than {_MEMORY_BYTES // 2**20} MiB of memory"
+            except Exception as error:  # noqa: BLE001 (a template's own)
+                answer = "error", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            connection.send_bytes(json.dumps(answer).encode())
+    finally:
+        os._exit(0)
+
+
+class _LateError(BaseException):
+    """No template catches it."""
+
+
+def _late(*_: object) -> None:
+    raise _LateError
+
+
+def _render(tokenizer: Any, messages: Sequence[Turn], opened: bool, days: int) -> str:
     def strftime_now(form: str) -> str:
         return (_DATE + datetime.timedelta(days=days, seconds=days)).strftime(form)
 
-    state = random.getstate()
     random.seed(days)
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False, strftime_now=strftime_now))
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise _TemplateFails(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}") from None
-    finally:
-        random.setstate(state)
+    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False, strftime_now=strftime_now))
 
 
-def _confined(work: Callable[[], str]) -> str:
-    """What `work` returns, from a fork of this process that may take `_CPU_S` of processor time and
-    `_MEMORY_BYTES`; else what it took too much of.
-    """
-    # The child renders text and nothing else: it needs no lock that another thread may hold.
-    memory, parent = MappedMemory().data_bytes(), os.getpid()
-    reads, writes = os.pipe()
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        child = os.fork()
-    if child == 0:
-        try:
-            end_with_parent(signal.SIGKILL, parent)
-            if memory is not None:
-                limit_data(memory + _MEMORY_BYTES)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
-            try:
-                said = work()
-            except MemoryError:
-                said = _too_much(f"{_MEMORY_BYTES // 2**20} MiB of memory")
-            os.write(writes, json.dumps(said).encode()[:_MOST_BYTES])
-        finally:
-            os._exit(0)
-    os.close(writes)
-    try:
-        content = _until_closed(reads, time.monotonic() + _WALL_S)
-    finally:
-        os.close(reads)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return str(json.loads(content)) if content else _too_much(f"{_CPU_S} s of processor time")
-
-
-def _until_closed(reads: int, deadline: float) -> bytes:
-    content = b""
-    while select.select([reads], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        if not (part := os.read(reads, _MOST_BYTES)):
-            return content
-        content += part
-    return b""
-
-
-def _too_much(what: str) -> str:
-    return f"its chat template takes more than {what} to write a question: correct the template {_FILE}, or use another model"
+_RENDERERS: weakref.WeakKeyDictionary[Any, _Renderer] = weakref.WeakKeyDictionary()

@@ -7,6 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shared.model.chat_template import TemplateError, rendered
+from shared.model.quiet_reading import ModelLoadError
+
+
+class PromptError(ModelLoadError):
+    """The chat template cannot write one question. Others may be asked."""
+
 
 def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> list[int]:
     """Token ids of a question up to where the answer starts.
@@ -16,14 +23,23 @@ def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> lis
     which its tokenizer begins a text.
 
     Raises:
-        ModelLoadError: the chat template does not write this question as it is.
+        PromptError: the chat template cannot write this question as it is.
     """
     if tokenizer.chat_template:
         messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
-        messages.append({"role": "user", "content": question})
-        _check_writes(str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)), question)
-        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
-        return [int(token) for token in encoded]
+        try:
+            text = rendered(tokenizer, [*messages, {"role": "user", "content": question}])
+        except TemplateError as error:
+            raise PromptError(
+                f"the model's chat template cannot write the question {question[:60]!r} ({error}): correct the template "
+                "(chat_template.jinja), or remove it, so that questions are plain text"
+            ) from None
+        if question.strip() not in text:
+            raise PromptError(
+                f"the model's chat template changes or leaves out the question {question[:60]!r}, so that the model would be asked "
+                "something else: correct the template (chat_template.jinja), or remove it, so that questions are plain text"
+            )
+        return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
     text = f"{system_prompt}\n\n{question}\n" if system_prompt else f"{question}\n"
     ids = [int(token) for token in tokenizer(text)["input_ids"]]
     # Some tokenizers also append an end token, after which nothing would be left to answer.
@@ -31,16 +47,6 @@ def render_prompt(tokenizer: Any, question: str, system_prompt: str = "") -> lis
     while ids and ids[-1] in control:
         ids.pop()
     return ids
-
-
-def _check_writes(prompt: str, question: str) -> None:
-    if question.strip() not in prompt:
-        from shared.model.quiet_reading import ModelLoadError  # imports transformers
-
-        raise ModelLoadError(
-            f"the model's chat template changes or leaves out the question {question[:60]!r}, so that the model would be asked "
-            "something else: correct the template (chat_template.jinja), or remove it, so that questions are plain text"
-        )
 
 
 def encode_answer(tokenizer: Any, text: str, *, ended: bool, end_token_id: int | None) -> list[int]:

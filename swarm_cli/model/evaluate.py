@@ -107,7 +107,7 @@ def _asked(
     config: NodeConfig, model: str, folder: str, revision: str, sources: Sequence[TaskSpec], n: int | None
 ) -> tuple[Asked, list[list[int]]]:
     """The tasks and their prompts, in the same order. Tells how many may have been trained on."""
-    from shared.model.prompts import render_prompt
+    from shared.model.prompts import PromptError, render_prompt
     from shared.model.quiet_reading import ModelLoadError
     from shared.model.reading import load_tokenizer, model_max_length
     from swarm_cli.model.held_out import asked_tasks, recorded_set
@@ -120,19 +120,27 @@ def _asked(
     except ModelLoadError as error:
         raise CommandError(str(error)) from None
     known: dict[str, list[int]] = {}
+    unwritable: dict[str, PromptError] = {}
 
-    def prompt(task: Task) -> list[int]:
-        if task.question not in known:
+    def fits(task: Task) -> bool:
+        if task.question not in known and task.question not in unwritable:
             try:
                 known[task.question] = render_prompt(tokenizer, task.question, section.system_prompt)
-            except ModelLoadError as error:
-                raise CommandError(str(error)) from None
-        return known[task.question]
+            except PromptError as error:
+                unwritable[task.question] = error
+        return len(known.get(task.question, ())) <= longest and task.question not in unwritable
 
-    asked = asked_tasks(config, sources, n, recorded_set(Path(model)), lambda task: len(prompt(task)) <= longest)
+    try:
+        asked = asked_tasks(config, sources, n, recorded_set(Path(model)), fits)
+    except CommandError:
+        if unwritable and not known:
+            raise CommandError(str(next(iter(unwritable.values())))) from None
+        raise
     if asked.note:
         note(asked.note)
-    return asked, [prompt(task) for task in asked.tasks]
+    if unwritable:
+        note(f"{len(unwritable)} questions are left out: {next(iter(unwritable.values()))}")
+    return asked, [known[task.question] for task in asked.tasks]
 
 
 async def _evaluate(

@@ -5,6 +5,7 @@ of its samples is published.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,13 +56,14 @@ async def ended(
     eval_tasks: int = 0,
     task: dict[str, str] | None = None,
     registry: CollectorRegistry | None = None,
+    model: Path = MODEL,
 ) -> str:
     """The sentence with which the generator ends."""
     install(folder, monkeypatch, "swarm.engines", "mine", code)
     node = f"g{uuid.uuid4().hex[:8]}"
     given = {
         "node": {"id": node, "var_dir": str(folder / "var")},
-        "model": {"path": str(MODEL)},
+        "model": {"path": str(model)},
         "tasks": [task or {"dataset": "gcd"}],
         "generator": {"engine": "mine"},
         "eval": {"tasks": eval_tasks},
@@ -117,6 +119,28 @@ async def test_rows_that_nobody_can_earn_are_logged_by_line_and_counted(
         sample.value for metric in registry.collect() for sample in metric.samples if sample.name == "swarm_task_rows_left_out"
     ]
     assert counted == 1.0
+
+
+@pytest.mark.parametrize("eval_tasks", [0, 4])
+async def test_questions_that_the_chat_template_cannot_write_are_left_out_of_draws_and_evaluation_logged_and_counted(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eval_tasks: int
+) -> None:
+    rows, registry, model = tmp_path / "rows.jsonl", CollectorRegistry(), tmp_path / "model"
+    rows.write_text("".join(f'{{"question": "q{"odd" if n % 3 else ""}{n}", "answer": "{n}"}}\n' for n in range(30)))
+    shutil.copytree(MODEL, model)
+    template = (model / "chat_template.jinja").read_text()
+    fails = "{% if 'odd' in messages[-1].content %}{{ raise_exception('an odd one') }}{% endif %}"
+    (model / "chat_template.jinja").write_text(fails + template)
+    task = {"source": "file", "path": str(rows), "verifier": "exact"}
+    code = ENGINE.format(calls=1, changed="'finish_reason': 'eos'")
+    with structlog.testing.capture_logs() as logs:
+        await ended(nats_url, tmp_path, monkeypatch, code, task=task, registry=registry, model=model, eval_tasks=eval_tasks)
+    (told,) = [entry for entry in logs if entry["event"] == "questions_unwritable"]
+    assert 1 <= told["questions"] <= 20 and told["log_level"] == "warning" and "an odd one" in told["reason"]
+    (counted,) = [
+        sample.value for metric in registry.collect() for sample in metric.samples if sample.name == "swarm_task_rows_left_out"
+    ]
+    assert counted == told["questions"]
 
 
 async def test_an_engine_that_wants_no_calls_is_told_because_nothing_would_ever_be_generated(

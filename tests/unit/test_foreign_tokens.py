@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from services.trainer.selection.group_tokens import SkippedGroup, TokenRules, foreign_tokens
+from services.trainer.selection.group_tokens import SkippedGroup, TokenRules, foreign_tokens, local_tokens
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, RolloutGroup
 from shared.model.answer_tokens import AnswerTokens
@@ -316,6 +316,18 @@ def test_a_question_that_the_chat_template_changes_leaves_a_foreign_group_out(
     asked = msgspec.structs.replace(group, task=msgspec.structs.replace(group.task, question="What is 1 + 1?"))
     with pytest.raises(SkippedGroup, match="changed_question"):
         foreign_tokens(asked, rules)
+
+
+def test_a_local_group_whose_question_the_chat_template_cannot_write_is_left_out(
+    rules: TokenRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one of a generator with another model."""
+    monkeypatch.setattr(rules.tokenizer, "chat_template", "{{ raise_exception('no questions') }}")
+    group = scored_group(rules.tokenizer, random.Random(0), origin="local").group
+    other = msgspec.structs.replace(group, model=msgspec.structs.replace(group.model, tokenizer_hash="0" * 64))
+    for each in (other, msgspec.structs.replace(group, prompt_ids=None)):
+        with pytest.raises(SkippedGroup, match="changed_question"):
+            local_tokens(each, rules)
 
 
 def test_an_unsampled_group_of_another_tokenizer_is_encoded_here(rules: TokenRules) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from services.generator.tasks import Prompter
@@ -65,3 +67,32 @@ def test_a_node_whose_questions_are_all_held_out_or_too_long_is_told_which_and_w
     some_of_them = HeldOut(held_out_tasks([tiny], 30))
     with pytest.raises(FatalError, match=r"; \d+ are longer .*; \d+ are held out"):
         Prompter(config, byte_tokenizer(), 10, some_of_them).for_draw(0)
+
+
+@pytest.mark.slow
+def test_a_question_that_the_chat_template_cannot_write_is_passed_over_counted_and_tried_once() -> None:
+    config = NodeConfig(tasks=[{"dataset": "decimal_arithmetic"}, {"dataset": "gcd"}], generator={"max_new_tokens": 8})
+    tokenizer = byte_tokenizer()
+    plain = [Prompter(config, tokenizer, 4096, HeldOut([])).for_draw(draw).task for draw in range(12)]
+    bad = next(task for task in plain if task.ref.dataset == "gcd")
+    never = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    tokenizer.chat_template = (
+        "{% if messages[0].content == " + repr(bad.question) + " %}" + never + "{% endif %}{{ messages[0].content }}\n"
+    )
+    asked = Prompter(config, tokenizer, 4096, HeldOut([]))
+    found = [asked.for_draw(draw).task for draw in range(12)]
+    assert [each for each in found if each.ref.dataset != "gcd"] == [each for each in plain if each.ref.dataset != "gcd"]
+    assert bad not in found and bad in plain and len(found) == len(plain)
+    assert list(asked.unwritable["gcd"]) == [bad.question] and not asked.unwritable.get("decimal_arithmetic")
+    started = time.monotonic()
+    other = next(task for task in plain if task != bad)
+    assert [each.task for each in asked.held_out([bad, other])] == [other]
+    assert time.monotonic() - started < 1
+
+
+def test_a_template_that_writes_no_question_of_a_dataset_is_told() -> None:
+    config = NodeConfig(tasks=[{"dataset": "gcd"}], generator={"max_new_tokens": 8})
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content | upper }}"
+    with pytest.raises(FatalError, match="1000 are questions that the model's chat template cannot write"):
+        Prompter(config, tokenizer, 4096, HeldOut([])).for_draw(0)

@@ -451,3 +451,14 @@ def test_one_function_loads_the_weights_of_a_model() -> None:
     product = [file for place in ("services", "shared", "swarm_cli", "lab") for file in (ROOT / place).rglob("*.py")]
     loads = [file.relative_to(ROOT) for file in product if "AutoModelForCausalLM.from_pretrained" in file.read_text()]
     assert loads in ([], [Path("shared/model/loading.py")])
+
+
+def test_eval_leaves_out_a_question_that_the_template_cannot_write(good: Path, tmp_path: Path) -> None:
+    folder = changed(good, tmp_path / "odd", template("{% if 'q7' in messages[-1].content %}" + ENDLESS + "{% endif %}" + CHAT))
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "q{n}", "answer": "{n}"}}\n' for n in range(10)))
+    task = '[[tasks]]\nsource = "file"\npath = "rows.jsonl"\nverifier = "exact"\n'
+    (tmp_path / "node.toml").write_text(f"{task}[generator]\nmax_new_tokens = 4\n")
+    asked = ["eval", str(folder), "--config", "node.toml", "--n", "10", "--json"]
+    ended = forked.run("swarm_cli", asked, environment=os.environ | forked.SERVER, cwd=tmp_path, timeout=120)
+    assert ended.returncode == 0 and json.loads(ended.stdout)["n"] == 9
+    assert "'q7'" in ended.stderr and "2 s of processor time" in ended.stderr

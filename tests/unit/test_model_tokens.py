@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
-from shared.model.prompts import encode_answer, render_prompt
+from shared.model import chat_template
+from shared.model.chat_template import template_problem
+from shared.model.prompts import PromptError, encode_answer, render_prompt
 from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import check_tokenizer
 from shared.model.tokenizer import train_tokenizer
@@ -133,3 +139,64 @@ def test_an_answer_keeps_its_end_token_only_when_it_ended(tokenizer: Any) -> Non
     cut_off = encode_answer(tokenizer, "42", ended=False, end_token_id=end)
     assert ended == [*cut_off, end] and tokenizer.decode(cut_off) == "42"
     assert encode_answer(tokenizer, "", ended=True, end_token_id=end) == [end]
+
+
+SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+LARGE = "{% set n = namespace(x='a' * 64) %}{% for a in range(31) %}{% set n.x = n.x + n.x %}{% endfor %}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "cause"),
+    [
+        (SLOW, "2 s of processor time"),
+        ("{{ 7 ** (messages | length * 10 ** 9) }}", "2 s of processor time"),  # one call, which no handler interrupts
+        (LARGE, "256 MiB of memory"),
+        ("{{ 'a' * (messages | length * 10 ** 7) }}", "writes more than 1,0"),
+        ("{{ raise_exception('no numbers') }}", "no numbers"),
+    ],
+)
+def test_a_question_on_which_the_template_never_ends_costs_seconds_and_no_other_question(
+    tokenizer: Any, work: str, cause: str
+) -> None:
+    before = {question: render_prompt(tokenizer, question) for question in ("a", "What is 1 + 1?")}
+    tokenizer.chat_template += "{% if '\u00df' in messages[-1].content %}" + work + "{% endif %}"
+    assert not template_problem(tokenizer)
+    started = time.monotonic()
+    with pytest.raises(PromptError) as refused:
+        render_prompt(tokenizer, "Add \u00df.")
+    assert cause in str(refused.value) and time.monotonic() - started < 30
+    assert {question: render_prompt(tokenizer, question) for question in before} == before
+
+
+def test_a_prompt_has_the_tokens_that_transformers_gives_it(tokenizer: Any) -> None:
+    for system in ("", "Be brief."):
+        for question in ("", " 1 + 1?\n", "\U0001f642 \ud800".encode("utf-16", "surrogatepass").decode("utf-16", "replace")):
+            turns = [{"role": "system", "content": system}] if system else []
+            turns.append({"role": "user", "content": question})
+            meant = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+            assert render_prompt(tokenizer, question, system) == meant
+
+
+def test_a_fork_of_this_process_renders_for_itself(tokenizer: Any) -> None:
+    meant = render_prompt(tokenizer, "x")
+    child = os.fork()
+    if child == 0:
+        os._exit(render_prompt(tokenizer, "x") != meant)
+    assert os.waitpid(child, 0)[1] == 0 and render_prompt(tokenizer, "x") == meant
+
+
+def test_the_process_that_renders_is_started_again_when_somebody_ends_it(tokenizer: Any) -> None:
+    meant = render_prompt(tokenizer, "x")
+    os.kill(chat_template._RENDERERS[tokenizer]._child, signal.SIGKILL)
+    assert render_prompt(tokenizer, "x") == meant
+
+
+def test_the_process_that_renders_ends_with_its_tokenizer() -> None:
+    tokenizer = train_tokenizer(TEXTS, 290)
+    render_prompt(tokenizer, "x")
+    child = chat_template._RENDERERS[tokenizer]._child
+    del tokenizer
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

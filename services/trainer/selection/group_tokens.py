@@ -19,8 +19,7 @@ from shared.contracts.codec import unpack_ids, unpack_logprobs
 from shared.contracts.messages import Completion, RolloutGroup
 from shared.contracts.wire import MessageError
 from shared.model.answer_tokens import AnswerTokens
-from shared.model.prompts import encode_answer, render_prompt
-from shared.model.quiet_reading import ModelLoadError
+from shared.model.prompts import PromptError, encode_answer, render_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +93,14 @@ def local_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
         encode_answer(rules.tokenizer, completion.text, ended=completion.finish_reason == "stop", end_token_id=rules.end_token_id)
         for completion in group.completions
     ]
-    return _fitting(GroupTokens(rules.prompt_ids(group.task.question), completions, [None] * len(completions), True), rules)
+    return _fitting(GroupTokens(_prompt_ids(group, rules), completions, [None] * len(completions), True), rules)
 
 
 def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
     """The tokens of a group that another node sent. Raises SkippedGroup: `control_text` if its text
     would become control tokens, `changed_question` if the chat template cannot write its question.
     """
-    try:
-        prompt_ids = rules.prompt_ids(group.task.question)
-    except ModelLoadError:
-        raise SkippedGroup("changed_question") from None
+    prompt_ids = _prompt_ids(group, rules)
     if rules.answer_tokens.control_tokens(prompt_ids) != rules.template_controls:
         raise SkippedGroup("control_text")
     same_tokenizer = group.model.tokenizer_hash == rules.tokenizer_hash
@@ -127,6 +123,13 @@ def foreign_tokens(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
         for completion, sampled in zip(group.completions, kept, strict=True)
     ]
     return _fitting(GroupTokens(prompt_ids, completions, logprobs, reencoded=None in kept, text_logprobs=texts), rules)
+
+
+def _prompt_ids(group: RolloutGroup, rules: TokenRules) -> list[int]:
+    try:
+        return rules.prompt_ids(group.task.question)
+    except PromptError:
+        raise SkippedGroup("changed_question") from None
 
 
 def _fitting(tokens: GroupTokens, rules: TokenRules) -> GroupTokens:
@@ -174,7 +177,7 @@ def _as_sampled(group: RolloutGroup, rules: TokenRules) -> GroupTokens:
         if group.prompt_ids is not None:
             prompt_ids = _checked_ids(group.prompt_ids, rules.vocabulary_size)
         else:
-            prompt_ids = rules.prompt_ids(group.task.question)
+            prompt_ids = _prompt_ids(group, rules)
         completions = [_completion_ids(completion, rules.vocabulary_size) for completion in group.completions]
         logprobs = [_completion_logprobs(completion) for completion in group.completions]
     except MessageError:

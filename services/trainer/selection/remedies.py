@@ -19,7 +19,7 @@ REMEDIES = {
     "unknown_token": _FORMAT,
     "text_alone": "use an engine that returns token ids; a server of text alone can generate but not be trained from",
     "control_text": "nothing: foreign text that contains the model's control tokens is not trained on",
-    "changed_question": "correct the model's chat template, which writes such questions otherwise than they are",
+    "changed_question": "correct the model's chat template, which cannot write such questions, or not as they are",
     "absurd": "much of a sender's text stays absurd under this node's policy: `swarm rollouts NODE --from SENDER` shows it, a "
     "larger trainer.foreign_logprob_slack admits it, `swarm ban SENDER` keeps the sender out",
     "truncated": "raise generator.max_new_tokens, or set trainer.drop_truncated = false",
