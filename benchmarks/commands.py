@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.measuring import Result
 from benchmarks.progress import say
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.integration.page_swarm import PageSwarm, usual
 from tests.nats_server import NatsServer
 

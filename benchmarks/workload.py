@@ -37,7 +37,7 @@ from shared.runtime.status import StatusBoard
 from shared.tasks import TaskSource, derive_task
 from shared.transport.base import Transport
 from shared.transport.connect import connect
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.nats_server import NatsServer
 
 MODEL = Path("models/base")

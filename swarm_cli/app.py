@@ -30,14 +30,14 @@ COMMANDS = {
     "plot": "swarm_cli.observe.plot:plot",
     "eval": "swarm_cli.model.evaluate:evaluate",
     "rollouts": "swarm_cli.rollouts.command:rollouts",
-    "trace": "swarm_cli.trace.command:trace",
-    "ban": "swarm_cli.ban_commands:ban",
-    "unban": "swarm_cli.ban_commands:unban",
+    "trace": "swarm_cli.trace_command:trace",
+    "ban": "swarm_cli.node_commands:ban",
+    "unban": "swarm_cli.node_commands:unban",
 }
 GROUPS = {
     "config": "swarm_cli.config_commands:config_app",
-    "dlq": "swarm_cli.dlq_commands:dlq_app",
-    "experiment": "swarm_cli.experiment.commands:experiment_app",
+    "dlq": "swarm_cli.node_commands:dlq_app",
+    "experiment": "swarm_cli.experiment_commands:experiment_app",
     "k8s": "swarm_cli.k8s.commands:k8s_app",
     "keys": "swarm_cli.key_commands:keys_app",
     "roster": "swarm_cli.key_commands:roster_app",
@@ -157,8 +157,7 @@ def _where_to_look(command: str, error: Exception) -> str:
 
     if command not in _LOOKING_COMMANDS or not isinstance(error, NotConnected) or isinstance(error, ServerSilent):
         return ""
-    from swarm_cli.elsewhere import running_elsewhere
-    from swarm_cli.run_end import RunGone, afterwards
+    from swarm_cli.runs import RunGone, afterwards, running_elsewhere
 
     look = f"swarm {command}" if command in _READING_COMMANDS else ""
     gone = [afterwards(error.folder, look)] if isinstance(error, RunGone) else []

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shared.config import ConfigError, NodeConfig
 from shared.config.basic import BASIC
+from shared.identity.keys import KeyFileError, load
+from shared.identity.roster import RosterError, read_roster
 from shared.ignored_entries import ignored_entries
+from shared.os_words import in_words
+from shared.plain_files import read_named
+from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.otel import tracing_problems
+from shared.runtime.planes import for_process
 from shared.setting_names import told
-from swarm_cli.checkable import Checkable
-from swarm_cli.chosen_config import ConfigOption, entry_problems, load_chosen, objective_problem, sources
+from shared.transport.base import Transport, TransportError
+from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
+from swarm_cli.chosen_config import Checkable, ConfigOption, entry_problems, load_chosen, objective_problem, sources
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
-from swarm_cli.few_rows import left_out_rows, soon_used_up
-from swarm_cli.key_files import key_file_problems
 from swarm_cli.local.base_model import TOY_POLICY, toy_problem, toy_to_be_built
+from swarm_cli.local.ports import is_free
 from swarm_cli.model.facts import read_facts
-from swarm_cli.reachable import unreachable
-from swarm_cli.ruinous import ruinous_settings, ruinous_with_model, sent_key, unlike_its_source
-from swarm_cli.tasks_apart import SMALLER, begin_deriving
+from swarm_cli.risky_settings import left_out_rows, ruinous_settings, ruinous_with_model, sent_key, soon_used_up, unlike_its_source
+from swarm_cli.task_probe import SMALLER, begin_deriving
 from swarm_cli.toml_view import config_toml, left_out
 from swarm_cli.without_effect import settings_without_effect
 
@@ -126,3 +134,159 @@ def tracker_problems(config: NodeConfig) -> list[str]:
     from services.trainer.tracking.extras import tracking_problems
 
     return tracking_problems(config)
+
+
+_CREDENTIALS = b"-----BEGIN NATS USER JWT-----"
+
+
+def key_file_problems(config: NodeConfig) -> list[str]:
+    """A sentence for each file that cannot be used, with the setting's name and the remedy."""
+    return list(dict.fromkeys(_problems(config)))
+
+
+def _problems(config: NodeConfig) -> Iterator[str]:
+    """Check every file that this configuration uses, but none of a plane or engine that it does not
+    use.
+    """
+    nats, verifier = config.nats, config.verifier
+    if nats.node_key_file:
+        for role in ROLES:
+            yield from _checked("nats.node_key_file", for_process(nats.node_key_file, config.node.id, role), _nats_key)
+    if nats.swarm_key_file and nats.swarm_url is not None:
+        yield from _checked("nats.swarm_key_file", for_process(nats.swarm_key_file, config.node.id, "verifier"), _nats_key)
+    for setting, file in (("nats.node_ca_file", nats.node_ca_file), ("nats.swarm_ca_file", nats.swarm_ca_file)):
+        yield from _checked(setting, file, _authority)
+    yield from _checked("verifier.signing_key_file", verifier.signing_key_file, _signing_key)
+    if config.generator.engine == "openai":
+        yield from _checked("generator.openai_key_file", config.generator.openai_key_file, _server_key)
+    if verifier.trust == "roster":
+        yield from _checked("verifier.roster_file", str(verifier.roster_file), _roster)
+
+
+def _checked(setting: str, file: str, look: Callable[[Path], str | None]) -> Iterator[str]:
+    """What `look` finds wrong with a setting's file, or why the file cannot be read."""
+    if not file:
+        return
+    path = Path(file)
+    try:
+        problem = look(path)
+    except FileNotFoundError:
+        problem = f"{file} does not exist: correct the path"
+    except OSError as error:
+        problem = f"{file} cannot be read ({error.strerror or error}): correct the path, or give this user access to it"
+    if problem:
+        yield f"{setting}: {problem}"
+
+
+def _nats_key(path: Path) -> str | None:
+    """An nkey seed of a user, or a .creds file."""
+    if problem := _open_to_others(path):
+        return problem
+    content = read_named(path, MAX_KEY_BYTES).strip()
+    if content.startswith(_CREDENTIALS):
+        return None
+    if content.startswith(b"U"):
+        return f"{path} holds a public key: give the file with the seed, which begins with SU"
+    return _seed(path)
+
+
+def _signing_key(path: Path) -> str | None:
+    return _seed(path)
+
+
+def _seed(path: Path) -> str | None:
+    content = read_named(path, MAX_KEY_BYTES).strip()
+    try:
+        load(path)
+    except KeyFileError as error:
+        return str(error)
+    if not content.startswith(b"SU"):
+        return f"{path} holds a seed, but not a user's, which begins with SU: make one with `swarm keys new`"
+    return None
+
+
+def _authority(path: Path) -> str | None:
+    try:
+        authority_context(str(path))
+    except ssl.SSLError:
+        return f"{path} is not a PEM certificate: give the authority's, which begins with -----BEGIN CERTIFICATE-----"
+    return None
+
+
+def _server_key(path: Path) -> str | None:
+    if problem := _open_to_others(path):
+        return problem
+    from services.generator.server_key import MAX_BYTES, key_problem
+
+    try:
+        return key_problem(str(path), read_named(path, MAX_BYTES).decode().strip())
+    except UnicodeDecodeError as error:
+        return f"{path} holds no key ({in_words(error)}): give the file with the server's key"
+
+
+def _roster(path: Path) -> str | None:
+    try:
+        read_roster(path)
+    except RosterError as error:
+        return str(error)
+    return None
+
+
+def _open_to_others(path: Path) -> str | None:
+    """Require, like ssh, that only its owner can read a user's secret."""
+    state = path.stat()
+    if state.st_uid == os.geteuid() and state.st_mode & 0o077:
+        return f"{path} is readable by others: run `chmod 600 {path}`"
+    return None
+
+
+CONNECT_S = 5.0
+
+
+async def unreachable(config: NodeConfig) -> list[str]:
+    """A sentence for each server that does not answer or refuses the connection, and for each port
+    that is taken.
+    """
+    from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+
+    problems = []
+    for role in ROLES if config.nats.node_key_file else ROLES[:1]:
+        try:
+            await _closed(await connect_node_plane(config, role, timeout_s=CONNECT_S))
+        except TransportError as error:
+            problems.append(f"nats.node_url ({role}): {error}")
+    if config.nats.swarm_url is not None:
+        try:
+            await _closed(await connect_swarm_plane(config, "verifier", timeout_s=CONNECT_S))
+        except TransportError as error:
+            problems.append(f"nats.swarm_url: {error}")
+    if config.generator.engine == "openai":
+        problems += await _openai_problems(config)
+    return problems + [
+        f"http.base_port: port {port}, needed for the {role}, is taken: stop the process that has it, or choose another port"
+        for role in ROLES
+        if (port := config.http_port(role)) and not is_free(port, config.http.host)
+    ]
+
+
+async def _closed(transport: Transport) -> None:
+    with suppress(TransportError):
+        await transport.close()
+
+
+async def _openai_problems(config: NodeConfig) -> list[str]:
+    """What prevents the server from listing its models to a client with the configured key."""
+    from services.generator.engines.base import EngineError
+    from services.generator.engines.openai_requests import OpenAiRequests
+    from services.generator.server_key import server_key
+    from shared.runtime.errors import FatalError
+
+    try:
+        server = OpenAiRequests(config.generator.openai_url, server_key(config.generator), CONNECT_S, max_connections=1)
+        try:
+            await server.ask("GET", "/models")
+        finally:
+            await server.close()
+    except (EngineError, FatalError) as error:
+        return [f"generator.openai_url: {error}"]
+    return []

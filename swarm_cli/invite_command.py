@@ -24,14 +24,11 @@ from shared.registry import VERIFIERS
 from shared.text import visible
 from shared.transport.nats.credentials import authority_context
 from shared.version import VERSION
-from swarm_cli.chosen_config import ConfigOption, load_chosen
+from swarm_cli.chosen_config import LOOPBACK, ConfigOption, load_chosen
 from swarm_cli.console import note
-from swarm_cli.elsewhere import runs_of_this_user
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.invitation.answering import silent
-from swarm_cli.invitation.token import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, write_token
-from swarm_cli.loopback import LOOPBACK
-from swarm_cli.running import RunNote, read_note, running_swarm
+from swarm_cli.invitation import Accepted, Credential, Invitation, Member, OfferedTask, TokenError, silent, write_token
+from swarm_cli.runs import RunNote, read_note, running_swarm, runs_of_this_user
 
 LOOK_S = 3.0
 _CHOOSE = "swarm invite --url"

@@ -2,8 +2,7 @@
 machine.
 
 What answers there may be anything: another program, the server's port for clients, somebody who
-sends a byte a second or never ends.
-"""
+sends a byte a second or never ends."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -23,7 +23,7 @@ from shared.os_words import in_words
 from shared.plain_files import read_plain
 from shared.transport.base import TransportError
 from shared.transport.nats.answers import answer_object, readable, said
-from swarm_cli.loopback import LOOPBACK
+from swarm_cli.chosen_config import LOOPBACK
 
 TIMEOUT_S = 1.5
 """Less than the time between two scrapes."""
@@ -31,6 +31,8 @@ _MOST_MIB = 16
 _LINES = {"http": (http.client.HTTPConnection, 80), "https": (http.client.HTTPSConnection, 443)}
 _EXAMPLE = "give http://HOST:8222"
 _NOTES_BYTES = 65_536
+STORAGE_NEARLY_FULL = 0.85
+"""The same threshold as the alert NatsJetStreamStorageHigh's."""
 
 
 def monitor_of(node_url: str, var_dir: Path) -> str | None:
@@ -144,3 +146,69 @@ def _cut_at(moment: float, line: socket.socket) -> Iterator[None]:
         timer.cancel()
         if overdue.is_set():
             raise TimeoutError("timed out")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server's figures. `problem`: why it could not be asked; then the rest is empty."""
+
+    url: str
+    problem: str = ""
+    name: str = ""
+    version: str = ""
+    uptime: str = ""
+    health: str = ""
+    connections: int = 0
+    slow_consumers: int = 0
+    memory_bytes: int = 0
+    store_bytes: int = 0
+    store_most_bytes: int = 0
+    reserved_bytes: int = 0
+    leader: str | None = None
+    """Leader of the cluster; None for a single server, empty if there is no leader."""
+    offline: tuple[str, ...] = ()
+
+    def findings(self) -> Iterator[str]:
+        """A sentence for each thing that is wrong with it."""
+        if self.problem:
+            yield f"monitoring port {self.url} does not answer: {self.problem}"
+            return
+        if self.health != "ok":
+            yield f"server {self.name} is not healthy: {self.health}"
+        if self.leader == "":
+            yield f"server {self.name} knows no leader of the cluster: no stream can be made or changed"
+        for name in self.offline:
+            yield f"server {name} is offline, according to {self.name}"
+        yield from storage_finding(f"server {self.name}", self.store_bytes, self.store_most_bytes)
+
+
+def ask(url: str) -> Server:
+    """A server's figures. Never raises: if the server does not answer, `problem` says why."""
+    try:
+        about, stored, health = (answer(url, page, 2 * TIMEOUT_S) for page in ("varz", "jsz", "healthz"))
+        with readable("varz, jsz and healthz"):
+            meta = stored.get("meta_cluster")
+            copies = (meta or {}).get("replicas") or []
+            return Server(
+                url=url,
+                name=str(about["server_name"]),
+                version=str(about["version"]),
+                uptime=str(about["uptime"]),
+                health=str(health["status"] if health["status"] == "ok" else health.get("error") or health["status"]),
+                connections=int(about["connections"]),
+                slow_consumers=int(about["slow_consumers"]),
+                memory_bytes=int(about["mem"]),
+                store_bytes=int(stored["storage"]),
+                store_most_bytes=int(stored["config"]["max_storage"]),
+                reserved_bytes=int(stored["reserved_storage"]),
+                leader=None if meta is None else str(meta.get("leader") or ""),
+                offline=tuple(str(each.get("name")) for each in copies if each.get("offline")),
+            )
+    except TransportError as error:
+        return Server(url=url, problem=str(error))
+
+
+def storage_finding(whose: str, used: int, most: int) -> Iterator[str]:
+    """Whether a store is nearly full. `most` below 1: no limit."""
+    if most > 0 and used / most >= STORAGE_NEARLY_FULL:
+        yield f"{whose} has used {used / most:.0%} of its JetStream storage; at 100 % every stream refuses messages"

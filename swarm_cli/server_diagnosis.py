@@ -15,11 +15,9 @@ from urllib.parse import urlsplit
 
 from shared.text import visible
 from shared.transport.base import NotConnected, TransportError
-from swarm_cli.elsewhere import SERVER_LOG, run_on_server
+from swarm_cli.installation import shown
 from swarm_cli.nats_monitor import health, monitor_of
-from swarm_cli.restart_command import restart_options, starts_again
-from swarm_cli.running import running_since
-from swarm_cli.shipped import shown
+from swarm_cli.runs import SERVER_LOG, restart_options, run_on_server, running_since, starts_again
 
 STARTS_S = 20.0
 """The server of a run that was started more recently may not be up yet."""

@@ -15,13 +15,23 @@ import typer
 
 from shared.config import NodeConfig
 from shared.transport.base import NotConnected
+from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.console import note as tell
-from swarm_cli.elsewhere import no_run_here, unnamed_server
 from swarm_cli.errors import CommandError
-from swarm_cli.loopback import LOOPBACK
-from swarm_cli.own_run import NOTE
-from swarm_cli.run_end import RunEnd, RunGone, newest_ended, read_end
-from swarm_cli.running import only_running, read_note, run_at, running_runs, servers
+from swarm_cli.runs import (
+    NOTE,
+    RunEnd,
+    RunGone,
+    newest_ended,
+    no_run_here,
+    only_running,
+    read_end,
+    read_note,
+    run_at,
+    running_runs,
+    servers,
+    unnamed_server,
+)
 from swarm_cli.server_diagnosis import naming_silent_server
 
 _LISTENS_S = 2.0

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.gpu.finding import Finding, Setting
 from benchmarks.ports import free_ports
 from services.generator.engines import has_cuda_vllm
-from swarm_cli.shipped import DEMO_CONFIG, shown
+from swarm_cli.installation import DEMO_CONFIG, shown
 
 _SECONDS, _SHORT_STEPS = 300.0, 2
 _END_S = 60.0

@@ -13,11 +13,8 @@ from shared.contracts.wire import MessageError
 from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import both_ends
 from swarm_cli.file_names import UNNAMED, FileNames
-from swarm_cli.rollouts.batches import BatchedGroup
-from swarm_cli.rollouts.choice import Choice
-from swarm_cli.rollouts.fates import fate_of
-from swarm_cli.rollouts.records import TrainedRecords
-from swarm_cli.rollouts.rewards import Judge
+from swarm_cli.rollouts.judge import Choice, Judge
+from swarm_cli.rollouts.records import BatchedGroup, TrainedRecords, fate_of
 from swarm_cli.rollouts.shown import as_object
 
 COMPLETIONS_SHOWN = 32

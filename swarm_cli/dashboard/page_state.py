@@ -20,14 +20,14 @@ from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
 from swarm_cli.dashboard.run_records import TrainedGroups
 from swarm_cli.file_names import UNNAMED, FileNames
+from swarm_cli.installation import shown
 from swarm_cli.observe.evaluation_log import with_places
 from swarm_cli.observe.node_state import NodeView, ended_a_moment_ago, gone, late_with_word, reward_notes, standing, trouble
 from swarm_cli.observe.progress import state as node_words
 from swarm_cli.observe.remedies import dying, folder_here
 from swarm_cli.observe.run_files import NO_NODES, NO_SETS, ByNode, BySet
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.restart_command import restart_options, starts_again
-from swarm_cli.shipped import shown
+from swarm_cli.runs import restart_options, starts_again
 from swarm_cli.target import Target
 
 CURVE_POINTS = 24

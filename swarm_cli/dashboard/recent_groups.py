@@ -14,7 +14,7 @@ from shared.contracts.messages import Batch, BatchItem
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
 from shared.transport.base import NotConnected, StoredMessage, Transport, TransportError
-from swarm_cli.rollouts.batches import RecordedBatches
+from swarm_cli.rollouts.records import RecordedBatches
 
 GROUPS_A_NODE = 100
 """How many of the newest groups in a node's batches are kept for the list of texts."""

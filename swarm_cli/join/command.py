@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +15,9 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
+import msgspec
 import typer
 
 from shared.config import NodeConfig, load_config
@@ -25,28 +29,32 @@ from shared.setting_names import told
 from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.invitation.given_token import given_invitation, given_text
-from swarm_cli.invitation.token import Invitation
+from swarm_cli.invitation import Invitation, Member, given_invitation, given_text
 from swarm_cli.join import findings
 from swarm_cli.join.findings import Finding
-from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import look_at_hub
-from swarm_cli.join.newcomer import base_config, chosen_name, default_name, first_look, kept_tasks, node_settings, task_entries
-from swarm_cli.join.other_ports import other_ports
-from swarm_cli.join.roster_asked import confirmed, without_roster
+from swarm_cli.join.newcomer import (
+    JoinFolder,
+    base_config,
+    chosen_name,
+    default_name,
+    first_look,
+    kept_tasks,
+    node_settings,
+    task_entries,
+)
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
 from swarm_cli.local.control import answering, holding_run, refuse_running
 from swarm_cli.local.control_requests import ControlHandler
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, lines_for_people, run_lines
-from swarm_cli.local.ports import check_ports
+from swarm_cli.local.ports import OTHER_PORTS, check_ports
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, SWARM_URL_VARIABLE, Layout, process_lines
 from swarm_cli.local.run_messages import note_of, write_note
 from swarm_cli.local.up import configured_base_port
 from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
-from swarm_cli.run_end import forget_end, write_end
-from swarm_cli.running import JOINED
-from swarm_cli.tasks_apart import begin_deriving
+from swarm_cli.runs import JOINED, forget_end, write_end
+from swarm_cli.task_probe import begin_deriving
 from swarm_cli.toml_view import config_toml
 
 _OTHER_TASKS = "name others with --tasks, or ask the operator for a token with smaller settings"
@@ -297,3 +305,62 @@ def _model_problems(model: ModelSection, thoroughly: bool) -> Callable[[], list[
         return lambda: [problem]
     facts = read_facts(model) if thoroughly else None
     return lambda: facts().problems if facts else []
+
+
+def other_ports(hub_urls: str, wanted: Collection[int]) -> str:
+    """The remedy if some of the `wanted` ports are taken. The hub's own machine may be this one:
+    its server must go on, so nobody is told to stop it.
+
+    hub_urls: the hub's address, or several separated by commas, as a token has them.
+    """
+    for url in hub_urls.split(","):
+        hub = urlsplit(url)
+        if hub.port in wanted and hub.hostname and _is_this_machine(hub.hostname):
+            return (
+                f"port {hub.port} is that of the hub itself ({url}), which is on this machine and has to go on; "
+                f"this node has a server of its own: choose other ports with {OTHER_PORTS}"
+            )
+    return f"stop those processes, or choose other ports with {OTHER_PORTS}"
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether `host` is a name or an address of this machine: only those can be listened on."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_can_be_bound(family, address) for family, _, _, _, address in found)
+
+
+def _can_be_bound(family: int, address: object) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)  # type: ignore[arg-type]
+    except OSError:
+        return False
+    return True
+
+
+def without_roster(invitation: Invitation) -> Invitation:
+    """The same token without lines of a roster."""
+    return msgspec.structs.replace(invitation, roster=[])
+
+
+def confirmed(added: list[Member], has_roster: bool) -> bool:
+    """Whether the person at the terminal wants these lines of a token added to the node's roster.
+
+    Raises:
+        CommandError: there is no terminal to ask at.
+    """
+    lines = "\n".join(f"  {member.node} {member.public_key}" for member in added)
+    effect = "admit these nodes as well" if has_roster else "admit only these nodes and no longer any"
+    told = (
+        f"this node has joined before, and the token would make it {effect}; anybody with a token can have put them there:\n{lines}"
+    )
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise CommandError(
+            f"{told}\nif you know them (from the operator, through another channel than the token): --accept-roster; to join with "
+            "the roster as it is: --keep-roster"
+        )
+    typer.echo(told, err=True)
+    return typer.confirm("Admit them? (n: join with the roster as it is)", default=False, err=True)

@@ -12,11 +12,10 @@ from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.registry import TASK_SOURCES
 from shared.version import VERSION
-from swarm_cli.few_rows import left_out_rows, soon_used_up
-from swarm_cli.invitation.token import Accepted, Invitation, OfferedTask
-from swarm_cli.join.hub import HubLook
-from swarm_cli.join.room import ALL_STREAMS, in_gib, told_names
+from swarm_cli.invitation import Accepted, Invitation, OfferedTask
+from swarm_cli.join.hub import ALL_STREAMS, HubLook, in_gib, told_names
 from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
+from swarm_cli.risky_settings import left_out_rows, soon_used_up
 
 if TYPE_CHECKING:
     from shared.tasks.file_questions import FileQuestions

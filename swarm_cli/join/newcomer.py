@@ -1,22 +1,310 @@
-"""A newcomer's node: its name and configuration, from the token, the join folder and the command's
-options. Pure, except for reading the configuration file.
+"""A newcomer's files and configuration: the folder that binds it to one hub, its keys and roster,
+its name, and the settings that joining decides.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import socket
+import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from cryptography import x509
+from msgspec import Meta
+from msgspec.structs import replace
 
 from shared.config import NodeConfig, TaskSpec, load_config
+from shared.config.load import MAX_FILE_BYTES
+from shared.contracts.codec import decode
+from shared.contracts.wire import Message, MessageError, is_node_name
+from shared.drafts import create_once
+from shared.identity import keys
+from shared.identity.keys import KeyFileError, SigningKey
+from shared.identity.roster import RosterEntry, RosterError, read_roster, write_roster
+from shared.os_words import in_words
+from shared.plain_files import read_plain
 from shared.text import visible
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.token import Invitation, task_specs
-from swarm_cli.join.folder import JoinFolder
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
+from swarm_cli.invitation import Credential, Invitation, Member, task_specs
+from swarm_cli.replace_file import replace_file
+
+_MOST_BYTES = 65_536
+
+
+class HubIdentity(Message, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A hub as a token names it. `authority`: SHA-256 of its authority's certificates; empty if the
+    system's authorities are used. `reached`: whether it ever answered this folder's keys.
+
+    A person may write the file, so a field that is not known is an error.
+    """
+
+    url: Annotated[str, Meta(max_length=1024)]
+    authority: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    reached: bool = True
+
+
+def hub_identity(invitation: Invitation) -> HubIdentity:
+    """The hub that a token names, before it was reached."""
+    certificates = invitation.authority
+    authority = hashlib.sha256(certificates).hexdigest() if certificates else ""
+    return HubIdentity(url=invitation.url, authority=authority, reached=False)
+
+
+def bind(file: Path, authority: Path, invitation: Invitation, *, made: bool) -> None:
+    """Record the token's hub in `file`, or check that it is the hub recorded there. A hub that
+    never answered, as one at a mistyped address, knows no key, and is replaced by the token's. So
+    is a known hub's authority, in the file `authority`, if the token only takes older certificates
+    away: an operator who replaces it distributes the old and the new one first, and later the new
+    one alone. `made`: whether the folder holds keys already; without a record they belong to an
+    unknown hub.
+
+    Raises:
+        CommandError: the folder belongs to another hub, or the file cannot be used.
+    """
+    wanted = hub_identity(invitation)
+    remedy = (
+        f"keys are for one hub only. To join another swarm, move {file.parent} away or set SWARM_NODE__VAR_DIR to another folder, "
+        "or ask for a token for a swarm with another name (nats.swarm_id). If the hub itself has a new address or authority, see "
+        '"When the hub changes" in docs/joining.md'
+    )
+    try:
+        if not file.exists():
+            if made:
+                raise CommandError(f"{file.parent} holds keys, but {file.name}, which names their hub, is missing: {remedy}")
+            # If two commands run at once, the first one's file stays, and both read it.
+            create_once(file, msgspec.json.encode(wanted))
+        known = _read(file)
+        if not known.reached and known != wanted:
+            replace_file(file, msgspec.json.encode(wanted).decode())
+            known = wanted
+        elif known.url == wanted.url and known.authority != wanted.authority and _trusts_less(authority, known, invitation):
+            known = replace(wanted, reached=known.reached)
+            replace_file(file, msgspec.json.encode(known).decode())
+    except OSError as error:
+        raise CommandError(
+            f"{file} cannot be used ({in_words(error)}): move it away if it is no file, or set node.var_dir to a writable folder"
+        ) from None
+    except MessageError as error:
+        raise CommandError(f"{file} does not name a hub ({error}): {remedy}") from None
+    if (known.url, known.authority) != (wanted.url, wanted.authority):
+        raise CommandError(f"{file.parent} belongs to {_told(known)}, and the token is for {_told(wanted)}: {remedy}")
+
+
+def _trusts_less(file: Path, known: HubIdentity, invitation: Invitation) -> bool:
+    """Whether each certificate of the token is one of those that the folder trusts already, the
+    newest among them: an older token, made before the newest was added, would take that away.
+    """
+    try:
+        trusted = read_plain(file, _MOST_BYTES)
+    except OSError:  # there is none, or nothing that could be the authority's certificates
+        return False
+    if not invitation.authority or hashlib.sha256(trusted).hexdigest() != known.authority:
+        return False
+    try:
+        before, later = (x509.load_pem_x509_certificates(text) for text in (trusted, invitation.authority))
+    except ValueError:
+        return False
+    return set(later) <= set(before) and max(before, key=lambda each: each.not_valid_before_utc) in later
+
+
+def confirm(file: Path) -> None:
+    """Record that the hub in `file` answered: from now on the folder is for it alone. Raises
+    CommandError if the file cannot be written.
+    """
+    known = _read(file)
+    if not known.reached:
+        replace_file(file, msgspec.json.encode(replace(known, reached=True)).decode())
+
+
+def _read(file: Path) -> HubIdentity:
+    """JSON, so that a person can write it when the hub changes; earlier versions wrote MessagePack.
+    Raises OSError and MessageError.
+    """
+    payload = read_plain(file, _MOST_BYTES)
+    if not payload.lstrip().startswith(b"{"):
+        return decode(payload, HubIdentity)
+    try:
+        return msgspec.json.decode(payload, type=HubIdentity)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError("malformed", str(error)[:200]) from None
+
+
+def _told(hub: HubIdentity) -> str:
+    return f"{hub.url} ({f'authority {hub.authority}' if hub.authority else 'no authority of its own'})"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinFolder:
+    """`var/joined/<swarm>/`. A swarm's name has no character that could lead to another folder."""
+
+    path: Path
+
+    @property
+    def hub_file(self) -> Path:
+        """Says which hub the other files belong to (`membership`)."""
+        return self.path / "hub.json"
+
+    @property
+    def signing_key_file(self) -> Path:
+        """The key that signs this node's messages to the swarm: its identity there."""
+        return self.path / "node.nk"
+
+    @property
+    def hub_key_file(self) -> Path:
+        """The key that this node authenticates with at the hub."""
+        return self.path / "swarm.nk"
+
+    @property
+    def authority_file(self) -> Path:
+        """Certificates of the authority that signed the hub's."""
+        return self.path / "hub-ca.pem"
+
+    @property
+    def roster_file(self) -> Path:
+        """The nodes that this node admits."""
+        return self.path / "roster.txt"
+
+    @property
+    def config_file(self) -> Path:
+        """The node's configuration, once it has joined."""
+        return self.path / "node.toml"
+
+    def bind(self, invitation: Invitation) -> None:
+        """Bind the folder to the token's hub, or check that it is. Raises CommandError if it
+        belongs to another hub: then nothing in it may be used with this token.
+        """
+        bind(self.hub_file, self.authority_file, invitation, made=self.signing_key_file.exists() or self.hub_key_file.exists())
+
+    def confirm(self) -> None:
+        """Record that the folder's hub answered. Raises CommandError."""
+        confirm(self.hub_file)
+
+    def known_name(self) -> str:
+        """The name under which this node joined before; empty if it never did or the file cannot be
+        read.
+        """
+        node = self._joined_with().get("node")
+        name = node.get("id") if isinstance(node, dict) else None
+        return name if isinstance(name, str) and is_node_name(name) else ""
+
+    def known_tasks(self) -> list[dict[str, Any]]:
+        """The `[[tasks]]` that this node joined with before; empty if it never did or the file
+        cannot be read.
+        """
+        tasks = self._joined_with().get("tasks")
+        return tasks if isinstance(tasks, list) and all(isinstance(each, dict) for each in tasks) else []
+
+    def _joined_with(self) -> dict[str, Any]:
+        try:
+            return tomllib.loads(read_plain(self.config_file, MAX_FILE_BYTES).decode())
+        except (OSError, ValueError, RecursionError):
+            return {}
+
+    def signing_key(self) -> SigningKey:
+        """The node's key, made the first time. Raises CommandError."""
+        return _made(self.signing_key_file)
+
+    def hub_key(self, credential: Credential | None) -> SigningKey:
+        """The key for the hub: the token's, or one made here, whose public half the operator has to
+        list.
+
+        Raises:
+            CommandError: another key is there already, or the file cannot be used.
+        """
+        if credential is not None and not self.hub_key_file.exists():
+            try:
+                return keys.create(self.hub_key_file, credential.seed.encode())
+            except KeyFileError as error:
+                raise CommandError(str(error)) from None
+        key = _made(self.hub_key_file)
+        if credential is not None and key.public_key != SigningKey(credential.seed.encode()).public_key:
+            raise CommandError(
+                f"{self.hub_key_file} holds another key than the token, and keys are never replaced: if the token's is right, move "
+                f"the file away; else ask for a token without a key"
+            )
+        return key
+
+    def keep_authority(self, certificates: bytes) -> None:
+        """Write the hub's authority. Raises CommandError."""
+        self._prepare()
+        replace_file(self.authority_file, certificates.decode())
+
+    def keep_roster(self, members: list[Member]) -> list[Member]:
+        """Add the token's lines to the roster and keep the existing ones; returns the added ones,
+        because whoever is told of no new line would not notice one that any member may have put
+        into a token. Raises CommandError, as `grown_roster` does.
+        """
+        self._prepare()
+        grown = self.grown_roster(members)
+        try:
+            before = set(read_roster(self.roster_file)) if self.roster_file.exists() else set[str]()
+            write_roster(self.roster_file, grown)
+            return [member for member in members if member.node not in before]
+        except RosterError as error:
+            raise CommandError(str(error)) from None
+        except OSError as error:
+            raise CommandError(_unusable(self.roster_file, error)) from None
+
+    def lines_to_ask_about(self, members: list[Member], own_key: str) -> list[Member]:
+        """Those of a later token's lines that would change whom this node admits; none in a folder
+        that no node has joined from. The node's line for itself (`own_key`) is no change.
+
+        Raises:
+            CommandError: as `grown_roster`.
+        """
+        if not self.roster_file.exists() and not self.config_file.exists():
+            return []
+        try:
+            known = read_roster(self.roster_file) if self.roster_file.exists() else {}
+        except (RosterError, OSError) as error:
+            raise CommandError(_unusable(self.roster_file, error) if isinstance(error, OSError) else str(error)) from None
+        return [member for member in members if member.node not in known and member.public_key != own_key]
+
+    def grown_roster(self, members: list[Member]) -> dict[str, RosterEntry]:
+        """The roster's lines together with the token's; writes nothing.
+
+        Raises:
+            CommandError: a name has another key here than in the token, or the file cannot be used.
+        """
+        try:
+            known = dict(read_roster(self.roster_file)) if self.roster_file.exists() else {}
+        except RosterError as error:
+            raise CommandError(str(error)) from None
+        except OSError as error:
+            raise CommandError(_unusable(self.roster_file, error)) from None
+        for member in members:
+            if member.node in known and known[member.node].public_key != member.public_key:
+                raise CommandError(
+                    f"{self.roster_file} has another key for {member.node} than the token: ask the operator which is right, "
+                    f"then `swarm roster remove {member.node} --file {self.roster_file}` or another token"
+                )
+            known.setdefault(member.node, RosterEntry(member.node, member.public_key))
+        return known
+
+    def _prepare(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CommandError(f"{self.path} cannot be made ({error.strerror}): set node.var_dir to a writable folder") from None
+
+
+def _unusable(file: Path, error: OSError) -> str:
+    return f"{file} cannot be used ({in_words(error)}): let this user read and write it, or set node.var_dir to another folder"
+
+
+def _made(path: Path) -> SigningKey:
+    try:
+        return keys.load_or_create(path)
+    except KeyFileError as error:
+        raise CommandError(str(error)) from None
+
 
 _SUFFIX_CHARS = 6
 _NAME_CHARS = 32

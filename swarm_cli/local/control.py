@@ -25,12 +25,9 @@ from typing import Any, TextIO
 from shared.os_words import in_words
 from shared.plain_files import NO_FILE, open_plain
 from shared.text import visible
-from swarm_cli.elsewhere import DEFAULT_VAR_DIR, runs_of_this_user
 from swarm_cli.errors import CommandError
-from swarm_cli.local.untrusted_run import refuse_what_would_grow
-from swarm_cli.made_elsewhere import refuse_what_leads_out
-from swarm_cli.own_run import is_own
-from swarm_cli.running import LOCK, holder, pid_in, running_runs
+from swarm_cli.local.untrusted_run import refuse_what_leads_out, refuse_what_would_grow
+from swarm_cli.runs import DEFAULT_VAR_DIR, LOCK, holder, is_own, pid_in, running_runs, runs_of_this_user
 
 SOCKET = "up.sock"
 _QUESTION_S = 10.0

@@ -10,13 +10,11 @@ from typing import Annotated
 import typer
 
 from swarm_cli.console import note
-from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import ask, running_run, wait_until_over
 from swarm_cli.local.control_requests import named
-from swarm_cli.made_elsewhere import refuse_what_leads_out
-from swarm_cli.restart_command import restart_options
-from swarm_cli.running import goes_on
+from swarm_cli.local.untrusted_run import refuse_what_leads_out
+from swarm_cli.runs import VAR_DIR_VARIABLE, goes_on, restart_options
 
 Run = Annotated[str, typer.Option(help="Name of the run.  [default: the running one]", show_default=False)]
 VarDir = Annotated[

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.config import NodeConfig
+from swarm_cli.installation import own_modules
 from swarm_cli.local.output import Output
 from swarm_cli.local.process import RUN_VARIABLE
 from swarm_cli.local.supervisor import Beside, Outcome, run_supervised
-from swarm_cli.own_modules import own_modules
-from swarm_cli.run_end import STOPPED_BY_SIGNAL
+from swarm_cli.runs import STOPPED_BY_SIGNAL
 
 GRACE_S = 180.0
 """Seconds that a process may take to end before it is killed: longer than writing a checkpoint of a

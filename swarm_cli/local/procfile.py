@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shared.roles import ROLES
 from swarm_cli.console import count
-from swarm_cli.shipped import DEMO_CONFIG, NATS_CONFIG, shown
+from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG, shown
 
 DEFAULT_NATS_PORT = 4222
 DEFAULT_BASE_PORT = 9400

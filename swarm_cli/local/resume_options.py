@@ -14,9 +14,7 @@ from shared.text import visible
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.errors import CommandError
 from swarm_cli.local.procfile import MAX_NODES, Layout
-from swarm_cli.own_run import is_own
-from swarm_cli.running import read_note
-from swarm_cli.up_options import Given, as_options, in_a_run, options_in
+from swarm_cli.runs import Given, as_options, in_a_run, is_own, options_in, read_note
 
 
 def going_on(given: Given, run: str) -> tuple[Given, list[str]]:

@@ -1,4 +1,4 @@
-"""Writes the note that `swarm_cli.running` reads: which servers a run's nodes use, and the command
+"""Writes the note that `swarm_cli.runs` reads: which servers a run's nodes use, and the command
 that continues the run.
 """
 
@@ -16,15 +16,13 @@ from shared.config import NodeConfig
 from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.console import count, note
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, Outcome
 from swarm_cli.local.procfile import DEFAULT_NATS_PORT, SWARM_URL_VARIABLE, Layout
 from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.verdict import run_verdicts
-from swarm_cli.own_run import NOTE, mark_as_own
 from swarm_cli.replace_file import replace_file
-from swarm_cli.run_end import killed_often
-from swarm_cli.running import RunNote
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.runs import NOTE, RunNote, killed_often, mark_as_own
 
 
 def write_note(folder: Path, note: RunNote) -> None:

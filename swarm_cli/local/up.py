@@ -22,7 +22,7 @@ from shared.setting_names import told
 from swarm_cli.chosen_config import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.few_rows import left_out_rows, soon_used_up
+from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.base_model import ensure_toy_policy
 from swarm_cli.local.control import answering, holding_run
 from swarm_cli.local.control_requests import ControlHandler
@@ -38,11 +38,9 @@ from swarm_cli.local.procfile import (
 )
 from swarm_cli.local.resume_options import going_on
 from swarm_cli.local.run_messages import RunSummary, announce, explain_end, swarm_of_run
-from swarm_cli.ruinous import ruinous_settings
-from swarm_cli.run_end import forget_end, write_end
-from swarm_cli.shipped import DEMO_CONFIG, shown
-from swarm_cli.tasks_apart import SMALLER, begin_deriving
-from swarm_cli.up_options import Given
+from swarm_cli.risky_settings import left_out_rows, ruinous_settings, soon_used_up
+from swarm_cli.runs import Given, forget_end, write_end
+from swarm_cli.task_probe import SMALLER, begin_deriving
 
 _HIGHEST_PORT = 65_535
 _OTHER_PORTS = f"stop those processes, or choose other ports with {OTHER_PORTS} (make run: UP_FLAGS='{OTHER_PORTS}')"

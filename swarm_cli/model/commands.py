@@ -12,10 +12,10 @@ from shared.config.trainer_section import MOST_RANK
 from shared.unwinding import unwinding_on_signals
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
-from swarm_cli.elsewhere import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, build_toy_policy
 from swarm_cli.observe.plot import find_run
+from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
 
 if TYPE_CHECKING:
     from services.trainer.durable.export import Exported

@@ -22,13 +22,13 @@ from shared.config.sections import ModelSection
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.messages import Task
 from shared.text import visible
+from swarm_cli.asked_tasks import task_sources
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import count, note, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import model_problem
 from swarm_cli.model.commands import export_node
 from swarm_cli.observe.run_files import NO_PASS_SHOWN
-from swarm_cli.task_sources import task_sources
 
 if TYPE_CHECKING:
     from shared.tasks.sandbox import JobResult

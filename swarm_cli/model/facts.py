@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.runtime.parent_death import ending_with_parent
 from shared.version import VERSION
-from swarm_cli.own_modules import own_modules
+from swarm_cli.installation import own_modules
 
 if TYPE_CHECKING:
     from shared.config.sections import ModelSection

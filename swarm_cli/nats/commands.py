@@ -26,11 +26,9 @@ from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Lowering
 from shared.transport.lowering import WouldLower
-from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
+from swarm_cli.chosen_config import LOOPBACK, ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import note
-from swarm_cli.elsewhere import refuse_unnamed_server
 from swarm_cli.errors import CommandError
-from swarm_cli.loopback import LOOPBACK
 from swarm_cli.nats.account_list import (
     Plane,
     accounts_for,
@@ -50,7 +48,7 @@ from swarm_cli.nats.streams.backup import backup
 from swarm_cli.nats.streams.report import report
 from swarm_cli.nats.streams.restore import restore
 from swarm_cli.replace_file import replace_file
-from swarm_cli.running import servers
+from swarm_cli.runs import refuse_unnamed_server, servers
 
 nats_app = typer.Typer(
     name="nats", help="Keys, configuration and streams of a NATS server: set up, report, back up, restore.", no_args_is_help=True

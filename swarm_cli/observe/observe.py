@@ -25,12 +25,11 @@ from shared.transport.connect import connect
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.console import terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.given_token import TOKEN_VARIABLE, given_invitation, given_text
-from swarm_cli.invitation.token import Invitation, TokenError, checked_urls
+from swarm_cli.invitation import TOKEN_VARIABLE, Invitation, TokenError, checked_urls, given_invitation, given_text
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.snapshot import NODES_SHOWN, read_directory, usual_swarm
 from swarm_cli.observe.standings import Standings, as_object, standings, table
-from swarm_cli.running import running_swarm
+from swarm_cli.runs import running_swarm
 
 CONNECT_S = 10.0
 LOOK_S = 30.0

@@ -17,11 +17,11 @@ from shared.drafts import draft_in, keep_draft
 from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.text import visible
 from swarm_cli.console import count, note
-from swarm_cli.elsewhere import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, no_run_here
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import file_names
 from swarm_cli.observe.run_files import Evaluation, read_evaluations, read_steps, scored
 from swarm_cli.observe.verdict import run_verdicts
+from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE, no_run_here
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

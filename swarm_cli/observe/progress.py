@@ -32,7 +32,7 @@ from swarm_cli.observe.plot import where_runs_are
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.run_files import NO_PASS_SHOWN, Evaluation, gain_of, newest_step, read_evaluations
 from swarm_cli.observe.verdict import run_verdicts
-from swarm_cli.running import goes_on, running_since
+from swarm_cli.runs import goes_on, running_since
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Target
 

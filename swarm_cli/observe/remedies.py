@@ -13,7 +13,7 @@ from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.status import STATUS_INTERVAL_S, STOPPED
 from shared.runtime.supervise import CRASH_WINDOW_S
 from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeView, duration, gone, late_with_word
-from swarm_cli.restart_command import restart_options, starts_again
+from swarm_cli.runs import restart_options, starts_again
 from swarm_cli.server_diagnosis import cannot_store, silent_together
 from swarm_cli.target import Target, run_here
 

@@ -29,8 +29,7 @@ from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm
 from swarm_cli.observe.node_state import NodeView, gather, node_view
 from swarm_cli.observe.run_files import RecordedScores, newest_step, read_unknown
-from swarm_cli.run_end import RunEnd
-from swarm_cli.running import running_since
+from swarm_cli.runs import RunEnd, running_since
 
 ENTRIES_READ = 4096
 """The most entries that are read, the newest first. An honest node renews its entry every 10 s;

@@ -58,7 +58,7 @@ from swarm_cli.observe.snapshot import (
     take_snapshot,
     with_reports,
 )
-from swarm_cli.run_end import RunEnd, afterwards, newest_ended
+from swarm_cli.runs import RunEnd, afterwards, newest_ended
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at, run_here
 

@@ -30,7 +30,7 @@ from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, Swa
 from swarm_cli.observe.status import show
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
-from swarm_cli.run_end import afterwards
+from swarm_cli.runs import afterwards
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Following, LookRunOption, check_listening, ended_here, looking_at, run_here
 

@@ -1,6 +1,5 @@
 """`swarm rollouts`: the groups in a node's batches; the groups it refused; and how its held-out
-answers change.
-"""
+answers change."""
 
 from __future__ import annotations
 
@@ -13,7 +12,9 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig
+from shared.contracts.wire import is_node_name
 from shared.identity.permissions import OPERATOR
+from shared.roles import ROLES
 from shared.runtime.planes import connect_node_plane
 from shared.suggestion import did_you_mean
 from shared.text import visible, visible_json
@@ -23,16 +24,55 @@ from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.file_names import FileNames
 from swarm_cli.observe.node_state import run_of
 from swarm_cli.observe.snapshot import no_records
-from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader, RecordedBatches
-from swarm_cli.rollouts.choice import Choice
-from swarm_cli.rollouts.fates import fate_of
-from swarm_cli.rollouts.judged_by import judge_of
-from swarm_cli.rollouts.records import TrainedRecords, names_in_run, read_refusals, read_samples, record_folder
-from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
-from swarm_cli.rollouts.samples import by_question, sample_object, show_question
-from swarm_cli.rollouts.shown import View, as_object, show
-from swarm_cli.rollouts.which_node import node_shown
+from swarm_cli.rollouts.judge import Choice, judge_of
+from swarm_cli.rollouts.records import (
+    BATCHES_READ,
+    BatchedGroup,
+    BatchReader,
+    RecordedBatches,
+    TrainedRecords,
+    fate_of,
+    names_in_run,
+    read_refusals,
+    read_samples,
+    record_folder,
+)
+from swarm_cli.rollouts.shown import (
+    View,
+    as_object,
+    asked_for,
+    by_question,
+    refusal_object,
+    sample_object,
+    show,
+    show_question,
+    show_refusal,
+)
 from swarm_cli.target import Target, check_listening, looking_at
+
+_NODES_NAMED = 8
+
+
+def node_shown(config: NodeConfig, run: str) -> str:
+    """A sentence with the node that is shown and the others of its run on this machine."""
+    node = config.node.id
+    others = [name for name in _nodes(config, run) if name != node]
+    if not others:
+        return f"this is node {node}: `swarm rollouts NODE` shows another"
+    more = f" and {len(others) - _NODES_NAMED} more" if len(others) > _NODES_NAMED else ""
+    return f"this is node {node}; `swarm rollouts NODE` shows another: {', '.join(others[:_NODES_NAMED])}{more}"
+
+
+def _nodes(config: NodeConfig, run: str) -> list[str]:
+    """The nodes with a folder in the run, by default in the newest with records of this one."""
+    runs = config.node.var_dir / "runs"
+    newest = record_folder(config, "")
+    folder = Path(runs / run) if run else newest.parent if newest is not None else None
+    if folder is None or not folder.is_dir():
+        return []
+    written = {path.parent.name for role in ROLES for path in folder.glob(f"*/{role}.log")}
+    return sorted(name for name in written if is_node_name(name))
+
 
 CONNECT_TIMEOUT_S = 5.0
 FOLLOW_INTERVAL_S = 1.0

@@ -1,25 +1,34 @@
-"""Reads what a node's services wrote about single groups into the run's folder: how its trainer
-used them, which ones its verifier refused, and some held-out answers. The files are bounded
-(`shared.run_records`); an incomplete or unknown line is skipped.
+"""What is on record about single groups: a node's batches (of a running node from its batch log,
+without a consumer, so that reading them does not affect the services; of an ended run from the
+trainer's record), how its trainer used them, which groups its verifier refused, and some held-out
+answers. The files are bounded (`shared.run_records`); an incomplete or unknown line is skipped.
 """
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from shared.config import NodeConfig
+from shared.contracts.codec import decode
+from shared.contracts.messages import Batch, BatchItem
+from shared.contracts.subjects import node_batches_stream
+from shared.contracts.wire import MessageError
 from shared.json_lines import older
 from shared.plain_files import NO_FILE, open_plain, read_plain_end, whole_lines
-from shared.run_records import SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, refused_files
+from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, refused_files
+from shared.transport.base import StreamState, Transport, TransportError
+from swarm_cli.errors import CommandError
 from swarm_cli.file_names import FileNames, file_names
 from swarm_cli.observe.plot import find_run
 from swarm_cli.observe.snapshot import no_records
-from swarm_cli.running import running_runs
+from swarm_cli.runs import running_runs
 
 T = TypeVar("T")
 _MOST_BYTES = 2 * TRAINED_MAX_BYTES
@@ -264,3 +273,236 @@ def _decoded(line: bytes, kind: type[T]) -> T | None:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+BATCHES_READ = 200
+"""How many batches one look goes back at most, because a batch can be megabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedGroup:
+    """A group and the batch that it is part of; batch n is trained at step n."""
+
+    batch: Batch
+    item: BatchItem
+
+
+class RecordedBatches:
+    """The batches of an ended run that its trainer has recorded (`batches.jsonl`). A position is a
+    step. Of a step that was trained twice, the later line counts.
+    """
+
+    def __init__(self, folder: Path | None, node: str) -> None:
+        """folder: the node's in the run; None: this machine has none."""
+        self._node = node
+        self._places: dict[int, tuple[Path, int, int]] = {}
+        path = Path() if folder is None else folder / BATCHES_FILE
+        for file in () if folder is None else (older(path), path):
+            self._index(file)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps on record, in order."""
+        return sorted(self._places)
+
+    async def last_seq(self) -> int:
+        """The last step on record; 0 if there is none."""
+        return max(self._places, default=0)
+
+    async def back_from(self, last_seq: int) -> AsyncIterator[Batch]:
+        """The batches up to a step, newest first, at most `BATCHES_READ`."""
+        for step in sorted((step for step in self._places if step <= last_seq), reverse=True)[:BATCHES_READ]:
+            if (batch := self._read(step)) is not None:
+                yield batch
+
+    async def batch_at(self, step: int) -> Batch:
+        """The batch of one step.
+
+        Raises:
+            CommandError: it is not on record.
+        """
+        if (batch := self._read(step)) is not None:
+            return batch
+        steps = self.steps
+        there = f"{BATCHES_FILE} holds steps {steps[0]} to {steps[-1]}" if steps else f"it has no {BATCHES_FILE} here"
+        raise CommandError(f"the records of {self._node} do not hold step {step}: {there}")
+
+    def _index(self, path: Path) -> None:
+        try:
+            descriptor = open_plain(path)
+        except OSError:
+            return
+        with open(descriptor, "rb") as file:
+            for block, end in whole_lines(file, 0, BATCHES_MAX_BYTES):
+                at = end - len(block)
+                for line in block.splitlines(keepends=True):
+                    name, _, number = line.partition(b",")[0].partition(b":")
+                    if name == b'{"step"' and number.isdigit() and len(number) < 16:
+                        self._places[int(number)] = path, at, len(line)
+                    at += len(line)
+
+    def _read(self, step: int) -> Batch | None:
+        if step not in self._places:
+            return None
+        path, at, size = self._places[step]
+        try:
+            with open(open_plain(path), "rb") as file:
+                file.seek(at)
+                return msgspec.json.decode(file.read(size), type=_BatchLine).batch
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+
+
+class _BatchLine(msgspec.Struct, frozen=True):
+    step: int
+    batch: Batch
+
+
+class BatchReader:
+    """The batches that a node's log still holds: the newest, and those that may follow a kept
+    checkpoint.
+    """
+
+    def __init__(self, transport: Transport, node: str) -> None:
+        self._transport = transport
+        self._node = node
+        self._stream = node_batches_stream(node)
+
+    async def last_seq(self) -> int:
+        """Sequence number of the log's last message."""
+        return (await self._state()).last_seq
+
+    async def back_from(self, last_seq: int) -> AsyncIterator[Batch]:
+        """The batches up to a position in the log, newest first, at most `BATCHES_READ`."""
+        state = await self._state()
+        oldest = max(state.first_seq, last_seq - BATCHES_READ + 1)
+        for seq in range(last_seq, oldest - 1, -1) if state.messages else ():
+            found = await self._at_or_after(seq)
+            if found is not None and found[0] == seq:
+                yield found[1]
+
+    async def after(self, seq: int) -> AsyncIterator[tuple[int, Batch]]:
+        """The batches after a position in the log, each with its position, until the log ends."""
+        while (found := await self._at_or_after(seq + 1)) is not None:
+            yield found
+            seq = found[0]
+
+    async def batch_at(self, step: int) -> Batch:
+        """The batch of one step.
+
+        Raises:
+            CommandError: the log does not hold it, either no longer or not yet.
+        """
+        state = await self._state()
+        low, high = state.first_seq, state.last_seq
+        # Numbers grow along the log, except that a batch may be in it twice.
+        while state.messages and low <= high:
+            middle = (low + high) // 2
+            found = await self._at_or_after(middle)
+            if found is None or found[1].number > step:
+                high = middle - 1
+            elif found[1].number < step:
+                low = found[0] + 1
+            else:
+                return found[1]
+        raise CommandError(f"the batch log of {self._node} does not hold step {step}: {await self._held()}")
+
+    async def _state(self) -> StreamState:
+        try:
+            return await self._transport.stream_state(self._stream)
+        except TransportError as error:
+            if "stream not found" not in str(error):
+                raise
+            raise CommandError(
+                f"this server has no batch log of {self._node}: check the name (`swarm status` shows a server's nodes) and the "
+                "server (--node-url)"
+            ) from None
+
+    async def _held(self) -> str:
+        state = await self._state()
+        first = await self._at_or_after(state.first_seq) if state.messages else None
+        last = await self._at_or_after(state.last_seq) if state.messages else None
+        if first is None or last is None:
+            return "it is empty; check that the node is running and that this is its server (--node-url)"
+        return f"it holds steps {first[1].number} to {last[1].number} (older ones are removed once no checkpoint needs them)"
+
+    async def _at_or_after(self, seq: int) -> tuple[int, Batch] | None:
+        messages = await self._transport.read(self._stream, seq, 1)
+        if not messages:
+            return None
+        payload = await self._transport.payload(messages[0])
+        try:
+            return messages[0].seq, decode(payload, Batch)
+        except MessageError as error:
+            raise CommandError(
+                f"message {messages[0].seq} of {self._stream} is not a batch that this version can read ({error}): "
+                "use the version of swarm that the node runs"
+            ) from None
+
+
+_FATES = {
+    "no_advantage": "without effect: its rewards are all equal, or its weight is 0",
+    "not_preferred": "not trained on: the trainer kept other candidates, by their likelihood under its policy",
+    "too_long": "not trained on: too long for the model, or longer than foreign answers may be",
+    "control_text": "not trained on: its text would become control tokens",
+    "changed_question": "not trained on: the model's chat template changes its question",
+    "malformed_tokens": "not trained on: its token ids or logprobs are not valid",
+    "unscored": "not trained on: it could not be scored",
+    "truncated": "not trained on: all answers were cut at the length limit (trainer.drop_truncated)",
+    "negative": "not trained on: no answer has an advantage of 0 or more (trainer.drop_foreign_negatives)",
+    "absurd": "not trained on: all its answers are too unlikely under this node's policy (trainer.foreign_logprob_slack)",
+    "empty": "not trained on: it has no tokens",
+    "text_alone": "not trained on: its engine gave text without token ids",
+    "unknown_token": "not trained on: the model has no such token",
+    "group_budget": "not trained on: it costs more than one foreign group may (trainer.foreign_cost_factor)",
+    "sender_budget": "not trained on: its sender's groups cost more than one sender's may (trainer.foreign_cost_factor)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What is on record about one group in one step; `step` and `group` are None if nothing is.
+    yet: whether the records have not reached that step yet.
+    """
+
+    step: TrainedStep | None
+    group: TrainedGroup | None
+    yet: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Whether a step has trained on the group."""
+        return self.group is not None and self.group.fate == "trained"
+
+    def sentence(self) -> str:
+        """How the group was used."""
+        if self.yet:
+            return "not trained on yet"
+        if self.step is None or self.group is None:
+            return "not on record here (--run): trained on another machine, or longer ago than records are kept"
+        group, step = self.group, self.step
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.time))
+        if group.fate != "trained":
+            return f"{_FATES.get(group.fate, f'not trained on: {group.fate}')} (step {step.step}, {at})"
+        text = f"trained on in step {step.step}, {at}"
+        if group.factor is not None and group.factor != 1.0:
+            text += f"; its loss was multiplied by {group.factor:.3g}"
+        if group.bounded is not None:
+            text += f", because its gradient was too large and was scaled by {group.bounded:.3g} (trainer.foreign_norm_factor)"
+        return text if step.updated else f"{text}; but the step changed no weights"
+
+
+def fate_of(records: TrainedRecords, step: int, group_id: str) -> Fate:
+    """What is on record about a group of a step's batch. A step with that number in another run had
+    other groups, and says nothing about this one.
+    """
+    found = records.for_step(step)
+    newest = records.newest
+    beyond = found is None and newest is not None and step > newest
+    group = found.group(group_id) if found is not None else None
+    return Fate(found, group, yet=beyond)
+
+
+def clock(time_s: float) -> str:
+    """A Unix time as hours, minutes and seconds, in this machine's time zone."""
+    return time.strftime("%H:%M:%S", time.localtime(time_s)) + f".{int(time_s % 1 * 1000):03d}"

@@ -1,9 +1,9 @@
-"""A group of a batch, as text for people and as JSON for programs."""
+"""Groups, refused groups and held-out answers as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,11 +15,10 @@ from rich.text import Text
 from shared.contracts.messages import Batch, BatchItem, Completion, Preference
 from shared.text import cut_text, visible
 from swarm_cli.console import count, indented, is_piped, show_table
-from swarm_cli.file_names import with_digits
-from swarm_cli.rollouts.batches import BatchedGroup
-from swarm_cli.rollouts.choice import Choice, passes
-from swarm_cli.rollouts.fates import Fate
-from swarm_cli.rollouts.rewards import Judge
+from swarm_cli.errors import CommandError
+from swarm_cli.file_names import UNNAMED, FileNames, with_digits
+from swarm_cli.rollouts.judge import Choice, Judge, marks, passes
+from swarm_cli.rollouts.records import BatchedGroup, Fate, HeldOutSample, Refusal, Samples, clock
 
 COLUMN_CHARACTERS = 24
 """The narrowest column in which a long answer reads well, including its borders."""
@@ -220,3 +219,118 @@ def _lag(item: BatchItem) -> str:
     if item.staleness is None:
         return f"{item.age_s:.0f} s old"
     return f"staleness {item.staleness}"
+
+
+def asked_for(
+    refusals: Iterable[Refusal], *, sender: str | None, datasets: Collection[str] | None, group: str, limit: int
+) -> list[Refusal]:
+    """The newest matching refusals, oldest first. A refusal without the group's text matches no
+    dataset.
+    """
+    found = [
+        each
+        for each in refusals
+        if sender in (None, each.sender)
+        and (datasets is None or (each.group is not None and each.group.dataset in datasets))
+        and (each.id or each.claimed_id).startswith(group)
+    ]
+    return found[-limit:]
+
+
+def show_refusal(refusal: Refusal, console: Console, characters: int, names: FileNames = UNNAMED) -> None:
+    """Print why a group was refused and, if it could be read, how it begins."""
+    group = refusal.group
+    of = (
+        f" · {names.shown(group.dataset)} seed {group.seed} index {group.index} · policy version {group.policy_version}"
+        if group
+        else ""
+    )
+    named = f"group {refusal.id[:16]}" if refusal.id else f"claims to be group {refusal.claimed_id or '?'}"
+    heading = f"{clock(refusal.time)} · from {refusal.sender or 'an unknown sender'}{of} · {named} · message {refusal.swarm_seq}"
+    console.print(Text(visible(heading), style="bold"))
+    console.print(Text("refused:   " + visible(f"{refusal.reason}: {refusal.detail}" if refusal.detail else refusal.reason)))
+    if group is None:
+        why = "refused before anything in it was decoded" if not refusal.id else "refused before its text was decoded"
+        console.print(Text(f"text:      not kept, {why}"))
+        return
+    console.print(Text("question:  " + indented(cut_text(group.question, characters))))
+    for place, answer in enumerate(group.answers):
+        console.print(Text(f"answer {place}:  " + indented(cut_text(answer, characters))))
+    if group.completions > len(group.answers):
+        console.print(Text(f"           ({group.completions - len(group.answers)} more, not kept)"))
+
+
+def refusal_object(refusal: Refusal) -> dict[str, Any]:
+    """The refusal as JSON."""
+    found: dict[str, Any] = msgspec.to_builtins(refusal)
+    return found
+
+
+Question = tuple[str, int, int]
+"""Dataset, seed, index."""
+
+
+def by_question(
+    evaluations: Sequence[Samples], task: str, where: str, names: FileNames = UNNAMED
+) -> dict[Question, list[tuple[int, HeldOutSample]]]:
+    """The answers to each question of a dataset, with their policy versions, in order. where: the
+    evaluations' source, for the error.
+
+    Raises:
+        CommandError: there are none.
+    """
+    meant = names.meant(task)
+    found: dict[Question, list[tuple[int, HeldOutSample]]] = {}
+    for evaluation in evaluations:
+        for sample in evaluation.samples:
+            if sample.dataset in meant:
+                question = (sample.dataset, sample.seed, sample.index)
+                found.setdefault(question, []).append((evaluation.policy_version, sample))
+    if found:
+        return found
+    known = sorted({sample.dataset for evaluation in evaluations for sample in evaluation.samples})
+    if not known:
+        raise CommandError(f"{where} holds no held-out answers: wait for the first evaluation, or name another run with --run")
+    raise CommandError(f"{where} holds no held-out answers of {task[:80]!r}: choose among {', '.join(map(names.shown, known))}")
+
+
+def spread(answers: Sequence[tuple[int, HeldOutSample]], most: int) -> list[tuple[int, HeldOutSample]]:
+    """At most `most` answers, evenly spread, including the first and the last. Pure."""
+    if len(answers) <= most:
+        return list(answers)
+    if most == 1:
+        return [answers[-1]]
+    return [answers[round(place * (len(answers) - 1) / (most - 1))] for place in range(most)]
+
+
+def show_question(
+    answers: Sequence[tuple[int, HeldOutSample]], most: int, console: Console, characters: int, names: FileNames = UNNAMED
+) -> None:
+    """Print one question and its answers, version by version."""
+    _, first = answers[0]
+    console.print(Text(visible(f"held out · {names.shown(first.dataset)} seed {first.seed} index {first.index}"), style="bold"))
+    console.print(Text("question:  " + indented(cut_text(first.question, characters))))
+    if first.reference is not None:
+        console.print(Text("reference: " + indented(cut_text(first.reference, characters))))
+    table = Table("version", "reward", "tokens", "ended by", "answer", show_lines=True)
+    shown = spread(answers, most)
+    for version, sample in shown:
+        reward = "" if sample.reward is None else f"{sample.reward:.3g} "
+        cells = (
+            str(version),
+            f"{reward}({marks(sample.reward, sample.passed)})",
+            str(sample.tokens),
+            visible(sample.finish_reason),
+        )
+        table.add_row(*cells, Text(cut_text(sample.text, characters)))
+    show_table(table, console)
+    if len(answers) > len(shown):
+        left = count(len(answers) - len(shown), "version")
+        where = "in between " if most > 1 else "before "
+        verb = "is" if left.startswith("1 ") else "are"
+        console.print(Text(f"{left} {where}{verb} left out: --limit {len(answers)} shows all"))
+
+
+def sample_object(version: int, sample: HeldOutSample) -> dict[str, Any]:
+    """One answer as JSON."""
+    return {"policy_version": version, **msgspec.to_builtins(sample)}

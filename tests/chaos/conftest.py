@@ -15,7 +15,7 @@ import pytest
 from shared.config import load_config
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.transport.connect import connect
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.chaos.observer import Observer
 from tests.chaos.peer import Peer
 from tests.chaos.scale import SCALE

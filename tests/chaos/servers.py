@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from swarm_cli.shipped import NATS_CONFIG
+from swarm_cli.installation import NATS_CONFIG
 from tests.nats_server import NatsServer, free_port
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.containers.conftest import ROOT, TAG
 from tests.containers.podman import NAME, Podman, wait_for_page
 from tests.nats_server import free_port

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shared.contracts.status_figures import StatusFigure
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.e2e.networks import HUB_PORT, Networks, promised_s, two_networks, until
 from tests.e2e.processes import REPO, NodeProcesses
 from tests.nats_server import find_binary

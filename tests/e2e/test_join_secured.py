@@ -15,7 +15,7 @@ import pytest
 
 from shared.contracts.status_figures import StatusFigure
 from shared.identity import keys
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.e2e.networks import HUB_PORT, Networks, promised_s, two_networks, until
 from tests.e2e.processes import REPO, NodeProcesses
 from tests.nats_server import find_binary

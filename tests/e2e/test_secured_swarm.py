@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.e2e.processes import REPO, NodeProcesses, wait_until
 from tests.e2e.test_swarm import CONFIG
 from tests.secured_server import SecuredServer

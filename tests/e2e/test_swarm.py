@@ -27,7 +27,7 @@ from shared.model.base_policy import BasePolicyRecipe, build_base_policy
 from shared.model.corpus import load_demo_tasks
 from shared.run_records import SAMPLES_FILE
 from shared.transport.connect import connect
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.nats_server import NatsServer
 

@@ -21,12 +21,12 @@ from shared.runtime.planes import connect_node_plane
 from shared.transport.base import TransportError
 from shared.transport.connect import connect
 from swarm_cli.dashboard.swarm_source import SwarmSource
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_messages import write_note
 from swarm_cli.observe.progress import ProgressView
-from swarm_cli.running import LOCK, RunNote
+from swarm_cli.runs import LOCK, RunNote
 from swarm_cli.server_diagnosis import cannot_store
-from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.target import Following, default_target
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer

@@ -9,8 +9,7 @@ import pytest
 from services.trainer.trained import batch_line, trained_line
 from shared.run_records import BATCHES_FILE, TRAINED_FILE
 from swarm_cli.local.run_messages import write_note
-from swarm_cli.run_end import write_end
-from swarm_cli.running import RunNote
+from swarm_cli.runs import RunNote, write_end
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import Dashboard, batch_of, group, trained_on
 

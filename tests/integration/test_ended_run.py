@@ -26,13 +26,12 @@ from swarm_cli.app import build
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.errors import CommandError
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_messages import write_note
 from swarm_cli.observe.run_files import RecordedScores
 from swarm_cli.observe.snapshot import ended_run
-from swarm_cli.run_end import read_end, write_end
-from swarm_cli.running import RunNote
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.runs import RunNote, read_end, write_end
 from swarm_cli.target import looking_at
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import SET, Dashboard, PageSwarm, group, trained_on, usual

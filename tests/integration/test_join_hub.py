@@ -34,11 +34,11 @@ from shared.transport.nats import listing
 from shared.transport.nats.transport import connection_of
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.token import Credential, Invitation, Member, read_token, write_token
+from swarm_cli.invitation import Credential, Invitation, Member, read_token, write_token
 from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.command import prepare
 from swarm_cli.join.findings import Finding
-from swarm_cli.join.folder import JoinFolder
+from swarm_cli.join.newcomer import JoinFolder
 from tests.integration.nats_users import everything_anybody_may_publish, raw, refused_of
 from tests.integration.running_verifier import until
 from tests.nats_server import NatsServer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]

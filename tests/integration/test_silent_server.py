@@ -16,13 +16,12 @@ from shared.config import load_config
 from shared.identity.permissions import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from swarm_cli.dashboard.swarm_source import SwarmSource
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_messages import write_note
 from swarm_cli.observe.progress import ProgressView
-from swarm_cli.run_end import write_end
-from swarm_cli.running import LOCK, RunNote
+from swarm_cli.runs import LOCK, RunNote, write_end
 from swarm_cli.server_diagnosis import silent_server
-from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.target import Following, default_target
 from tests import forked
 from tests.nats_server import NatsServer

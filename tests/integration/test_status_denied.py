@@ -17,11 +17,11 @@ from shared.contracts.streams import ensure_node_streams
 from shared.identity.keys import SigningKey, create
 from shared.transport.connect import connect
 from shared.transport.nats.tcp import PromptTransport
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.observe.snapshot import NoSuchNode, take_snapshot
 from swarm_cli.observe.status import show
 from swarm_cli.observe.top_model import TopHistory
 from swarm_cli.observe.top_view import _swarm_line
-from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.target import Target, check_listening
 from tests.nats_server import NatsServer
 

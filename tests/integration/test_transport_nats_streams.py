@@ -12,7 +12,7 @@ import pytest
 
 from shared.contracts.streams import ensure_node_streams
 from shared.transport import blobs
-from swarm_cli.shipped import NATS_CONFIG
+from swarm_cli.installation import NATS_CONFIG
 from tests.integration.nats_transports import LOG, QUEUE, WORKER, MakeServer, asked, opened, published, sent_raw
 from tests.nats_server import find_binary, free_port
 

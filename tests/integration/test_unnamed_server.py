@@ -12,17 +12,16 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shared.config import NodeConfig
-from swarm_cli import ban_commands, dlq_commands
+from swarm_cli import node_commands
 from swarm_cli.app import app
 from swarm_cli.chosen_config import load_chosen
-from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_messages import write_note
 from swarm_cli.nats import commands as nats_commands
 from swarm_cli.nats.streams import backup, restore
 from swarm_cli.observe import status, top
-from swarm_cli.running import RunNote
+from swarm_cli.runs import VAR_DIR_VARIABLE, RunNote
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer
 
@@ -52,7 +51,7 @@ def usual(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             chosen = chosen.model_copy(update={"nats": nats})
         return chosen
 
-    for module in (ban_commands, dlq_commands, nats_commands, backup, restore, status, top):
+    for module in (node_commands, nats_commands, backup, restore, status, top):
         monkeypatch.setattr(module, "load_chosen", at_this_server)
 
     async def enter() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shared.device_turns import DeviceTurns, turns_file
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.e2e.processes import REPO, NodeProcesses, wait_until
 from tests.integration.local_swarm import START_TIMEOUT_S
 from tests.nats_server import NatsServer

@@ -35,8 +35,8 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.roster import RosterEntry, write_roster
 from shared.transport.base import Transport
 from shared.transport.connect import connect
-from swarm_cli.ban_commands import ban, unban
 from swarm_cli.errors import CommandError
+from swarm_cli.node_commands import ban, unban
 from tests.integration.running_verifier import configured, group, scored, until, verifier
 from tests.long_forms import FULL
 from tests.nats_server import NatsServer

@@ -19,7 +19,7 @@ import yaml
 from swarm_cli.k8s.check.configuration import findings
 from swarm_cli.k8s.check.overlay import Overlay
 from swarm_cli.k8s.check.toml_line import line_of
-from swarm_cli.tasks_apart import TasksApart
+from swarm_cli.task_probe import TasksApart
 from tests.k8s.manifests import REPOSITORY, Object, find, name_of, pod_of, render, with_kind
 
 FILE = "node.toml"

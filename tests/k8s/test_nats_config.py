@@ -34,7 +34,7 @@ from shared.contracts.subjects import (
 from shared.runtime.errors import EXIT_CONFIG
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
-from swarm_cli.shipped import NATS_CONFIG
+from swarm_cli.installation import NATS_CONFIG
 from tests.k8s.manifests import K8S, Object, environment, find, nats_files, pod_of, render
 from tests.nats_server import find_binary, free_port
 from tests.secured_server import swarm

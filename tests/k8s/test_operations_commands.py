@@ -19,7 +19,7 @@ import yaml
 from typer.testing import CliRunner
 
 from swarm_cli.app import app
-from swarm_cli.invitation.token import read_token
+from swarm_cli.invitation import read_token
 from tests.k8s.manifests import K8S, REPOSITORY, build, find, node_of, parsed, render, role_of, with_kind
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text()

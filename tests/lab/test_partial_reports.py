@@ -15,7 +15,7 @@ from lab.records import RecordWriter, records_digest
 from lab.report import Part, write_report
 from lab.runs import run_folder, write_manifest
 from lab.spec import SpecError, parse_spec
-from swarm_cli.experiment.commands import report as report_command
+from swarm_cli.experiment_commands import report as report_command
 
 pytestmark = pytest.mark.usefixtures("without_plots")
 

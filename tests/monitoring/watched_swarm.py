@@ -21,7 +21,7 @@ from shared.contracts.codec import content_id, encode
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.connect import connect
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.e2e.processes import REPO, ROLES, NodeProcesses, wait_until
 from tests.integration.running_verifier import group
 from tests.monitoring.nats_exporter import NatsExporter

@@ -27,7 +27,7 @@ from shared.model.reading import load_tokenizer
 from shared.model.tokenizer_hash import tokenizer_hash
 from shared.rewards import is_informative
 from shared.tasks.evaluation import PASS_REWARD
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "models" / "base"

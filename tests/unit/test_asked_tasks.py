@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from shared.config import ConfigError, load_config
 from shared.config.load import MAX_FILE_BYTES
 from swarm_cli.app import app
+from swarm_cli.asked_tasks import task_sources
 from swarm_cli.errors import CommandError
-from swarm_cli.task_sources import task_sources
 
 NO_END = [
     ("device", r"\(not a regular file\)"),

@@ -18,7 +18,7 @@ from shared.model.base_policy import BasePolicyRecipe, answer_loss, build_base_p
 from shared.model.corpus import Example, habitual_slip, held_out_questions, load_demo_tasks, noisy_answer, training_examples
 from shared.model.prompts import encode_answer, render_prompt
 from shared.model.tokenizer import train_tokenizer
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = REPOSITORY / "models" / "base"

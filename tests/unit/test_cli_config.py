@@ -19,10 +19,10 @@ import pytest
 
 from shared.config import NodeConfig, load_config
 from shared.config.basic import BASIC
+from swarm_cli.asked_tasks import task_sources
 from swarm_cli.errors import CommandError
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.base_model import is_hub_name, model_problem
-from swarm_cli.shipped import DEMO_CONFIG
-from swarm_cli.task_sources import task_sources
 from swarm_cli.toml_view import config_toml
 from tests import forked
 

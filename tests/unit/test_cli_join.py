@@ -29,17 +29,15 @@ from shared.contracts.wire import is_node_name
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, Standing, sign_statement
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.token import Credential, Invitation, Member
+from swarm_cli.installation import DEMO_CONFIG
+from swarm_cli.invitation import Credential, Invitation, Member
 from swarm_cli.invite_command import accepted
 from swarm_cli.join import findings
 from swarm_cli.join.command import prepare
-from swarm_cli.join.folder import JoinFolder
-from swarm_cli.join.hub import HubLook, holder
-from swarm_cli.join.newcomer import base_config, chosen_name, default_name, node_settings, task_entries
-from swarm_cli.join.room import ALL_STREAMS, Room
+from swarm_cli.join.hub import ALL_STREAMS, HubLook, Room, holder
+from swarm_cli.join.newcomer import JoinFolder, base_config, chosen_name, default_name, node_settings, task_entries
 from swarm_cli.observe.standings import as_object, standings, table
-from swarm_cli.shipped import DEMO_CONFIG
-from swarm_cli.tasks_apart import problems_within
+from swarm_cli.task_probe import problems_within
 from swarm_cli.toml_view import config_toml
 from tests.unit.test_invitation import KEY, SEED, invitation
 

@@ -14,10 +14,10 @@ from shared.config import NodeConfig, load_config
 from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
+from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG
 from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile
 from swarm_cli.local.run_messages import swarm_of_run
 from swarm_cli.local.up import checked_run, chosen_names, configured_base_port
-from swarm_cli.shipped import DEMO_CONFIG, NATS_CONFIG
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,7 +18,7 @@ from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.status import _role_cell, as_object
 from swarm_cli.observe.top_model import TopHistory
-from swarm_cli.run_end import RunEnd
+from swarm_cli.runs import RunEnd
 
 NOW = 1_000_000.0
 

@@ -17,7 +17,6 @@ from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES, Role
 from shared.runtime.pace import KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, PAUSES_KEPT, WorkPace, late_after_s
 from shared.runtime.status import StatusBoard
-from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.local.control import holding_run
 from swarm_cli.observe.node_state import FIRST_WORK_S, NodeView, standing
 from swarm_cli.observe.progress import state
@@ -26,6 +25,7 @@ from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.status import as_object, show
 from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
 from swarm_cli.observe.top_view import screen
+from swarm_cli.runs import VAR_DIR_VARIABLE
 
 NOW = 1_000_000.0
 RED, GREEN, YELLOW = "\x1b[31m", "\x1b[32m", "\x1b[33m"

@@ -13,7 +13,7 @@ import pytest
 from shared.version import VERSION
 from swarm_cli.app import COMMANDS, GROUPS
 from swarm_cli.console import terminal
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 
 HEAVY = {
     *("torch", "transformers", "safetensors", "peft", "reasoning_gym", "sympy", "matplotlib", "pandas"),
@@ -71,7 +71,7 @@ def test_checking_a_configuration_imports_no_more_than_its_command() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "asked"),
-    [("swarm_cli.tasks_apart", ASKED), ("swarm_cli.model.facts", {"path": str(Path(__file__).parent)})],
+    [("swarm_cli.task_probe", ASKED), ("swarm_cli.model.facts", {"path": str(Path(__file__).parent)})],
 )
 def test_a_process_of_a_check_imports_no_part_of_a_command(module: str, asked: dict[str, object]) -> None:
     unneeded = ("structlog", "typer", "pydantic_settings", "nats", "shared.config.load", "shared.tasks.sandbox.pool")

@@ -19,11 +19,10 @@ from shared.config import ConfigError, NodeConfig, load_config
 from shared.config.load import load_config as load
 from shared.config.meant_keys import OTHER_NAMES, meant_key
 from shared.identity.keys import new_seed
-from swarm_cli import reachable
-from swarm_cli.key_files import key_file_problems
-from swarm_cli.reachable import unreachable
-from swarm_cli.ruinous import ruinous_settings, ruinous_with_model, sent_key
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli import config_commands
+from swarm_cli.config_commands import key_file_problems, unreachable
+from swarm_cli.installation import DEMO_CONFIG
+from swarm_cli.risky_settings import ruinous_settings, ruinous_with_model, sent_key
 from tests import forked
 
 
@@ -277,7 +276,7 @@ def test_with_connect_servers_that_do_not_answer_and_ports_that_are_taken_are_na
         closed.bind(("127.0.0.1", 0))  # bound and not listening: refused at once
         url = f"nats://127.0.0.1:{closed.getsockname()[1]}"
         config = configured(nats={"node_url": url, "swarm_url": url}, http={"port": held.getsockname()[1]})
-        monkeypatch.setattr(reachable, "CONNECT_S", 0.5)
+        monkeypatch.setattr(config_commands, "CONNECT_S", 0.5)
         said = asyncio.run(unreachable(config))
     assert any(line.startswith("nats.node_url") for line in said)
     assert any(line.startswith("nats.swarm_url") for line in said)

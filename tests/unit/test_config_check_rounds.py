@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from shared.config import ConfigError, load_config
-from swarm_cli import reachable
-from swarm_cli.config_commands import check
+from swarm_cli import config_commands
+from swarm_cli.config_commands import check, unreachable
 from swarm_cli.errors import CommandError
-from swarm_cli.reachable import unreachable
 from tests.integration.local_swarm import free_port_range
 from tests.long_forms import FULL
 
@@ -133,14 +132,14 @@ def test_a_file_is_not_read_for_other_columns_than_those_that_were_meant() -> No
 
 
 def test_with_connect_only_servers_that_the_user_named_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachable, "CONNECT_S", 0.5)
+    monkeypatch.setattr(config_commands, "CONNECT_S", 0.5)
     ports = f"[http]\nbase_port = {free_port_range()}\n"
     found = told(ports + '[nats]\nnode_url = "nats//x"\n[trainer]\nlearing_rate = 1\n' + TASK, connect=True)
     assert len(found) == 2, found
 
 
 def test_the_swarms_server_that_does_not_answer_is_mended_by_the_swarms_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachable, "CONNECT_S", 0.5)
+    monkeypatch.setattr(config_commands, "CONNECT_S", 0.5)
     config = load_config(None, {"tasks": [{"dataset": "gcd"}], "nats": {"swarm_url": "nats://127.0.0.1:1"}})
     said = next(line for line in asyncio.run(unreachable(config)) if line.startswith("nats.swarm_url: "))
     assert said.endswith("or set nats.swarm_url"), said

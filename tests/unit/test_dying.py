@@ -25,6 +25,7 @@ from shared.runtime.deaths import KEPT, Deaths, deaths_file, note_death, read_de
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.dashboard.page_state import name_logs, swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.launch import Outcome
 from swarm_cli.local.procfile import Layout
@@ -33,8 +34,7 @@ from swarm_cli.observe.node_state import NodeView
 from swarm_cli.observe.remedies import advice, told
 from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
 from swarm_cli.observe.status import show
-from swarm_cli.run_end import RunEnd
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.runs import RunEnd
 from swarm_cli.target import Target
 from tests.unit.supervised import end, noting, pids, supervised, until
 from tests.unit.test_cli_standing import NOW, status, view

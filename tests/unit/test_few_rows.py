@@ -13,10 +13,10 @@ from shared.config import NodeConfig, load_config
 from shared.config.task_spec import TaskSpec
 from shared.tasks.file_questions import FileQuestions
 from shared.tasks.specs import check_specs, file_questions
-from swarm_cli.few_rows import soon_used_up
 from swarm_cli.join.command import prepare
 from swarm_cli.local.up import tasks_checked
-from swarm_cli.tasks_apart import TasksApart
+from swarm_cli.risky_settings import soon_used_up
+from swarm_cli.task_probe import TasksApart
 from tests import forked
 from tests.unit.test_invitation import invitation
 

@@ -17,15 +17,14 @@ import pytest
 from shared.config import load_config
 from shared.json_lines import read_jsonl
 from swarm_cli.errors import CommandError
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.control_commands import add
 from swarm_cli.local.run_messages import write_note
 from swarm_cli.observe.plot import plot
 from swarm_cli.observe.run_files import newest_step, read_evaluations, read_steps
 from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples
-from swarm_cli.run_end import read_end
-from swarm_cli.running import JOINED, RunNote, goes_on, holder, only_running, read_note, running_runs
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.runs import JOINED, RunNote, goes_on, holder, only_running, read_end, read_note, running_runs
 
 
 @pytest.fixture

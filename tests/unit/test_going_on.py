@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from swarm_cli.errors import CommandError
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.resume_options import going_on
 from swarm_cli.local.run_messages import write_note
-from swarm_cli.running import RunNote, goes_on
-from swarm_cli.shipped import DEMO_CONFIG
-from swarm_cli.up_options import Given
+from swarm_cli.runs import Given, RunNote, goes_on
 
 DEFAULT = Given()
 

@@ -15,9 +15,9 @@ from shared.contracts.messages import Completion
 from shared.run_records import TRAINED_FILE
 from shared.text import visible_json
 from swarm_cli.dashboard.group_page import TEXT_CHARACTERS, group_object, heat, step_object
+from swarm_cli.installation import DEMO_CONFIG
+from swarm_cli.rollouts.judge import Judge
 from swarm_cli.rollouts.records import TrainedRecords
-from swarm_cli.rollouts.rewards import Judge
-from swarm_cli.shipped import DEMO_CONFIG
 from tests.integration.page_swarm import ROOT
 from tests.unit.page_batches import batch, item
 

@@ -23,10 +23,10 @@ from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_source import load_rows
 from shared.transport.base import AccessDenied
 from shared.transport.nats.credentials import settings
-from swarm_cli import tasks_apart
+from swarm_cli import task_probe
 from swarm_cli.app import app
-from swarm_cli.key_files import key_file_problems
-from swarm_cli.ruinous import ruinous_settings
+from swarm_cli.config_commands import key_file_problems
+from swarm_cli.risky_settings import ruinous_settings
 
 
 def configured(**sections: Any) -> NodeConfig:
@@ -188,8 +188,8 @@ spec:
 
 @pytest.mark.slow
 def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(tasks_apart, "LATE_S", 0.0)
+    monkeypatch.setattr(task_probe, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(task_probe, "LATE_S", 0.0)
     (tmp_path / "node.toml").write_text(FOR_EVER)
     done = CliRunner().invoke(app, ["config", "check", "--config", str(tmp_path / "node.toml")])
     said = f"{done.output}{done.exception}"
@@ -199,8 +199,8 @@ def test_config_check_of_a_task_that_takes_for_ever_ends(tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 def test_k8s_check_of_tasks_that_take_for_ever_waits_for_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks_apart, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(tasks_apart, "LATE_S", 0.0)
+    monkeypatch.setattr(task_probe, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(task_probe, "LATE_S", 0.0)
     files = {"alpha": FOR_EVER, "beta": FOR_EVER.replace("alpha", "beta").replace("max_digits = 1", "max_digits = 2")}
     text = "".join(OVERLAY.replace("NODE", node).replace("FILE", json.dumps(file)) for node, file in files.items())
     (tmp_path / "rendered.yaml").write_text(text)
@@ -265,5 +265,5 @@ def test_k8s_check_says_that_a_folder_is_fetched_from_elsewhere() -> None:
 @pytest.mark.slow  # it fills a gibibyte
 def test_a_task_that_takes_too_much_memory_is_a_sentence() -> None:
     large = {"dataset": "graph_color", "config": {"min_num_vertices": 1_000_000_000, "max_num_vertices": 1_000_000_000}}
-    (said,) = tasks_apart.problems_within(configured(tasks=[large]).tasks, 0, "REMEDY", (), 600.0)
+    (said,) = task_probe.problems_within(configured(tasks=[large]).tasks, 0, "REMEDY", (), 600.0)
     assert "graph_color" in said and "longer than" not in said

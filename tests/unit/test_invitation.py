@@ -22,20 +22,22 @@ from shared.config import load_config
 from shared.contracts.codec import encode
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.identity.keys import SigningKey, new_seed
-from swarm_cli import elsewhere
+from swarm_cli import runs
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.given_token import TOKEN_VARIABLE, given_text
-from swarm_cli.invitation.token import (
+from swarm_cli.installation import DEMO_CONFIG
+from swarm_cli.invitation import (
     MAX_CHARS,
     PLAIN,
     SECRET,
+    TOKEN_VARIABLE,
     Credential,
     Invitation,
     Member,
     OfferedTask,
     TokenError,
     checked_urls,
+    given_text,
     read_token,
     task_specs,
     write_token,
@@ -44,8 +46,7 @@ from swarm_cli.invite_command import accepted
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_messages import RunSummary, write_note
-from swarm_cli.running import RunNote
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.runs import RunNote
 from tests.nats_server import free_port
 from tests.secured_server import make_certificates
 
@@ -260,7 +261,7 @@ def test_invite_in_a_folder_without_a_run_prints_no_token_and_names_the_runs_tha
     only_folder_set(tmp_path / "here", monkeypatch)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
-    monkeypatch.setattr(elsewhere, "_PROCESSES", tmp_path / "proc")
+    monkeypatch.setattr(runs, "_PROCESSES", tmp_path / "proc")
 
     def refused() -> str:
         result = CliRunner().invoke(app, ["invite"])

@@ -15,11 +15,11 @@ import pytest
 
 from shared.config import load_config
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.token import Invitation
+from swarm_cli.invitation import Invitation
 from swarm_cli.join import findings
 from swarm_cli.join.command import prepare
-from swarm_cli.join.folder import JoinFolder
 from swarm_cli.join.hub import look_at_hub
+from swarm_cli.join.newcomer import JoinFolder
 from swarm_cli.k8s import certificates
 from tests.nats_server import NatsServer
 from tests.secured_server import make_certificates

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.token import write_token
+from swarm_cli.invitation import write_token
 from swarm_cli.join.command import prepare
 from swarm_cli.local.control import holding_run
 from tests.nats_server import free_port

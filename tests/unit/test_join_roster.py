@@ -11,9 +11,9 @@ import pytest
 
 from shared.identity.keys import SigningKey, new_seed
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.token import Member
-from swarm_cli.join.folder import JoinFolder
-from swarm_cli.join.roster_asked import confirmed, without_roster
+from swarm_cli.invitation import Member
+from swarm_cli.join.command import confirmed, without_roster
+from swarm_cli.join.newcomer import JoinFolder
 from tests.unit.test_invitation import KEY, invitation
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +22,8 @@ MALLORY = Member(node="mallory", public_key=SigningKey(new_seed()).public_key)
 OWN = SigningKey(new_seed()).public_key
 ASK = """
 import sys
-from swarm_cli.invitation.token import Member
-from swarm_cli.join.roster_asked import confirmed
+from swarm_cli.invitation import Member
+from swarm_cli.join.command import confirmed
 print(confirmed([Member(node="mallory", public_key=sys.argv[1])], True))
 """
 

@@ -16,7 +16,7 @@ from shared.transport.blobs import companion_name
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_messages import write_note
-from swarm_cli.running import RunNote
+from swarm_cli.runs import RunNote
 
 NAME = "NODE_ALPHA_SCORED"
 PULL = b'{"name":"verifier","ack_policy":"explicit","metadata":{"_nats.req.level":"0"}}'

@@ -16,7 +16,6 @@ import pytest
 from shared.transport.base import TransportError
 from swarm_cli import nats_monitor
 from swarm_cli.nats import server_certificates
-from swarm_cli.nats.streams import monitor
 from tests.nats_server import NatsServer, free_port
 
 SOON_S = 30.0
@@ -50,7 +49,6 @@ def serving(first: bytes, again: bytes = b"", pause_s: float = 0.0) -> Iterator[
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_monitor, "TIMEOUT_S", 0.5)
     monkeypatch.setattr(server_certificates, "ANSWER_S", 0.5)
-    monkeypatch.setattr(monitor, "TIMEOUT_S", SOON_S)  # its words are looked at: it ends by what it is sent
 
 
 def nobody_is_told_anything_by(url: str) -> str:
@@ -59,7 +57,7 @@ def nobody_is_told_anything_by(url: str) -> str:
     assert server_certificates.ask([url]) == {}
     with pytest.raises(TransportError):
         nats_monitor.health(url)
-    problem = monitor.ask(url).problem
+    problem = nats_monitor.ask(url).problem
     assert problem and problem.isprintable() and time.monotonic() - began < SOON_S
     return problem
 
@@ -85,7 +83,7 @@ def test_what_is_no_monitoring_port_is_told_in_a_sentence(first: bytes, again: b
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\nX: ", HEAD, b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"])
 def test_an_answer_that_drips_is_given_up_in_time(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    for asking, limit in ((nats_monitor, "TIMEOUT_S"), (server_certificates, "ANSWER_S"), (monitor, "TIMEOUT_S")):
+    for asking, limit in ((nats_monitor, "TIMEOUT_S"), (server_certificates, "ANSWER_S")):
         monkeypatch.setattr(asking, limit, 0.2)
     with serving(first, b" ", pause_s=0.05) as url:
         assert "timed out" in nobody_is_told_anything_by(url)
@@ -110,7 +108,7 @@ def test_an_address_may_end_with_a_slash(tmp_path: Path, monkeypatch: pytest.Mon
     server = NatsServer(tmp_path, config=f'server_name: hub\nhttp: "127.0.0.1:{port}"').start()
     try:
         for url in (f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port}/"):
-            assert monitor.ask(url).name == "hub"
+            assert nats_monitor.ask(url).name == "hub"
             assert nats_monitor.health(url)[0] == "ok"
     finally:
         server.kill()

@@ -17,8 +17,8 @@ from shared.os_words import in_words
 from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.connect import connect
 from swarm_cli.app import app
+from swarm_cli.asked_tasks import task_sources
 from swarm_cli.errors import CommandError
-from swarm_cli.task_sources import task_sources
 
 
 def test_words_have_no_number_and_no_name_of_a_file(tmp_path: Path) -> None:

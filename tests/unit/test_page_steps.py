@@ -20,7 +20,7 @@ from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard.recent_groups import BATCHES_BACK, BatchFollower, StepPoint
 from swarm_cli.dashboard.run_records import TrainedFollower, steps_object
 from swarm_cli.errors import CommandError
-from swarm_cli.rollouts.batches import RecordedBatches
+from swarm_cli.rollouts.records import RecordedBatches
 from tests.unit.page_batches import NOW, batch, item
 
 

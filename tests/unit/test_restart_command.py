@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.local.control import holding_run, running_run
 from swarm_cli.observe.remedies import remedies
-from swarm_cli.restart_command import restart_options, starts_again
+from swarm_cli.runs import VAR_DIR_VARIABLE, restart_options, starts_again
 
 
 @pytest.fixture

@@ -16,10 +16,8 @@ from shared.json_lines import BoundedLines, older
 from shared.run_records import SAMPLES_FILE, TRAINED_FILE, refused_file
 from swarm_cli.app import app
 from swarm_cli.local.control import holding_run
-from swarm_cli.rollouts.fates import fate_of
-from swarm_cli.rollouts.records import TrainedRecords
-from swarm_cli.rollouts.samples import spread
-from swarm_cli.rollouts.shown import columns_that_fit
+from swarm_cli.rollouts.records import TrainedRecords, fate_of
+from swarm_cli.rollouts.shown import columns_that_fit, spread
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\u2066"
 

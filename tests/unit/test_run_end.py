@@ -13,12 +13,11 @@ from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from swarm_cli.errors import CommandError
+from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_messages import write_note
 from swarm_cli.observe.node_state import NodeView, absent
-from swarm_cli.run_end import END, EXIT_BROKE_OFF, EXIT_ENDED, forget_end, newest_ended, read_end, write_end
-from swarm_cli.running import RunNote
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.runs import END, EXIT_BROKE_OFF, EXIT_ENDED, RunNote, forget_end, newest_ended, read_end, write_end
 from swarm_cli.target import Following, Target, default_target, looking_at
 
 
@@ -71,7 +70,7 @@ def test_a_run_that_says_nothing_of_its_end_was_killed_when_it_last_wrote_someth
 def test_the_run_that_ended_last_is_found_by_the_server_that_it_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for age_s, (run, port) in enumerate([("three", 3), ("two", 2), ("one", 2)]):
         folder = noted(tmp_path / "runs" / run, port)
-        monkeypatch.setattr("swarm_cli.run_end.time.time", lambda at=5000.0 - age_s: at)
+        monkeypatch.setattr("swarm_cli.runs.time.time", lambda at=5000.0 - age_s: at)
         write_end(folder, 0, None)
         started = 1000 + age_s  # what ended first was started last
         os.utime(folder / "up.json", (started, started))

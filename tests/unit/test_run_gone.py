@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from swarm_cli.local.run_messages import write_note
-from swarm_cli.run_end import write_end
-from swarm_cli.running import NOTE, RunNote
+from swarm_cli.runs import NOTE, RunNote, write_end
 from tests.nats_server import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -18,18 +18,16 @@ from typer.testing import CliRunner
 
 from shared.config import NodeConfig, load_config
 from shared.transport.base import NotConnected
-from swarm_cli import elsewhere
+from swarm_cli import runs
 from swarm_cli.app import _where_to_look, app
-from swarm_cli.elsewhere import running_elsewhere
 from swarm_cli.errors import CommandError
+from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_messages import RunSummary, announce, make_command, note_of, up_command, write_note
 from swarm_cli.observe.observe import _target
 from swarm_cli.observe.progress import ProgressView
-from swarm_cli.own_run import NOTE
-from swarm_cli.running import LOCK, RunNote, read_note, servers
-from swarm_cli.shipped import DEMO_CONFIG, shown
+from swarm_cli.runs import LOCK, NOTE, RunNote, read_note, running_elsewhere, servers
 
 ROOT = Path(__file__).parents[2]
 
@@ -222,7 +220,7 @@ def test_an_ended_run_of_another_folder_is_named_with_the_folder_if_it_can_be_kn
 def test_who_looks_from_another_folder_is_told_what_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "runs" / f"elsewhere-{os.getpid()}"
     monkeypatch.setattr(sys, "argv", ["swarm", "status"])
-    monkeypatch.setattr(elsewhere, "_SAID", 1000)  # other tests run swarms too
+    monkeypatch.setattr(runs, "_SAID", 1000)  # other tests run swarms too
     with holding_run(folder):
         write_note(folder, RunNote("nats://127.0.0.1:4555", "none", "swarm up"))
         found = [run for run in running_elsewhere() if folder.name in run]

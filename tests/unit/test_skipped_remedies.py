@@ -7,7 +7,7 @@ import re
 from services.trainer.figures import _SKIPPED
 from services.trainer.selection.remedies import REMEDIES, remedies
 from shared.config import NodeConfig
-from swarm_cli.rollouts.fates import _FATES
+from swarm_cli.rollouts.records import _FATES
 
 
 def test_every_reason_has_a_remedy_and_the_log_names_those_of_the_step_alone() -> None:

@@ -14,7 +14,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, Standing, sign_statement
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
-from swarm_cli.invitation.token import Member, write_token
+from swarm_cli.invitation import Member, write_token
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.node_state import NodeView
 from swarm_cli.observe.observe import _hub, look

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.config import load_config
-from swarm_cli.tasks_apart import TasksApart
+from swarm_cli.task_probe import TasksApart
 
 pytestmark = pytest.mark.slow  # it imports reasoning-gym in fresh processes
 

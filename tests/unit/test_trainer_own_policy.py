@@ -21,7 +21,7 @@ from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutG
 from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
 from shared.tasks.evaluation import PASS_REWARD
-from swarm_cli.shipped import DEMO_CONFIG
+from swarm_cli.installation import DEMO_CONFIG
 from tests.integration.trainer_life import batch_of
 
 BASE = Path(__file__).parents[2] / "models" / "base"

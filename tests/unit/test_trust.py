@@ -20,8 +20,8 @@ from shared.identity.keys import SigningKey, is_public_key, load
 from shared.identity.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
 from shared.runtime import FatalError
 from swarm_cli.app import app
-from swarm_cli.ban_commands import seconds
 from swarm_cli.errors import CommandError
+from swarm_cli.node_commands import seconds
 from tests.unit.test_border import KEY, NOW_S, OTHER_KEY, SUBJECT, THIRD_KEY, border, group, signed, taken_in
 
 

@@ -19,7 +19,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.control import SOCKET, answering, ask, holding_run, running_run
 from swarm_cli.local.control_requests import named
 from swarm_cli.local.rules import EndRun, RunRules, StartAgain, StayAway
-from swarm_cli.running import LOCK, holder
+from swarm_cli.runs import LOCK, holder
 from tests import forked
 from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
 

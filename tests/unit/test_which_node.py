@@ -8,7 +8,7 @@ import pytest
 
 from shared.config import NodeConfig, load_config
 from shared.run_records import TRAINED_FILE
-from swarm_cli.rollouts.which_node import node_shown
+from swarm_cli.rollouts.command import node_shown
 
 
 def config(folder: Path) -> NodeConfig:

@@ -14,7 +14,7 @@ from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.findings import Finding
 from swarm_cli.k8s.check.kubectl import current_context, read_cluster, rendered, why_no_cluster
 from swarm_cli.k8s.check.overlay import Overlay
-from swarm_cli.tasks_apart import TasksApart
+from swarm_cli.task_probe import TasksApart
 
 
 def check(

@@ -20,16 +20,14 @@ from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from shared.setting_names import task_entry
-from swarm_cli.chosen_config import objective_problem
-from swarm_cli.few_rows import left_out_rows, soon_used_up
+from swarm_cli.chosen_config import LOOPBACK, objective_problem
 from swarm_cli.k8s.check.derived import READ_FILES, Checked, Derived, given_tasks
 from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import NODE_LABEL, Object, Overlay, Workload
 from swarm_cli.k8s.check.told import File, Variable, mounted_file, probed_ports, variables
 from swarm_cli.k8s.check.toml_line import line_of
-from swarm_cli.loopback import LOOPBACK
-from swarm_cli.ruinous import ruinous_settings
-from swarm_cli.tasks_apart import TasksApart
+from swarm_cli.risky_settings import left_out_rows, ruinous_settings, soon_used_up
+from swarm_cli.task_probe import TasksApart
 from swarm_cli.without_effect import settings_without_effect
 
 _VARIABLE = re.compile(r"environment variable (\w+)")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shared.config import NodeConfig, TaskSpec
 from swarm_cli.k8s.check.overlay import Object, Overlay, Workload
 from swarm_cli.k8s.check.told import mounted_file
-from swarm_cli.tasks_apart import TasksApart
+from swarm_cli.task_probe import TasksApart
 
 if TYPE_CHECKING:
     from shared.tasks.file_questions import FileQuestions

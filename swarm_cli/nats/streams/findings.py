@@ -13,8 +13,6 @@ NEARLY_FULL = 0.9
 """For streams that refuse messages when full. A stream that drops its oldest messages is usually
 full.
 """
-STORAGE_NEARLY_FULL = 0.85
-"""The same threshold as the alert NatsJetStreamStorageHigh's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +97,6 @@ def stream_findings(stream: Stream, stalled_s: float) -> Iterator[str]:
         yield f"stream {stream.name} is {stream.fill:.0%} full and refuses messages that do not fit"
     for consumer in stream.consumers:
         yield from (f"consumer {consumer.name} of stream {stream.name} {what}" for what in _consumer_findings(consumer, stalled_s))
-
-
-def storage_finding(whose: str, used: int, most: int) -> Iterator[str]:
-    """Whether a store is nearly full. `most` below 1: no limit."""
-    if most > 0 and used / most >= STORAGE_NEARLY_FULL:
-        yield f"{whose} has used {used / most:.0%} of its JetStream storage; at 100 % every stream refuses messages"
 
 
 def _consumer_findings(consumer: Consumer, stalled_s: float) -> Iterator[str]:

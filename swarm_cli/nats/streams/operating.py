@@ -15,10 +15,9 @@ from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.transport import connection_of
 from swarm_cli.console import note
-from swarm_cli.elsewhere import is_named, unnamed_server
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
-from swarm_cli.running import servers
+from swarm_cli.runs import is_named, servers, unnamed_server
 
 CONNECT_TIMEOUT_S = 10.0
 T = TypeVar("T")

@@ -29,10 +29,10 @@ from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.streams.backup import belongs_to
-from swarm_cli.nats.streams.findings import Consumer, Stream, read_stream, storage_finding, stream_findings
-from swarm_cli.nats.streams.monitor import Server, ask
+from swarm_cli.nats.streams.findings import Consumer, Stream, read_stream, stream_findings
 from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
-from swarm_cli.running import run_at
+from swarm_cli.nats_monitor import Server, ask, storage_finding
+from swarm_cli.runs import run_at
 
 COLUMNS = 100
 SHOWN = 60

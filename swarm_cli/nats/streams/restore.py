@@ -22,12 +22,12 @@ from shared.transport.nats.jetstream_api import call
 from shared.transport.nats.snapshots import put_back
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, note, say
-from swarm_cli.elsewhere import refuse_unnamed_server
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.streams.backup import LISTING_S, chosen
 from swarm_cli.nats.streams.manifest import Manifest, State, StreamEntry, StreamFile, read_manifest
 from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
+from swarm_cli.runs import refuse_unnamed_server
 
 COPIES_S = 60.0
 """How long to wait until the other servers have their copies; after that it is only reported."""

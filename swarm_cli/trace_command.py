@@ -1,16 +1,16 @@
-"""Searches for one group in the streams of the nodes on a server, the swarm's stream, and the
-records in the nodes' run folders. Reads a bounded part of each, the newest.
-
-In a node's stream a message's header names the group. In the swarm's stream the header is only a
-claim, so the id is computed from the message's bytes.
-"""
+"""`swarm trace`: follow one group through the nodes."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path as Files
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
+
+import typer
 
 from services.verifier.border import without_tokens
 from shared.config import NodeConfig
@@ -20,17 +20,31 @@ from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts,
 from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
 from shared.identity.keys import verify
+from shared.identity.permissions import OPERATOR
 from shared.run_records import BATCHES_FILE
+from shared.runtime.planes import connect_node_plane, connect_swarm_plane
+from shared.text import visible, visible_json
 from shared.transport.base import AccessDenied, Ends, StoredMessage, StreamState, Transport, TransportError
-from swarm_cli.chosen_config import for_node
+from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
+from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.observe.node_state import run_of
-from swarm_cli.rollouts.batches import BatchReader, RecordedBatches
-from swarm_cli.rollouts.fates import Fate
-from swarm_cli.rollouts.records import Refusal, TrainedRecords, read_refusals, record_folder
+from swarm_cli.observe.snapshot import ended_run, nodes_here
+from swarm_cli.rollouts.command import CONNECT_TIMEOUT_S, RunOption
+from swarm_cli.rollouts.records import (
+    BatchReader,
+    Fate,
+    RecordedBatches,
+    Refusal,
+    TrainedRecords,
+    clock,
+    names_in_run,
+    read_refusals,
+    record_folder,
+)
 from swarm_cli.rollouts.shown import why
-from swarm_cli.trace.path import BATCHED, GENERATED, REFUSED, SCORED, SHARED, TAKEN, TRAINED, Maker, Path, trained_detail
+from swarm_cli.target import Target, check_listening, looking_at
 
 MESSAGES_READ = 4096
 """How many of the newest messages of a stream of groups are read."""
@@ -240,3 +254,201 @@ async def _read(plane: Transport, message: StoredMessage, kind: type[M]) -> M | 
         return decode(await plane.payload(message), kind)
     except (MessageError, TransportError):
         return None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Station:
+    """Something that happened to the group. time: Unix time, by the writer's clock."""
+
+    time: float
+    node: str
+    what: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """The node that made the group, and the number of its draw, which is unique on the node."""
+
+    node: str
+    draw: int
+
+
+@dataclass(slots=True)
+class Path:
+    """All that was found about one group. ids: its content ids; if token ids are not shared, the
+    shared bytes have a different id. unknown: sentences about what is not known.
+    """
+
+    ids: set[str] = field(default_factory=set)
+    makers: set[Maker] = field(default_factory=set)
+    stations: set[Station] = field(default_factory=set)
+    unknown: list[str] = field(default_factory=list)
+
+    def add(self, time_s: float, node: str, what: str, detail: str = "") -> None:
+        """Add an event; an event that is found twice is kept once."""
+        self.stations.add(Station(time_s, node, what, detail))
+
+    def at(self, what: str, node: str | None = None) -> list[Station]:
+        """The stations of one kind, of one node or of all."""
+        return sorted(each for each in self.stations if each.what == what and node in (None, each.node))
+
+    def as_object(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "ids": sorted(self.ids),
+            "makers": [{"node": maker.node, "draw": maker.draw} for maker in sorted(self.makers, key=lambda each: each.node)],
+            "path": [
+                {"time": each.time, "node": each.node, "what": each.what, "detail": each.detail} for each in sorted(self.stations)
+            ],
+            "unknown": self.unknown,
+        }
+
+
+GENERATED, SCORED, SHARED, TAKEN, REFUSED, BATCHED, TRAINED = (
+    "generated",
+    "scored",
+    "shared",
+    "taken in",
+    "refused",
+    "in a batch",
+    "trainer",
+)
+
+
+def trained_detail(fate: Fate) -> str:
+    """How a step used the group, and the advantages of its answers."""
+    group = fate.group
+    if group is None:
+        return fate.sentence()
+    used = [f"#{answer.place} {answer.advantage:+.3g}" for answer in group.answers if answer.advantage and not answer.left_out]
+    pushed = f"; advantages {', '.join(used[:16])}{' ...' if len(used) > 16 else ''}" if used else ""
+    left_out = [f"#{answer.place} {answer.left_out}" for answer in group.answers if answer.left_out]
+    if left_out:
+        pushed += f"; left out {', '.join(left_out[:16])}{' ...' if len(left_out) > 16 else ''}"
+    return fate.sentence() + pushed
+
+
+def say_what_is_missing(path: Path, nodes: Iterable[str], windows: dict[str, str]) -> None:
+    """Add to `path.unknown` a sentence for each usual part of the path that left no trace. nodes:
+    those whose streams were searched. windows: a sentence by node, and under "" for the swarm's
+    stream, about how far back the search went.
+    """
+    here = set(nodes)
+    for maker in path.makers:
+        if maker.node not in here:
+            path.unknown.append(f"what {maker.node} did with it: its streams are not on this server (--node-url)")
+        elif not path.at(SCORED, maker.node):
+            path.unknown.append(f"when {maker.node} scored it: {windows.get(maker.node, 'its stream of scored groups is empty')}")
+    if not path.at(SHARED):
+        swarm = windows.get("", "the swarm's stream was not searched (--swarm-url)")
+        path.unknown.append(f"whether and when it was shared: {swarm}")
+    makers = {maker.node for maker in path.makers}
+    for node in sorted(here - makers):
+        if not path.at(TAKEN, node) and not path.at(REFUSED, node):
+            held = windows.get(node, "its stream of scored groups is empty")
+            path.unknown.append(f"whether {node} ever received it: neither taken in nor among the refusals on record; {held}")
+    for node in sorted(here):
+        held_by = path.at(SCORED, node) + path.at(TAKEN, node)
+        if held_by and not path.at(BATCHED, node) and not path.at(TRAINED, node):
+            path.unknown.append(
+                f"whether {node} trains on it: it is in no batch that is kept; it may be waiting, dropped, or in an older batch"
+            )
+        if path.at(BATCHED, node) and not path.at(TRAINED, node):
+            path.unknown.append(f"how the trainer of {node} used it: not on record here (--run), or not trained on yet")
+
+
+SHORTEST_ID = 6
+_ID = re.compile(rf"[0-9a-f]{{{SHORTEST_ID},64}}")
+
+
+def trace(
+    rollout_id: Annotated[
+        str, typer.Argument(metavar="GROUP", help="The group's id or its beginning, from a log or from `swarm rollouts`.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    run: RunOption = "",
+    node_url: NodeUrlOption = "",
+    swarm_url: SwarmUrlOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Follow one group: when it was generated, scored and shared, which nodes took it in or refused
+    it, in which batch it is, and how the trainer used it. Searches all nodes on the server, the
+    swarm's stream, and the records in the run's folder, and says what is no longer known."""
+    prefix = rollout_id.strip().lower()
+    if not _ID.fullmatch(prefix):
+        raise CommandError(f"{rollout_id[:80]!r} is not a group's id: give {SHORTEST_ID} to 64 of its digits (0-9, a-f)")
+    node_config = load_chosen(config)
+    with looking_at(node_config, run, node_url, swarm_url, only_here=False) as target:
+        if target.ended is not None:
+            note(target.ended.sentence(target.run, time.time()))
+        check_listening(node_config.node.var_dir, target)
+        path = asyncio.run(_find(node_config, prefix, run, target))
+    if not path.stations:
+        raise CommandError(
+            f"no trace of a group {prefix}: not in the streams of the nodes on this server (--node-url), not in the swarm's "
+            "(--swarm-url), not in the records of the newest run here (--run); all three only keep the recent past"
+        )
+    if len(path.makers) > 1 or _several(path, prefix):
+        raise CommandError(f"several groups' ids begin with {prefix}: give more digits: {', '.join(sorted(path.ids)[:8])}")
+    if as_json:
+        say(visible_json(path.as_object()))
+        return
+    _show(path)
+
+
+def _several(path: Path, prefix: str) -> bool:
+    """Whether several ids match. Records name a group without its maker, so `makers` can
+    miss it.
+    """
+    return len([group_id for group_id in path.ids if group_id.startswith(prefix)]) > 1
+
+
+async def _find(config: NodeConfig, prefix: str, run: str, target: Target) -> Path:
+    """The group's path: of a run that has ended from its records, else also from the streams."""
+    from swarm_cli.trace_command import Search
+
+    search = Search(config, prefix, run or target.run, names_in_run(config, run))
+    if target.ended is not None:
+        nodes = [node.node for node in ended_run(config.node.var_dir / "runs" / run, target.ended).nodes]
+        for node in nodes:
+            await search.recorded(config.node.var_dir / "runs" / run / node, node)
+        say_what_is_missing(search.path, nodes, search.windows)
+        return search.path
+    plane = await connect_node_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=target.node_url)
+    try:
+        nodes = sorted(await nodes_here(plane))
+        await _with_swarm(search, config, plane, nodes, target.swarm_url)
+    finally:
+        await plane.close()
+    say_what_is_missing(search.path, nodes, search.windows)
+    return search.path
+
+
+async def _with_swarm(search: Search, config: NodeConfig, plane: Transport, nodes: list[str], url: str | None) -> None:
+    """Search the swarm's stream too, if its server answers."""
+    swarm = None
+    if url is not None:
+        try:
+            swarm = await connect_swarm_plane(config, OPERATOR, timeout_s=CONNECT_TIMEOUT_S, url=url)
+        except TransportError as error:
+            note(f"the swarm's stream was not searched: {error}")
+    try:
+        await search.everywhere(plane, nodes, swarm)
+    finally:
+        if swarm is not None:
+            await swarm.close()
+
+
+def _show(path: Path) -> None:
+    makers = ", ".join(f"{maker.node}, draw {maker.draw}" for maker in path.makers) or "not known"
+    say(visible(f"group {', '.join(sorted(path.ids))}, of {makers}"))
+    stations = sorted(path.stations)
+    say(visible(f"first seen {time.strftime('%Y-%m-%d', time.localtime(stations[0].time))}; each time is by its writer's clock"))
+    widest = max(len(each.node) for each in stations)
+    for each in stations:
+        say(visible(f"  {clock(each.time)}  {each.node:{widest}}  {each.what:10}  {each.detail}"))
+    if path.unknown:
+        say("not known:")
+    for sentence in path.unknown:
+        say(visible(f"  {sentence}"))

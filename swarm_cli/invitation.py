@@ -1,9 +1,4 @@
-"""An invitation to a swarm, as one word that can be sent and pasted. Pure.
-
-A token holds only data: where the swarm is, what it accepts, and perhaps a key. It comes from
-somebody else, so reading it is bounded, typed and checked, and nothing in it names a file, a
-program or a place to load anything from.
-"""
+"""Invitations: the token that `swarm invite` prints and `swarm join` reads."""
 
 from __future__ import annotations
 
@@ -11,8 +6,14 @@ import base64
 import binascii
 import hashlib
 import json
+import os
 import re
+import socket
+import sys
+import threading
+import time
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -21,6 +22,9 @@ from shared.contracts.codec import decode_foreign, encode
 from shared.contracts.wire import Count, DatasetName, Message, MessageError, NodeId, PlainText, SchemaVersion, Seconds, SwarmId
 from shared.identity.keys import is_public_key, is_seed
 from shared.identity.permissions import OPERATOR, WATCH
+from shared.os_words import in_words
+from shared.text import visible
+from swarm_cli.errors import CommandError
 
 PLAIN, SECRET = "swarm1", "swarm1-secret"
 """The prefix of a token; a token with the second one holds a key and must be kept secret."""
@@ -198,3 +202,62 @@ def _is_deep(value: object, levels: int = 16) -> bool:
         return True
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(_is_deep(each, levels - 1) for each in inner)
+
+
+TOKEN_VARIABLE = "JOIN_TOKEN"
+"""It has no SWARM_ prefix because it is not a setting."""
+
+
+def given_text(argument: str | None) -> str:
+    """The token's text: from standard input if `argument` is `-`, from the environment if it is
+    empty. The variable is removed, so that processes started from here do not inherit it.
+
+    Raises:
+        CommandError: no token was given.
+    """
+    in_environment = os.environ.pop(TOKEN_VARIABLE, "")
+    text = sys.stdin.read(MAX_CHARS + 1) if argument == "-" else argument or in_environment
+    if not text.strip():
+        raise CommandError(
+            f"no token was given: put it after the command, pipe it in with `-`, or set {TOKEN_VARIABLE}, which other users of "
+            "this machine cannot see"
+        )
+    return text.strip()
+
+
+def given_invitation(text: str) -> Invitation:
+    """The token's contents. Raises CommandError if it cannot be used."""
+    try:
+        return read_token(text)
+    except TokenError as error:
+        raise CommandError(str(error)) from None
+
+
+_PORT = 4222
+
+
+def silent(urls: str, within_s: float) -> list[str]:
+    """A phrase for each server in `urls`, separated by commas, that takes no connection, such as
+    `nats://hub:4222 (Name or service not known)`. Takes `within_s` at most.
+    """
+    servers = [url.strip() for url in urls.split(",")]
+    why: dict[str, str] = {}
+    # Resolving a name has no time limit; a thread that still waits for it ends with the process.
+    tries = [threading.Thread(target=_try, args=(server, within_s, why), daemon=True) for server in servers]
+    for each in tries:
+        each.start()
+    give_up_at = time.monotonic() + within_s
+    for each in tries:
+        each.join(max(0.0, give_up_at - time.monotonic()))
+    told = ((server, why.get(server, f"no answer within {within_s:g} s")) for server in servers)
+    return [f"{visible(server)} ({reason})" for server, reason in told if reason]
+
+
+def _try(server: str, within_s: float, why: dict[str, str]) -> None:
+    at = urlsplit(server)
+    try:
+        socket.create_connection((at.hostname or "", at.port or _PORT), within_s).close()
+    except OSError as error:
+        why[server] = in_words(error)
+    else:
+        why[server] = ""

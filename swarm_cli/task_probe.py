@@ -2,10 +2,9 @@
 tasks and their settings may come from somebody else (a token, a configuration, an overlay), and
 some settings would take hours or all memory.
 
-`python -m swarm_cli.tasks_apart` is that process: it reads sources from standard input, a line for
+`python -m swarm_cli.task_probe` is that process: it reads sources from standard input, a line for
 each configuration, and writes their problems to standard output, how many questions their files
-have, and what reference answers earn.
-"""
+have, and what reference answers earn."""
 
 from __future__ import annotations
 
@@ -25,11 +24,12 @@ from typing import TYPE_CHECKING
 
 from shared.importing import without_collection
 from shared.runtime.parent_death import ending_with_parent
-from swarm_cli.own_modules import own_modules
+from swarm_cli.installation import own_modules
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
     from shared.tasks.file_questions import FileQuestions
+
 
 DEADLINE_S = 60.0
 """All of reasoning-gym's datasets with their default settings take a tenth of it."""
@@ -71,7 +71,7 @@ class TasksApart:
         if self._process is None:
             self._is_ready = False
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "swarm_cli.tasks_apart"],
+                [sys.executable, "-m", "swarm_cli.task_probe"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -96,7 +96,7 @@ class TasksApart:
         if deadline_s is None:
             deadline_s = DEADLINE_S + sum(_file_s(spec) for spec in tasks) + LATE_S * len(tasks)
         if not self._ready():
-            return ["the process that derives the tasks does not start: `python -m swarm_cli.tasks_apart` says why"]
+            return ["the process that derives the tasks does not start: `python -m swarm_cli.task_probe` says why"]
         told = self._answer(json.dumps(asked).encode() + b"\n", deadline_s)
         if told is None:
             self._end()

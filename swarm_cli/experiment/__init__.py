@@ -1,1 +1,0 @@
-"""`swarm experiment`: runs an experiment's spec and reports on its records."""

@@ -1,1 +1,0 @@
-"""The token that `swarm invite` prints: everything that a newcomer or a spectator needs."""

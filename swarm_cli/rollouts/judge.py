@@ -1,0 +1,178 @@
+"""Which groups and answers to read, and why each answer has its reward: which verifier scored it,
+and which part of the text.
+
+A reward is one number from one verifier. It depends on what the verifier was given (the answer that
+was found in the text), and, for a foreign answer, on whether a near miss counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from shared.config import ConfigError, NodeConfig, TaskSpec, load_config
+from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
+from shared.text import visible
+from swarm_cli.chosen_config import for_node
+from swarm_cli.file_names import UNNAMED, FileNames
+from swarm_cli.installation import DEMO_CONFIG, shown
+from swarm_cli.rollouts.records import BatchedGroup
+from swarm_cli.runs import continues, is_own, options_in, read_note
+
+
+def passes(scored: ScoredGroup, place: int) -> bool | None:
+    """Whether the answer at this place passes; None: no pass is defined for the group's source."""
+    return None if scored.passed is None else scored.passed[place]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which groups to show; None means any. `seen`: the datasets of all groups that were looked
+    through.
+
+    origin: groups of this node (`local`) or of other nodes (`external`). sender: groups of the node
+    with this name. datasets: groups of any of them. group: groups whose id begins with this. marks:
+    completions that pass (`right`) or do not (`wrong`), and only groups that have any.
+    """
+
+    origin: Literal["local", "external"] | None = None
+    sender: str | None = None
+    datasets: frozenset[str] | None = None
+    group: str = ""
+    marks: Literal["right", "wrong"] | None = None
+    seen: set[str] = field(default_factory=set, compare=False)
+
+    def groups(self, batch: Batch) -> Iterator[BatchedGroup]:
+        """The chosen groups of a batch, in training order."""
+        for item in batch.items:
+            self.seen.add(item.scored.group.task.ref.dataset)
+            if self._asked_for(item):
+                yield BatchedGroup(batch, item)
+
+    def completions(self, item: BatchItem) -> list[tuple[int, Completion, float]]:
+        """The chosen completions: place in the group, completion, reward."""
+        pairs = zip(item.scored.group.completions, item.scored.rewards, strict=False)
+        return [
+            (place, completion, reward)
+            for place, (completion, reward) in enumerate(pairs)
+            if self.marks is None or passes(item.scored, place) is (self.marks == "right")
+        ]
+
+    def _asked_for(self, item: BatchItem) -> bool:
+        scored = item.scored
+        return (
+            self.origin in (None, scored.origin)
+            and self.sender in (None, scored.group.node)
+            and (self.datasets is None or scored.group.task.ref.dataset in self.datasets)
+            and scored.group_id.startswith(self.group)
+            and bool(self.completions(item))
+        )
+
+
+UNKNOWN = "not known: the file is not in this configuration (--config gives the node's)"
+NEAR_MISS = "; a near miss from another node counts 0 (verifier.foreign_partial_credit)"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """verifier: its name. read_as: the part of the text that it was given; None: all of it. marks:
+    the reward in words.
+    """
+
+    verifier: str
+    read_as: str | None
+    marks: str
+
+
+class Judge:
+    """Explains rewards under one node's present configuration, which may have changed since the
+    answers were scored. told_by: which configuration that is, if it may not be the node's. names:
+    of the files that are datasets.
+    """
+
+    def __init__(self, config: NodeConfig, told_by: str = "", names: FileNames = UNNAMED) -> None:
+        from shared.tasks.verifiers import VerifierChoice
+
+        self._choice = VerifierChoice(config.tasks)
+        self._files = [spec for spec in config.tasks if spec.source == "file"]
+        self._names = names
+        self._partial_credit = config.verifier.foreign_partial_credit
+        self._told_by = f" ({told_by})" if told_by else ""
+
+    def verifier(self, scored: ScoredGroup) -> str:
+        """Name of the verifier that scores a group's answers. A file's dataset is named after its
+        rows, which are not read for this: of several files, each one's verifier is named if no
+        record says which of them it is.
+        """
+        files = self._files_of(scored)
+        if files is None:
+            return self._choice.name_for(scored.group.task.ref)
+        return " or ".join(sorted({spec.verifier for spec in files})) or UNKNOWN
+
+    def file(self, scored: ScoredGroup) -> str:
+        """The file's name, without its folder, that a group's question is from: people do not know
+        it by its dataset, which is a hash. If no record says which of several files it is, each is
+        named. Empty: no file's, or one that is not in this configuration.
+        """
+        known = self._names.file(scored.group.task.ref.dataset)
+        return known or " or ".join(sorted({spec.file_name for spec in self._files_of(scored) or ()}))
+
+    def _files_of(self, scored: ScoredGroup) -> list[TaskSpec] | None:
+        """The files that a group's question may be from; None if it is from none."""
+        from shared.tasks.file_rows import is_file_name
+
+        dataset = scored.group.task.ref.dataset
+        if not is_file_name(dataset):
+            return None
+        known = [spec for spec in self._files if spec.file_name == self._names.file(dataset)]
+        return known or [spec for spec in self._files if spec.dataset in {"", dataset}]
+
+    def of(self, scored: ScoredGroup, place: int, text: str, reward: float) -> Judged:
+        """The explanation of the reward of the answer at this place."""
+        from shared.tasks.answers import extract_answer
+
+        read = extract_answer(text)
+        read = "no answer: only a thought, too long, or mostly white space" if read is None else read
+        return Judged(self.verifier(scored), None if read == text.strip() else read, marks(reward, passes(scored, place)))
+
+    def rules(self, scored: ScoredGroup) -> str:
+        """A group's verifier, by which configuration, and what a near miss counts."""
+        near = "" if scored.origin == "local" or self._partial_credit else NEAR_MISS
+        return f"{self.verifier(scored)}{self._told_by}{near}"
+
+
+def marks(reward: float | None, passed: bool | None) -> str:
+    """A reward in words."""
+    if reward is None:
+        return "unknown"
+    if passed is None:
+        return "no pass defined"
+    return "right" if passed else "in part" if reward > 0.0 else "wrong"
+
+
+def judge_of(config: NodeConfig, given: Path | None, run: str, names: FileNames = UNNAMED) -> Judge:
+    """The judge of the answers in `run` ("": not known). config, given: what the command reads, and
+    the file of --config. names: of the files that are datasets.
+
+    A run that was copied here is not asked: its note may be somebody else's, and would say which
+    files are read. Which configuration tells is then part of what is said.
+    """
+    file = given or os.environ.get(CONFIG_FILE_VARIABLE)
+    started_with = _configuration_of(config.node.var_dir / "runs" / run) if run else None
+    if started_with is not None and (not file or Path(file).resolve() == started_with.resolve()):
+        try:
+            return Judge(for_node(load_config(started_with), config.node.id), names=names)
+        except (ConfigError, OSError):
+            pass  # the file was changed or removed since
+    return Judge(config, f"by {visible(str(file or shown(DEMO_CONFIG)), 200)}; --config names another", names)
+
+
+def _configuration_of(folder: Path) -> Path | None:
+    """The configuration that `swarm up` started the run with; None if it is not known."""
+    note = read_note(folder)
+    if note is None or not continues(note.goes_on, folder) or not is_own(folder):
+        return None
+    return options_in(note.goes_on).config or DEMO_CONFIG

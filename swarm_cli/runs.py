@@ -1,0 +1,566 @@
+"""The runs of this machine: which are running and where, which server a command means, how each
+ended, and the command that starts it again.
+
+A running `swarm up` or `swarm join` holds `up.lock` in its run's folder and leaves a note beside
+it (`swarm_cli.local` writes both). The kernel's list of open files therefore knows every run's
+folder, and nothing is written down that could be out of date.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal, TextIO
+
+import msgspec
+
+from shared.config import NodeConfig
+from shared.plain_files import open_plain, read_plain
+from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.supervise import CRASH_WINDOW_S, MAX_CRASHES
+from shared.text import visible
+from shared.transport.base import NotConnected
+from swarm_cli.errors import CommandError
+from swarm_cli.replace_file import replace_file
+
+NOTE = "up.json"
+_MARK = "up.own"
+_MARK_BYTES = 200
+
+
+def mark_as_own(folder: Path) -> None:
+    """Write down that the note in `folder` was written there. Raises CommandError if it cannot be
+    written.
+    """
+    replace_file(folder / _MARK, _marks(folder)[1] + "\n")
+
+
+def is_own(folder: Path) -> bool:
+    """Whether this user, or root, wrote the note in `folder`, and in this folder. A run whose files
+    were copied, or put back from a backup, is not: whoever has it may have written its note.
+    """
+    try:
+        owner, mark = _marks(folder)
+        return owner in (os.geteuid(), 0) and read_plain(folder / _MARK, _MARK_BYTES).decode().strip() == mark
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _marks(folder: Path) -> tuple[int, str]:
+    """The note's owner, and what no other file is like: device, number and time of change."""
+    descriptor = open_plain(folder / NOTE)
+    try:
+        note = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return note.st_uid, f"{note.st_dev}:{note.st_ino}:{note.st_ctime_ns}"
+
+
+_LONGEST = 4_000
+_DIGITS = 5
+"""Of a port; more nodes than that are none that `swarm up` can have started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Options of `swarm up` that say which nodes run where; None or empty if not given."""
+
+    nodes: int | None = None
+    names: tuple[str, ...] = ()
+    config: Path | None = None
+    nats_port: int | None = None
+    nats_url: str = ""
+    base_port: int | None = None
+
+
+def options_in(command: str) -> Given:
+    """The options in a note's `swarm up` command; none if it is another command."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # an unclosed quote, which `swarm up` never writes
+        words = []
+    if words[:3] != ["swarm", "up", "--run"]:
+        return Given()
+    pairs = list(zip(words[4::2], words[5::2], strict=False))
+    said = dict(pairs)
+    return Given(
+        _number(said.get("--nodes")),
+        tuple(value for option, value in pairs if option == "--name"),
+        Path(said["--config"]) if "--config" in said else None,
+        _number(said.get("--nats-port")),
+        said.get("--nats-url", ""),
+        _number(said.get("--base-port")),
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() and len(text) <= _DIGITS else None
+
+
+def as_options(given: Given) -> Iterator[str]:
+    """The options as words for a shell, such as `--nodes 3`."""
+    for field in fields(Given):
+        value = getattr(given, field.name)
+        option = "--name" if field.name == "names" else "--" + field.name.replace("_", "-")
+        for each in value if isinstance(value, tuple) else [value] if value else []:
+            yield f"{option} {shlex.quote(str(each))}"
+
+
+def continues(command: str, folder: Path) -> bool:
+    """Whether `command`, from the note of the run in `folder`, is as `swarm up` writes it for this
+    run, and nothing else: it is shown to be copied into a shell, and the note may be somebody
+    else's. From another folder a relative configuration, as earlier versions noted it, would be
+    another file.
+    """
+    if len(command) > _LONGEST or visible(command) != command:
+        return False
+    options = options_in(command)
+    if options.config and (not options.config.is_absolute() or in_a_run(options.config, folder)):
+        return False
+    words = ["swarm", "up", "--run", folder.name, *shlex.split(" ".join(as_options(options)))]
+    return command == shlex.join(words)
+
+
+def stays_here(command: str) -> bool:
+    """Whether `command` names neither a configuration nor a server."""
+    options = options_in(command)
+    return not options.config and not options.nats_url
+
+
+def in_a_run(config: Path, folder: Path) -> bool:
+    """Whether `config` lies in a run's folder beside or in `folder`, before or after links are
+    followed. Whoever made that run may have written it, and a configuration says where keys are
+    sent.
+    """
+    places = [(Path(os.path.abspath(config)), Path(os.path.abspath(folder.parent))), (config.resolve(), folder.parent.resolve())]
+    return any(file.is_relative_to(place) for file, place in [*places, (config.resolve(), folder.resolve())])
+
+
+LOCK = "up.lock"
+_NOTE_BYTES = 65_536
+JOINED = "the same `swarm join`"
+"""A note's `goes_on` for a run of `swarm join`, whose token it does not keep."""
+
+
+class RunNote(msgspec.Struct, frozen=True):
+    """node_url, swarm_url: servers of the nodes' streams and of the swarm's; swarm_url "none": no
+    swarm. goes_on: the command that continues the run. swarm_id: the swarm that its nodes are in;
+    empty if an earlier version wrote the note. started_in: the folder from which relative paths of
+    the configuration count; empty likewise.
+    """
+
+    node_url: str
+    swarm_url: str
+    goes_on: str
+    swarm_id: str = ""
+    started_in: str = ""
+
+
+def running_runs(var_dir: Path) -> list[Path]:
+    """Folders of the runs that are running on this machine, sorted by name."""
+    return sorted(file.parent for file in (var_dir / "runs").glob(f"*/{LOCK}") if holder(file.parent) is not None)
+
+
+def holder(folder: Path) -> int | None:
+    """The id of the process that runs the run in `folder`: 0 if it is not known, None if there is
+    no such process. Only a file of this user's, or of root's, with one name is a run's lock: in a
+    folder that somebody else made it could be a link to a lock of any process.
+    """
+    try:
+        with open(open_plain(folder / LOCK)) as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid not in (os.geteuid(), 0) or found.st_nlink > 1:
+                return None
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return pid_in(file)
+    except OSError:
+        pass
+    return None
+
+
+def running_since(folder: Path) -> float | None:
+    """The Unix time at which the process that runs the run in `folder` began; None if there is no
+    such process.
+    """
+    try:
+        return (folder / LOCK).stat().st_mtime if holder(folder) is not None else None
+    except OSError:  # it has ended meanwhile
+        return None
+
+
+def read_note(folder: Path) -> RunNote | None:
+    """The run's note; None if there is none or another version wrote it, or if its addresses are
+    none: they are printed in commands, and the note may be somebody else's.
+    """
+    try:
+        note = msgspec.json.decode(read_plain(folder / NOTE, _NOTE_BYTES), type=RunNote)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    written = (note.node_url, note.swarm_url, note.swarm_id)
+    return None if any(" " in text or visible(text) != text for text in written) else note
+
+
+def goes_on(folder: Path) -> str:
+    """The command that continues the run in `folder`, as far as it is known, wherever this process
+    is.
+    """
+    left = read_note(folder)
+    if left and left.goes_on == JOINED:
+        return JOINED
+    if left and continues(left.goes_on, folder) and (is_own(folder) or stays_here(left.goes_on)):
+        return (_to(left.started_in) if is_own(folder) else "") + left.goes_on
+    return f"swarm up --run {folder.name}, with the options that it was started with"
+
+
+def _to(started_in: str) -> str:
+    """What takes a shell to this folder from the current one."""
+    elsewhere = started_in and visible(started_in) == started_in and Path(started_in) != Path.cwd()
+    return f"cd {shlex.quote(started_in)} && " if elsewhere else ""
+
+
+def servers(config: NodeConfig, node_url: str, swarm_url: str = "") -> tuple[str, str | None]:
+    """The servers that a command uses: the nodes' and the swarm's (None: no swarm).
+
+    They are the ones given on the command line (`node_url`, `swarm_url`), else those that the
+    configuration names, else those of the only run on this machine, else the default.
+
+    Raises:
+        CommandError: several runs are running and none was chosen.
+    """
+    folder = only_running(config, node_url)
+    found = read_note(folder) if folder else None
+    node = node_url or (found.node_url if found else config.nats.node_url)
+    swarm = swarm_url or node_url or (found.swarm_url if found else config.nats.swarm_url) or "none"
+    return node, None if swarm == "none" else swarm
+
+
+def only_running(config: NodeConfig, node_url: str = "") -> Path | None:
+    """Folder of the only run on this machine; None if none is running, or if the command line
+    (`node_url`) or the configuration names a server.
+
+    Raises:
+        CommandError: several runs are running and none was chosen.
+    """
+    if node_url or "node_url" in config.nats.model_fields_set:
+        return None
+    found = _only_run(config.node.var_dir, lambda note: f"--node-url {shlex.quote(note.node_url)}")
+    return found[0] if found else None
+
+
+def run_at(var_dir: Path, node_url: str) -> str:
+    """The run running on this machine whose nodes' streams are on this server; empty if there is
+    none, or several.
+    """
+    names = [folder.name for folder in running_runs(var_dir) if (note := read_note(folder)) and note.node_url == node_url]
+    return names[0] if len(names) == 1 else ""
+
+
+def running_swarm(var_dir: Path, command: str = "swarm observe") -> RunNote | None:
+    """The note of the only running run, with its swarm's server; None: none is running.
+
+    command: what takes the server's address, for the message.
+
+    Raises:
+        CommandError: several are.
+    """
+    found = _only_run(var_dir, lambda note: f"{command} {shlex.quote(note.swarm_url)}")
+    return found[1] if found else None
+
+
+def _only_run(var_dir: Path, named: Callable[[RunNote], str]) -> tuple[Path, RunNote] | None:
+    noted = [(folder, note) for folder in running_runs(var_dir) if (note := read_note(folder))]
+    if len(noted) > 1:
+        lines = [f"  {named(note)}   run {folder.name}" for folder, note in noted]
+        raise CommandError("several runs are running here: choose one with\n" + "\n".join(lines))
+    return noted[0] if noted else None
+
+
+def pid_in(file: TextIO) -> int:
+    """The id of the process that wrote its number into the lock, if it still has the lock open;
+    else 0. The number alone is no proof: another process may have it by now.
+    """
+    file.seek(0)
+    text = file.read(20).strip()
+    if not (text.isascii() and text.isdigit()):
+        return 0
+    lock = os.fstat(file.fileno())
+    with suppress(OSError):  # no such process, or another user's
+        for opened in Path(f"/proc/{text}/fd").iterdir():
+            with suppress(OSError):
+                if os.path.samestat(opened.stat(), lock):
+                    return int(text)
+    return 0
+
+
+_PROCESSES = Path("/proc")
+_SAID = 5
+VAR_DIR_VARIABLE = "SWARM_NODE__VAR_DIR"
+DEFAULT_VAR_DIR = Path("var")
+SERVER_LOG = "nats.log"
+"""In the folder of a run whose server `swarm up` started."""
+
+
+def runs_of_this_user() -> list[Path]:
+    """Folders of the runs that are running on this machine, sorted; empty where the kernel does
+    not list open files as Linux does.
+    """
+    locks = {lock for process in _own_processes() for lock in _open_locks(process)}
+    return sorted(lock.parent for lock in locks if holder(lock.parent) is not None)
+
+
+def run_on_server(var_dir: Path, node_url: str) -> Path | None:
+    """Folder of the run of this machine whose own server is at `node_url`; None if no run that is
+    running has one there, or several say so.
+    """
+    running = {folder.absolute() for folder in (*running_runs(var_dir), *runs_of_this_user())}
+    there = [folder for folder in running if (note := read_note(folder)) and note.node_url == node_url]
+    return there[0] if len(there) == 1 and (there[0] / SERVER_LOG).is_file() else None
+
+
+def running_elsewhere() -> list[str]:
+    """A line for each of the runs (the first few), with what a command needs to look at it."""
+    noted = [(folder, note) for folder in runs_of_this_user() if (note := read_note(folder))]
+    return [
+        f"Run {visible(folder.name, 80)} is running in {visible(str(folder.parent.parent), 200)}: --node-url {note.node_url}"
+        for folder, note in noted[:_SAID]
+    ]
+
+
+def unnamed_server(var_dir: Path, node_url: str) -> str:
+    """What is known of the server at the usual address if neither a run of this folder nor the user
+    names one: whoever started it, its run is not this folder's.
+    """
+    found = run_on_server(var_dir, node_url)
+    whose = (
+        f"which run {visible(found.name, 80)} of {visible(str(found.parent.parent), 400)} has started"
+        if found
+        else "which may be another user's"
+    )
+    return f"no run is running in this folder; the server at {visible(node_url, 400)} answers, {whose}"
+
+
+def is_named(config: NodeConfig, node_url: str, swarm_url: str = "") -> bool:
+    """Whether the command line or the configuration names a server, or a run is running here.
+
+    Raises:
+        CommandError: several are.
+    """
+    named = node_url or swarm_url or config.nats.model_fields_set & {"node_url", "swarm_url"}
+    return bool(named) or only_running(config) is not None
+
+
+def refuse_unnamed_server(config: NodeConfig, node_url: str, swarm_url: str = "") -> None:
+    """Refuse to change anything on a server that is not named (`is_named`). Raises CommandError."""
+    if is_named(config, node_url, swarm_url):
+        return
+    raise CommandError(
+        "no run is running in this folder, and neither the command nor the configuration names a server: add --node-url or "
+        "--swarm-url, or --config" + "".join(f"\n{line}" for line in running_elsewhere())
+    )
+
+
+def no_run_here(run: str, var_dir: Path, what_is_there: str) -> str:
+    """A message: there is no run of this name in `var_dir`, but what is, where this one is if that
+    can be known, and how another folder is named.
+
+    It is known of a folder in which something is running; nobody keeps a list of the others.
+    """
+    known = {folder.parent.parent for folder in runs_of_this_user()} - {var_dir.absolute()}
+    found = sorted(each for each in known if run and (each / "runs" / run).is_dir())[:1]
+    where = shlex.quote(visible(str(found[0]), 400)) if found else "FOLDER/var"
+    place = "var/ of the current folder" if var_dir == Path("var") else "node.var_dir"
+    remedy = f"It is in {where}: set" if found else f"Runs are looked for in {place}; for one that was started in FOLDER, set"
+    here = visible(str((var_dir / "runs").absolute()), 400)
+    return f"no run {run!r} in {here}: {what_is_there}\n{remedy} {VAR_DIR_VARIABLE}={where}"
+
+
+def _own_processes() -> Iterator[Path]:
+    for process in _PROCESSES.glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if process.stat().st_uid == os.geteuid():
+                yield process
+
+
+def _open_locks(process: Path) -> Iterator[Path]:
+    """Locks that the process has open under their present name, as this process sees it: one in a
+    container may have another file of that name.
+    """
+    with suppress(OSError):  # it has ended, or may not be looked at
+        for opened in (process / "fd").iterdir():
+            with suppress(OSError):
+                lock = Path(os.readlink(opened))
+                if lock.name == LOCK and lock.parent.parent.name == "runs" and os.path.samestat(opened.stat(), lock.stat()):
+                    yield lock
+
+
+def starts_again(service: str, options: str) -> str:
+    """That, and by which command, a service is started again. options: as `restart_options`
+    returns.
+    """
+    return f"`swarm restart {service}{options}` starts it again (with `--now` if it hangs)"
+
+
+def restart_options(folder: Path) -> str:
+    """The options, with a leading space, with which `swarm restart` finds the run in `folder`:
+    none for the only one here, `--run` for one of several and for one in another folder, and
+    `--var-dir` if that is not found by its name.
+    """
+    var_dir, set_here = folder.parent.parent.resolve(), os.environ.get(VAR_DIR_VARIABLE)
+    name = f" --run {shlex.quote(visible(folder.name, 80))}"
+    beside = any(each.name != folder.name for each in running_runs(var_dir))
+    if var_dir == Path(set_here or DEFAULT_VAR_DIR).resolve():
+        return name if beside else ""
+    if not set_here and sum(each.name == folder.name for each in runs_of_this_user()) == 1:
+        return name
+    return f"{name if beside else ''} --var-dir {shlex.quote(visible(str(var_dir), 400))}"
+
+
+END = "end.json"
+EXIT_ENDED = 3
+"""Exit code of a command that shows a run which ended in order."""
+EXIT_BROKE_OFF = 4
+"""The same for a run that failed or was killed."""
+STOPPED_BY_SIGNAL = (130, 143)
+"""Exit codes of a run that SIGINT or SIGTERM ended."""
+_LATEST = 253_402_000_000
+"""Late in the year 9999; the system's calendar ends there."""
+_MOST_BYTES = 65_536
+
+How = Literal["complete", "stopped", "failed", "killed"]
+
+
+class RunEnd(msgspec.Struct, frozen=True):
+    """at: Unix time. code: exit code of the run. process: the process that ended the run. A killed
+    run leaves no record of its end, so its `at` is when a process last wrote a file.
+    """
+
+    how: How
+    at: Annotated[float, msgspec.Meta(ge=0, le=_LATEST)]
+    code: Annotated[int, msgspec.Meta(ge=-255, le=255)] | None = None
+    process: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,100}\Z")] | None = None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether every process could save its state before it ended."""
+        return self.how in ("complete", "stopped")
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a command that shows the run."""
+        return EXIT_ENDED if self.in_order else EXIT_BROKE_OFF
+
+    @property
+    def cause(self) -> str:
+        """Why it ended, in words."""
+        if self.how == "complete":
+            return "every node has taken its steps"
+        if self.how == "stopped":
+            return "it was stopped (Ctrl-C or `swarm down`)"
+        if self.how == "killed":
+            return (
+                "it left no record of its end, so its `swarm up` was killed or the machine went down; "
+                "the time is that of its last log line"
+            )
+        why = "cannot go on" if self.code == EXIT_CONFIG else f"ended with code {self.code}"
+        return f"{self.process or 'a process'} {killed_often(self.code) or why}"
+
+    def sentence(self, run: str, now: float | None = None) -> str:
+        """Such as `run first ended in order at 2026-11-25 04:12:33, 5 minutes ago: ...`; without
+        `5 minutes ago` if `now` is None.
+        """
+        what = {"failed": "failed", "killed": "was killed"}.get(self.how, "ended in order")
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(self.at, 0), _LATEST)))
+        ago = "" if now is None else f", {_ago(now - self.at)} ago"
+        return f"run {run} {what} at {at}{ago}: {self.cause}"
+
+
+class RunGone(NotConnected):
+    """No server answers because the run in `folder` has ended, and its server with it."""
+
+    def __init__(self, folder: Path, end: RunEnd) -> None:
+        super().__init__(end.sentence(folder.name, time.time()))
+        self.folder = folder
+
+
+def afterwards(folder: Path, command: str = "") -> str:
+    """How the run in `folder`, which has ended, is started again and, if `command` can do that,
+    looked at.
+    """
+    look = f"`{command} --run {folder.name}` shows it as it was when it ended; " if command else ""
+    return f"{look}{goes_on(folder)} starts it again"
+
+
+def killed_often(code: int | None) -> str:
+    """That a process was given up because it was killed again and again, if its exit code says so;
+    else empty.
+    """
+    if code is None or code - 128 not in set(signal.Signals):
+        return ""
+    return f"was killed by {signal.Signals(code - 128).name} {MAX_CRASHES} times in {CRASH_WINDOW_S:.0f} s"
+
+
+def write_end(folder: Path, code: int, process: str | None) -> None:
+    """Note that the run in `folder` ended now. code, process: as in `RunEnd`. If the note cannot be
+    written (a full disk), the run looks as if it was killed; an error here would hide the run's
+    own.
+    """
+    how: How = "complete" if code == 0 else "stopped" if code in STOPPED_BY_SIGNAL else "failed"
+    end = RunEnd(how, time.time(), code, process if how == "failed" else None)
+    with suppress(CommandError):
+        replace_file(folder / END, msgspec.json.encode(end).decode() + "\n")
+
+
+def forget_end(folder: Path) -> None:
+    """Delete the note of the end, because the run in `folder` goes on. If it then ends without a
+    new note, it was killed.
+    """
+    (folder / END).unlink(missing_ok=True)
+
+
+def read_end(folder: Path) -> RunEnd | None:
+    """How the run in `folder` ended; None if it is running or has never run."""
+    if not (folder / NOTE).is_file() or holder(folder) is not None:
+        return None
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(read_plain(folder / END, _MOST_BYTES), type=RunEnd)
+    return RunEnd("killed", _last_written(folder))
+
+
+def newest_ended(var_dir: Path, node_url: str = "") -> tuple[Path, RunEnd] | None:
+    """Of the runs in `var_dir` that have ended, the one that ended last, and its end. node_url:
+    consider only runs whose nodes used this server; None while one of them is running there.
+    """
+    ended: list[tuple[Path, RunEnd]] = []
+    for file in (var_dir / "runs").glob(f"*/{NOTE}"):
+        note = read_note(file.parent)
+        if note is None or (node_url and note.node_url != node_url):
+            continue
+        end = read_end(file.parent)
+        if end is not None:
+            ended.append((file.parent, end))
+        elif node_url:
+            return None
+    return max(ended, key=lambda each: each[1].at, default=None)
+
+
+def _last_written(folder: Path) -> float:
+    """Every process has a log in the run's folder or in its node's."""
+    logs = [*folder.glob("*.log"), *folder.glob("*/*.log"), *folder.glob("*/*.jsonl"), folder / NOTE]
+    return max((file.stat().st_mtime for file in logs if file.is_file()), default=0.0)
+
+
+def _ago(seconds: float) -> str:
+    for unit, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}s"
+    whole = f"{max(0.0, seconds):.0f}"
+    return f"{whole} second{'' if whole == '1' else 's'}"

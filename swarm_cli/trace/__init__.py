@@ -1,1 +1,0 @@
-"""`swarm trace`: the path of one group across services and nodes."""
