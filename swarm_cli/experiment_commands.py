@@ -1,117 +1,24 @@
-"""`swarm experiment`."""
+"""`swarm experiment`: run an experiment's spec, report on its records, and build its base
+models.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
-import shutil
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lab.arms import PlannedRun, plan_run
-from lab.records import RecordWriter
-from lab.resolved import resolved_settings
-from lab.runs import RunFolder
-from lab.services_records import check_services_run, collect
-from lab.spec import Spec
-from shared.config import NodeConfig
-from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX
 from shared.os_words import in_words
 from shared.runtime.errors import FatalError
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
-from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
-from swarm_cli.local.ports import is_free
-from swarm_cli.local.procfile import PORTS_PER_NODE, Layout, node_name, process_lines
-from swarm_cli.toml_view import config_toml
 
 if TYPE_CHECKING:
     from lab.check import ModelProblem
     from lab.floors import Floor
     from lab.spec import Spec
-
-
-def make_services_runs(spec: Spec, folders: Sequence[RunFolder]) -> None:
-    """Do every run, one after another.
-
-    Raises:
-        SpecError: only a simulation can do one of the runs.
-        CommandError: a swarm ended before its nodes had taken their steps.
-    """
-    planned = [(folder, plan_run(spec, folder.arm, folder.seed, node_name)) for folder in folders]
-    for _, run in planned:
-        check_services_run(run)
-    for number, (folder, run) in enumerate(planned, start=1):
-        note(f"[{number}/{len(planned)}] {folder.arm} seed {folder.seed} begins")
-        started = time.monotonic()
-        _make(run, folder)
-        seconds = time.monotonic() - started
-        folder.finish(run.rounds, seconds, spec.digest(folder.arm), resolved_settings(spec, folder.arm))
-
-
-def _make(run: PlannedRun, folder: RunFolder) -> None:
-    """Do one run. Its processes see none of the caller's `SWARM_` settings: only the spec decides.
-    The folder is removed once its records are read, because an experiment's checkpoints would fill
-    the disk; a failed run leaves it, with its logs.
-    """
-    work = (folder.path / "services").absolute()
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    layout = Layout(len(run.nodes), *_free_ports(len(run.nodes)))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    run_name = run.nodes[0].config.node.run
-    environment |= {"SWARM_NODE__RUN": run_name, "SWARM_NODE__VAR_DIR": str(work)}
-    outcome = run_lines(with_own_configs(process_lines(layout), write_configs(run, work)), environment)
-    run_dir = work / "runs" / run_name
-    if outcome.code in STOPPED_BY_SIGNAL:
-        raise CommandError("stopped: run the same command again to do the missing runs", outcome.code)
-    if outcome.code != 0:
-        raise CommandError(f"{outcome.first} ended with code {outcome.code} before all steps were taken: see the logs in {run_dir}")
-    writer = RecordWriter(folder.records)
-    try:
-        collect(run, run_dir, writer)
-    finally:
-        writer.close()
-    shutil.rmtree(work)
-
-
-def write_configs(run: PlannedRun, work: Path) -> dict[str, Path]:
-    """Write each node's configuration, with the run's length as `trainer.max_steps`, and return the
-    files by node.
-    """
-    files = {}
-    for node in run.nodes:
-        values = node.config.model_dump()
-        values["trainer"]["max_steps"] = run.rounds
-        files[node.name] = work / f"{node.name}.toml"
-        config = NodeConfig(_env_prefix="NO_ENVIRONMENT_", **values)
-        files[node.name].write_text(config_toml(config), encoding="utf-8")
-    return files
-
-
-def with_own_configs(lines: dict[str, str], files: dict[str, Path]) -> dict[str, str]:
-    """The lines of `swarm up`, each with its node's configuration; the progress view gets the first
-    node's.
-    """
-    first = next(iter(files.values()))
-    told = {}
-    for name, line in lines.items():
-        file = files.get(name.rpartition("-")[0], first)
-        told[name] = f"export {CONFIG_FILE_VARIABLE}={shlex.quote(str(file))}; {line}"
-    return told
-
-
-def _free_ports(nodes: int) -> tuple[int, int]:
-    """A free port for the NATS server, and the first of a range of free ports for the nodes."""
-    for base in range(21_000, 60_000, 100):
-        if all(map(is_free, range(base, base + 1 + PORTS_PER_NODE * nodes))):
-            return base, base + 1
-    raise CommandError("no range of free ports was found between 21000 and 60000: stop the processes that have them")
 
 
 experiment_app = typer.Typer(name="experiment", help="Run experiments and report on their records.", no_args_is_help=True)
@@ -160,7 +67,7 @@ def run(
         if chosen == "simulate":
             make_runs(spec, todo, jobs, note, threads)
         else:
-            from swarm_cli.experiment_commands import make_services_runs
+            from swarm_cli.experiment_services import make_services_runs
 
             make_services_runs(spec, todo)
     except (SpecError, FatalError, ValueError) as error:

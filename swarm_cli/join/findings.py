@@ -13,7 +13,7 @@ from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.registry import TASK_SOURCES
 from shared.version import VERSION
 from swarm_cli.invitation import Accepted, Invitation, OfferedTask
-from swarm_cli.join.hub import ALL_STREAMS, HubLook, in_gib, told_names
+from swarm_cli.join.hub import HubLook
 from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
 from swarm_cli.risky_settings import left_out_rows, soon_used_up
 
@@ -182,25 +182,25 @@ def storage(look: HubLook) -> Finding | None:
     """Whether the hub has room for the streams that this node makes there; None if it makes
     none.
     """
-    room = look.room
-    if room is None:
+    capacity = look.capacity
+    if capacity is None:
         return None
-    if room.off:
+    if capacity.off:
         return Finding(
             "storage",
             False,
-            f"the hub keeps no streams ({room.off}): its operator must add a `jetstream` block to the server's file "
+            f"the hub keeps no streams ({capacity.off}): its operator must add a `jetstream` block to the server's file "
             "(docs/joining.md) and restart it",
         )
-    needed = in_gib(room.needed_bytes, up=True)
-    if room.there_bytes is None:
+    needed = _gib(capacity.needed_bytes, up=True)
+    if capacity.there_bytes is None:
         return Finding("storage", True, f"the hub has the {needed} that the swarm's streams reserve; the first node makes them")
-    there = f"{told_names(room.missing)} reserve {needed} on the hub, which has {in_gib(room.there_bytes)} left"
-    half_made = "" if len(room.missing) == len(ALL_STREAMS) else ", then run `swarm nats init --plane swarm`"
-    if room.account_bytes is None:
+    there = f"{_list(capacity.missing)} reserve {needed} on the hub, which has {_gib(capacity.there_bytes)} left"
+    half_made = "" if capacity.all_missing else ", then run `swarm nats init --plane swarm`"
+    if capacity.account_bytes is None:
         limit = f"raise max_file_store in the server's file (and have that much disk), restart it{half_made}"
     else:
-        limit = f"raise the account's max_file, now {in_gib(room.account_bytes)}, in the server's file, reload it{half_made}"
+        limit = f"raise the account's max_file, now {_gib(capacity.account_bytes)}, in the server's file, reload it{half_made}"
     return Finding("storage", False, f"{there}, so this node could not share: the operator must {limit}")
 
 
@@ -255,3 +255,14 @@ def admission(invitation: Invitation, wanted: str, signing_key: str) -> Finding 
 def request_line(wanted: str, hub_key: str, signing_key: str) -> str:
     """What a newcomer sends to the operator of a secured hub: a name and two public keys."""
     return f"{wanted} hub={hub_key} signs={signing_key}"
+
+
+def _gib(size_bytes: int, *, up: bool = False) -> str:
+    """A size for people, rounded down, or `up`, so that nobody allots too little."""
+    tenths = -(-size_bytes * 10 // 2**30) if up else size_bytes * 10 // 2**30
+    return f"{tenths / 10:g} GiB"
+
+
+def _list(names: Sequence[str]) -> str:
+    """Names of streams in a sentence."""
+    return f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else "".join(names)

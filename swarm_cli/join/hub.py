@@ -1,34 +1,29 @@
-"""The hub as a newcomer finds it: whether it answers and lets the node in, who is there, its clock,
-and its free space.
+"""The hub as a newcomer finds it before its node starts. Looking only reads, except that
+`hub_capacity` asks an open hub without the swarm's streams to reserve their space for a moment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
 from shared.contracts.limits import SWARM_LIMITS
-from shared.contracts.streams import swarm_streams
 from shared.contracts.wire import MessageError
 from shared.identity.statements import Standing, hear
 from shared.runtime.planes import connect_swarm_plane
-from shared.transport.base import AccessDenied, NoStream, NotConnected, StreamMissing, Transport, TransportError
-from shared.transport.blobs import companion
+from shared.transport.base import AccessDenied, NoStream, NotConnected, Transport, TransportError
 from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
-from shared.transport.nats.answers import count_of, readable
-from shared.transport.nats.connection import Connection
-from shared.transport.nats.jetstream_api import ApiError, call
-from shared.transport.nats.listing import account
-from shared.transport.nats.transport import connection_of
 from swarm_cli.observe.snapshot import read_directory
+
+if TYPE_CHECKING:
+    from swarm_cli.join.hub_capacity import HubCapacity
 
 LOOK_S = 10.0
 LOOK_AGAIN_S = 0.2
@@ -57,7 +52,7 @@ class HubLook:
     """The node that has the requested name."""
     nodes: tuple[str, ...] = ()
     """The nodes whose directory entries are signed for this swarm."""
-    room: Room | None = None
+    capacity: HubCapacity | None = None
     """The room for the streams that the node would make; None if it makes none."""
     operates: bool = False
     """Whether a key that came with the token may ask about the hub's streams, as only an operator
@@ -79,7 +74,7 @@ async def look_at_hub(config: NodeConfig, *, given_key: bool = False) -> HubLook
         return HubLook(refused=str(error), reached=error.key_refused)
     except NotConnected as error:
         return HubLook(unreachable=error.cause, reached=False)
-    from swarm_cli.join.hub import room_for_streams
+    from swarm_cli.join.hub_capacity import capacity_for_streams
 
     try:
         look = await _look(hub, config.node.id, config.nats.swarm_id)
@@ -87,7 +82,7 @@ async def look_at_hub(config: NodeConfig, *, given_key: bool = False) -> HubLook
             look = replace(look, operates=await _operates(hub))
         # Whoever holds a key for a hub may not make streams there.
         open_hub = not config.nats.swarm_key_file and not look.unreachable
-        return replace(look, room=await room_for_streams(hub, config.nats.swarm_replicas)) if open_hub else look
+        return replace(look, capacity=await capacity_for_streams(hub, config.nats.swarm_replicas)) if open_hub else look
     finally:
         await hub.close()
 
@@ -176,132 +171,3 @@ def holder(payload: bytes, name: str, swarm: str, now: float) -> NodeRecord | No
     said = heard.said
     held = heard.standing is Standing.SIGNED and said.node == name and said.updated_at > now - SWARM_LIMITS.node_ttl_s
     return said if held else None
-
-
-ALL_STREAMS = tuple(each.name for spec in swarm_streams() for each in (spec, companion(spec)) if each is not None)
-"""The swarm's streams that reserve space; the directory has no limit and reserves none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What the missing streams reserve, with all copies, and what the hub lets them.
-
-    `there_bytes`: what it could still reserve; None if that is enough or not known.
-    `account_bytes`: the account's limit if that is too small. `off`: why it keeps no streams.
-    """
-
-    missing: tuple[str, ...]
-    needed_bytes: int
-    there_bytes: int | None = None
-    account_bytes: int | None = None
-    off: str = ""
-
-
-def in_gib(size_bytes: int, *, up: bool = False) -> str:
-    """A size for people, rounded down, or `up`, so that nobody allots too little."""
-    tenths = -(-size_bytes * 10 // 2**30) if up else size_bytes * 10 // 2**30
-    return f"{tenths / 10:g} GiB"
-
-
-def told_names(names: Sequence[str]) -> str:
-    """Names of streams in a sentence."""
-    return f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else "".join(names)
-
-
-PROBE = "SWARM_JOIN_CHECK"
-"""An empty stream, removed at once. A server does not tell a client how much it may still reserve,
-so it is asked to reserve as much as the missing streams will.
-"""
-_ASK_S = 5.0
-_NO_ROOM = frozenset({10002, 10023, 10047})
-"""JetStream's errors for an account's or a server's exhausted storage (its `errors.json`)."""
-_PARTS = 32
-
-
-async def room_for_streams(hub: Transport, replicas: int) -> Room | None:
-    """The hub's room for the swarm's streams that it lacks; None if it has them all, or does not
-    let this be asked.
-    """
-    specs = [each for spec in swarm_streams(replicas=replicas) for each in (spec, companion(spec)) if each is not None]
-    connection = connection_of(hub)
-    try:
-        figures = await account(connection, Deadline(_ASK_S))
-        missing = [spec for spec in specs if await _is_missing(hub, spec.name)]
-    except ApiError as error:
-        return Room(tuple(spec.name for spec in specs), 0, off=error.description)
-    except TransportError:
-        return None
-    if not missing:
-        return None
-    names, needed = tuple(spec.name for spec in missing), sum(spec.max_bytes * spec.replicas for spec in missing)
-    try:
-        most, used = _storage_of(figures)
-    except TransportError:
-        return None
-    if most is not None and most < used + needed:
-        return Room(names, needed, max(0, most - used), most)
-    return Room(names, needed, await _too_little(connection, needed, replicas))
-
-
-def _storage_of(figures: dict[str, Any]) -> tuple[int | None, int]:
-    """The account's limit (None: it has none) and what it uses or reserves, in bytes. Raises
-    TransportError.
-    """
-    with readable("the account's figures"):
-        most = (figures.get("limits") or {}).get("max_storage", -1)
-        used = max(count_of(figures.get("storage", 0)), count_of(figures.get("reserved_storage", 0)))
-        return None if most == -1 else count_of(most, 2**64), used
-
-
-async def _is_missing(hub: Transport, stream: str) -> bool:
-    try:
-        await hub.stream_state(stream)
-    except StreamMissing:
-        return True
-    return False
-
-
-async def _too_little(connection: Connection, needed: int, replicas: int) -> int | None:
-    """What the server can still reserve, to a 32nd of what is needed; None if that is enough, or if
-    it does not say.
-    """
-    if await _reserves(connection, needed, replicas) is not False:
-        return None
-    possible, refused = 0, _PARTS
-    while refused - possible > 1:
-        tried = (possible + refused) // 2
-        if await _reserves(connection, needed * tried // _PARTS, replicas):
-            possible = tried
-        else:
-            refused = tried
-    return needed * possible // _PARTS
-
-
-async def _reserves(connection: Connection, size_bytes: int, replicas: int) -> bool | None:
-    """Whether the server makes a stream of this size, all copies counted; None if something else
-    prevents that.
-    """
-    config = {
-        "name": PROBE,
-        "subjects": [f"_{PROBE}"],
-        "retention": "limits",
-        "storage": "file",
-        "max_bytes": size_bytes // replicas,
-        "num_replicas": replicas,
-        "description": "swarm join asks whether there is room; it may be removed",
-    }
-    await _remove(connection)  # of a check that was killed
-    try:
-        await call(connection, f"STREAM.CREATE.{PROBE}", config, Deadline(_ASK_S), f"stream {PROBE}")
-    except ApiError as error:
-        return False if error.err_code in _NO_ROOM else None
-    except TransportError:
-        return None
-    finally:
-        await _remove(connection)
-    return True
-
-
-async def _remove(connection: Connection) -> None:
-    with suppress(TransportError):
-        await call(connection, f"STREAM.DELETE.{PROBE}", None, Deadline(_ASK_S), f"removal of stream {PROBE}")

@@ -36,7 +36,7 @@ from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
 from swarm_cli.observe.standings import UNSIGNED_SHOWN, table
 from swarm_cli.observe.top_model import TopHistory
 from swarm_cli.observe.top_view import screen
-from swarm_cli.trace_command import SHARED, Search
+from swarm_cli.trace_search import SHARED, Search
 from tests.unit.sampler_groups import scored_group
 
 ALPHA, EVE = SigningKey(new_seed()), SigningKey(new_seed())

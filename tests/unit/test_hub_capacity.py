@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.transport.base import TransportError
-from swarm_cli.join.hub import _storage_of
+from swarm_cli.join.hub_capacity import _storage_of
 
 
 @pytest.mark.parametrize(
