@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.measuring import Result
-from services.trainer.gradient.chunked_head import CHUNK_BYTES, LogitTransform, chunked_logprobs
+from services.trainer.gradient.forward import CHUNK_BYTES, LogitTransform, chunked_logprobs
 
 TOKENS, VOCABULARY, HIDDEN_SIZE = 16_384, 151_936, 8
 BAR_BYTES = 1e9

@@ -21,8 +21,8 @@ from services.generator.engines import create_engine
 from services.generator.engines.base import SamplingParams
 from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
-from services.trainer.durable.publish import Publisher
-from services.trainer.state import TrainedPosition
+from services.trainer.checkpoint import TrainedPosition
+from services.trainer.step_publisher import Publisher
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.hub_models import hub_arguments

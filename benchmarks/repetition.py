@@ -23,9 +23,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.trainer.gradient.update import UpdateConfig
-from services.trainer.selection.own_policy import OwnPolicyRules, drop_absurd, least_logprob, local_means
-from services.trainer.selection.preference import prefer
-from services.trainer.selection.tokens import IntakeRules, take_in
+from services.trainer.selection.intake import IntakeRules, take_in
+from services.trainer.selection.likelihood import OwnPolicyRules, drop_absurd, least_logprob, local_means, prefer
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import (
     Batch,

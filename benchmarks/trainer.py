@@ -199,7 +199,7 @@ async def measure_trainer_loop() -> Result:
 
 def _first_gradient(learner: Learner, batch: Batch) -> float:
     from services.trainer.gradient.update import accumulate_gradients
-    from services.trainer.selection.tokens import take_in
+    from services.trainer.selection.intake import take_in
 
     accumulate_gradients(learner.model, take_in(batch, learner.rules).groups, learner.update_config)
     return _norm_and_clear(learner.model)

@@ -16,9 +16,8 @@ from lab.stacked_params import leaves, load_stack
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.tasks import PromptedTask
 from services.trainer.gradient.rows import TokenGroup
-from services.trainer.selection.capability import after_batch
-from services.trainer.selection.preference import candidates_of, prefer_by
-from services.trainer.selection.tokens import Intake, take_in
+from services.trainer.selection.intake import Intake, after_batch, take_in
+from services.trainer.selection.likelihood import candidates_of, prefer_by
 from shared.contracts.messages import Batch, RolloutGroup
 from shared.model.prompts import answer_text, render_prompt
 

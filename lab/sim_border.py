@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 import nkeys
 
 from lab.task_desk import TaskDesk
-from services.trainer.findings import absurd_text
+from services.trainer.selection.left_out import absurd_text
 from services.verifier.border import Border, BorderRules, Candidate, without_token_ids
 from services.verifier.copies import CopyMemory, Fingerprint, Fingerprinter, ReplayMemory
 from services.verifier.fair_queue import FairQueue

@@ -14,7 +14,7 @@ from lab.cohort import Cohort
 from lab.sim_border import SwarmMessage, node_key, swarm_message
 from lab.sim_node import LocalGroup, SimNode
 from lab.task_desk import Shared
-from services.trainer.selection.own_policy import OwnPolicyRules, least_logprob
+from services.trainer.selection.likelihood import OwnPolicyRules, least_logprob
 from services.verifier.rewards import foreign_rewards
 from shared.contracts.codec import unpack_logprobs
 from shared.contracts.messages import RolloutGroup, TaskRef

@@ -25,7 +25,7 @@ from services.sampler.memory import SamplerMemory, limits_of
 from services.sampler.pool import knowledge_of
 from services.sampler.share_controller import Evaluation, Shares, after_batch, next_shares, reconciled
 from services.sampler.strategies import strategy_named
-from services.trainer.selection.capability import Window
+from services.trainer.selection.intake import Window
 from services.trainer.settings import intake_rules
 from shared.contracts.codec import content_id, encode
 from shared.contracts.control import TaskLedger, TrainerPosition

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.trainer.gradient.influence import InfluenceRules, foreign_scales, out_of_proportion
+from services.trainer.gradient.bounded_step import InfluenceRules, foreign_scales, out_of_proportion
 from services.trainer.gradient.rows import TokenGroup
-from services.trainer.gradient.update import GradientPart, UpdateConfig
-from services.trainer.gradient.update_stats import UpdateStats
+from services.trainer.gradient.update import GradientPart, UpdateConfig, UpdateStats
 
 IN_ONE_PASS = 100_000_000
 """Most policy parameters computed in one pass. More would not be faster and would take more

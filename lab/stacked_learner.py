@@ -22,12 +22,11 @@ from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves
 from services.trainer.gradient.rows import TokenGroup
-from services.trainer.gradient.update import BatchLogprobs, GradientPart, scored_loss, step_normaliser, with_masks
-from services.trainer.gradient.update_stats import UpdateStats
-from services.trainer.objectives.sums import LossSums
-from services.trainer.schedule import configured_rate
-from services.trainer.selection.own_policy import OwnPolicyRules, groups_to_check, without_absurd
-from services.trainer.selection.tokens import Intake
+from services.trainer.gradient.update import BatchLogprobs, GradientPart, UpdateStats, scored_loss, step_normaliser, with_masks
+from services.trainer.learner import configured_rate
+from services.trainer.objectives.token_loss import LossSums
+from services.trainer.selection.intake import Intake
+from services.trainer.selection.likelihood import OwnPolicyRules, groups_to_check, without_absurd
 from services.trainer.settings import influence_rules, update_config
 from shared.config import NodeConfig
 

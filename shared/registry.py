@@ -279,8 +279,8 @@ TRACKERS = Registry(
     "swarm.trackers",
     "tracking.trackers",
     {
-        "tensorboard": "services.trainer.tracking.tensorboard_writer:open_tracker",
-        "wandb": "services.trainer.tracking.wandb_writer:open_tracker",
-        "trackio": "services.trainer.tracking.trackio_writer:open_tracker",
+        "tensorboard": "services.trainer.tracking.writers:open_tensorboard",
+        "wandb": "services.trainer.tracking.writers:open_wandb",
+        "trackio": "services.trainer.tracking.writers:open_trackio",
     },
 )

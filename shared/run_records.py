@@ -16,11 +16,11 @@ EVAL_FILE = "eval.jsonl"
 """Every held-out evaluation (`services.generator.evaluation`). It is never cut."""
 
 TRAINED_FILE = "trained.jsonl"
-"""What each step trained on: groups, advantages, weights (`services.trainer.trained`)."""
+"""What each step trained on: groups, advantages, weights (`services.trainer.records`)."""
 TRAINED_MAX_BYTES = 32 * MIB
 
 BATCHES_FILE = "batches.jsonl"
-"""The batches that the steps trained on, with all texts (`services.trainer.trained`)."""
+"""The batches that the steps trained on, with all texts (`services.trainer.records`)."""
 BATCHES_MAX_BYTES = 32 * MIB
 
 SAMPLES_FILE = "samples.jsonl"

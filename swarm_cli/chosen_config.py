@@ -68,7 +68,7 @@ def objective_problem(config: NodeConfig, *, tried: bool = True) -> str:
         return str(error)
     if not tried or configured.name in OBJECTIVES.built_in:
         return ""
-    from services.trainer.objectives.trial import trial_problem
+    from services.trainer.objectives.token_loss import trial_problem
 
     return trial_problem(configured)
 

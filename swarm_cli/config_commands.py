@@ -131,7 +131,7 @@ def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:
 
 def tracker_problems(config: NodeConfig) -> list[str]:
     """A sentence for each tracker whose package is missing, as the trainer would report it."""
-    from services.trainer.tracking.extras import tracking_problems
+    from services.trainer.tracking.base import tracking_problems
 
     return tracking_problems(config)
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from services.trainer.objectives.aggregation import Normaliser, token_weights
 from services.trainer.objectives.config import ConfiguredObjective
-from services.trainer.objectives.token_loss import TokenLoss
+from services.trainer.objectives.token_loss import Normaliser, TokenLoss, token_weights
 from shared.config.objective_section import ObjectiveSection
 
 

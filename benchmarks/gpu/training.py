@@ -19,11 +19,9 @@ from benchmarks.gpu.finding import Finding, Setting
 from benchmarks.gpu.models import config_for, random_model, small_model
 from benchmarks.trainer import BareLoop, completion_tokens
 from benchmarks.workload import random_batch
-from services.trainer.durable.checkpoint import CheckpointStore, TrainedModel
+from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
 from services.trainer.learner import Learner
-from services.trainer.parallel.group import Place, join
-from services.trainer.parallel.shard import Sharded
-from services.trainer.state import TrainedPosition
+from services.trainer.torchrun import Place, Sharded, join
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.model.weights import write_tensors

@@ -13,10 +13,10 @@ with without_collection():
 if int(os.environ.get("WORLD_SIZE", "1")) == 1:
     main("trainer", TrainerService)
 elif os.environ.get("RANK") == "0":
-    from services.trainer.torchrun.lead import LeadingTrainer
+    from services.trainer.torchrun import LeadingTrainer
 
     main("trainer", LeadingTrainer)
 else:
-    from services.trainer.torchrun import follow
+    from services.trainer.torchrun import follow_main
 
-    follow.main()
+    follow_main()

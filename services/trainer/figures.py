@@ -4,17 +4,50 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from services.trainer.gpu_memory import GpuMemory
 from services.trainer.records import PhaseSeconds, StepRecord
-from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET
+from services.trainer.selection.group_tokens import GROUP_BUDGET, SENDER_BUDGET
 from shared.contracts.control import PolicyPointer
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.runtime import ServiceContext
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge
+
+
+class GpuMemory(Collector):
+    """Bytes that torch has allocated, has reserved, and had allocated at its peak, over all GPUs of
+    this process; 0 without one.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """The family without samples."""
+        return [self._family()]
+
+    def collect(self) -> Iterator[Metric]:
+        """Torch's current figures. Reading them does not initialise CUDA if it is not in use."""
+        family = self._family()
+        used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        gpus = range(torch.cuda.device_count()) if used else range(0)
+        family.add_metric(["allocated"], sum(torch.cuda.memory_allocated(gpu) for gpu in gpus))
+        family.add_metric(["reserved"], sum(torch.cuda.memory_reserved(gpu) for gpu in gpus))
+        family.add_metric(["peak"], sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus))
+        yield family
+
+    @staticmethod
+    def _family() -> GaugeMetricFamily:
+        text = (
+            "GPU memory of this process as counted by torch: allocated now, reserved now, and the peak allocated; 0 without a GPU."
+        )
+        return GaugeMetricFamily("swarm_trainer_gpu_memory_bytes", text, labels=["kind"])
+
 
 _PHASES = tuple(PhaseSeconds.__dataclass_fields__)
 _SKIPPED = (

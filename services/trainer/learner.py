@@ -1,46 +1,96 @@
 """The policy and its optimizer: one `step` per batch, and all the state needed to resume exactly.
 
-It depends on torch and messages, but on neither server nor disk. On a CPU the same configuration
-and batches give the same weights bit for bit.
+It knows neither server nor disk. On a CPU the same configuration and batches give the same weights
+bit for bit. The learning rate follows from the step's number alone, so that resuming needs no saved
+state for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import structlog
 import torch
 from torch import Tensor
 
+from services.trainer.checkpoint import LearnerState
 from services.trainer.gradient.bounded_step import BoundedGradient, bounded_gradients
-from services.trainer.gradient.shared_prompt import plain_rows_reason
-from services.trainer.gradient.update import BatchLogprobs, batch_logprobs, with_masks
-from services.trainer.gradient.update_stats import UpdateStats
-from services.trainer.parallel.optimizer_state import split_optimizer_state, whole_optimizer_state
-from services.trainer.parallel.protocol import ALONE, Parallel
-from services.trainer.policy_model import load_policy_model, load_reference_model
-from services.trainer.probes.head_probe import separate_head
-from services.trainer.records import PhaseSeconds, StepRecord
-from services.trainer.schedule import configured_rate
-from services.trainer.selection.capability import Window, after_batch, newest
-from services.trainer.selection.own_policy import OwnPolicyRules, drop_absurd
-from services.trainer.selection.preference import Preferred, prefer
-from services.trainer.selection.tokens import Intake, take_in
+from services.trainer.gradient.forward import plain_rows_reason
+from services.trainer.gradient.update import BatchLogprobs, UpdateStats, batch_logprobs, with_masks
+from services.trainer.parallel import ALONE, Parallel, split_optimizer_state, whole_optimizer_state
+from services.trainer.policy_model import load_policy_model, load_reference_model, separate_head
+from services.trainer.records import PhaseSeconds, StepRecord, trained_groups, trained_of
+from services.trainer.selection.intake import Intake, Window, after_batch, newest, take_in
+from services.trainer.selection.likelihood import OwnPolicyRules, Preferred, drop_absurd, prefer
 from services.trainer.settings import influence_rules, intake_rules, update_config
-from services.trainer.state import LearnerState
-from services.trainer.trained import trained_groups, trained_of
 from shared.config import NodeConfig
+from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch
 from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.loading import DTYPES, vocabulary_size
 from shared.model.reading import end_tokens
 from shared.model.weights import WeightsError, load_trainable, plain_name, policy_tensors, trainable_tensors
+
+ScheduleKind = Literal["constant", "linear", "cosine"]
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int, kind: ScheduleKind, end_step: int) -> float:
+    """Learning rate of step `step` (the first is 1).
+
+    It rises linearly to `peak`, reached at step `warmup_steps + 1`, then stays (`constant`) or
+    falls to 0 just after `end_step` along a line or half a cosine, and stays 0.
+
+    Example: peak 1, warm-up 2, linear to step 6: 1/3, 2/3, 1, 3/4, 1/2, 1/4, 0.
+    """
+    if step <= warmup_steps:
+        return peak * step / (warmup_steps + 1)
+    if kind == "constant":
+        return peak
+    progress = (step - 1 - warmup_steps) / max(1, end_step - warmup_steps)
+    if progress >= 1.0:
+        return 0.0
+    if kind == "linear":
+        return peak * (1.0 - progress)
+    return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def configured_rate(trainer: TrainerSection, step: int) -> float:
+    """Learning rate of a step under the settings; without `schedule_steps`, a schedule ends with
+    the run.
+    """
+    return learning_rate(
+        step,
+        peak=trainer.learning_rate,
+        warmup_steps=trainer.warmup_steps,
+        kind=trainer.schedule,
+        end_step=trainer.schedule_steps or trainer.max_steps,
+    )
+
+
+T = TypeVar("T")
+
+
+class TorchThread:
+    """Runs one function after another."""
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result or exception of `work`, after all earlier calls are done."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    def shutdown(self) -> None:
+        """Accept no more work; the current call ends by itself."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +156,7 @@ class Learner:
         self._optimizer = self._new_optimizer()
         self._earlier_groups: Window = []
         self.trained: list[dict[str, Any]] = []
-        """What became of each group of the last step's batch (`services.trainer.trained`)."""
+        """What became of each group of the last step's batch (`services.trainer.records`)."""
 
     def step(self, batch: Batch) -> StepRecord:
         """Train on a batch. The caller fills in the seconds of `wait`, `publish` and

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
-from services.trainer.gradient.chunked_head import CHUNK_BYTES
-from services.trainer.parallel.shard import transformer_blocks
+from services.trainer.gradient.forward import CHUNK_BYTES
 from services.trainer.policy_model import with_adapters
+from services.trainer.torchrun import transformer_blocks
 from shared.config.sections import LoraSection
 from shared.model.attention import meant_attention
 

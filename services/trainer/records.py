@@ -1,17 +1,36 @@
-"""The record of each step: one line of `metrics.jsonl`, and its numbers for trackers."""
+"""The record of each step: one line of `metrics.jsonl`, its numbers for trackers, and what became
+of every group, in `trained.jsonl`.
+
+The batch log says what the trainer was given. `trained.jsonl` says what it did with it: which
+candidates were kept, which groups and answers were left out and why, each answer's advantage, and
+the weights that its tokens had in the gradient. `batches.jsonl` beside it keeps the batches
+themselves, because the server's log ends with its server. `swarm rollouts`, `swarm trace` and the
+dashboard read both. The files are bounded (`shared.json_lines.BoundedLines`). A step that is
+trained again after a restart occurs twice in them, and the later line counts.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from services.trainer.gradient.bounded_step import BoundedGradient
+from services.trainer.gradient.rows import TokenGroup
+from services.trainer.gradient.update import AnswerUse, UpdateConfig
+from services.trainer.selection.intake import Intake
+from shared.contracts.messages import Batch, BatchItem
 from shared.drafts import replace_text
 from shared.json_lines import open_lines, write_whole
 from shared.run_records import METRICS_FILE
+from shared.runtime import spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +74,7 @@ class StepRecord:
     trained on because this node's policy finds them absurd, `absurd_of` says by node;
     `foreign_answers_of` says how many of each node's were. `trained_of` says how many groups of
     each node and dataset took part in the update, without replayed ones. Where the sampler left the
-    choice to the trainer (`services.trainer.selection.preference`), `groups_left_out` candidates
+    choice to the trainer (`services.trainer.selection.likelihood`), `groups_left_out` candidates
     were not trained
     on; `logprob_external` and `logprob_left_out` are the mean logprobs per token of the chosen
     groups' text and of the others'. `behaviour_share` and `reencoded_share` are shares of the
@@ -188,3 +207,148 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
+
+
+TRAINED, NO_ADVANTAGE, NOT_PREFERRED = "trained", "no_advantage", "not_preferred"
+"""What became of a group; otherwise the reason for which it was skipped."""
+
+MAX_LINE_BYTES = 2**20
+"""Longest line. Of a larger step, the first groups are written, and the number of missing ones."""
+
+
+def trained_groups(
+    batch: Batch, kept: Batch, intake: Intake, updates: Sequence[BoundedGradient], config: UpdateConfig
+) -> list[dict[str, Any]]:
+    """What became of each group of `batch`. kept: the batch without the candidates that were not
+    preferred. intake: what the updates were computed over.
+
+    Of a group: `id`, `origin`, `sender`, `fate`; where it took part `factor`, on the loss of each
+    of its tokens (its origin's weight, its share where it is far longer than others, and `bounded`,
+    what its gradient was scaled down by), and its `answers`. Of an answer: `place` in the group,
+    `advantage`, and where it took part `tokens`, `kept` (those that have a loss), `weight` (their
+    mean importance weight; null where the objective takes none), `clipped`, `truncated` and
+    `ratio`; or `left_out`, why it did not. Clipped tokens and ratio are means over the step's
+    updates; the rest is the same in all of them. `token_ratio` and `token_weight` say of each
+    token how likely this node's policy found it before the step against the policy that sampled
+    it, and its importance weight; null where there is none. The first `TOKENS_A_STEP` tokens of a
+    step have them.
+    """
+    preferred = {item.scored.group_id for item in kept.items}
+    number_of = {group_id: number for number, (_, group_id) in enumerate(intake.authors)}
+    found = []
+    for item in batch.items:
+        scored = item.scored
+        line: dict[str, Any] = {
+            "id": scored.group_id,
+            "origin": "local" if scored.origin == "local" else "foreign",
+            "sender": scored.group.node,
+        }
+        number = number_of.get(scored.group_id)
+        if scored.group_id not in preferred:
+            line["fate"] = NOT_PREFERRED
+        elif number is None:
+            line["fate"] = intake.skipped_of.get(scored.group_id, "skipped")
+        else:
+            line |= _taken_in(number, intake.groups[number], updates, config)
+            line["answers"] += [
+                {"place": place, "advantage": _short(advantage), "left_out": reason}
+                for place, (reason, advantage) in intake.dropped_of.get(scored.group_id, {}).items()
+            ]
+            line["answers"].sort(key=lambda answer: answer["place"])
+        found.append(line)
+    return found
+
+
+def trained_of(batch: Batch, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """How many groups of each node and dataset took part. A replayed group counted in the step that
+    first trained on it. groups: what became of each of the batch's (`trained_groups`).
+    """
+    found: dict[str, Counter[str]] = {}
+    for item, group in zip(batch.items, groups, strict=True):
+        if group["fate"] == TRAINED and not item.replayed:
+            made = item.scored.group
+            found.setdefault(made.node, Counter())[made.task.ref.dataset] += 1
+    return {node: dict(sorted(found[node].items())) for node in sorted(found)}
+
+
+def trained_line(step: int, time_s: float, *, updated: bool, updates: int, groups: Sequence[Mapping[str, Any]]) -> str:
+    """One line of the file. updated, updates: whether the weights changed, and the number of
+    updates.
+    """
+    head = {"step": step, "time": round(time_s, 3), "updated": updated, "updates": updates}
+    written: list[str] = []
+    size = 0
+    for group in groups:
+        text = json.dumps(group, separators=(",", ":"))
+        size += len(text) + 1
+        if size > MAX_LINE_BYTES:
+            break
+        written.append(text)
+    tail = f',"groups_not_written":{len(groups) - len(written)}' if len(written) < len(groups) else ""
+    return json.dumps(head, separators=(",", ":"))[:-1] + tail + ',"groups":[' + ",".join(written) + "]}"
+
+
+def batch_line(batch: Batch) -> str:
+    """A batch as one line of `batches.jsonl`, its step first. Token ids and logprobs, far longer
+    than their text, are left out if the line would be longer than `MAX_LINE_BYTES`.
+    """
+    answers = [completion for item in batch.items for completion in item.scored.group.completions]
+    if sum(len(each.token_ids or b"") + len(each.behaviour_logprobs or b"") for each in answers) * 4 // 3 > MAX_LINE_BYTES:
+        batch = msgspec.structs.replace(batch, items=[_without_tokens(item) for item in batch.items])
+    return f'{{"step":{batch.number},"batch":{msgspec.json.encode(batch).decode()}}}'
+
+
+def _without_tokens(item: BatchItem) -> BatchItem:
+    group = item.scored.group
+    texts = [msgspec.structs.replace(each, token_ids=None, behaviour_logprobs=None) for each in group.completions]
+    scored = msgspec.structs.replace(item.scored, group=msgspec.structs.replace(group, completions=texts))
+    return msgspec.structs.replace(item, scored=scored)
+
+
+def tell_of_trained(step: int, seconds: float, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Emit a span for each group of step `step`, which took `seconds`; see `trained_groups`."""
+    for group in groups if spans.wanted() else ():
+        spans.emit(group["id"], spans.TRAIN, seconds=seconds, step=step, origin=group["origin"], outcome=group["fate"])
+
+
+def _taken_in(number: int, group: TokenGroup, updates: Sequence[BoundedGradient], config: UpdateConfig) -> dict[str, Any]:
+    """The entry of the group at index `number` of the step."""
+    scale = updates[0].scales.get(number, 1.0)
+    by_length = config.objective.aggregated_by != "sequence_mean"
+    took_part = config.takes_part(group)
+    line: dict[str, Any] = {
+        "fate": TRAINED if took_part else NO_ADVANTAGE,
+        "factor": _short(group.weight * (group.share if by_length else 1.0) * scale),
+        "answers": [],
+    }
+    if scale != 1.0:
+        line["bounded"] = _short(scale)
+    for completion, (place, advantage) in enumerate(zip(group.places, group.advantages, strict=True)):
+        answer: dict[str, Any] = {"place": place, "advantage": _short(advantage)}
+        uses = [use for update in updates if (use := update.uses.get((number, completion))) is not None]
+        if uses:
+            answer |= _used(uses, len(group.completions[completion]))
+        line["answers"].append(answer)
+    return line
+
+
+def _used(uses: Sequence[AnswerUse], tokens: int) -> dict[str, Any]:
+    """Means over the updates, except for values that are the same in all of them."""
+    first = uses[0]
+    each = {"token_ratio": [_short(ratio, 3) for ratio, _ in first.each]} if first.each else {}
+    if first.each and first.weight is not None:
+        each["token_weight"] = [_short(weight, 3) for _, weight in first.each]
+    return {
+        "tokens": tokens,
+        "kept": first.kept,
+        "weight": None if first.weight is None else _short(first.weight),
+        "clipped": _short(math.fsum(use.clipped for use in uses) / len(uses)),
+        "truncated": first.truncated,
+        "ratio": _short(math.fsum(use.ratio for use in uses) / len(uses)),
+        **each,
+    }
+
+
+def _short(value: float | None, digits: int = 6) -> float | None:
+    """Rounded to so many digits; None for NaN and infinity, which JSON does not have."""
+    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None

@@ -1,38 +1,36 @@
 """The trainer: reads the batch log, trains one step per batch, publishes each policy, writes
 checkpoints.
 
-This file has the loop of steps; `services.trainer.upkeep` writes everything else. A failure outside
-the step (disk, policy store, server) does not change training: it is counted, logged and retried.
+This file has the loop of steps; `services.trainer.step_publisher` writes everything else. A failure
+outside the step (disk, policy store, server) does not change training: it is counted, logged and
+retried.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from services.trainer.device_step import DeviceStep
-from services.trainer.durable.batch_log import BatchLog
-from services.trainer.durable.checkpoint import CheckpointError
-from services.trainer.durable.keeper import CheckpointKeeper
+import torch
+
+from services.trainer.batch_log import BatchLog
+from services.trainer.checkpoint import CheckpointError, TrainedPosition
 from services.trainer.figures import TrainerGauges
-from services.trainer.learner import Learner
+from services.trainer.learner import Learner, TorchThread
 from services.trainer.objectives.config import configured_objective, departures
-from services.trainer.objectives.trial import trial_problem
-from services.trainer.records import MetricsLog, StepRecord, scalars
+from services.trainer.objectives.token_loss import trial_problem
+from services.trainer.records import MetricsLog, StepRecord, batch_line, scalars, tell_of_trained, trained_line
 from services.trainer.selection.left_out import LeftOutNews
-from services.trainer.state import TrainedPosition
-from services.trainer.torch_thread import TorchThread
-from services.trainer.tracking.extras import tracking_problems
-from services.trainer.tracking.feed import Feeds
-from services.trainer.tracking.opening import open_feeds
-from services.trainer.trained import batch_line, tell_of_trained, trained_line
-from services.trainer.upkeep import Upkeep
+from services.trainer.step_publisher import CheckpointKeeper, StepPublisher
+from services.trainer.tracking.base import Feeds, open_feeds, tracking_problems
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.contracts.rollout_id import batch_fields
 from shared.contracts.status_figures import StatusFigure
+from shared.device_turns import TurnError, device_turns
 from shared.json_lines import BoundedLines
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
@@ -41,6 +39,51 @@ from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped, unl
 from shared.runtime.logs import Log
 from shared.runtime.status import FIRST_GROUPS
 from shared.transport.base import NotConnected, TransportError
+
+
+class DeviceStep:
+    """Trains batches one by one in the compute thread."""
+
+    def __init__(self, config: NodeConfig, learner: Learner, worker: TorchThread, stopping: asyncio.Event) -> None:
+        self._learner, self._torch, self._stopping = learner, worker, stopping
+        self._turns = device_turns(config, "trainer")
+
+    async def train(self, batch: Batch) -> tuple[StepRecord, float] | None:
+        """The step's record and the seconds waited for a turn on the device. None if the service is
+        stopped before the turn comes.
+
+        Raises:
+            FatalError: the step does not fit into the device's memory, no turn can be had, or an
+                installed objective's loss cannot be used.
+            RuntimeError: it does not fit now, but may once another process has freed its memory.
+        """
+        try:
+            return await self._in_turn(batch)
+        except torch.OutOfMemoryError as error:
+            problem = f"step {batch.number} does not fit into the device's memory ({str(error).splitlines()[0]})"
+            remedy = "lower trainer.token_budget, or set trainer.gradient_checkpointing or trainer.lora.rank"
+            if self._turns is not None:
+                # A process that was killed during its turn may not have freed its memory yet.
+                raise RuntimeError(f"{problem}: trying again from the last checkpoint; if this persists, {remedy}") from error
+            raise FatalError(f"{problem}: {remedy}") from None
+
+    async def _in_turn(self, batch: Batch) -> tuple[StepRecord, float] | None:
+        if self._turns is None:
+            return await self._torch.run(lambda: self._learner.step(batch)), 0.0
+        try:
+            waited_s = await unless_stopped(self._stopping, self._turns.take())
+        except TurnError as error:
+            raise FatalError(str(error)) from None
+        if waited_s is None:
+            return None
+        try:
+            return await self._torch.run(lambda: self._learner.step(batch)), waited_s
+        finally:
+            # Release torch's cached memory, which the process with the next turn would lack.
+            if torch.cuda.is_available():
+                await self._torch.run(torch.cuda.empty_cache)
+            self._turns.give_up()
+
 
 _POLL_S = (0.005, 0.01, 0.02, 0.05)
 _RETRY_S = 1.0
@@ -93,7 +136,7 @@ class _Training:
         self._log = context.log
         self._batches = BatchLog(context.node, config.node.id)
         self._checkpoints = CheckpointKeeper(config, context, learner, gauges, self._batches, worker)
-        self._upkeep = Upkeep(config, context, learner, gauges, self._checkpoints, worker)
+        self._upkeep = StepPublisher(config, context, learner, gauges, self._checkpoints, worker)
         self._device = DeviceStep(config, learner, worker, context.stopping)
         self._metrics: MetricsLog
         self._trackers: Feeds

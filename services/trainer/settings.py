@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from services.trainer.gradient.foreign_weights import ForeignRules
-from services.trainer.gradient.importance import ImportanceConfig
-from services.trainer.gradient.influence import InfluenceRules
+from services.trainer.gradient.bounded_step import InfluenceRules
+from services.trainer.gradient.importance import ForeignRules, ImportanceConfig
 from services.trainer.gradient.update import UpdateConfig
 from services.trainer.objectives.advantages import AdvantageConfig
 from services.trainer.objectives.config import configured_objective
-from services.trainer.selection.capability import CapabilityRules
-from services.trainer.selection.tokens import IntakeRules
+from services.trainer.selection.intake import CapabilityRules, IntakeRules
 from shared.config import NodeConfig
 from shared.model.reading import model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash

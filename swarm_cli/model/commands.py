@@ -18,7 +18,7 @@ from swarm_cli.observe.plot import find_run
 from swarm_cli.runs import DEFAULT_VAR_DIR, VAR_DIR_VARIABLE
 
 if TYPE_CHECKING:
-    from services.trainer.durable.export import Exported
+    from services.trainer.export import Exported
 
 model_app = typer.Typer(name="model", help="Build the toy policy, import a model, or export a trained one.", no_args_is_help=True)
 
@@ -134,14 +134,14 @@ def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | Non
     """Export the newest (or best) checkpoint in a node's folder, or the checkpoint in `folder`
     itself.
 
-    `services.trainer.durable.export` documents what is written.
+    `services.trainer.export` documents what is written.
 
     Raises:
         CommandError: there is no usable checkpoint, the base model is missing, or `out` holds
         files.
     """
-    from services.trainer.durable.checkpoint import CheckpointError
-    from services.trainer.durable.export import export_adapter, export_policy
+    from services.trainer.checkpoint import CheckpointError
+    from services.trainer.export import export_adapter, export_policy
     from shared.model.quiet_reading import ModelLoadError
     from shared.model.weights import WeightsError
 

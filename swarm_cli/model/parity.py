@@ -141,8 +141,8 @@ def _trained(folder: str) -> Any:
     """The model as the trainer has it."""
     import torch
 
-    from services.trainer.gradient.modes import set_training_modes, silence
-    from services.trainer.probes.trainable import check_trainable
+    from services.trainer.gradient.forward import set_training_modes, silence
+    from services.trainer.policy_model import check_trainable
     from shared.model.loading import load_causal_lm
 
     model = load_causal_lm(_section(folder), dtype=torch.float32, device=torch.device("cpu"))
@@ -177,8 +177,8 @@ def _scored(
     folder: str, prompts: Sequence[Sequence[int]], samples: Sequence[Sequence[Sequence[Sample]]]
 ) -> list[list[list[list[float]]]]:
     """The trainer's logprobs of the base policy's samples and of those of the moved one."""
+    from services.trainer.gradient.forward import supports_shared_prompt
     from services.trainer.gradient.rows import TokenGroup
-    from services.trainer.gradient.shared_prompt import supports_shared_prompt
     from services.trainer.gradient.update import UpdateConfig, batch_logprobs
 
     model = _trained(folder)

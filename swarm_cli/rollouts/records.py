@@ -35,7 +35,7 @@ _MOST_BYTES = 2 * TRAINED_MAX_BYTES
 
 
 class TrainedAnswer(msgspec.Struct, frozen=True):
-    """How a step used one answer (`services.trainer.trained`)."""
+    """How a step used one answer (`services.trainer.records`)."""
 
     place: int
     advantage: float | None = None
@@ -222,7 +222,7 @@ class TrainedRecords:
                     self._take(line)
 
     def _take(self, line: bytes) -> None:
-        """Keep a line by its step, which comes first in it (`services.trainer.trained`), so that
+        """Keep a line by its step, which comes first in it (`services.trainer.records`), so that
         the line need not be decoded.
         """
         head, _, rest = line.partition(b",")

@@ -14,13 +14,11 @@ from transformers import PreTrainedModel
 from services.generator.engines.base import SamplingParams
 from services.generator.engines.batching import Batching, UnsafeModel, batches, choose_batching
 from services.generator.engines.decoding import sample_completions
-from services.trainer.gradient.forward import CompletionLogprobs
-from services.trainer.gradient.modes import set_training_modes, silence
+from services.trainer.gradient.forward import CompletionLogprobs, plain_rows_reason, set_training_modes, silence
 from services.trainer.gradient.rows import CompletionRows, TokenGroup
-from services.trainer.gradient.shared_prompt import plain_rows_reason
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, scored_loss, step_normaliser
 from services.trainer.objectives.config import ConfiguredObjective
-from services.trainer.probes.trainable import UntrainableModel, check_trainable
+from services.trainer.policy_model import UntrainableModel, check_trainable
 from tests.architectures.tiny import WINDOW, NotSmall, tiny_model
 from tests.objectives import configured
 

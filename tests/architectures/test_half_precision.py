@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from services.generator.engines.batching import WAYS, UnsafeModel, choose_batching
-from services.trainer.gradient.modes import set_training_modes, silence
-from services.trainer.gradient.shared_prompt import plain_rows_reason
-from services.trainer.probes.trainable import UntrainableModel, check_trainable
+from services.trainer.gradient.forward import plain_rows_reason, set_training_modes, silence
+from services.trainer.policy_model import UntrainableModel, check_trainable
 from tests.architectures.checks import CONTEXT, PAD
 from tests.architectures.table import committed_rows
 from tests.architectures.tiny import tiny_model

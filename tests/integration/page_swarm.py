@@ -19,7 +19,7 @@ from typing import Any
 
 import nats
 
-from services.trainer.trained import batch_line
+from services.trainer.records import batch_line
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, TaskScore, TrainerPosition

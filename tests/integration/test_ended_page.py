@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.trained import batch_line, trained_line
+from services.trainer.records import batch_line, trained_line
 from shared.run_records import BATCHES_FILE, TRAINED_FILE
 from swarm_cli.local.run_messages import write_note
 from swarm_cli.runs import RunNote, write_end

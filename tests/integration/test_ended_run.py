@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.trainer.trained import trained_line
+from services.trainer.records import trained_line
 from shared.config import load_config
 from swarm_cli.app import build
 from swarm_cli.dashboard.page_state import swarm_object

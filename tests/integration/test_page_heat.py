@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from services.trainer.trained import trained_line
+from services.trainer.records import trained_line
 from shared.contracts.messages import ScoredGroup
 from shared.run_records import TRAINED_FILE
 from tests.integration.page_looker import AXE, LOOKS, OTHER_LOOKS, Looker, written

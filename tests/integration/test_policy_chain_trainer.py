@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.trainer.durable.publish import Publisher
-from services.trainer.state import TrainedPosition
+from services.trainer.checkpoint import TrainedPosition
+from services.trainer.step_publisher import Publisher
 from shared.contracts.streams import ensure_node_streams
 from shared.policy_store import PolicyStoreError, StoredPolicy, open_policy_store
 from shared.policy_store.files import sha256_of

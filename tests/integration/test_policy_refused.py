@@ -23,7 +23,7 @@ from services.generator.engines.transformers_engine import TransformersEngine
 from services.generator.engines.turns import TurnTakingEngine
 from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
-from services.trainer.durable.publish import ANSWERS
+from services.trainer.step_publisher import ANSWERS
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts.codec import encode

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from services.trainer.trained import trained_line
+from services.trainer.records import trained_line
 from shared.contracts.codec import encode
 from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
 from shared.contracts.sampler_state import SamplerState

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from services.trainer.durable.checkpoint import CheckpointStore, TrainedModel
-from services.trainer.state import LearnerState, TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, LearnerState, TrainedModel, TrainedPosition
 from shared import disk
 from shared.cancelling import cancel_and_wait
 from shared.contracts.status_figures import StatusFigure

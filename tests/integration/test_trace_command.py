@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.trainer.trained import trained_line
+from services.trainer.records import trained_line
 from services.verifier.border import without_tokens
 from services.verifier.refused_messages import RefusedGroup, excerpt_of
 from services.verifier.sharing import sign

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from services.generator.engines import SamplingParams
 from services.generator.engines.transformers_engine import TransformersEngine
-from services.trainer.durable.export import export_adapter, export_policy
+from services.trainer.export import export_adapter, export_policy
 from shared.policy_store import open_policy_store
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport

@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.parallel.group import Place
-from services.trainer.state import LearnerState
+from services.trainer.checkpoint import LearnerState
+from services.trainer.torchrun import Place
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.contracts.messages import Batch
@@ -205,7 +205,7 @@ def test_a_place_that_makes_no_sense_and_a_gpu_for_several_are_refused(monkeypat
         Place.of({"RANK": "2", "WORLD_SIZE": "2"})
     assert Place.of({}) == Place(0, 1, 0)
     # This machine has no GPU: what torch says of one is given.
-    monkeypatch.setattr("services.trainer.parallel.group.resolve_device", torch.device)
+    monkeypatch.setattr("services.trainer.torchrun.resolve_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert Place(1, 2, 1).device("cuda") == torch.device("cuda", 1)
     with pytest.raises(FatalError, match="each of 2 processes needs its own GPU: set it to auto"):

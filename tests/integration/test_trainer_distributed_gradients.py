@@ -17,13 +17,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.gradient.answer_sums import AnswerPlace, AnswerUse
-from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, accumulate_part, batch_logprobs, step_normaliser
-from services.trainer.gradient.update_stats import UpdateStats
+from services.trainer.gradient.update import (
+    AnswerPlace,
+    AnswerUse,
+    UpdateConfig,
+    UpdateStats,
+    accumulate_gradients,
+    accumulate_part,
+    batch_logprobs,
+    step_normaliser,
+)
 from services.trainer.objectives.config import ConfiguredObjective
-from services.trainer.parallel.group import Place
-from services.trainer.parallel.protocol import ALONE, Parallel
-from services.trainer.probes.head_probe import probed
+from services.trainer.parallel import ALONE, Parallel
+from services.trainer.policy_model import probed
+from services.trainer.torchrun import Place
 from shared.config import NodeConfig
 from shared.model.full_precision import computing_in_float32
 from shared.model.loading import load_causal_lm

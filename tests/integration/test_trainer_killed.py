@@ -127,15 +127,15 @@ INSTANTS = [
     Death(LEARN, STEPS, "after"),
     *(pytest.param(Death(LEARN, step, "after"), marks=pytest.mark.long) for step in (1, 2, 4, 5)),
     Death(LEARN, 1, "before"),
-    Death("services.trainer.durable.publish.Publisher.publish", 3, "before"),
-    Death("services.trainer.upkeep.Upkeep._announce", 4, "before"),
+    Death("services.trainer.step_publisher.Publisher.publish", 3, "before"),
+    Death("services.trainer.step_publisher.StepPublisher._announce", 4, "before"),
     Death("services.trainer.records.MetricsLog.append", 4, "before"),
     pytest.param(Death("services.trainer.records.MetricsLog.append", 4, "after"), marks=pytest.mark.long),
-    Death("services.trainer.durable.checkpoint._write_file", 5, "before"),
-    Death("services.trainer.durable.checkpoint._write_file", 6, "after"),
-    Death("services.trainer.durable.checkpoint.CheckpointStore.save", 2, "after"),
-    Death("services.trainer.durable.checkpoint.CheckpointStore.prune", 3, "after"),
-    Death("services.trainer.durable.batch_log.BatchLog.forget", 2, "before"),
+    Death("services.trainer.checkpoint._write_file", 5, "before"),
+    Death("services.trainer.checkpoint._write_file", 6, "after"),
+    Death("services.trainer.checkpoint.CheckpointStore.save", 2, "after"),
+    Death("services.trainer.checkpoint.CheckpointStore.prune", 3, "after"),
+    Death("services.trainer.batch_log.BatchLog.forget", 2, "before"),
 ]
 
 

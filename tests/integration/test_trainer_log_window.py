@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-import services.trainer.durable.batch_log as batch_log
+import services.trainer.batch_log as batch_log
 from shared.contracts.codec import encode
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import node_streams

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from services.trainer.durable.export import export_policy
+from services.trainer.export import export_policy
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, PolicyPointer
 from shared.contracts.senders import FINDINGS_KEY, TrainerFindings
@@ -154,7 +154,7 @@ async def test_a_batch_without_any_advantage_counts_as_a_step_and_leaves_the_wei
 async def test_the_batch_log_is_purged_up_to_the_oldest_kept_checkpoint_but_never_its_newest_batch(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.trainer.durable.batch_log.KEPT_TO_READ_BYTES", 0)
+    monkeypatch.setattr("services.trainer.batch_log.KEPT_TO_READ_BYTES", 0)
     config = node_config(model, tmp_path, trainer={"max_steps": 6, "checkpoint_every": 2, "keep_checkpoints": 2})
     await set_up(transport, some_batches(tokenizer, 6))
     life = Life(config, transport)
@@ -175,7 +175,7 @@ async def test_the_batch_log_is_purged_up_to_the_oldest_kept_checkpoint_but_neve
 async def test_the_newest_batches_stay_in_the_log_for_who_looks_at_their_groups_afterwards(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.trainer.durable.batch_log.KEPT_TO_READ", 4)
+    monkeypatch.setattr("services.trainer.batch_log.KEPT_TO_READ", 4)
     config = node_config(model, tmp_path, trainer={"max_steps": 6, "checkpoint_every": 1, "keep_checkpoints": 1})
     await set_up(transport, some_batches(tokenizer, 6))
     life = Life(config, transport)

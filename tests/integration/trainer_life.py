@@ -19,11 +19,10 @@ import torch
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from services.trainer.durable.checkpoint import CheckpointStore, TrainedModel
-from services.trainer.durable.export import CHECKPOINTS
+from services.trainer.checkpoint import CheckpointStore, LearnerState, TrainedModel, TrainedPosition
+from services.trainer.export import CHECKPOINTS
 from services.trainer.learner import Learner
 from services.trainer.service import TrainerService
-from services.trainer.state import LearnerState, TrainedPosition
 from shared.config import NodeConfig, load_config
 from shared.contracts.codec import decode, encode, pack_ids, pack_logprobs
 from shared.contracts.control import PolicyPointer, TrainerPosition

@@ -17,13 +17,10 @@ from typing import Any
 
 import torch
 
+from services.trainer.checkpoint import LearnerState
 from services.trainer.learner import Learner
-from services.trainer.parallel.group import Place, join
-from services.trainer.parallel.shard import Sharded
 from services.trainer.records import StepRecord
-from services.trainer.state import LearnerState
-from services.trainer.torchrun.follow import follow
-from services.trainer.torchrun.leading_learner import Followers, LeadingLearner
+from services.trainer.torchrun import Followers, LeadingLearner, Place, Sharded, follow, join
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.model.adapter_merge import DeltaRounding

@@ -19,11 +19,10 @@ from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves, load_stack
 from services.trainer.gradient.forward import completion_logprobs
-from services.trainer.gradient.micro_batches import plan_rows
-from services.trainer.gradient.rows import TokenGroup, build_rows
+from services.trainer.gradient.rows import TokenGroup, build_rows, plan_rows
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.selection.tokens import Intake
+from services.trainer.selection.intake import Intake
 from tests.lab.tiny_swarm import spread_out, tiny_config, tiny_llama, tiny_qwen3, transformers_model, unflatten
 from tests.unit.trainer_models import ragged_groups
 

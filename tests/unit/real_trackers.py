@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import structlog
 
-from services.trainer.tracking.opening import open_feeds
+from services.trainer.tracking.base import open_feeds
 from shared.config import load_config
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from services.trainer.policy_model import with_adapters
-from services.trainer.probes.adapter_probe import adapters_without_gradient
+from services.trainer.policy_model import adapters_without_gradient, with_adapters
 from shared.config.sections import LoraSection
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.weights import plain_name, policy_tensors

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.durable.checkpoint import MANIFEST, OPTIMIZER, WEIGHTS, CheckpointError, CheckpointStore, TrainedModel
-from services.trainer.state import LearnerState, TrainedPosition
+from services.trainer.checkpoint import (
+    MANIFEST,
+    OPTIMIZER,
+    WEIGHTS,
+    CheckpointError,
+    CheckpointStore,
+    LearnerState,
+    TrainedModel,
+    TrainedPosition,
+)
 
 MODEL = TrainedModel(
     model_path="models/base", dtype="float32", lora_rank=0, lora_alpha=16.0, lora_dropout=0.0, lora_target_modules="all-linear"

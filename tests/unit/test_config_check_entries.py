@@ -137,7 +137,7 @@ def test_a_package_whose_entry_has_the_name_of_a_built_in_one_is_warned_of(
 
 OBJECTIVE = """
 from services.trainer.objectives.base import Objective
-from services.trainer.objectives.surrogate import plain_loss
+from services.trainer.objectives.base import plain_loss
 mine = Objective(name="mine", loss=plain_loss, {declared})
 """
 

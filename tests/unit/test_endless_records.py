@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.durable.checkpoint import MANIFEST, CheckpointError, CheckpointStore
+from services.trainer.checkpoint import MANIFEST, CheckpointError, CheckpointStore
 from services.verifier.copies import ReplayMemory
 from services.verifier.trust import KnownKeys
 from shared.plain_files import whole_lines

@@ -10,9 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.trainer.durable.checkpoint import CheckpointStore, TrainedModel
-from services.trainer.durable.export import CHECKPOINTS, export_policy
-from services.trainer.state import LearnerState, TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, LearnerState, TrainedModel, TrainedPosition
+from services.trainer.export import CHECKPOINTS, export_policy
 from shared.model.weights import trainable_tensors
 from swarm_cli.errors import CommandError
 from swarm_cli.model.commands import export_node

@@ -22,12 +22,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.gradient.bounded_step import BoundedGradient, bounded_gradients
-from services.trainer.gradient.influence import InfluenceRules, foreign_scales, out_of_proportion, token_shares
+from services.trainer.gradient.bounded_step import (
+    BoundedGradient,
+    InfluenceRules,
+    bounded_gradients,
+    foreign_scales,
+    out_of_proportion,
+    token_shares,
+)
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import accumulate_gradients, accumulate_part, step_normaliser
 from services.trainer.learner import Learner
-from services.trainer.selection.tokens import Intake, take_in
+from services.trainer.selection.intake import Intake, take_in
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, RolloutGroup, ScoredGroup
 from shared.model.prompts import answer_text

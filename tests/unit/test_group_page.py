@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from services.trainer.trained import trained_line
+from services.trainer.records import trained_line
 from shared.config import NodeConfig, load_config
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import Completion

@@ -11,15 +11,13 @@ import pytest
 import torch
 from msgspec import structs
 
+import services.trainer.policy_model as policy_model
 from services.trainer.gradient.forward import SeparateHead, completion_logprobs
 from services.trainer.gradient.importance import ImportanceConfig
-from services.trainer.gradient.micro_batches import plan_rows
-from services.trainer.gradient.rows import build_rows
+from services.trainer.gradient.rows import build_rows, plan_rows
 from services.trainer.gradient.update import UpdateConfig, batch_logprobs
-from services.trainer.learner import Learner
-from services.trainer.probes import head_probe
-from services.trainer.schedule import learning_rate
-from services.trainer.selection.tokens import take_in
+from services.trainer.learner import Learner, learning_rate
+from services.trainer.selection.intake import take_in
 from shared.config import NodeConfig
 from shared.config.sections import ModelSection
 from shared.contracts.codec import pack_logprobs
@@ -260,7 +258,7 @@ def test_a_learner_of_a_large_vocabulary_computes_logits_in_chunks_and_learns_th
     lesson = batch(model)
     at_once = Learner(config_for(model))
     assert at_once.update_config.separate_head is None, "the test's logits fit into one chunk"
-    monkeypatch.setattr(head_probe, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(policy_model, "CHUNK_BYTES", 4096)
     in_chunks = Learner(config_for(model))
     separate = in_chunks.update_config.separate_head
     assert isinstance(separate, SeparateHead)

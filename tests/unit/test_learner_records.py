@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.durable.publish import publication
 from services.trainer.records import MetricsLog, PhaseSeconds, StepRecord, forget_steps_after, scalars
+from services.trainer.step_publisher import publication
 
 
 def record(step: int, **changes: float) -> StepRecord:

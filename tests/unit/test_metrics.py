@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_lat
 from monitoring.metrics_doc import COMMAND, PAGE, ROLES, full_name, labels_of, render, role_families, role_registry
 from services.generator.figures import Figures as GeneratorFigures
 from services.sampler.memory import DropReason
-from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET
+from services.trainer.selection.group_tokens import GROUP_BUDGET, SENDER_BUDGET
 from services.verifier.figures import Figures as VerifierFigures
 from shared.contracts.control import EvalReport
 from shared.rewards import Mark

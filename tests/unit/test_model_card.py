@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.durable.checkpoint import TrainedModel
-from services.trainer.durable.export import export_policy
-from services.trainer.durable.model_card import CARD, model_card
+from services.trainer.checkpoint import TrainedModel
+from services.trainer.export import CARD, export_policy, model_card
 from shared.model.weights import trainable_tensors
 from tests.engines.tiny_models import random_policy, write_model_folder
 from tests.unit.test_export_architectures import trained

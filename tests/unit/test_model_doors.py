@@ -20,11 +20,10 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from services.generator.engines import EngineError, create_engine
-from services.trainer.durable.checkpoint import CheckpointStore, TrainedModel
-from services.trainer.durable.export import CHECKPOINTS
+from services.trainer.checkpoint import CheckpointStore, LearnerState, TrainedModel, TrainedPosition
+from services.trainer.export import CHECKPOINTS
 from services.trainer.learner import Learner
 from services.trainer.policy_model import PolicyModel, load_reference_model
-from services.trainer.state import LearnerState, TrainedPosition
 from shared.config.sections import ModelSection
 from shared.model.loading import load_causal_lm
 from shared.model.prompts import render_prompt

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from services.trainer.trained import batch_line
+from services.trainer.records import batch_line
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.streams import ensure_node_streams

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from services.generator.samples import IN_ALL, OF_A_DATASET, sampled_places
-from services.trainer.trained import trained_line
+from services.trainer.records import trained_line
 from shared.json_lines import BoundedLines, older
 from shared.run_records import SAMPLES_FILE, TRAINED_FILE, refused_file
 from swarm_cli.app import app

@@ -12,7 +12,7 @@ from services.sampler.assembly import Assembly, BatchPlan, draw_with_newcomers
 from services.sampler.pool import Knowledge, PoolEntry, pool_entry
 from services.sampler.strategies import strategy_named
 from services.sampler.strategies.base import available, node_cap
-from services.trainer.selection.preference import preferred_indices
+from services.trainer.selection.likelihood import preferred_indices
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.registry import STRATEGIES

@@ -16,7 +16,7 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.trainer.findings import Findings, absurd_text
+from services.trainer.selection.left_out import Findings, absurd_text
 from services.verifier.refusals import BLAME, Found, Refusal
 from services.verifier.reputation import FIRST_S, MAX_EVENTS, Reputation, Senders, SharedReputation
 from services.verifier.trust import KnownKeys

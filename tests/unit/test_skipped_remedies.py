@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from services.trainer.figures import _SKIPPED
-from services.trainer.selection.remedies import REMEDIES, remedies
+from services.trainer.selection.left_out import REMEDIES, remedies
 from shared.config import NodeConfig
 from swarm_cli.rollouts.records import _FATES
 

@@ -21,10 +21,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from services.trainer.service import TrainerService
-from services.trainer.tracking import extras
-from services.trainer.tracking.base import TrackedRun
-from services.trainer.tracking.feed import Feed, Feeds
-from services.trainer.tracking.opening import open_feeds
+from services.trainer.tracking.base import Feed, Feeds, TrackedRun, chosen_trackers, open_feeds, tracking_problems
 from shared import registry
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.runtime import FatalError, otel
@@ -189,8 +186,8 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(tmp_path: Pa
     (tmp_path / "wandb").mkdir()
     config = configured(tmp_path, trackers=["wandb"])
     sentence = "tracking.trackers: wandb needs the package wandb, which is not installed: pip install 'swarm-rl[wandb]'"
-    assert extras.tracking_problems(config) == [sentence]
-    assert extras.chosen_trackers(configured(tmp_path)) == (), "auto takes what is there"
+    assert tracking_problems(config) == [sentence]
+    assert chosen_trackers(configured(tmp_path)) == (), "auto takes what is there"
     with pytest.raises(FatalError, match=r"pip install 'swarm-rl\[wandb\]'"):
         TrainerService(config)
 

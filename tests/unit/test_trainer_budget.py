@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.selection.budget import GROUP_BUDGET, SENDER_BUDGET, Cost, over_budget, usual_cost
+from services.trainer.selection.group_tokens import GROUP_BUDGET, SENDER_BUDGET, Cost, over_budget, usual_cost
 
 
 def costs(node: str, *positions: int, local: bool = False) -> list[Cost]:

@@ -17,11 +17,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.trainer.durable.checkpoint import OPTIMIZER
+from services.trainer.checkpoint import OPTIMIZER
 from services.trainer.learner import Learner
-from services.trainer.selection.capability import LEAST_GROUPS, CapabilityRules, Window, after_batch, capability_factors, newest
-from services.trainer.selection.tokens import take_in
-from services.trainer.torchrun.restored import pack_state, unpack_state
+from services.trainer.selection.intake import (
+    LEAST_GROUPS,
+    CapabilityRules,
+    Window,
+    after_batch,
+    capability_factors,
+    newest,
+    take_in,
+)
+from services.trainer.torchrun import pack_state, unpack_state
 from shared.contracts.messages import Batch, ScoredGroup
 from tests.integration.trainer_life import batch_of, node_config, same_policy, scored_group, through_a_file, tiny_policy
 

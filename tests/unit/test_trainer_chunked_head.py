@@ -26,14 +26,12 @@ from transformers import (
     PhiForCausalLM,
 )
 
+import services.trainer.gradient.forward as forward
 from benchmarks.head import peak_bytes
-from services.trainer.gradient import chunked_head
-from services.trainer.gradient.chunked_head import LogitTransform, chunked_logprobs
-from services.trainer.gradient.forward import SeparateHead, completion_logprobs
-from services.trainer.gradient.micro_batches import plan_rows
-from services.trainer.gradient.rows import TokenRows, build_rows
+from services.trainer.gradient.forward import LogitTransform, SeparateHead, chunked_logprobs, completion_logprobs
+from services.trainer.gradient.rows import TokenRows, build_rows, plan_rows
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients
-from services.trainer.probes.head_probe import NotSeparate, probed, separate_head
+from services.trainer.policy_model import NotSeparate, probed, separate_head
 from tests.unit.trainer_models import VOCABULARY, ragged_groups, small_model
 
 SIZES: dict[str, Any] = {
@@ -225,8 +223,8 @@ def test_a_gpus_larger_chunks_and_fewer_pieces_change_nothing(monkeypatch: pytes
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = chunked_head._sizes
-    monkeypatch.setattr(chunked_head, "_sizes", lambda _device, chunk_bytes: chosen(torch.device("cuda"), chunk_bytes))
+    chosen = forward._sizes
+    monkeypatch.setattr(forward, "_sizes", lambda _device, chunk_bytes: chosen(torch.device("cuda"), chunk_bytes))
 
 
 # Memory, as the allocator counts it.

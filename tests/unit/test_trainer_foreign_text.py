@@ -13,7 +13,7 @@ import torch
 
 from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.selection.tokens import take_in
+from services.trainer.selection.intake import take_in
 from shared.contracts.messages import Batch
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy
 

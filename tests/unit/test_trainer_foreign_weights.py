@@ -16,13 +16,20 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.gradient.behaviour import foreign_rows, kept_tokens
-from services.trainer.gradient.foreign_weights import ForeignRules, WeightLevel, WeightRule
-from services.trainer.gradient.importance import ImportanceConfig, ImportanceWeights, importance_weights
+from services.trainer.gradient.importance import (
+    ForeignRules,
+    ImportanceConfig,
+    ImportanceWeights,
+    WeightLevel,
+    WeightRule,
+    foreign_rows,
+    importance_weights,
+    kept_tokens,
+)
 from services.trainer.gradient.rows import TextLogprob, TokenGroup
 from services.trainer.gradient.update import UpdateConfig, batch_logprobs, step_normaliser
 from services.trainer.learner import Learner
-from services.trainer.selection.tokens import take_in
+from services.trainer.selection.intake import take_in
 from services.verifier.border import without_token_ids
 from shared.contracts.codec import pack_logprobs
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.gradient.forward import completion_logprobs
-from services.trainer.gradient.micro_batches import plan_micro_batches, plan_rows
-from services.trainer.gradient.rows import TokenGroup, build_rows
+from services.trainer.gradient.rows import TokenGroup, build_rows, plan_micro_batches, plan_rows
 from services.trainer.gradient.update import UpdateConfig, batch_logprobs
 from tests.unit.trainer_models import ragged_groups, small_model
 

@@ -8,13 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from services.trainer.gradient.forward import completion_logprobs
-from services.trainer.gradient.micro_batches import plan_rows
-from services.trainer.gradient.modes import evaluating, set_training_modes, silence
-from services.trainer.gradient.rows import build_rows
+from services.trainer.gradient.forward import completion_logprobs, evaluating, set_training_modes, silence
+from services.trainer.gradient.rows import build_rows, plan_rows
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
-from services.trainer.policy_model import with_adapters
-from services.trainer.probes.trainable import UntrainableModel, check_trainable
+from services.trainer.policy_model import UntrainableModel, check_trainable, with_adapters
 from shared.config.sections import LoraSection
 from tests.architectures.tiny import tiny_model
 from tests.unit.trainer_models import gradients, ragged_groups, small_model

@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.device_step import DeviceStep
-from services.trainer.learner import Learner
-from services.trainer.service import TrainerService
-from services.trainer.torch_thread import TorchThread
-from services.trainer.torchrun.channel import Command
-from services.trainer.torchrun.follow import _do
+from services.trainer.learner import Learner, TorchThread
+from services.trainer.service import DeviceStep, TrainerService
+from services.trainer.torchrun import Command, _do
 from shared.config import NodeConfig, load_config
 from shared.contracts.codec import encode
 from shared.runtime import FatalError
@@ -26,7 +23,7 @@ from tests.integration.trainer_life import mixed_batch, node_config, tiny_policy
 
 CODE = """
 from services.trainer.objectives.base import Loss, Objective
-from services.trainer.objectives.surrogate import plain_loss
+from services.trainer.objectives.base import plain_loss
 
 def loss(terms):
     plain = plain_loss(terms)
@@ -36,7 +33,7 @@ mine = Objective(name="mine", loss=loss, aggregation="token_mean")
 """
 ADVANTAGES = """
 from services.trainer.objectives.base import Objective
-from services.trainer.objectives.surrogate import plain_loss
+from services.trainer.objectives.base import plain_loss
 
 calls = []
 

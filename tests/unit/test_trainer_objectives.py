@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.objectives.aggregation import Normaliser, token_weights
 from services.trainer.objectives.config import ConfiguredObjective
-from services.trainer.objectives.token_loss import token_loss
+from services.trainer.objectives.token_loss import Normaliser, token_loss, token_weights
 from shared.config.objective_section import ObjectiveSection
 from tests.objectives import configured, step_loss
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from services.trainer.gradient.importance import ImportanceConfig, importance_weights
-from services.trainer.objectives.aggregation import Normaliser
 from services.trainer.objectives.config import ConfiguredObjective
-from services.trainer.objectives.token_loss import token_loss
+from services.trainer.objectives.token_loss import Normaliser, token_loss
 from tests.objectives import configured, step_loss
 
 CONFIGS = [

@@ -12,10 +12,9 @@ import torch
 from services.trainer.gradient.rows import TextLogprob
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, step_normaliser, with_masks
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
-from services.trainer.objectives.aggregation import Normaliser, token_weights
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.gepo import gepo_log_expectation
-from services.trainer.objectives.token_loss import token_loss
+from services.trainer.objectives.token_loss import Normaliser, token_loss, token_weights
 from tests.objectives import configured
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 

@@ -13,8 +13,8 @@ import torch
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.selection.own_policy import OwnPolicyRules, drop_absurd, least_logprob
-from services.trainer.selection.tokens import take_in
+from services.trainer.selection.intake import take_in
+from services.trainer.selection.likelihood import OwnPolicyRules, drop_absurd, least_logprob
 from shared.config import load_config
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.selection.preference import prefer, preferred_indices
-from services.trainer.selection.tokens import take_in
+from services.trainer.selection.intake import take_in
+from services.trainer.selection.likelihood import prefer, preferred_indices
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import Batch, Preference
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy

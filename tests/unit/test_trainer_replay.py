@@ -18,9 +18,8 @@ from prometheus_client import CollectorRegistry
 from services.trainer.figures import TrainerGauges
 from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
-from services.trainer.selection.capability import CapabilityRules, after_batch
-from services.trainer.selection.own_policy import local_means
-from services.trainer.selection.tokens import take_in
+from services.trainer.selection.intake import CapabilityRules, after_batch, take_in
+from services.trainer.selection.likelihood import local_means
 from shared.contracts.codec import decode, encode, pack_logprobs
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.runtime import ServiceContext

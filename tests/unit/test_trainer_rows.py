@@ -7,8 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.gradient.micro_batches import WIDEST_SHARED_ROW, completions_per_row, plan_micro_batches, plan_rows
-from services.trainer.gradient.rows import TokenGroup, build_rows
+from services.trainer.gradient.rows import (
+    WIDEST_SHARED_ROW,
+    TokenGroup,
+    build_rows,
+    completions_per_row,
+    plan_micro_batches,
+    plan_rows,
+)
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=10)
 shapes = st.lists(st.tuples(st.integers(1, 60), lengths), min_size=1, max_size=8)

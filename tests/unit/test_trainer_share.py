@@ -7,9 +7,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.gradient.micro_batches import plan_micro_batches
-from services.trainer.gradient.rows import RowSlice
-from services.trainer.gradient.share import MicroBatch, micro_batches_of, shares
+from services.trainer.gradient.rows import MicroBatch, RowSlice, micro_batches_of, plan_micro_batches, shares
 
 ROWS = st.lists(st.integers(1, 300), max_size=40).map(
     lambda widths: [RowSlice(width, number, 0, 1) for number, width in enumerate(widths)]

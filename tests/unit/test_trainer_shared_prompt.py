@@ -13,10 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.head import most_held
 from services.trainer.gradient import forward
-from services.trainer.gradient.forward import completion_logprobs
-from services.trainer.gradient.micro_batches import plan_rows
-from services.trainer.gradient.rows import RowSlice, TokenGroup, block_causal_mask, build_rows
-from services.trainer.gradient.shared_prompt import plain_rows_reason, supports_shared_prompt
+from services.trainer.gradient.forward import completion_logprobs, plain_rows_reason, supports_shared_prompt
+from services.trainer.gradient.rows import RowSlice, TokenGroup, block_causal_mask, build_rows, plan_rows
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs
 from tests.architectures.tiny import tiny_model
 from tests.objectives import configured

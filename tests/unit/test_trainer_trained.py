@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.gradient.answer_sums import shown_places
+from services.trainer.gradient.update import shown_places
 from services.trainer.learner import Learner
-from services.trainer.trained import MAX_LINE_BYTES, trained_line
+from services.trainer.records import MAX_LINE_BYTES, trained_line
 from shared.contracts.codec import pack_logprobs, unpack_ids
 from shared.contracts.messages import Batch, Preference, ScoredGroup
 from shared.model.prompts import render_prompt

@@ -14,8 +14,8 @@ import torch
 from services.trainer.gradient.importance import ImportanceConfig
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, batch_logprobs, step_normaliser
-from services.trainer.objectives.aggregation import Normaliser
 from services.trainer.objectives.config import ConfiguredObjective
+from services.trainer.objectives.token_loss import Normaliser
 from tests.objectives import configured
 from tests.unit.trainer_models import gradients, ragged_groups, small_model
 

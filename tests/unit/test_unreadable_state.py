@@ -25,7 +25,7 @@ from services.generator.engines.base import Sample
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures as GeneratorFigures
 from services.generator.ledger_store import DrawLedger
-from services.trainer.durable.publish import Publisher
+from services.trainer.step_publisher import Publisher
 from services.verifier.figures import Figures as VerifierFigures
 from services.verifier.swarm_reader import SwarmReader
 from shared.config import NodeConfig

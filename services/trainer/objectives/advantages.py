@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.trainer.objectives.base import AdvantageKind, AdvantageScale, GroupAdvantages
-from services.trainer.objectives.errors import unusable
+from services.trainer.objectives.base import AdvantageKind, AdvantageScale, GroupAdvantages, unusable
 from shared.returned_numbers import finite_numbers
 from shared.rewards import is_informative
 

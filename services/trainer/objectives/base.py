@@ -1,5 +1,6 @@
-"""The interface of an objective: the loss of a token, and declarations for the code around that
-loss.
+"""The interface of an objective: the loss of a token, declarations for the code around that loss,
+and the clipped surrogate `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` that most objectives
+share.
 """
 
 from __future__ import annotations
@@ -7,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from shared.registry import OBJECTIVES
+from shared.runtime.errors import FatalError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,3 +113,39 @@ class Objective:
     def divides_by_deviation(self) -> bool:
         """Whether the settings of a group's standard deviation apply."""
         return self.advantages == "group_normalised"
+
+
+class ObjectiveError(FatalError):
+    """An objective's loss or advantages cannot be used. The message names the objective and what is
+    wrong.
+    """
+
+
+def unusable(name: str, why: str, part: str = "loss") -> ObjectiveError:
+    """The error of an objective with a part of which `why` tells what is wrong."""
+    return ObjectiveError(f"the {part} of {OBJECTIVES.described(name)} {why}: correct it, or change {OBJECTIVES.setting}")
+
+
+def clipped_loss(terms: LossTerms) -> Loss:
+    """The clipped loss with r the token's own ratio to the proximal policy."""
+    return clipped(terms, terms.log_ratio.exp())
+
+
+def clipped(terms: LossTerms, ratio: Tensor) -> Loss:
+    """The clipped loss with any `ratio` (N, T). If A < 0, the loss is at most `dual_clip` times |A|
+    (arXiv 1912.09729).
+    """
+    settings, advantage = terms.settings, terms.advantage
+    assert settings.clip_low is not None and settings.clip_high is not None, "`ConfiguredObjective` fills them in"
+    low, high = 1.0 - settings.clip_low, 1.0 + settings.clip_high
+    loss = -(ratio * advantage).minimum(ratio.clamp(low, high) * advantage)
+    cut = ((ratio < low) & (advantage < 0)) | ((ratio > high) & (advantage > 0))
+    if settings.dual_clip:
+        loss = loss.minimum(-settings.dual_clip * advantage).where(advantage < 0, loss)
+        cut = cut | ((ratio > settings.dual_clip) & (advantage < 0))
+    return Loss(loss, ratio, cut)
+
+
+def plain_loss(terms: LossTerms) -> Loss:
+    """`-A lp`, without clipping."""
+    return Loss(-terms.advantage * terms.logprobs, terms.log_ratio.exp(), terms.mask.new_zeros(terms.mask.shape))

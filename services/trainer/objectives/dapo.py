@@ -4,7 +4,6 @@ bound, a mean over all tokens of the groups whose rewards differ (dynamic sampli
 
 from __future__ import annotations
 
-from services.trainer.objectives.base import Objective
-from services.trainer.objectives.surrogate import clipped_loss
+from services.trainer.objectives.base import Objective, clipped_loss
 
 OBJECTIVE = Objective(name="dapo", loss=clipped_loss, aggregation="token_mean", clips=True, clip=(0.2, 0.28))

@@ -5,8 +5,7 @@ groups with little spread do not count more.
 
 from __future__ import annotations
 
-from services.trainer.objectives.base import Objective
-from services.trainer.objectives.surrogate import clipped_loss
+from services.trainer.objectives.base import Objective, clipped_loss
 
 OBJECTIVE = Objective(
     name="dr_grpo",

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from services.trainer.objectives.base import LOG_RATIO_BOUND, Loss, LossTerms, Objective
-from services.trainer.objectives.surrogate import clipped
+from services.trainer.objectives.base import LOG_RATIO_BOUND, Loss, LossTerms, Objective, clipped
 
 
 def gepo_log_expectation(mean_logprobs: Sequence[float]) -> float:

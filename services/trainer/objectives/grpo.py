@@ -4,8 +4,7 @@ clipped surrogate, a mean of the sequences' means over all groups; A = (r - mean
 
 from __future__ import annotations
 
-from services.trainer.objectives.base import Objective
-from services.trainer.objectives.surrogate import clipped_loss
+from services.trainer.objectives.base import Objective, clipped_loss
 
 OBJECTIVE = Objective(
     name="grpo",

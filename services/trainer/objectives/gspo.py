@@ -4,8 +4,7 @@ mean of a sequence's ratios. That ratio hardly moves, so it is clipped at 3e-4 a
 
 from __future__ import annotations
 
-from services.trainer.objectives.base import Loss, LossTerms, Objective
-from services.trainer.objectives.surrogate import clipped
+from services.trainer.objectives.base import Loss, LossTerms, Objective, clipped
 
 
 def _loss(terms: LossTerms) -> Loss:

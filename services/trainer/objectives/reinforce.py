@@ -4,7 +4,6 @@ over answers; A = r - mean of the group, its baseline.
 
 from __future__ import annotations
 
-from services.trainer.objectives.base import Objective
-from services.trainer.objectives.surrogate import plain_loss
+from services.trainer.objectives.base import Objective, plain_loss
 
 OBJECTIVE = Objective(name="reinforce", loss=plain_loss, aggregation="sequence_sum", scale="none", counts_uninformative=True)

@@ -4,8 +4,7 @@ the reward minus the mean of the other answers' rewards.
 
 from __future__ import annotations
 
-from services.trainer.objectives.base import Objective
-from services.trainer.objectives.surrogate import plain_loss
+from services.trainer.objectives.base import Objective, plain_loss
 
 OBJECTIVE = Objective(
     name="rloo",

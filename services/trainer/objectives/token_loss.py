@@ -1,16 +1,20 @@
-"""The loss of every token, before aggregation. Pure: no model, no state."""
+"""The loss of every token, the weights that aggregate it into the loss of a batch, and the sums
+from which a step's statistics are computed. Pure: no model, no state.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from services.trainer.objectives.base import LOG_RATIO_BOUND, Loss, LossTerms
+from services.trainer.objectives.advantages import ADVANTAGES, AdvantageConfig, batch_advantages
+from services.trainer.objectives.base import LOG_RATIO_BOUND, Aggregation, Loss, LossTerms, ObjectiveError, unusable
 from services.trainer.objectives.config import ConfiguredObjective
-from services.trainer.objectives.errors import unusable
+from shared.registry import OBJECTIVES, telling
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +135,177 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """
     difference = (reference_logprobs - logprobs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return difference.exp() - difference - 1.0
+
+
+# The counts are those of the whole optimizer step, before it is split into micro-batches, so that
+# splitting changes nothing. Dropped tokens do not count, so that a sender of many of them cannot
+# make the others' gradient small.
+
+
+@dataclass(frozen=True, slots=True)
+class Normaliser:
+    """Counts over a whole optimizer step: sequences with at least one token of loss, and tokens of
+    loss (multiplied by the share of groups that count in part).
+
+    divergence: the same for the divergence to the reference policy, which is a mean of its own:
+    over all groups, also those that have no loss otherwise. None: there is no such divergence.
+    """
+
+    sequences: int
+    tokens: float
+    divergence: Normaliser | None = None
+
+    @classmethod
+    def count(cls, completion_lengths: Sequence[int], share: float = 1.0) -> Normaliser:
+        """Counts for completions of which these numbers of tokens are kept."""
+        return cls(sequences=sum(length > 0 for length in completion_lengths), tokens=share * sum(completion_lengths))
+
+    def __add__(self, other: Normaliser) -> Normaliser:
+        """Counts of two disjoint parts of a step, such as those of two processes."""
+        divergence = other.divergence if self.divergence is None else self.divergence
+        if self.divergence is not None and other.divergence is not None:
+            divergence = self.divergence + other.divergence
+        return Normaliser(self.sequences + other.sequences, self.tokens + other.tokens, divergence)
+
+
+def token_weights(configured: ConfiguredObjective, keep: Tensor, normaliser: Normaliser) -> Tensor:
+    """Weights (N, T) float64 such that `(weights * token_loss).sum()`, added over all
+    micro-batches, is the loss. Raises ValueError for an aggregation that does not exist.
+
+    keep: (N, T) bool, True on completion tokens that are not dropped. A sequence must not be split
+    over micro-batches.
+    """
+    present = keep.to(torch.float64)
+    sequences = max(normaliser.sequences, 1)
+    match configured.aggregated_by:
+        case "token_mean":
+            return present / max(normaliser.tokens, 1)
+        case "fixed_length":
+            assert configured.max_completion_tokens is not None
+            return present / (sequences * configured.max_completion_tokens)
+        case "sequence_sum":
+            return present / sequences
+        case "sequence_mean":
+            return present / present.sum(dim=1, keepdim=True).clamp(min=1.0) / sequences
+        case unknown:
+            raise ValueError(f"aggregation {unknown!r} is unknown: use {', '.join(get_args(Aggregation))}")
+
+
+Number = TypeVar("Number", Tensor, float)
+
+_MAXIMA = ("ratio_max",)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums(Generic[Number]):
+    """Sums (and one maximum) over the tokens of a part of a step.
+
+    loss: the aggregated loss. tokens: completion tokens. dropped: tokens without loss (rejected or
+    not finite). clipped, ratio, reference_kl, entropy, importance_weight: summed over `tokens`.
+    ratio_max: their largest ratio. behaviour_tokens: tokens whose behaviour logprobs are known and
+    finite. behaviour_kl, truncated: summed over those.
+    """
+
+    loss: Number
+    tokens: Number
+    dropped: Number
+    clipped: Number
+    ratio: Number
+    ratio_max: Number
+    reference_kl: Number
+    entropy: Number
+    importance_weight: Number
+    behaviour_tokens: Number
+    behaviour_kl: Number
+    truncated: Number
+
+
+class LossSums(Sums[Tensor]):
+    """Sums as 0-d float64 tensors on the tokens' device, so that adding micro-batches never waits
+    for the device.
+    """
+
+    @classmethod
+    def zero(cls, device: torch.device | str = "cpu") -> LossSums:
+        """Sums over nothing."""
+        return cls(*(torch.zeros((), dtype=torch.float64, device=device) for _ in fields(cls)))
+
+    def __add__(self, other: LossSums) -> LossSums:
+        """Sums of two disjoint parts."""
+        return LossSums(
+            *(
+                torch.maximum(getattr(self, field.name), getattr(other, field.name))
+                if field.name in _MAXIMA
+                else getattr(self, field.name) + getattr(other, field.name)
+                for field in fields(self)
+            )
+        )
+
+    def pack(self) -> Tensor:
+        """All sums in one tensor (F,), in the order of the fields."""
+        return torch.stack([getattr(self, field.name) for field in fields(self)])
+
+    @classmethod
+    def unpack(cls, packed: Tensor) -> LossSums:
+        """Inverse of `pack`."""
+        return cls(*packed.unbind())
+
+    def to_host(self) -> Sums[float]:
+        """The same sums as floats, copied in one transfer."""
+        return Sums(*(float(value) for value in self.pack().tolist()))
+
+
+# The trial of an installed objective, so that one that cannot be used is told before a model is
+# loaded.
+
+_REWARDS = ([1.0, 0.0, 0.0, 1.0], [0.0] * 7 + [1.0])
+"""Of groups of two sizes, as nodes may differ in theirs."""
+_MOVED = (0.0, 0.01, -0.01)
+"""A batch's first update begins at 0; afterwards tokens become likelier and less likely."""
+
+
+def trial_problem(configured: ConfiguredObjective) -> str:
+    """Why the objective's loss or advantages cannot be used; empty if they can, or if the objective
+    is built in.
+    """
+    if configured.name in OBJECTIVES.built_in:
+        return ""
+    try:
+        for moved in _MOVED:
+            _try_loss(configured, moved)
+        _try_advantages(configured)
+    except ObjectiveError as error:
+        return str(error)
+    return ""
+
+
+def _try_loss(configured: ConfiguredObjective, moved: float) -> None:
+    """Answers of three tokens and of one, of a policy that has moved by `moved` nats a token; the
+    first is good. Their loss must be finite, and so must be its gradient, which has to exist.
+    """
+    name = configured.name
+    logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-0.7, 0.0, 0.0]], requires_grad=True)
+    before = logprobs.detach() - moved
+    with telling(lambda why: unusable(name, f"fails on two short answers ({why})"), ObjectiveError):
+        loss = token_loss(
+            configured,
+            logprobs=logprobs,
+            proximal_logprobs=before,
+            advantages=torch.tensor([1.0, -1.0]),
+            mask=torch.tensor([[True, True, True], [True, False, False]]),
+            reference_logprobs=before if configured.needs_reference else None,
+            log_denominators=before.sum(dim=1) if configured.objective.uses_group_likelihood else None,
+        ).loss
+        if not loss.isfinite().all():
+            raise unusable(name, f"is not finite on two short answers ({loss.tolist()})")
+        if not loss.requires_grad:
+            raise unusable(name, "does not depend on the logprobs of the policy, so that nothing can be learned from it")
+        (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+        if not gradient.isfinite().all():
+            raise unusable(name, f"has a gradient that is not finite on two short answers ({gradient.tolist()})")
+
+
+def _try_advantages(configured: ConfiguredObjective) -> None:
+    name, kind = configured.name, configured.objective.advantages
+    with telling(lambda why: unusable(name, f"fails on the rewards of two groups ({why})", ADVANTAGES), ObjectiveError):
+        batch_advantages(_REWARDS, AdvantageConfig(kind=kind, objective=name))

@@ -7,8 +7,7 @@ from __future__ import annotations
 import shlex
 from collections import deque
 
-from services.trainer.durable.checkpoint import CheckpointStore
-from services.trainer.state import TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, TrainedPosition
 from shared.contracts.codec import decode
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.messages import Batch

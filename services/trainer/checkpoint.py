@@ -1,5 +1,5 @@
-"""Checkpoints on disk: written completely or not at all, verified when read; the newest few and the
-best are kept.
+"""Checkpoints on disk, and the state and position that they hold: written completely or not at all,
+verified when read; the newest few and the best are kept.
 
 A checkpoint is a folder `step-<number>` with the trained weights, the optimizer and a manifest with
 a SHA-256 of each file and of itself. It is written under a temporary name, flushed to disk, and
@@ -15,16 +15,44 @@ import json
 import os
 import pickle
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load
+from torch import Tensor
 
-from services.trainer.state import LearnerState, TrainedPosition
+from services.trainer.selection.intake import Window
 from shared import disk
 from shared.model.weights import serialize
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """The part of a checkpoint that belongs to the learner. `optimizer` and `random` are plain
+    containers of tensors and numbers.
+
+    earlier_groups: what is known about the senders in earlier batches
+    (`services.trainer.selection.intake`).
+    """
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    random: dict[str, Tensor]
+    earlier_groups: Window = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedPosition:
+    """The position of training: batch `batch_number`, at `stream_seq` of the batch log, is the last
+    one that the weights contain.
+    """
+
+    batch_number: int = 0
+    stream_seq: int = 0
+    consumed_local: int = 0
+
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
