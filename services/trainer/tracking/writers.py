@@ -1,4 +1,4 @@
-"""The built-in trackers: TensorBoard, Trackio, Weights & Biases. Each needs the extra of its name."""
+"""Built-in trackers: TensorBoard, Trackio, Weights & Biases, each with the extra of its name."""
 
 from __future__ import annotations
 
