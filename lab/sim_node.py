@@ -25,8 +25,7 @@ from services.sampler.memory import SamplerMemory, limits_of
 from services.sampler.pool import knowledge_of
 from services.sampler.share_controller import Evaluation, Shares, after_batch, next_shares, reconciled
 from services.sampler.strategies import strategy_named
-from services.trainer.selection.intake import Window
-from services.trainer.settings import intake_rules
+from services.trainer.selection.intake import IntakeRules, Window
 from shared.contracts.codec import content_id, encode
 from shared.contracts.control import TaskLedger, TrainerPosition
 from shared.contracts.messages import Batch, BatchItem, ModelIdentity, RolloutGroup, ScoredGroup
@@ -61,7 +60,7 @@ class SimNode:
         self.desk, self.key, self.border = desk, key, border
         self.params = SamplingParams.of(config.generator)
         self.identity = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(desk.tokenizer))
-        self.intake_rules = intake_rules(config, desk.tokenizer, end_token_id=end_token, vocabulary_size=vocabulary)
+        self.intake_rules = IntakeRules.of(config, desk.tokenizer, end_token_id=end_token, vocabulary_size=vocabulary)
         # All nodes' rounds are in step, so when a batch is due every node has already sent its
         # groups.
         settings = config.sampler.model_copy(update={"shortage_wait_s": 0.0})

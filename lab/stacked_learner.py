@@ -21,13 +21,21 @@ from lab.stacked_bounds import Part, bounded_gradients
 from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves
+from services.trainer.gradient.bounded_step import InfluenceRules
 from services.trainer.gradient.rows import TokenGroup
-from services.trainer.gradient.update import BatchLogprobs, GradientPart, UpdateStats, scored_loss, step_normaliser, with_masks
+from services.trainer.gradient.update import (
+    BatchLogprobs,
+    GradientPart,
+    UpdateConfig,
+    UpdateStats,
+    scored_loss,
+    step_normaliser,
+    with_masks,
+)
 from services.trainer.learner import configured_rate
 from services.trainer.objectives.token_loss import LossSums
 from services.trainer.selection.intake import Intake
 from services.trainer.selection.likelihood import OwnPolicyRules, groups_to_check, without_absurd
-from services.trainer.settings import influence_rules, update_config
 from shared.config import NodeConfig
 
 
@@ -63,8 +71,8 @@ class StackedLearner:
         self.flat = flat.clone()
         self._at_once = max(1, stacked_bounds.IN_ONE_PASS // self.flat.shape[1])
         self._trainers = [config.trainer for config in configs]
-        self._update_configs = [update_config(config) for config in configs]
-        self._influence = [influence_rules(config) for config in configs]
+        self._update_configs = [UpdateConfig.of(config) for config in configs]
+        self._influence = [InfluenceRules.of(config.trainer) for config in configs]
         self._own_policy = [OwnPolicyRules.of(trainer) for trainer in self._trainers]
         self._optimizer = StackedAdamW(architecture, self.flat, [_adamw_settings(config) for config in configs])
         self._base = flat.clone() if any(each.objective.needs_reference for each in self._update_configs) else None

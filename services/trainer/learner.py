@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from services.trainer.checkpoint import LearnerState
-from services.trainer.gradient.bounded_step import BoundedGradient, bounded_gradients
+from services.trainer.gradient.bounded_step import BoundedGradient, InfluenceRules, bounded_gradients
 from services.trainer.gradient.forward import plain_rows_reason
-from services.trainer.gradient.update import BatchLogprobs, UpdateStats, batch_logprobs, with_masks
+from services.trainer.gradient.update import BatchLogprobs, UpdateConfig, UpdateStats, batch_logprobs, with_masks
 from services.trainer.parallel import ALONE, Parallel, split_optimizer_state, whole_optimizer_state
 from services.trainer.policy_model import load_policy_model, load_reference_model, separate_head
 from services.trainer.records import PhaseSeconds, StepRecord, trained_groups, trained_of
-from services.trainer.selection.intake import Intake, Window, after_batch, newest, take_in
+from services.trainer.selection.intake import Intake, IntakeRules, Window, after_batch, newest, take_in
 from services.trainer.selection.likelihood import OwnPolicyRules, Preferred, drop_absurd, prefer
-from services.trainer.settings import influence_rules, intake_rules, update_config
 from shared.config import NodeConfig
 from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch
@@ -135,16 +134,16 @@ class Learner:
         self._adapters = _published_adapters(config, self.model, policy.dtype)
         self.tokenizer = policy.tokenizer
         ends = end_tokens(config.model, policy.tokenizer)
-        self.rules = intake_rules(
+        self.rules = IntakeRules.of(
             config,
             policy.tokenizer,
             end_token_id=ends[0],
             end_token_ids=ends,
             vocabulary_size=vocabulary_size(policy.model),
         )
-        self._influence = influence_rules(config)
+        self._influence = InfluenceRules.of(trainer)
         self.update_config = replace(
-            update_config(config),
+            UpdateConfig.of(config),
             budget_tokens=trainer.token_budget,
             shared_prompt=self._shares_prompts(),
             autocast_bf16=policy.dtype == torch.bfloat16,

@@ -65,9 +65,9 @@ def test_no_series_says_when_another_was_made():
 
 def test_every_reason_and_kind_that_the_code_can_count_is_exported_from_the_start():
     trainer = {family.name: labels_of(family) for family in role_families("trainer")}
-    skipped = _first_arguments("SkippedGroup", "selection/tokens.py", "selection/group_tokens.py")
+    skipped = _first_arguments("SkippedGroup", "selection/intake.py", "selection/group_tokens.py")
     assert skipped and skipped | {"absurd", GROUP_BUDGET, SENDER_BUDGET} == set(trainer["swarm_trainer_skipped_groups"]["reason"])
-    kinds = _first_arguments("trying", "service.py", "upkeep.py", "durable/keeper.py")
+    kinds = _first_arguments("trying", "service.py", "step_publisher.py")
     assert kinds and kinds == set(trainer["swarm_trainer_write_failures"]["kind"]) == set(
         trainer["swarm_trainer_write_failing"]["kind"]
     )

@@ -22,10 +22,9 @@ import torch
 from services.trainer.gradient.forward import CompletionLogprobs
 from services.trainer.gradient.rows import CompletionRows, TokenGroup
 from services.trainer.gradient.update import UpdateConfig, scored_loss, step_normaliser, with_masks
-from services.trainer.objectives.advantages import batch_advantages
+from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.trainer.objectives.config import departures
 from services.trainer.objectives.m2po import m2_keep
-from services.trainer.settings import _advantage_config, update_config
 from shared.config import NodeConfig, load_config
 from shared.registry import OBJECTIVES
 from tests.objectives import configured
@@ -240,7 +239,7 @@ def token_groups(groups: Groups, config: NodeConfig) -> list[TokenGroup]:
             behaviour_logprobs=[answer.old.tolist() for answer in group],
             advantages=advantages,
         )
-        for group, advantages in zip(groups, batch_advantages(REWARDS, _advantage_config(config)), strict=True)
+        for group, advantages in zip(groups, batch_advantages(REWARDS, AdvantageConfig.of(config)), strict=True)
     ]
 
 
@@ -254,7 +253,7 @@ def our_loss(
     """The loss of a step over these groups, and its gradient for each answer's tokens, as the
     trainer computes both once a model has given the logprobs.
     """
-    update = update_config(config)
+    update = UpdateConfig.of(config)
     made = token_groups(groups, config)
     new = [[torch.tensor(answer.new) for answer in group] for group in groups]
     old = [[torch.tensor(answer.old) for answer in group] for group in groups]
@@ -363,11 +362,11 @@ def test_a_divergence_is_a_mean_of_its_own_over_all_groups(name: str) -> None:
 def test_overridden_pieces_are_told_and_unset_ones_are_not() -> None:
     for name in PUBLISHED:
         config = node(objective=name, updates_per_batch=2)
-        assert departures(config.trainer, update_config(config).objective.objective) == []
+        assert departures(config.trainer, UpdateConfig.of(config).objective.objective) == []
 
     def told(**trainer: Any) -> list[str]:
         config = node(**trainer)
-        found = departures(config.trainer, update_config(config).objective.objective)
+        found = departures(config.trainer, UpdateConfig.of(config).objective.objective)
         return [match[1] for each in found if (match := re.match(r"trainer\.(\w+) = ", each))]
 
     assert told(objective="dr_grpo", advantage_scale="group", aggregation="token_mean") == ["aggregation", "advantage_scale"]

@@ -36,6 +36,7 @@ from services.trainer.gradient.update import (
 )
 from services.trainer.objectives.token_loss import Normaliser
 from services.trainer.parallel import ALONE, Parallel
+from shared.config.sections import TrainerSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,11 @@ class InfluenceRules:
 
     proportion: float = 1.5
     factor: float = math.inf
+
+    @classmethod
+    def of(cls, trainer: TrainerSection) -> InfluenceRules:
+        """The bound of a node's configuration; 0 there means none."""
+        return cls(proportion=trainer.foreign_norm_proportion, factor=trainer.foreign_norm_factor or math.inf)
 
     @property
     def is_on(self) -> bool:

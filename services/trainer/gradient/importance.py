@@ -21,6 +21,7 @@ from services.trainer.gradient.rows import CompletionRows, TokenGroup
 from services.trainer.objectives.base import LOG_RATIO_BOUND
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.gepo import gepo_log_expectation
+from shared.config.sections import TrainerSection
 
 # A foreign completion was sampled by its sender's policy b; the weight w = p / b, with p this
 # node's (proximal) policy, turns its gradient into that of this node's policy. At the token level
@@ -152,6 +153,21 @@ class ImportanceConfig:
     sequence_bounds: tuple[float, float] | None = None
     unknown_behaviour_logprob: float | None = None
     foreign: ForeignRules = field(default_factory=ForeignRules)
+
+    @classmethod
+    def of(cls, trainer: TrainerSection) -> ImportanceConfig:
+        """The weights that a node's configuration asks for."""
+        return cls(
+            cap=trainer.importance_cap,
+            sequence_bounds=trainer.sequence_mask,
+            unknown_behaviour_logprob=trainer.unknown_behaviour_logprob,
+            foreign=ForeignRules(
+                level=trainer.foreign_weight_level,
+                positive=trainer.foreign_weight_positive,
+                negative=trainer.foreign_weight_negative,
+                negative_divergence=trainer.foreign_negative_divergence,
+            ),
+        )
 
     def __post_init__(self) -> None:
         """Refuse bounds that would drop everything."""

@@ -28,9 +28,10 @@ from services.trainer.gradient.importance import (
     masked_by_objective,
 )
 from services.trainer.gradient.rows import CompletionRows, RowSlice, TokenGroup, TokenRows, build_rows, micro_batches_of, plan_rows
-from services.trainer.objectives.config import ConfiguredObjective
+from services.trainer.objectives.config import ConfiguredObjective, configured_objective
 from services.trainer.objectives.token_loss import LossSums, Normaliser, TokenLoss, token_loss, token_weights
 from services.trainer.parallel import ALONE, Parallel
+from shared.config import NodeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +279,19 @@ class UpdateConfig:
     shared_prompt: bool = False
     autocast_bf16: bool = False
     separate_head: SeparateHead | None = None
+
+    @classmethod
+    def of(cls, config: NodeConfig) -> UpdateConfig:
+        """What a node's configuration says; fields that depend on the model and the machine keep
+        their defaults.
+        """
+        objective, count = configured_objective(config), config.trainer.count_uninformative
+        return cls(
+            objective=objective,
+            importance=ImportanceConfig.of(config.trainer),
+            temperature=config.generator.temperature,
+            count_uninformative=objective.objective.counts_uninformative if count is None else count,
+        )
 
     @property
     def needs_proximal(self) -> bool:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.trainer.objectives.base import AdvantageKind, AdvantageScale, GroupAdvantages, unusable
+from services.trainer.objectives.config import configured_objective
+from shared.config import NodeConfig
 from shared.returned_numbers import finite_numbers
 from shared.rewards import is_informative
 
@@ -41,6 +43,19 @@ class AdvantageConfig:
     std_floor: float = 0.0
     value_beta: float = 1.0
     objective: str = ""
+
+    @classmethod
+    def of(cls, config: NodeConfig) -> AdvantageConfig:
+        """The advantages that a node's configuration asks for."""
+        trainer, objective = config.trainer, configured_objective(config).objective
+        return cls(
+            kind=objective.advantages,
+            scale=trainer.advantage_scale or objective.scale,
+            std_ddof=trainer.advantage_std_ddof,
+            std_floor=trainer.advantage_std_floor,
+            value_beta=trainer.oapl_value_beta,
+            objective=trainer.objective,
+        )
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""

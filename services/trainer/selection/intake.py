@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from services.trainer.gradient.bounded_step import token_shares
 from services.trainer.gradient.rows import TokenGroup
@@ -26,7 +27,11 @@ from services.trainer.selection.group_tokens import (
     local_tokens,
     over_budget,
 )
+from shared.config import NodeConfig
+from shared.config.sections import TrainerSection
 from shared.contracts.messages import Batch, ScoredGroup
+from shared.model.reading import model_max_length
+from shared.model.tokenizer_hash import tokenizer_hash
 
 # How often a sender's groups passed here, over earlier batches, estimates what its text is worth.
 # HACPO (arXiv 2603.02604) multiplies the advantages of agent j's text, where k learns from it, by
@@ -75,6 +80,12 @@ class CapabilityRules:
     window_batches: int = 0
     low: float = 0.1
     high: float = 10.0
+
+    @classmethod
+    def of(cls, trainer: TrainerSection) -> CapabilityRules:
+        """The factors that a node's configuration asks for."""
+        low, high = trainer.foreign_capability_bounds
+        return cls(window_batches=trainer.foreign_capability_window, low=low, high=high)
 
     def __post_init__(self) -> None:
         """Refuse bounds that exclude a factor of 1."""
@@ -170,6 +181,39 @@ class IntakeRules(TokenRules):
     drop_truncated: bool = False
     drop_foreign_negatives: bool = False
     drop_local_negatives: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        config: NodeConfig,
+        tokenizer: Any,
+        *,
+        end_token_id: int | None,
+        end_token_ids: tuple[int, ...] = (),
+        vocabulary_size: int,
+    ) -> IntakeRules:
+        """The intake limits of the node's configuration and model."""
+        trainer, generator = config.trainer, config.generator
+        return cls(
+            tokenizer=tokenizer,
+            tokenizer_hash=tokenizer_hash(tokenizer),
+            end_token_id=end_token_id,
+            end_token_ids=end_token_ids,
+            vocabulary_size=vocabulary_size,
+            max_length=model_max_length(config.model),
+            system_prompt=config.model.system_prompt,
+            max_foreign_tokens=config.max_foreign_tokens,
+            external_weight=trainer.external_weight,
+            advantages=AdvantageConfig.of(config),
+            capability=CapabilityRules.of(trainer),
+            max_foreign_advantage=trainer.max_foreign_advantage or math.sqrt(max(8, generator.completions) - 1),
+            usual_tokens=generator.completions * generator.max_new_tokens,
+            foreign_cost_factor=trainer.foreign_cost_factor or math.inf,
+            foreign_share_factor=trainer.foreign_share_factor or math.inf,
+            drop_truncated=trainer.drop_truncated,
+            drop_foreign_negatives=trainer.drop_foreign_negatives,
+            drop_local_negatives=trainer.drop_local_negatives,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
