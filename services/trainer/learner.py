@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import structlog
@@ -21,14 +20,14 @@ import torch
 from torch import Tensor
 
 from services.trainer.checkpoint import LearnerState
-from services.trainer.gradient.bounded_step import BoundedGradient, InfluenceRules, bounded_gradients
+from services.trainer.gradient.bounded_step import InfluenceRules, Update, UpdateRecord, bounded_gradients
 from services.trainer.gradient.forward import plain_rows_reason
-from services.trainer.gradient.update import BatchLogprobs, UpdateConfig, UpdateStats, batch_logprobs, with_masks
+from services.trainer.gradient.update import BatchLogprobs, UpdateConfig, batch_logprobs, with_masks
 from services.trainer.parallel import ALONE, Parallel, split_optimizer_state, whole_optimizer_state
 from services.trainer.policy_model import load_policy_model, load_reference_model, separate_head
 from services.trainer.records import PhaseSeconds, StepRecord, trained_groups, trained_of
 from services.trainer.selection.intake import Intake, IntakeRules, Window, after_batch, newest, take_in
-from services.trainer.selection.likelihood import OwnPolicyRules, Preferred, drop_absurd, prefer
+from services.trainer.selection.likelihood import OwnPolicyRules, drop_absurd, prefer
 from shared.config import NodeConfig
 from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch
@@ -90,22 +89,6 @@ class TorchThread:
     def shutdown(self) -> None:
         """Accept no more work; the current call ends by itself."""
         self._worker.shutdown(wait=False, cancel_futures=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Update:
-    """One optimizer update: the gradient, its norm, whether the weights moved, and its seconds."""
-
-    gradient: BoundedGradient
-    grad_norm: float
-    moved: bool
-    forward_backward_s: float
-    optimizer_s: float
-
-    @property
-    def stats(self) -> UpdateStats:
-        """The gradient's statistics."""
-        return self.gradient.stats
 
 
 class Learner:
@@ -171,8 +154,19 @@ class Learner:
         gradients = [update.gradient for update in updates]
         self.trained = trained_groups(batch, preferred.batch, intake, gradients, self.update_config)
         self._earlier_groups = after_batch(self._earlier_groups, batch, self.rules.capability)
-        record = _record(preferred, intake, absurd, updates, rate, intake_s)
-        return replace(record, trained_of=trained_of(batch, self.trained))
+        return StepRecord(
+            step=batch.number,
+            time=time.time(),
+            **vars(intake.record()),
+            **vars(preferred.record(absurd)),
+            **vars(UpdateRecord.of(updates, rate, [node for node, _ in intake.authors])),
+            trained_of=trained_of(batch, self.trained),
+            phase_seconds=PhaseSeconds(
+                intake=intake_s,
+                forward_backward=sum(update.forward_backward_s for update in updates),
+                optimizer=sum(update.optimizer_s for update in updates),
+            ),
+        )
 
     @property
     def policy_metadata(self) -> dict[str, str]:
@@ -218,7 +212,7 @@ class Learner:
         if self._device.type == "cuda" and "cuda" in state.random:
             torch.cuda.set_rng_state(state.random["cuda"], self._device)
 
-    def _updates(self, intake: Intake) -> list[_Update]:
+    def _updates(self, intake: Intake) -> list[Update]:
         groups, config = intake.groups, self.update_config
         started = time.perf_counter()
         proximal: BatchLogprobs | None = None
@@ -229,7 +223,7 @@ class Learner:
         if self._reference is not None:
             reference = batch_logprobs(self._reference, groups, config, self._parallel)
         before_s = time.perf_counter() - started
-        updates: list[_Update] = []
+        updates: list[Update] = []
         for _ in range(self._config.updates_per_batch):
             if config.objective.objective.keeps is not None:  # what it masks changes with the policy
                 current = batch_logprobs(self.model, groups, config, self._parallel) if updates else proximal
@@ -244,7 +238,7 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         return updates
 
-    def _update(self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float) -> _Update:
+    def _update(self, intake: Intake, proximal: BatchLogprobs | None, reference: BatchLogprobs | None, before_s: float) -> Update:
         """One optimizer update. If the norm of the gradient is not finite the weights stay
         unchanged, because AdamW's moments would carry the infinity into every later step.
         `before_s` is the time that the batch took before its first update.
@@ -269,7 +263,7 @@ class Learner:
         if moved:
             self._optimizer.step()
         ended = time.perf_counter()
-        return _Update(gradient, grad_norm, moved, before_s + computed - started, ended - computed)
+        return Update(gradient, grad_norm, moved, before_s + computed - started, ended - computed)
 
     def _set_learning_rate(self, step: int) -> float:
         rate = configured_rate(self._config, step)
@@ -300,88 +294,6 @@ class Learner:
             eps=trainer.adam_eps,
             fused=self._device.type in {"cpu", "cuda"},
         )
-
-
-def _record(
-    preferred: Preferred, intake: Intake, absurd: Mapping[str, int], updates: list[_Update], rate: float, intake_s: float
-) -> StepRecord:
-    """One line of `metrics.jsonl`. Losses and ratios are means over the batch's updates, rewards
-    and groups are those of the batch. None means that there was nothing to measure. 0 would be
-    wrong, because a mean over no groups is not a bad mean.
-    """
-    batch = preferred.batch
-
-    # Means over no tokens are 0 (`UpdateStats`), which a reader would take for measurements.
-    measured = [update for update in updates if update.stats.tokens]
-
-    def mean(name: str) -> float | None:
-        return _mean([float(getattr(update.stats, name)) for update in measured])
-
-    staleness, replayed_staleness = (
-        [
-            item.staleness
-            for item in batch.items
-            if item.scored.origin == "local" and item.staleness is not None and item.replayed == replayed
-        ]
-        for replayed in (False, True)
-    )
-    taken = max(1, intake.local + intake.external + intake.replayed)
-    most_scaled = max((update.gradient.scales for update in updates), key=len)
-    bounded = Counter(intake.authors[number][0] for number in most_scaled)
-    return StepRecord(
-        step=batch.number,
-        time=time.time(),
-        updated=updates[0].moved,
-        updates=sum(update.moved for update in updates),
-        loss=mean("loss"),
-        grad_norm=_mean([update.grad_norm for update in measured]),
-        entropy=mean("entropy"),
-        clip_fraction=mean("clip_fraction"),
-        importance_ratio=mean("ratio_mean"),
-        importance_ratio_max=max((update.stats.ratio_max for update in measured), default=None),
-        importance_weight=mean("importance_weight_mean"),
-        truncated_fraction=mean("truncated_fraction"),
-        dropped_fraction=mean("dropped_fraction"),
-        kl_behaviour=mean("kl_behaviour"),
-        kl_reference=mean("kl_reference"),
-        learning_rate=rate,
-        reward_local=_mean(intake.rewards_local),
-        reward_external=_mean(intake.rewards_external),
-        groups_local=intake.local,
-        groups_external=intake.external,
-        groups_zero_advantage=intake.zero_advantage,
-        groups_skipped=sum(intake.skipped.values()),
-        skipped=dict(sorted(intake.skipped.items())),
-        answers_absurd=sum(absurd.values()),
-        absurd_of=dict(sorted(absurd.items())),
-        foreign_answers_of=dict(sorted(intake.foreign_answers_of.items())),
-        over_budget_of=dict(sorted(intake.over_budget_of.items())),
-        capability_of=dict(sorted(intake.capability_of.items())),
-        grad_norm_local=_mean([norm for update in updates if (norm := update.gradient.local_norm) is not None]),
-        grad_norm_foreign=_mean([norm for update in updates if (norm := update.gradient.foreign_norm) is not None]),
-        groups_bounded=sum(bounded.values()),
-        bounded_of=dict(sorted(bounded.items())),
-        groups_left_out=preferred.left_out,
-        logprob_external=preferred.logprob,
-        logprob_left_out=preferred.logprob_left_out,
-        staleness_mean=_mean([float(value) for value in staleness]),
-        staleness_max=max(staleness, default=None),
-        groups_replayed=intake.replayed,
-        reward_replayed=_mean(intake.rewards_replayed),
-        staleness_replayed=_mean([float(value) for value in replayed_staleness]),
-        tokens=sum(sum(group.completion_lengths) for group in intake.groups),
-        behaviour_share=intake.with_behaviour / taken,
-        reencoded_share=intake.reencoded / taken,
-        phase_seconds=PhaseSeconds(
-            intake=intake_s,
-            forward_backward=sum(update.forward_backward_s for update in updates),
-            optimizer=sum(update.optimizer_s for update in updates),
-        ),
-    )
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _published_adapters(config: NodeConfig, model: Any, dtype: torch.dtype) -> Adapters | None:

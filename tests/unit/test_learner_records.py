@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from services.trainer.step_publisher import publication
 
 
 def record(step: int, **changes: float) -> StepRecord:
-    numbers = {name: 0.5 for name, kind in StepRecord.__annotations__.items() if kind in ("float", "float | None")}
-    counts = {name: 1 for name, kind in StepRecord.__annotations__.items() if kind == "int"}
+    numbers = {each.name: 0.5 for each in fields(StepRecord) if each.type in ("float", "float | None")}
+    counts = {each.name: 1 for each in fields(StepRecord) if each.type == "int"}
     rest = {"updated": True, "reward_local": 0.5, "reward_external": None, "skipped": {}, "absurd_of": {"beta": 1}}
     rest |= {"staleness_mean": None, "staleness_max": None}
     values = {**numbers, **counts, **rest, "step": step, "phase_seconds": PhaseSeconds(wait=0.25), **changes}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -134,6 +135,87 @@ class BoundedGradient:
     foreign_norm: float | None
     scales: dict[int, float] = field(default_factory=dict)
     uses: dict[AnswerPlace, AnswerUse] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer update: the gradient, its norm, whether the weights moved, and its seconds."""
+
+    gradient: BoundedGradient
+    grad_norm: float
+    moved: bool
+    forward_backward_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRecord:
+    """The part of a step's record that its optimizer updates know.
+
+    updated: False when no group had an advantage (or a gradient was not finite): the step counts,
+    the weights stay. loss to kl_reference: means over tokens of the groups that took part, and over
+    the updates. None where no token took part: nothing was measured, and 0 would be a claim.
+    importance_ratio: policy to proximal policy. importance_weight: proximal to behaviour after
+    truncation. kl_behaviour: nats per token (k3). grad_norm_local, grad_norm_foreign: norms of what
+    local (replayed ones included) and foreign groups give to the gradient before any bound; None
+    without such groups. groups_bounded: foreign groups that were held to the bound of a group's
+    gradient, most in any update; bounded_of: by node.
+    """
+
+    updated: bool
+    updates: int
+    loss: float | None
+    grad_norm: float | None
+    entropy: float | None
+    clip_fraction: float | None
+    importance_ratio: float | None
+    importance_ratio_max: float | None
+    importance_weight: float | None
+    truncated_fraction: float | None
+    dropped_fraction: float | None
+    kl_behaviour: float | None
+    kl_reference: float | None
+    learning_rate: float
+    grad_norm_local: float | None = None
+    grad_norm_foreign: float | None = None
+    groups_bounded: int = 0
+    bounded_of: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, updates: Sequence[Update], learning_rate: float, nodes: Sequence[str]) -> UpdateRecord:
+        """nodes: the node of each group of the step."""
+        # Means over no tokens are 0 (`UpdateStats`), which a reader would take for measurements.
+        measured = [update.gradient.stats for update in updates if update.gradient.stats.tokens]
+
+        def mean(name: str) -> float | None:
+            return mean_of([float(getattr(stats, name)) for stats in measured])
+
+        bounded = Counter(nodes[number] for number in max((update.gradient.scales for update in updates), key=len))
+        return cls(
+            updated=updates[0].moved,
+            updates=sum(update.moved for update in updates),
+            loss=mean("loss"),
+            grad_norm=mean_of([update.grad_norm for update in updates if update.gradient.stats.tokens]),
+            entropy=mean("entropy"),
+            clip_fraction=mean("clip_fraction"),
+            importance_ratio=mean("ratio_mean"),
+            importance_ratio_max=max((stats.ratio_max for stats in measured), default=None),
+            importance_weight=mean("importance_weight_mean"),
+            truncated_fraction=mean("truncated_fraction"),
+            dropped_fraction=mean("dropped_fraction"),
+            kl_behaviour=mean("kl_behaviour"),
+            kl_reference=mean("kl_reference"),
+            learning_rate=learning_rate,
+            grad_norm_local=mean_of([norm for update in updates if (norm := update.gradient.local_norm) is not None]),
+            grad_norm_foreign=mean_of([norm for update in updates if (norm := update.gradient.foreign_norm) is not None]),
+            groups_bounded=bounded.total(),
+            bounded_of=dict(sorted(bounded.items())),
+        )
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """The mean; None of no values, because a mean over nothing is not 0."""
+    return sum(values) / len(values) if values else None
 
 
 def bounded_gradients(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.trainer.gradient.bounded_step import token_shares
+from services.trainer.gradient.bounded_step import mean_of, token_shares
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.objectives.advantages import AdvantageConfig, batch_advantages
 from services.trainer.selection.group_tokens import (
@@ -216,6 +216,40 @@ class IntakeRules(TokenRules):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class IntakeRecord:
+    """The part of a step's record that its intake knows.
+
+    reward_local: this node's mean reward of its local groups' completions, sampled by its own
+    policy; reward_external: its reward for other nodes' completions; reward_replayed: for those of
+    the `groups_replayed` local groups that were trained on again (`sampler.replay`), which
+    `groups_local`, `reward_local` and `staleness_*` leave out. None where the batch had none.
+    staleness_*: policy versions, over local groups. foreign_answers_of: foreign answers trained on,
+    by node. over_budget_of: whose groups among `skipped` were left out for their cost.
+    capability_of: what foreign advantages were multiplied by, by node, where enough is known of it.
+    behaviour_share, reencoded_share: shares of the groups taken in.
+    """
+
+    reward_local: float | None
+    reward_external: float | None
+    reward_replayed: float | None = None
+    groups_local: int
+    groups_external: int
+    groups_replayed: int = 0
+    groups_zero_advantage: int
+    groups_skipped: int
+    skipped: dict[str, int]
+    foreign_answers_of: dict[str, int] = field(default_factory=dict)
+    over_budget_of: dict[str, int] = field(default_factory=dict)
+    capability_of: dict[str, float] = field(default_factory=dict)
+    staleness_mean: float | None
+    staleness_max: int | None
+    staleness_replayed: float | None = None
+    tokens: int
+    behaviour_share: float
+    reencoded_share: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
     """The groups to train on, and what happened to the rest.
@@ -228,7 +262,8 @@ class Intake:
     capability_of: factors on the advantages of foreign groups, by node, where not 1. rewards_local,
     rewards_external, rewards_replayed: of every completion of the groups trained on. skipped_of:
     why each group was left out, by its id. dropped_of: the same for single answers of groups
-    trained on, by group id and index, with their advantage.
+    trained on, by group id and index, with their advantage. staleness, staleness_replayed: of the
+    batch's local groups, where known.
     """
 
     groups: list[TokenGroup]
@@ -247,6 +282,8 @@ class Intake:
     rewards_replayed: list[float] = field(default_factory=list)
     skipped_of: dict[str, str] = field(default_factory=dict)
     dropped_of: dict[str, dict[int, Dropped]] = field(default_factory=dict)
+    staleness: list[int] = field(default_factory=list)
+    staleness_replayed: list[int] = field(default_factory=list)
 
     @property
     def foreign_answers_of(self) -> Counter[str]:
@@ -256,6 +293,30 @@ class Intake:
             if not group.is_local:
                 answers[node] += len(group.completions)
         return answers
+
+    def record(self) -> IntakeRecord:
+        """What the step's record says of it."""
+        taken = max(1, self.local + self.external + self.replayed)
+        return IntakeRecord(
+            reward_local=mean_of(self.rewards_local),
+            reward_external=mean_of(self.rewards_external),
+            reward_replayed=mean_of(self.rewards_replayed),
+            groups_local=self.local,
+            groups_external=self.external,
+            groups_replayed=self.replayed,
+            groups_zero_advantage=self.zero_advantage,
+            groups_skipped=self.skipped.total(),
+            skipped=dict(sorted(self.skipped.items())),
+            foreign_answers_of=dict(sorted(self.foreign_answers_of.items())),
+            over_budget_of=dict(sorted(self.over_budget_of.items())),
+            capability_of=dict(sorted(self.capability_of.items())),
+            staleness_mean=mean_of(self.staleness),
+            staleness_max=max(self.staleness, default=None),
+            staleness_replayed=mean_of(self.staleness_replayed),
+            tokens=sum(sum(group.completion_lengths) for group in self.groups),
+            behaviour_share=self.with_behaviour / taken,
+            reencoded_share=self.reencoded / taken,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +400,17 @@ def take_in(batch: Batch, rules: IntakeRules, earlier: Window | None = None) -> 
         },
         skipped_of=skipped_of,
         dropped_of=dropped_of,
+        staleness=_staleness(batch, replayed=False),
+        staleness_replayed=_staleness(batch, replayed=True),
     )
+
+
+def _staleness(batch: Batch, *, replayed: bool) -> list[int]:
+    return [
+        item.staleness
+        for item in batch.items
+        if item.scored.origin == "local" and item.staleness is not None and item.replayed == replayed
+    ]
 
 
 def _advantages(taken: Sequence[_Taken], rules: IntakeRules, factors: Mapping[str, float]) -> list[list[float]]:

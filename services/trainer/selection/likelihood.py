@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from torch import nn
@@ -167,6 +167,33 @@ class Preferred:
     left_out: int = 0
     logprob: float | None = None
     logprob_left_out: float | None = None
+
+    def record(self, absurd: Counter[str]) -> LikelihoodRecord:
+        """What the step's record says of it; absurd: number of absurd answers by node."""
+        return LikelihoodRecord(
+            groups_left_out=self.left_out,
+            logprob_external=self.logprob,
+            logprob_left_out=self.logprob_left_out,
+            answers_absurd=absurd.total(),
+            absurd_of=dict(sorted(absurd.items())),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelihoodRecord:
+    """The part of a step's record about the likelihood of foreign text.
+
+    groups_left_out: candidates that were not preferred. logprob_external, logprob_left_out: mean
+    logprobs per token of the chosen groups' text and of the others'. answers_absurd: foreign
+    answers that were not trained on because this node's policy finds them absurd; absurd_of: by
+    node.
+    """
+
+    groups_left_out: int = 0
+    logprob_external: float | None = None
+    logprob_left_out: float | None = None
+    answers_absurd: int = 0
+    absurd_of: dict[str, int] = field(default_factory=dict)
 
 
 def prefer(model: nn.Module, batch: Batch, rules: IntakeRules, config: UpdateConfig, parallel: Parallel = ALONE) -> Preferred:
