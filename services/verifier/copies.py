@@ -41,7 +41,9 @@ from shared.tasks.file_rows import is_file_name
 # them anew.
 #
 # Text that more than half of a group's different answers share is a typical phrase of its policy
-# and says nothing about who wrote it. It is left out on both sides.
+# and says nothing about who wrote it, so it is not looked for elsewhere. Where others' text is
+# looked for, it counts as part of each answer: otherwise a copy could hide what it repeats by
+# putting it into most of its answers.
 #
 # The text is written by strangers. So every step takes time linear in the characters, and no
 # character expands to several: NFKC takes seconds for 16,384 combining marks and turns one
@@ -94,10 +96,11 @@ class Fingerprint:
     """A group's answers.
 
     exact: a digest of each answer, sorted.
-    own: the shingles that are not common to the group, with the answer that each is of
-        (`hash << 16 | answer`), sorted; all those with a hash below `own_below`.
-    sketch: for each long answer, the least hashes of its shingles; `sketch_of` says which of the
-        long answers each is of.
+    own: the shingles, with the answer that each is of (`hash << 16 | answer`; `_ANSWER` stands for
+        all answers if the shingle is common to the group), sorted; all those with a hash below
+        `own_below`.
+    sketch: for each long answer, the least hashes of its shingles that are not common to the group;
+        `sketch_of` says which of the long answers each is of.
     own_chars: for each long answer, how many of its characters are not common to the group.
     """
 
@@ -162,8 +165,8 @@ class Fingerprinter:
         hashes, of, common, own_chars = self._shingles(different)
         long = np.flatnonzero(own_chars >= LONG)[:_MOST_LONG]
         own_below = 2**32 if len(codes) <= _WHOLE_BELOW else _QUARTER
-        kept = ~common & (hashes < own_below)
-        own = np.sort(hashes[kept] << _ANSWER_BITS | of[kept].astype(np.uint64))
+        kept = hashes < own_below
+        own = np.sort(hashes[kept] << _ANSWER_BITS | np.where(common, _ANSWER, of.astype(np.uint64))[kept])
         own = own[np.concatenate([np.ones(min(1, len(own)), np.bool_), own[1:] != own[:-1]])]
         whose = (own & _ANSWER).astype(np.uint16)
         by_answer = np.argsort(whose, kind="stable")
@@ -275,9 +278,11 @@ def evidence_of_copy(original: Fingerprint, copy: Fingerprint) -> int:
     places = np.arange(having.sum()) + np.repeat(begins - (np.cumsum(having) - having), having)
     answers = (copy.own[places] & _ANSWER).astype(np.intp)
     width = len(copy.exact)
-    hits = np.bincount(np.repeat(of, having) * width + answers, minlength=count * width).reshape(count, width).max(axis=1)
+    answers = np.minimum(answers, width)
+    hits = np.bincount(np.repeat(of, having) * (width + 1) + answers, minlength=count * (width + 1)).reshape(count, width + 1)
+    in_one_answer = hits[:, :width].max(axis=1) + hits[:, width]
     tried = np.bincount(of, minlength=count)
-    found = (tried >= _LEAST_LOOKED_FOR) & (hits >= FOUND * tried)
+    found = (tried >= _LEAST_LOOKED_FOR) & (in_one_answer >= FOUND * tried)
     return int(original.own_chars[found].sum()) if found.sum() >= COPIED * count else 0
 
 

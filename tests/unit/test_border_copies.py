@@ -409,6 +409,22 @@ def test_a_copy_of_most_answers_of_a_group_is_a_copy(rewritten: int, tmp_path: P
     assert reason(show(gate, saying(texts, node="gamma"), COPIER, seq=9)) is Refusal.COPIED
 
 
+@pytest.mark.parametrize("most", [False, True], ids=["all", "more than half"])
+def test_a_copy_that_says_several_of_anothers_answers_in_each_of_its_own_is_a_copy(most: bool, tmp_path: Path) -> None:
+    """Text that most answers of a group have in common is no evidence of who wrote it, and no place
+    to hide what another wrote.
+    """
+    gate = border(tmp_path, max_chars=9000, max_completions=16)
+    original = [f"{prose(FILLER, 40)} <answer>{number}</answer>" for number in range(8)]
+    take(gate, saying(original), VICTIM)
+    together = [original[-number:] + original[:-number] for number in range(8)]
+    copy = saying([" ".join(texts[:5] if most else texts) for texts in together], node="gamma")
+    refused = show(gate, copy, COPIER, seq=9)
+    assert isinstance(refused, Refused)
+    assert refused.reason is Refusal.COPIED
+    assert refused.blamed == COPIER.public_key
+
+
 STEPS = (
     "take the larger number {0} and divide it by {1}, which leaves {2}",
     "{0} divided by {1} has the remainder {2}",
