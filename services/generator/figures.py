@@ -37,8 +37,16 @@ class Figures:
             ["task"],
             registry=registry,
         )
+        self._rows_looked_at = Gauge(
+            "swarm_task_rows_looked_at",
+            "Rows of a task file (of another source: draws) whose own reference answer was looked at so far; 0 for a verifier of "
+            "your own, which decides that itself.",
+            ["task"],
+            registry=registry,
+        )
         for dataset in datasets:
             self._rows_left_out.labels(dataset)
+            self._rows_looked_at.labels(dataset)
         self._tokens = Histogram(
             "swarm_completion_tokens",
             "Tokens per completion; the sum is the number of tokens generated.",
@@ -117,9 +125,12 @@ class Figures:
         """Count groups that the engine's server gave no completions for."""
         self._left_out.inc(groups)
 
-    def rows_left_out(self, dataset: str, rows: int) -> None:
-        """Set how many rows of a source are not used."""
+    def rows_left_out(self, dataset: str, rows: int, looked_at: int) -> None:
+        """Set how many rows of a source are not used, and of how many the references were looked
+        at.
+        """
         self._rows_left_out.labels(dataset).set(rows)
+        self._rows_looked_at.labels(dataset).set(looked_at)
 
     def draws_allowed(self, draws: int) -> None:
         """Set how many more draws admission would hand out."""

@@ -43,7 +43,7 @@ from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.runtime.metrics import DefaultRegistryMetrics
 from shared.runtime.status import EVALUATING_BASE
 from shared.tasks import HeldOut, TaskConfigError, dataset_size, held_out_tasks
-from shared.tasks.own_reference import left_out
+from shared.tasks.own_reference import left_out, looked_at
 from shared.tasks.own_reference import told as left_out_lines
 from shared.tasks.specs import checked_config
 from shared.transport.base import TransportError
@@ -231,7 +231,7 @@ class GeneratorService:
         """Log each source's left-out rows again whenever they are twice as many."""
         for spec in self._config.tasks:
             rows, unwritable = left_out(spec), self._prompter.unwritable.get(spec.dataset, {})
-            self._figures.rows_left_out(spec.dataset, rows + len(unwritable))
+            self._figures.rows_left_out(spec.dataset, rows + len(unwritable), looked_at(spec))
             if len(unwritable) >= 2 * self._unwritable_told[spec.dataset] and unwritable:
                 self._unwritable_told[spec.dataset] = len(unwritable)
                 self._context.log.warning(

@@ -83,6 +83,7 @@ def is_left_out(spec: TaskSpec, ref: TaskRef) -> bool:
     if not is_file_name(ref.dataset):
         # Each is another item, so that only their number is kept.
         is_left_out = problem_of(spec.verifier, derive_item(ref)) is not None
+        known.items += 1
         known.items_left_out += is_left_out
         return is_left_out
     if ref.index not in known.looked_at:
@@ -118,6 +119,14 @@ def left_out(spec: TaskSpec) -> int:
         return 0
     known = _known(spec.dataset, spec.canonical_config, spec.verifier)
     return len(known.left_out) if spec.source == "file" else known.items_left_out
+
+
+def looked_at(spec: TaskSpec) -> int:
+    """Number of rows or draws whose reference was looked at so far."""
+    if spec.verifier not in VERIFIERS:
+        return 0
+    known = _known(spec.dataset, spec.canonical_config, spec.verifier)
+    return len(known.looked_at) if spec.source == "file" else known.items
 
 
 def told(spec: TaskSpec, size: int) -> list[str]:
@@ -161,7 +170,7 @@ class _Known:
         self._verifier = verifier
         self.looked_at: set[int] = set()
         self.left_out: dict[int, LeftOut] = {}
-        self.items_left_out = 0
+        self.items = self.items_left_out = 0
 
     def look(self, index: int, item: Item) -> None:
         problem = problem_of(self._verifier, item)

@@ -14,7 +14,7 @@ import pytest
 from shared.config import TaskSpec
 from shared.runtime.errors import EXIT_CONFIG
 from shared.tasks import HeldOut, TaskConfigError, TaskSource, check_specs, held_out_tasks
-from shared.tasks.own_reference import FILE_ROWS_CHECKED, left_out
+from shared.tasks.own_reference import FILE_ROWS_CHECKED, left_out, looked_at
 from shared.tasks.specs import file_questions, source_problems
 from tests import forked
 
@@ -91,7 +91,7 @@ def test_a_row_that_nobody_can_earn_is_left_out_of_training_and_evaluation_and_n
 ) -> None:
     (spec,) = check_specs([source(tmp_path, numbers(9, _4=reference), verifier)], 3)
     (file,) = file_questions([spec], 3)
-    assert (left_out(spec), file.questions) == (1, 8)
+    assert (left_out(spec), looked_at(spec), file.questions) == (1, 9, 8)
     assert "1 of its 9 rows" in file.left_out[0] and "rows.jsonl: line 5: " in file.left_out[1] and len(file.left_out) == 2
     held = HeldOut(held_out_tasks([spec], 8))
     assert len(held.tasks) == 8 and not held.contains("q4")
@@ -115,7 +115,9 @@ def test_of_a_large_file_other_rows_are_looked_at_when_they_are_first_drawn(
     size = 2 * FILE_ROWS_CHECKED
     bad = {f"_{n}": "four" for n in (0, *range(1, 400, 2))}
     (spec,) = check_specs([source(tmp_path, numbers(size, **bad), "final_number")], 2)
-    assert left_out(spec) == 1, "the rows with an odd index are between those that are looked at"
+    assert (left_out(spec), looked_at(spec)) == (1, FILE_ROWS_CHECKED), (
+        "the rows with an odd index are between those that are looked at"
+    )
     tasks = TaskSource([spec], node="a", seed=0)
     drawn = [next(tasks.candidates(draw, HeldOut([]))).ref.index for draw in range(300)]
     assert not {f"_{index}" for index in drawn} & set(bad)
@@ -134,6 +136,7 @@ def test_a_dataset_whose_answers_the_verifier_does_not_pay_is_refused_and_one_of
     (line,) = source_problems([TaskSpec(dataset="ab", verifier="final_number")])[1:]
     assert "needs a number" in line
     spec = TaskSpec(dataset="calendar_arithmetic", verifier="final_number")
-    before = left_out(spec)
+    before, looked_at_before = left_out(spec), looked_at(spec)
     draws = [next(TaskSource([spec], node="a", seed=0).candidates(draw, HeldOut([]))) for draw in range(30)]
     assert all((task.answer or "").lstrip("-").isdigit() for task in draws) and left_out(spec) > before
+    assert looked_at(spec) >= looked_at_before + len(draws)
