@@ -1,4 +1,4 @@
-# The images of a node. Targets: cpu, cuda, verifier, nats (see docs/images.md); `make images` builds them.
+# The images of a node. Targets: cpu, cuda, verifier, nats (see docs/kubernetes-start.md); `make images` builds them.
 #
 # Every Python package is pinned with its hash (requirements/image-*.lock, written by
 # scripts/lock-images), the base image by digest. Another base image (BASE_IMAGE) works if it has

@@ -47,7 +47,7 @@ help:  ## List the targets
 	@echo '  MODEL=smollm2                                                       for run with a real model (README)'
 	@echo '  CONFIG=file DASHBOARD_FLAGS="--node-url nats://127.0.0.1:4333"      for dashboard'
 	@echo '  PYTHON=python3.11 TORCH_INDEX=url                                   for the environment (see README)'
-	@echo '  TARGETS="cpu cuda" REGISTRY=host/path TAG=1 PUSH=1 DOCKER=podman       for images (docs/images.md)'
+	@echo '  TARGETS="cpu cuda" REGISTRY=host/path TAG=1 PUSH=1 DOCKER=podman       for images (docs/kubernetes-start.md)'
 
 DEMO := $(or $(CONFIG),$(if $(MODEL),config/$(MODEL).toml))
 $(if $(filter-out smollm2,$(MODEL)),$(error MODEL=$(MODEL): only smollm2 has a demo; bring another model in with `swarm model import` and name its CONFIG=file (docs/models.md)))

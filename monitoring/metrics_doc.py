@@ -1,5 +1,5 @@
-"""`python -m monitoring.metrics_doc` writes `docs/metrics.md` from the registries that the services
-export.
+"""`python -m monitoring.metrics_doc` writes the tables of `docs/metrics.md` from the registries
+that the services export.
 """
 
 from __future__ import annotations
@@ -27,22 +27,7 @@ DATASET = "leg_counting"
 """A placeholder for the datasets of a node's tasks."""
 
 _OPEN_LABELS = {"task": "a dataset of the node's tasks", "sender": "node ids", "version": "the software's", "run": "the run's name"}
-_HEAD = f"""# Metrics
-
-Each service exports these metrics on `/metrics` of its HTTP port, beside `/livez` and `/readyz`. It
-also exports Python's `process_*` (CPU seconds, resident memory, start time, open files) and
-`python_info`. The scrape configuration adds the labels `job`, `instance`, `node` and `role`; no
-metric sets these itself. Series whose label values are known in advance are exported as zero from
-the start. Counters and histograms restart at zero with each process.
-`{COMMAND}` writes this page from the code; do not edit it.
-
-A value that a process cannot know yet is absent, not 0; the description says until when. Where all
-replicas of a role report the same value, read it with `max by (node)`, not `sum`.
-
-With `generator.engine = "vllm"` the generator also exports vLLM's own metrics, `vllm:*`
-([list](https://docs.vllm.ai/en/latest/usage/metrics/)). NATS has its own exporter: `nats_stream_*`,
-`nats_consumer_*` and `nats_varz_*`.
-"""
+_BEGIN = "<!-- begin: written from the code -->"
 
 
 def role_registry(role: Role) -> CollectorRegistry:
@@ -85,11 +70,11 @@ def labels_of(family: Metric) -> dict[str, list[str]]:
 
 
 def render() -> str:
-    """The page."""
+    """The page: what is written by hand, then the tables."""
     by_role = {role: role_families(role) for role in ROLES}
     common = set.intersection(*({family.name for family in families} for families in by_role.values()))
     sections = [
-        _HEAD,
+        f"{PAGE.read_text(encoding='utf-8').partition(_BEGIN)[0]}{_BEGIN}\n",
         _section("Every service", (each for each in by_role["verifier"] if each.name in common)),
         *(_section(role, (each for each in families if each.name not in common)) for role, families in by_role.items()),
     ]

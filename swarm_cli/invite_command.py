@@ -233,7 +233,7 @@ def _remarks(config: NodeConfig, node: str, observer: bool, address: str) -> lis
     if node:
         lines.append(
             f"the token holds {node}'s key: send it to that person only. The server must list the key: run `swarm nats config` "
-            f"with --nodes ...,{node}, then reload the server twice (in a cluster `swarm k8s secrets`: docs/operations.md)"
+            f"with --nodes ...,{node}, then reload the server twice (in a cluster `swarm k8s secrets`: docs/kubernetes-change.md)"
         )
     if observer:
         lines.append(

@@ -96,7 +96,7 @@ class GeneratorSection(Section):
         1800,
         ge=10,
         description="Longest start of vLLM in seconds, including reading the model and compiling kernels. Half an hour is enough "
-        "for a large model on a slow volume. A startup probe must allow more (docs/operations.md).",
+        "for a large model on a slow volume. A startup probe must allow more (docs/kubernetes-start.md).",
     )
     policy_load_timeout_s: float = Field(
         120.0,

@@ -224,7 +224,7 @@ def _deliver(objects: Sequence[Mapping[str, Any]], out: str) -> None:
         if size * 3 // 4 > MOST_BYTES:
             raise CommandError(
                 f"{each['kind']} {each['metadata']['name']} would have {size * 3 // 4 / 2**20:.1f} MiB, and Kubernetes allows 1: "
-                "for more nodes, or longer names, give the swarm plane its own server (docs/operations.md)"
+                "for more nodes, or longer names, give the swarm plane its own server (docs/kubernetes-start.md)"
             )
     if any(annotation_bytes(each) > ANNOTATION_BYTES for each in objects):
         note("too large for client-side apply: use `kubectl apply --server-side --filename -`")

@@ -23,7 +23,7 @@ from swarm_cli.replace_file import replace_file
 
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 SET_ASIDE = "old"
-"""Folder within the key folder for files that were replaced (docs/operations.md)."""
+"""Folder within the key folder for files that were replaced (docs/kubernetes-start.md)."""
 _MOST_BYTES = 16 * 2**20
 _BLOCKS = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _DROP = "--renew-certificate drops every name that is not asked for"
@@ -52,7 +52,7 @@ def put_existing(folder: Path, found: Mapping[str, str]) -> None:
         elif file == _AUTHORITY and not set(_BLOCKS.findall(text)) & set(_BLOCKS.findall(_text(path))):
             raise CommandError(
                 f"{path} is another authority than the cluster's, so no client would trust the servers: give the cluster's folder, "
-                'or change the authority in rounds (docs/operations.md, "Rotate a certificate")'
+                'or change the authority in rounds (docs/kubernetes-change.md, "Rotate a certificate")'
             )
 
 
@@ -135,7 +135,7 @@ def _complete_certificates(folder: Path, names: Sequence[str], now: datetime, *,
         if file.exists() and file.stat().st_mode & 0o077:
             yield f"{file} is readable by other users: run `chmod 600 {file}`"
     if (ends := certificates.read(_text(authority)).not_after) - now < certificates.RENEWED_WITHIN:
-        yield f'{authority} expires on {ends:%Y-%m-%d}: replace it in rounds (docs/operations.md, "Rotate a certificate")'
+        yield f'{authority} expires on {ends:%Y-%m-%d}: replace it in rounds (docs/kubernetes-change.md, "Rotate a certificate")'
     reason = _why_anew(certificate, key, authority, names, now)
     if renew and certificate.exists():
         reason = reason or "is renewed as --renew-certificate asks"

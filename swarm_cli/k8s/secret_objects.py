@@ -28,7 +28,7 @@ in one.
 """
 
 _LABELS = {"app.kubernetes.io/name": "swarm"}
-"""Without `part-of`, by which docs/operations.md removes old ConfigMaps: these stay."""
+"""Without `part-of`, by which docs/kubernetes-change.md removes old ConfigMaps: these stay."""
 _TLS_FILES = {"tls.crt": "tls.crt", "tls.key": "tls.key", "ca.crt": "ca.crt"}
 
 

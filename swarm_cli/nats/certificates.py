@@ -81,7 +81,7 @@ def certificates(
     if short:
         raise CommandError(
             f"{len(short)} of {len(found)} certificates expire in less than {days} days: renew them and reload their servers "
-            '(docs/operations.md, "Rotate a certificate")'
+            '(docs/kubernetes-change.md, "Rotate a certificate")'
         )
 
 

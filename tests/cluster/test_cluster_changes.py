@@ -32,7 +32,7 @@ def rendered(overlay: Path) -> list[Object]:
 
 
 def add_delta(overlay: Path) -> None:
-    """One folder and one line, as docs/operations.md says."""
+    """One folder and one line, as docs/kubernetes-change.md says."""
     shutil.copytree(overlay / "nodes" / "alpha", overlay / "nodes" / "delta")
     for file in (overlay / "nodes" / "delta").iterdir():
         file.write_text(file.read_text().replace("alpha", "delta").replace("ALPHA", "DELTA"))

@@ -54,7 +54,7 @@ def swarm(whole_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def for_several_machines(overlay: Path) -> None:
-    """What docs/operations.md has in lines of a kustomization, as a person would change them."""
+    """The lines of a kustomization that docs/kubernetes-change.md has, changed as by a person."""
     top, every = overlay / "kustomization.yaml", overlay / "every-node" / "kustomization.yaml"
     component = "  - ../../components/restricted\n"
     top.write_text(top.read_text().replace(component, "  - ../../components/nats-cluster\n" + component) + STORAGE_PATCH)
@@ -78,8 +78,8 @@ def assert_each_step_once(swarm: Swarm, node: str) -> None:
 
 
 def drain(cluster: Cluster, machine: str, *more: str) -> tuple[int, str, int]:
-    """`kubectl drain` as docs/operations.md has it: its code, its words, and the fewest servers
-    that were ready meanwhile.
+    """`kubectl drain` as docs/kubernetes-change.md has it: its code, its words, and the fewest
+    servers that were ready meanwhile.
     """
     command = ["drain", machine, "--ignore-daemonsets", "--delete-emptydir-data", *more]
     fewest = 3

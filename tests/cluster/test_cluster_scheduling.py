@@ -55,7 +55,7 @@ def test_every_pod_of_the_cluster_overlay_finds_its_machine(cluster: Cluster, sh
 
 def test_the_only_machine_with_four_gpus_goes_to_the_trainer_that_needs_it(cluster: Cluster) -> None:
     """Whoever took it before is displaced. A trainer with one GPU that was there has its disk there
-    and waits, until a person gives it another (docs/operations.md, "A cluster").
+    and waits, until a person gives it another (docs/kubernetes-start.md, "A cluster").
     """
     objects = render("cluster")
     ones = [Machine(f"one-{number}", cpus=16, memory_gib=128, gpus=1) for number in range(8)]

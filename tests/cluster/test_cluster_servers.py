@@ -43,7 +43,7 @@ class Servers:
         self.keys = keys
 
     def apply_secrets(self, nodes: str) -> None:
-        """`swarm k8s secrets | kubectl apply`, as docs/operations.md has it."""
+        """`swarm k8s secrets | kubectl apply`, as docs/kubernetes-start.md has it."""
         made = swarm_k8s(self.swarm.cluster, "secrets", "--nodes", nodes, "--keys", str(self.keys))
         assert made.returncode == 0, made.stderr
         self.swarm.cluster.kubectl("apply", "--server-side", "--filename=-", given=made.stdout)

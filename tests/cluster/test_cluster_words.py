@@ -1,4 +1,4 @@
-"""What docs/troubleshooting-kubernetes.md quotes of Kubernetes is what this one says."""
+"""What docs/kubernetes-trouble.md quotes of Kubernetes is what this one says."""
 
 from __future__ import annotations
 

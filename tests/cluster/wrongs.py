@@ -1,5 +1,5 @@
 """What goes wrong on a cluster, brought about on purpose, and what API server, scheduler and
-controllers then say: the words that docs/troubleshooting-kubernetes.md quotes.
+controllers then say: the words that docs/kubernetes-trouble.md quotes.
 """
 
 from __future__ import annotations

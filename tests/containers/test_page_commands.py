@@ -1,4 +1,4 @@
-"""What docs/operations.md and the runbooks tell to type in a pod, typed in the image of the
+"""What the pages on Kubernetes and the runbooks tell to type in a pod, typed in the image of the
 container that they name: the operators' pods and the NATS server of the secured overlay, from its
 manifests, with the Secrets that `swarm k8s secrets` makes. The trainer's pod is in
 `test_single_box`, where one trains.

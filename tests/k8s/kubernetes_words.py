@@ -1,4 +1,4 @@
-"""What docs/troubleshooting-kubernetes.md quotes of Kubernetes: each quote of a first column, and
+"""What docs/kubernetes-trouble.md quotes of Kubernetes: each quote of a first column, and
 whether a run has shown it.
 """
 
@@ -8,7 +8,7 @@ import re
 
 from tests.k8s.manifests import REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "troubleshooting-kubernetes.md"
+PAGE = REPOSITORY / "docs" / "kubernetes-trouble.md"
 SERVICES = "## CrashLoopBackOff"
 """From there on, services and NATS speak (test_last_words.py)."""
 NOT_SHOWN = "†"

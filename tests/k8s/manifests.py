@@ -20,10 +20,16 @@ import yaml
 
 REPOSITORY = Path(__file__).parents[2]
 K8S = REPOSITORY / "k8s"
+KUBERNETES_PAGES = [REPOSITORY / "docs" / f"kubernetes-{part}.md" for part in ("start", "change", "trouble")]
 ROLES = ("generator", "verifier", "sampler", "trainer")
 RENDER_TIMEOUT_S = 120.0
 
 Object = dict[str, Any]
+
+
+def kubernetes_pages() -> str:
+    """The pages on Kubernetes, one after the other."""
+    return "\n".join(page.read_text() for page in KUBERNETES_PAGES)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""The servers' certificate is rotated by the steps of docs/operations.md on three real servers of
-the rendered cluster, while a client is at work; `swarm nats certificates` tells how long each has.
+"""The servers' certificate is rotated by the steps of docs/kubernetes-change.md on three real
+servers of the rendered cluster, while a client is at work; `swarm nats certificates` tells how long
+each has.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from swarm_cli.app import app
 from swarm_cli.k8s import certificates as made_certificates
 from swarm_cli.k8s.server_names import server_names
 from swarm_cli.nats.server_certificates import ask, follow, not_after
-from tests.k8s.manifests import K8S, find, pod_of, render, with_kind, workloads
+from tests.k8s.manifests import K8S, find, kubernetes_pages, pod_of, render, with_kind, workloads
 from tests.k8s.rendered_server import RenderedServer
 from tests.secured_server import swarm
 
-PAGE = (K8S.parent / "docs" / "operations.md").read_text()
+PAGE = kubernetes_pages()
 SECTION = PAGE.partition("\n## Rotate a certificate\n")[2].partition("\n### ")[0]
 OUTSIDE = "swarm.example.org"
 """A name for nodes outside the cluster."""

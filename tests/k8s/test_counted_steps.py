@@ -1,5 +1,5 @@
-"""docs/operations.md: from nothing to training in at most 3 steps on a laptop's cluster and 8 on
-GPUs. A step is a numbered item with one block of at most two commands.
+"""docs/kubernetes-start.md: from nothing to training in at most 3 steps on a laptop's cluster and 8
+on GPUs. A step is a numbered item with one block of at most two commands.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 from typer.main import get_command
 
 from swarm_cli.app import app
-from tests.k8s.manifests import K8S, REPOSITORY, build, name_of, parsed, render, with_kind
+from tests.k8s.manifests import K8S, REPOSITORY, build, kubernetes_pages, name_of, parsed, render, with_kind
 
-PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
+PAGE = kubernetes_pages()
 ITEM = re.compile(r"^(\d+)\. (.+?)(?=^\d+\. |^\S)", re.MULTILINE | re.DOTALL)
 
 
@@ -61,8 +61,7 @@ def test_the_images_that_are_loaded_are_those_of_the_overlay() -> None:
     assert set(line.split()) - {"kind", "load", "docker-image"} == used
     (applied,) = [each for each in pasted if each.startswith("kubectl apply -k")]
     assert "overlays/single-box" in applied and pasted.index(line) < pasted.index(applied)
-    operations = (REPOSITORY / "docs/operations.md").read_text()
-    (elsewhere,) = re.findall(r"`k3d image import (.+?)`", operations)
+    (elsewhere,) = re.findall(r"`k3d image import (localhost.+?)`", PAGE)
     assert set(elsewhere.split()) == used
 
 

@@ -1,4 +1,4 @@
-"""The patches of docs/operations.md, pasted into the cluster overlay as a reader would."""
+"""The patches of docs/kubernetes-start.md, pasted into the cluster overlay as a reader would."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.k8s.manifests import K8S, Object, build, name_of, parsed, pod_of, with_kind, workloads
 
-PAGE = K8S.parent / "docs/operations.md"
+PAGE = K8S.parent / "docs/kubernetes-start.md"
 
 
 def patched(words: str, folder: Path) -> list[Object]:

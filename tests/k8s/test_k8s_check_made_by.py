@@ -1,5 +1,5 @@
 """What `swarm k8s check` gives as the remedy for an object that is missing: a command that makes
-it. Those for objects made by hand are the commands of docs/operations.md.
+it. Those for objects made by hand are the commands of docs/kubernetes-change.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swarm_cli.k8s.check.command import findings
 from swarm_cli.k8s.check.overlay import Overlay
 from swarm_cli.k8s.secret_objects import expected
 from tests.k8s.cluster_shapes import Listed, named
-from tests.k8s.manifests import REPOSITORY, pod_of, render, workloads
+from tests.k8s.manifests import kubernetes_pages, pod_of, render, workloads
 
 NOW = datetime.now(UTC)
 PULL = "imagePullSecrets"
@@ -47,7 +47,7 @@ def of_delta(**changed: str) -> list[dict[str, Any]]:
 
 
 def documented(command: str) -> bool:
-    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    page = kubernetes_pages()
     return command.replace("HOST", "swarm.example.org") in page
 
 

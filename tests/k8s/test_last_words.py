@@ -1,4 +1,4 @@
-"""What docs/troubleshooting-kubernetes.md quotes of services and NATS is what they say."""
+"""What docs/kubernetes-trouble.md quotes of services and NATS is what they say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.k8s import kubernetes_words
 from tests.k8s.manifests import REPOSITORY
 from tests.nats_server import find_binary, free_port
 
-PAGE = (REPOSITORY / "docs" / "troubleshooting-kubernetes.md").read_text()
+PAGE = (REPOSITORY / "docs" / "kubernetes-trouble.md").read_text()
 TABLE = PAGE.split("## CrashLoopBackOff")[1].split("\n## ")[0]
 START_TIMEOUT_S = 120.0
 

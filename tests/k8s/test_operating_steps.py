@@ -1,5 +1,6 @@
-"""The numbered steps of docs/operations.md for upgrading and restoring NATS, done to three servers
-from the rendered configuration: what `kubectl` makes a controller do is done here by hand."""
+"""The numbered steps of the pages on Kubernetes for upgrading and restoring NATS, done to three
+servers from the rendered configuration: what `kubectl` makes a controller do is done here by hand.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from shared.contracts.streams import update_swarm_streams
 from shared.contracts.subjects import POLICY_KEY, VERIFIER_CONSUMER, node_rollouts, node_rollouts_stream
 from shared.transport.base import Delivery, Transport, TransportError
 from swarm_cli.replace_file import replace_file
-from tests.k8s.manifests import K8S, environment, find, pod_of, render
+from tests.k8s.manifests import K8S, environment, find, kubernetes_pages, pod_of, render
 from tests.k8s.test_nats_config import NODES, Server, as_user, cluster, keys, make_streams
 from tests.k8s.test_operator_commands import as_operator, run
 from tests.secured_server import swarm
@@ -33,7 +34,7 @@ STREAM = node_rollouts_stream("alpha")
 
 def steps(heading: str, after: str = "") -> list[str]:
     """The numbered steps of a section, each on one line."""
-    section = (K8S.parent / "docs/operations.md").read_text().split(f"\n{heading}\n")[1].split("\n## ")[0]
+    section = kubernetes_pages().split(f"\n{heading}\n")[1].split("\n## ")[0]
     listed = section[section.index(after) :].split("\n\n", 2 if after else 1)[1 if after else 0] if after else section
     return [" ".join(each.split()) for each in re.findall(r"^\d\. (.+(?:\n   .+)*)", listed, re.MULTILINE)]
 

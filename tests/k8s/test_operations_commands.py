@@ -1,5 +1,5 @@
-"""What docs/operations.md tells to type is done, where no cluster is needed for it: on a copy of
-the overlays, and with the rendered objects.
+"""What the pages on Kubernetes tell to type is done, where no cluster is needed for it: on a copy
+of the overlays, and with the rendered objects.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from swarm_cli.app import app
 from swarm_cli.invitation import read_token
-from tests.k8s.manifests import K8S, REPOSITORY, build, find, node_of, parsed, render, role_of, with_kind
+from tests.k8s.manifests import K8S, REPOSITORY, build, find, kubernetes_pages, node_of, parsed, render, role_of, with_kind
 
-PAGE = (REPOSITORY / "docs" / "operations.md").read_text()
+PAGE = kubernetes_pages()
 
 
 def typed(heading: str) -> list[str]:
@@ -47,7 +47,7 @@ def test_the_commands_that_add_a_node_bring_its_objects_and_change_nobody_elses(
 
 
 def test_the_namespace_that_is_made_first_is_that_of_the_overlays() -> None:
-    files = set(re.findall(r"kubectl apply --filename (k8s/\S+)", PAGE))
+    files = set(re.findall(r"kubectl apply --filename (k8s/[^\s`]+)", PAGE))
     (file,) = files
     for overlay in ("cluster", "joined"):
         assert find(render(overlay), "Namespace", "swarm") == yaml.safe_load((REPOSITORY / file).read_text())

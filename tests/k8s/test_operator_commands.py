@@ -1,5 +1,5 @@
-"""The commands of the runbooks and of docs/operations.md: each program exists in the image of the
-container that is named, and those for the operator's pod are run with its environment and keys
+"""The commands of the runbooks and of the pages on Kubernetes: each program exists in the image of
+the container that is named, and those for the operator's pod are run with its environment and keys
 against three servers from the rendered configuration."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from swarm_cli.app import app
 from tests.k8s.images import by_image, image_name, read_stages
-from tests.k8s.manifests import REPOSITORY, Object, environment, find, pod_of, render
+from tests.k8s.manifests import KUBERNETES_PAGES, REPOSITORY, Object, environment, find, pod_of, render
 from tests.k8s.test_nats_config import START_TIMEOUT_S, Server, cluster, keys
 
 __all__ = ["cluster", "keys"]
 
-PAGES = [REPOSITORY / "docs/operations.md", *sorted((REPOSITORY / "docs/runbooks").glob("*.md"))]
+PAGES = [*KUBERNETES_PAGES, *sorted((REPOSITORY / "docs/runbooks").glob("*.md"))]
 FENCED = re.compile(r"^```.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OURS = {"swarm", "python", "torchrun", "hf"}
 """Programs that the images' environment brings (pyproject.toml)."""

@@ -22,7 +22,7 @@ from shared.contracts.streams import ensure_node_streams, prepare_swarm_streams
 from shared.identity.keys import load_or_create
 from shared.transport.base import AccessDenied, NotConnected, StreamSpec, Transport, TransportError
 from shared.transport.connect import connect
-from tests.k8s.manifests import K8S, Object, find, pod_of, render, with_kind
+from tests.k8s.manifests import Object, find, kubernetes_pages, pod_of, render, with_kind
 from tests.k8s.rendered_server import RenderedServer
 from tests.secured_server import make_certificates, swarm
 
@@ -47,7 +47,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[RenderedServer]:
     """A server of the cluster overlay with `nats-expose`, its accounts written as
-    docs/operations.md says.
+    docs/kubernetes-change.md says.
     """
     folder = tmp_path_factory.mktemp("hub")
     server = RenderedServer(render("cluster-exposed-one-server"), folder / "nats-0")
@@ -170,7 +170,7 @@ async def test_a_site_publishes_to_the_swarm_through_its_leaf_and_is_given_what_
         as_node(hub, keys, "alpha") as inside,
     ):
         await until_works(lambda: share(leaf, "delta", b"from the site", "site"))
-        assert "Leafnode connection created" in site.log, "as docs/operations.md says"
+        assert "Leafnode connection created" in site.log, "as docs/kubernetes-change.md says"
         await share(inside, "alpha", b"for the site", "for-site")
         large = b"x" * (9 * 2**20)  # more than a message holds: in chunks
         await share(leaf, "delta", large, "large")
@@ -280,7 +280,7 @@ def test_a_joined_nodes_verifier_alone_has_the_way_to_the_swarm_and_the_key_for_
 
 
 def test_the_documented_commands_make_what_a_joined_node_mounts() -> None:
-    page = (K8S.parent / "docs" / "operations.md").read_text()
+    page = kubernetes_pages()
     section = page.partition("\n## Join from outside the cluster\n")[2].partition("\n## ")[0]
     made = {
         match[1]: set(re.findall(r"--from-(?:file|literal)=([^=\s]+)", match[0]))

@@ -20,7 +20,7 @@ SCHEMAS = Path(__file__).parent / "schemas"
 # Each version is listed twice, for its folder of strict schemas too.
 MINORS = sorted(set(all_versions()), key=lambda version: [int(part) for part in version.split(".")])
 CHECKED_MINORS = [next(each for each in MINORS if each.startswith("1.27.")), *MINORS[-3:]]
-"""The oldest that docs/operations.md names, and the three newest."""
+"""The oldest that docs/kubernetes-start.md names, and the three newest."""
 CUSTOM = {
     ("cert-manager.io/v1", "Certificate"),
     ("cert-manager.io/v1", "Issuer"),

@@ -18,6 +18,7 @@ from tests.k8s.manifests import (
     build,
     containers,
     find,
+    kubernetes_pages,
     label,
     name_of,
     parsed,
@@ -100,14 +101,14 @@ def test_no_edit_that_people_make_is_refused_by_the_next_apply(variant: str, edi
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_config_map_has_the_label_by_which_old_ones_are_removed(variant: str) -> None:
-    """docs/operations.md, "Old ConfigMaps"; those that `swarm k8s secrets` makes do not, and
+    """docs/kubernetes-change.md, "Old ConfigMaps"; those that `swarm k8s secrets` makes do not, and
     stay."""
     for each in with_kind(render(variant), "ConfigMap"):
         assert label(each, "app.kubernetes.io/part-of") == "swarm", name_of(each)
     made = as_objects(expected(["alpha"]), {file: "x" for one in expected(["alpha"]) for file in one.files.values()}, "swarm")
     assert len(with_kind(made, "ConfigMap")) == 2
     assert not [each for each in made if "app.kubernetes.io/part-of" in each["metadata"]["labels"]]
-    page = (K8S.parent / "docs/operations.md").read_text()
+    page = kubernetes_pages()
     assert "--prune -l app.kubernetes.io/part-of=swarm --prune-allowlist=core/v1/ConfigMap" in page
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.k8s.manifests import K8S, Object, find, node_of, pod_of, render, selected, with_kind, workloads
+from tests.k8s.manifests import Object, find, kubernetes_pages, node_of, pod_of, render, selected, with_kind, workloads
 from tests.nats_server import free_port
 
 VARIANT = "cluster-trainer-machines"
@@ -91,5 +91,5 @@ def test_its_pods_reach_each_other_and_no_other_nodes() -> None:
 
 
 def test_the_page_says_how_to_put_a_trainer_on_several_machines() -> None:
-    page = (K8S.parent / "docs/operations.md").read_text()
+    page = kubernetes_pages()
     assert "`trainer-machines`" in page and "`generator-gpus`" in page

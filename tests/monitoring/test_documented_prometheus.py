@@ -1,4 +1,4 @@
-"""The Prometheus configuration of docs/operations.md for machines without Kubernetes."""
+"""The Prometheus configuration of docs/metrics.md for machines without Kubernetes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarm_cli.local.procfile import Layout
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)")
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "operations.md"
+PAGE = ROOT / "docs" / "metrics.md"
 
 
 def test_promtool_takes_it_with_the_rules_it_names_and_it_asks_every_role_of_both_nodes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typer.main import get_command
 from swarm_cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/joining.md", "docs/security.md", "docs/operations.md", "docs/runbooks/*.md"]
+PAGES = ["README.md", "docs/joining.md", "docs/security.md", "docs/kubernetes-*.md", "docs/runbooks/*.md"]
 FOREIGN = {"--help"}
 
 

@@ -87,9 +87,9 @@ def test_bounds_rise_to_what_was_asked_for(first: float, last: float, whole: boo
     assert all(upper / lower <= BUCKET_RATIO + 1e-9 or (whole and upper - lower == 1.0) for lower, upper in pairwise(bounds))
 
 
-def test_the_page_on_capacity_tells_the_series_of_a_node() -> None:
+def test_the_page_on_metrics_tells_the_series_of_a_node() -> None:
     """The page has them from real processes, in which a few appear only at work."""
-    page = (Path(__file__).parents[2] / "docs" / "capacity.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     texts = {role: generate_latest(role_registry(role)).decode() for role in ROLES}
     (row,) = re.findall(r"series of the four services shortly after their start \| about (.*) \|", page)
     told, *_ = counted = [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", row)]
@@ -97,8 +97,8 @@ def test_the_page_on_capacity_tells_the_series_of_a_node() -> None:
     assert len(counted) == 1 + len(ROLES) and abs(sum(of_role.values()) - told) <= 5
     for role, text in texts.items():
         series = sum(not line.startswith("#") for line in text.splitlines())
-        assert series <= of_role[role] <= 1.05 * series, f"docs/capacity.md: {role} has at least {series:,} series"
-    hundred, four = re.findall(r"about ([\d,]+) series where each node has one\s+dataset, and about ([\d,]+)", page)[0]
+        assert series <= of_role[role] <= 1.05 * series, f"docs/metrics.md: {role} has at least {series:,} series"
+    hundred, four = re.findall(r"about\s+([\d,]+) series where each node has one\s+dataset, and about ([\d,]+)", page)[0]
     assert round(told * 100, -3) == int(hundred.replace(",", ""))
     assert round((told + 3 * (len(DURATION_BUCKETS_S) + 4)) * 100, -3) == int(four.replace(",", ""))
     (told_kb,) = re.findall(r"size of four scrapes, uncompressed \| (\d+) kB", page)

@@ -82,7 +82,7 @@ def _apart(workloads: Sequence[Workload], machines: Sequence[Object]) -> Iterato
             fitting = sum(_why_nowhere(workload, [each]) is None for each in machines)
             if 0 < fitting < workload.replicas:
                 what = f"{workload.name} needs {workload.replicas} machines, one per pod, but only {fitting} are suitable"
-                remedy = 'add machines, or let pods share one (docs/operations.md, "A cluster")'
+                remedy = 'add machines, or let pods share one (docs/kubernetes-start.md, "A cluster")'
                 yield Finding(True, what, remedy)
 
 

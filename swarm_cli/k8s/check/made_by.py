@@ -60,8 +60,8 @@ def how_added(overlay: Overlay, reference: Reference, key: str) -> str:
 
 
 def _by_hand(overlay: Overlay) -> Mapping[tuple[str, str], Mapping[str, str]]:
-    """The objects of docs/operations.md, "Join from outside the cluster": for each entry the file,
-    or the text.
+    """Objects made by hand (docs/kubernetes-change.md, "Join from outside the cluster"): for each
+    entry the file, or the text.
     """
     found: dict[tuple[str, str], dict[str, str]] = {
         ("ConfigMap", _HUB): {"ca.crt": "hub-ca.crt"},

@@ -70,8 +70,8 @@ def backup(
     """Back up streams into a folder: settings, messages and durable consumers, with checksums.
 
     The folder appears once all of it is on disk; an interrupted backup leaves no folder and can be
-    run again. It works on a running server; docs/operations.md explains what a backup of a running
-    node holds. `swarm nats restore` restores it.
+    run again. It works on a running server; docs/kubernetes-trouble.md explains what such a backup
+    holds. `swarm nats restore` restores it.
     """
     try:
         refuse_filled(out, "the backup")
