@@ -27,7 +27,7 @@ DATASET = "leg_counting"
 """A placeholder for the datasets of a node's tasks."""
 
 _OPEN_LABELS = {"task": "a dataset of the node's tasks", "sender": "node ids", "version": "the software's", "run": "the run's name"}
-_BEGIN = "<!-- begin: written from the code -->"
+_BEGIN = f"<!-- begin: written by {COMMAND} -->"
 
 
 def role_registry(role: Role) -> CollectorRegistry:
