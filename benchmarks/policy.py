@@ -21,7 +21,7 @@ from services.generator.engines import create_engine
 from services.generator.engines.base import SamplingParams
 from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
-from services.trainer.checkpoint import TrainedPosition
+from services.trainer.checkpoint import PolicyVersion
 from services.trainer.step_publisher import Publisher
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
@@ -86,9 +86,7 @@ class TrainerToGenerator:
         with torch.no_grad():
             self._train(self._model)
         started = time.perf_counter()
-        await self._publisher.publish(
-            self._write, TrainedPosition(batch_number=version, stream_seq=version, consumed_local=version)
-        )
+        await self._publisher.publish(self._write, PolicyVersion(batch_number=version, stream_seq=version, consumed_local=version))
         deadline = time.monotonic() + TIMEOUT_S
         while self.engine.policy_version != version:
             if time.monotonic() > deadline:

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.trainer.gradient.update import UpdateConfig
 from services.trainer.selection.intake import IntakeRules, take_in
-from services.trainer.selection.likelihood import OwnPolicyRules, drop_absurd, least_logprob, local_means, prefer
+from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, least_logprob, local_means, prefer
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import (
     Batch,
@@ -199,7 +199,7 @@ def outcome(policy: Policy) -> Outcome:
     given = batch(policy)
     preferred = prefer(policy.model, given, rules, config)
     whole = take_in(msgspec.structs.replace(given, preference=None), rules)
-    checks = OwnPolicyRules(fraction=1.0, min_logprob=LEAST, slack=SLACK)
+    checks = AbsurdTextRules(fraction=1.0, min_logprob=LEAST, slack=SLACK)
     left, _ = drop_absurd(policy.model, whole, config, checks, 1)
     return Outcome(
         chosen=[item.scored.group.node for item in preferred.batch.items if item.scored.origin == "external"],

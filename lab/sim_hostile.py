@@ -14,7 +14,7 @@ from lab.cohort import Cohort
 from lab.sim_border import SwarmMessage, node_key, swarm_message
 from lab.sim_node import LocalGroup, SimNode
 from lab.task_desk import Shared
-from services.trainer.selection.likelihood import OwnPolicyRules, least_logprob
+from services.trainer.selection.likelihood import AbsurdTextRules, least_logprob
 from services.verifier.rewards import foreign_rewards
 from shared.contracts.codec import unpack_logprobs
 from shared.contracts.messages import RolloutGroup, TaskRef
@@ -108,7 +108,7 @@ def _bound(cohort: Cohort, own: Sequence[LocalGroup]) -> float:
     """
     if not cohort.nodes or not cohort.nodes[0].config.trainer.policy_check_fraction:
         return -math.inf
-    rules = OwnPolicyRules.of(cohort.nodes[0].config.trainer)
+    rules = AbsurdTextRules.of(cohort.nodes[0].config.trainer)
     means = []
     for each in own:
         for completion in each.group.completions:

@@ -35,7 +35,7 @@ from services.trainer.gradient.update import (
 from services.trainer.learner import configured_rate
 from services.trainer.objectives.token_loss import LossSums
 from services.trainer.selection.intake import Intake
-from services.trainer.selection.likelihood import OwnPolicyRules, groups_to_check, without_absurd
+from services.trainer.selection.likelihood import AbsurdTextRules, groups_to_check, without_absurd
 from shared.config import NodeConfig
 
 
@@ -73,7 +73,7 @@ class StackedLearner:
         self._trainers = [config.trainer for config in configs]
         self._update_configs = [UpdateConfig.of(config) for config in configs]
         self._influence = [InfluenceRules.of(config.trainer) for config in configs]
-        self._own_policy = [OwnPolicyRules.of(trainer) for trainer in self._trainers]
+        self._own_policy = [AbsurdTextRules.of(trainer) for trainer in self._trainers]
         self._optimizer = StackedAdamW(architecture, self.flat, [_adamw_settings(config) for config in configs])
         self._base = flat.clone() if any(each.objective.needs_reference for each in self._update_configs) else None
 

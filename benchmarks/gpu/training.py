@@ -19,13 +19,13 @@ from benchmarks.gpu.finding import Finding, Setting
 from benchmarks.gpu.models import config_for, random_model, small_model
 from benchmarks.trainer import BareLoop, completion_tokens
 from benchmarks.workload import random_batch
-from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, PolicyVersion, TrainedModel
 from services.trainer.learner import Learner
 from services.trainer.torchrun import Place, Sharded, join
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
 from shared.model.weights import write_tensors
-from shared.policy_store.delta import write_delta
+from shared.policy_store.chain import write_delta
 
 _PROMPT, _ANSWERS = 60, (8, 32)
 _DELTA_BARS = {1e-6: 50, 1e-5: 14}
@@ -148,7 +148,7 @@ def _resumed(setting: Setting, config: NodeConfig, made: list[Batch]) -> dict[st
     for batch in made[:2]:
         first.step(batch)
     store = CheckpointStore(setting.folder / f"checkpoints-{config.model.dtype}", keep=1, keep_best=False)
-    store.save(first.state(), TrainedPosition(batch_number=2), _trained_model(config))
+    store.save(first.state(), PolicyVersion(batch_number=2), _trained_model(config))
     del first
     second = Learner(config)
     checkpoint, _ = store.newest()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import shlex
 from collections import deque
 
-from services.trainer.checkpoint import CheckpointStore, TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, PolicyVersion
 from shared.contracts.codec import decode
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.messages import Batch
@@ -47,7 +47,7 @@ class BatchLog:
         """Record that a checkpoint contains every batch that was read."""
         self._unsaved_msgs = self._unsaved_bytes = 0
 
-    async def check(self, position: TrainedPosition, kept: CheckpointStore) -> None:
+    async def check(self, position: PolicyVersion, kept: CheckpointStore) -> None:
         """Check that training can continue after `position`. kept: the run's checkpoints.
 
         Raises:
@@ -60,7 +60,7 @@ class BatchLog:
         if state.messages == 0 and state.last_seq > position.stream_seq:
             raise _gone(self._stream, position, "nothing is left of it")
 
-    async def after(self, position: TrainedPosition) -> tuple[Batch, TrainedPosition] | None:
+    async def after(self, position: PolicyVersion) -> tuple[Batch, PolicyVersion] | None:
         """The batch after `position` and the position after training on it; None if it does not
         exist yet.
 
@@ -82,7 +82,7 @@ class BatchLog:
                 self._unsaved_msgs += 1
                 self._unsaved_bytes += len(payload)
                 self._read.append((message.seq, len(payload)))
-                return batch, TrainedPosition(
+                return batch, PolicyVersion(
                     batch_number=batch.number, stream_seq=message.seq, consumed_local=batch.state.consumed_local
                 )
 
@@ -116,7 +116,7 @@ class BatchLog:
             ) from None
 
 
-def _shorter(stream: str, state: StreamState, position: TrainedPosition, kept: CheckpointStore) -> FatalError:
+def _shorter(stream: str, state: StreamState, position: PolicyVersion, kept: CheckpointStore) -> FatalError:
     """The stream ends before the checkpoint. A restored one continues after each checkpoint whose
     next batch it has, or will get next; the sampler's memory is in the newest batch.
     """
@@ -148,7 +148,7 @@ def _shorter(stream: str, state: StreamState, position: TrainedPosition, kept: C
     )
 
 
-def _gone(stream: str, position: TrainedPosition, found: str) -> FatalError:
+def _gone(stream: str, position: PolicyVersion, found: str) -> FatalError:
     done = f"the newest usable checkpoint is of step {position.batch_number}" if position.batch_number else "there is no checkpoint"
     return FatalError(
         f"batch {position.batch_number + 1} is missing from the log {stream}: {found}, and {done}. Restore the run's checkpoints "

@@ -25,7 +25,9 @@ from torch import Tensor
 
 from services.trainer.selection.intake import Window
 from shared import disk
+from shared.contracts.control import PolicyPointer, TrainerPosition
 from shared.model.weights import serialize
+from shared.policy_store import StoredPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,32 @@ class LearnerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedPosition:
-    """The position of training: batch `batch_number`, at `stream_seq` of the batch log, is the last
-    one that the weights contain.
+class PolicyVersion:
+    """A version of the policy, from the step that makes it until generators are told: batch
+    `batch_number`, at `stream_seq` of the batch log, is the last one that its weights contain, and
+    its number. consumed_local: local groups in all batches up to it.
     """
 
     batch_number: int = 0
     stream_seq: int = 0
     consumed_local: int = 0
+
+    def pointer(self, stored: StoredPolicy, created_at: float) -> PolicyPointer:
+        """The announcement to generators, once it is stored."""
+        return PolicyPointer(
+            version=self.batch_number,
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+            uri=stored.uri,
+            consumed_local=self.consumed_local,
+            created_at=created_at,
+            anchor=stored.anchor,
+            deltas=list(stored.deltas),
+        )
+
+    def position(self, *, finished: bool) -> TrainerPosition:
+        """The announcement to the sampler; finished: all steps are taken."""
+        return TrainerPosition(policy_version=self.batch_number, consumed_local=self.consumed_local, finished=finished)
 
 
 MANIFEST = "manifest.json"
@@ -103,7 +123,7 @@ class Checkpoint:
     """A checkpoint that was read and found intact."""
 
     folder: Path
-    position: TrainedPosition
+    position: PolicyVersion
     model: TrainedModel
     state: LearnerState
 
@@ -121,7 +141,7 @@ class CheckpointStore:
         names = [path.name for path in self.folder.glob(f"{_PREFIX}*")] if self.folder.is_dir() else []
         return sorted(int(name[len(_PREFIX) :]) for name in names if name[len(_PREFIX) :].isdigit())
 
-    def save(self, state: LearnerState, position: TrainedPosition, model: TrainedModel) -> Path:
+    def save(self, state: LearnerState, position: PolicyVersion, model: TrainedModel) -> Path:
         """Write a checkpoint; call `prune` afterwards.
 
         Raises:
@@ -169,9 +189,9 @@ class CheckpointStore:
         """The checkpoint of one step. Raises CheckpointError."""
         return read_checkpoint(self.path(step))
 
-    def positions(self) -> dict[int, TrainedPosition]:
+    def positions(self) -> dict[int, PolicyVersion]:
         """The position of each checkpoint whose manifest can be read, by step, oldest first."""
-        found: dict[int, TrainedPosition] = {}
+        found: dict[int, PolicyVersion] = {}
         for step in self.steps():
             with contextlib.suppress(CheckpointError):
                 found[step] = _read_manifest(self.path(step))[0]
@@ -265,7 +285,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, position, model, state)
 
 
-def _write(folder: Path, state: LearnerState, position: TrainedPosition, model: TrainedModel) -> None:
+def _write(folder: Path, state: LearnerState, position: PolicyVersion, model: TrainedModel) -> None:
     rest = io.BytesIO()
     torch.save({"optimizer": state.optimizer, "random": state.random, "earlier_groups": state.earlier_groups}, rest)
     payloads = {WEIGHTS: serialize(state.weights), OPTIMIZER: rest.getvalue()}
@@ -281,7 +301,7 @@ def _write(folder: Path, state: LearnerState, position: TrainedPosition, model: 
     disk.sync_path(folder)
 
 
-def _read_manifest(folder: Path) -> tuple[TrainedPosition, TrainedModel, dict[str, str]]:
+def _read_manifest(folder: Path) -> tuple[PolicyVersion, TrainedModel, dict[str, str]]:
     try:
         manifest: dict[str, Any] = json.loads(_beginning(folder / MANIFEST))
         claimed = manifest.pop("self_sha256")
@@ -289,7 +309,7 @@ def _read_manifest(folder: Path) -> tuple[TrainedPosition, TrainedModel, dict[st
             raise ValueError("its own checksum differs")
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']} is not {FORMAT}")
-        return TrainedPosition(**manifest["position"]), TrainedModel(**manifest["model"]), manifest["sha256"]
+        return PolicyVersion(**manifest["position"]), TrainedModel(**manifest["model"]), manifest["sha256"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {folder.name}: its manifest is missing or broken ({error})") from None
 

@@ -27,7 +27,7 @@ from services.trainer.parallel import ALONE, Parallel, split_optimizer_state, wh
 from services.trainer.policy_model import load_policy_model, load_reference_model, separate_head
 from services.trainer.records import PhaseSeconds, StepRecord, trained_groups, trained_of
 from services.trainer.selection.intake import Intake, IntakeRules, Window, after_batch, newest, take_in
-from services.trainer.selection.likelihood import OwnPolicyRules, drop_absurd, prefer
+from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, prefer
 from shared.config import NodeConfig
 from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch
@@ -132,7 +132,7 @@ class Learner:
             autocast_bf16=policy.dtype == torch.bfloat16,
             separate_head=separate_head(policy.model, trainer.token_budget),
         )
-        self._own_policy = OwnPolicyRules.of(trainer)
+        self._absurd_text = AbsurdTextRules.of(trainer)
         self._reference = load_reference_model(config, policy, parallel) if self.update_config.objective.needs_reference else None
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimizer = self._new_optimizer()
@@ -147,7 +147,7 @@ class Learner:
         started = time.perf_counter()
         preferred = prefer(self.model, batch, self.rules, self.update_config, self._parallel)
         taken = take_in(preferred.batch, self.rules, self._earlier_groups)
-        intake, absurd = drop_absurd(self.model, taken, self.update_config, self._own_policy, batch.seed, self._parallel)
+        intake, absurd = drop_absurd(self.model, taken, self.update_config, self._absurd_text, batch.seed, self._parallel)
         intake_s = time.perf_counter() - started
         rate = self._set_learning_rate(batch.number)
         updates = self._updates(intake)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from services.trainer.batch_log import BatchLog
-from services.trainer.checkpoint import CheckpointError, TrainedPosition
+from services.trainer.checkpoint import CheckpointError, PolicyVersion
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner, TorchThread
 from services.trainer.objectives.config import configured_objective, departures
 from services.trainer.objectives.token_loss import trial_problem
 from services.trainer.records import MetricsLog, StepRecord, batch_line, scalars, tell_of_trained, trained_line
-from services.trainer.selection.left_out import LeftOutNews
+from services.trainer.selection.left_out import LeftOutReport
 from services.trainer.step_publisher import CheckpointKeeper, StepPublisher
 from services.trainer.tracking.base import Feeds, open_feeds, tracking_problems
 from shared.config import NodeConfig
@@ -132,11 +132,11 @@ class _Training:
     ) -> None:
         self._config, self._context, self._torch = config, context, worker
         self._learner, self._gauges = learner, gauges
-        self._left_out = LeftOutNews(time.monotonic())
+        self._left_out = LeftOutReport(time.monotonic())
         self._log = context.log
         self._batches = BatchLog(context.node, config.node.id)
         self._checkpoints = CheckpointKeeper(config, context, learner, gauges, self._batches, worker)
-        self._upkeep = StepPublisher(config, context, learner, gauges, self._checkpoints, worker)
+        self._publisher = StepPublisher(config, context, learner, gauges, self._checkpoints, worker)
         self._device = DeviceStep(config, learner, worker, context.stopping)
         self._metrics: MetricsLog
         self._trackers: Feeds
@@ -162,17 +162,17 @@ class _Training:
         """Run step after step. When stopped, write a checkpoint of the last step and return."""
         self._tell_objective()
         self._context.mark_ready()
-        self._context.status.state("training" if self._upkeep.position.batch_number else FIRST_GROUPS)
+        self._context.status.state("training" if self._publisher.policy.batch_number else FIRST_GROUPS)
         while not self._context.stopping.is_set() and not self._finished():
             waited = time.perf_counter()
             found = await self._next_batch()
             if found is None:
                 break
             await self._step(*found, wait_s=time.perf_counter() - waited)
-        if self._upkeep.position.batch_number > self._checkpoints.written:
-            await self._upkeep.checkpoint()
+        if self._publisher.policy.batch_number > self._checkpoints.written:
+            await self._publisher.checkpoint()
         if self._finished():
-            await self._rest()
+            await self._wait_finished()
 
     def _tell_objective(self) -> None:
         """Log what the objective's name stands for here, as a warning if it is not what its source
@@ -211,26 +211,28 @@ class _Training:
                 self._log.warning("checkpoint_broken", reason=reason, consequence="going on from the one before it")
             if checkpoint is not None:
                 await self._torch.run(lambda: self._learner.restore(checkpoint.state))
-                self._upkeep.position = checkpoint.position
+                self._publisher.policy = checkpoint.position
                 if broken:
                     self._checkpoints.store.set_aside(newer_than=checkpoint.position.batch_number)
         except (CheckpointError, WeightsError, ValueError) as error:
             raise FatalError(f"cannot resume: {error}") from None
-        self._checkpoints.written = self._upkeep.position.batch_number
+        self._checkpoints.written = self._publisher.policy.batch_number
         try:
-            self._metrics = await self._torch.run(lambda: MetricsLog(self._config.node.run_dir, self._upkeep.position.batch_number))
+            self._metrics = await self._torch.run(
+                lambda: MetricsLog(self._config.node.run_dir, self._publisher.policy.batch_number)
+            )
         except OSError as error:
             raise FatalError(f"{self._config.node.run_dir} cannot be written ({error}): free space or set node.var_dir") from None
-        await self._until_connected(self._look_around)
-        self._trackers = open_feeds(self._config, self._upkeep.position.batch_number, self._log)
-        self._context.status.set(StatusFigure.STEP, self._upkeep.position.batch_number)
+        await self._until_connected(self._read_published)
+        self._trackers = open_feeds(self._config, self._publisher.policy.batch_number, self._log)
+        self._context.status.set(StatusFigure.STEP, self._publisher.policy.batch_number)
         self._log.info(
-            "training", step=self._upkeep.position.batch_number, resumed=checkpoint is not None, model=self._config.model.path
+            "training", step=self._publisher.policy.batch_number, resumed=checkpoint is not None, model=self._config.model.path
         )
 
-    async def _look_around(self) -> None:
-        await self._batches.check(self._upkeep.position, self._checkpoints.store)
-        await self._upkeep.begin()
+    async def _read_published(self) -> None:
+        await self._batches.check(self._publisher.policy, self._checkpoints.store)
+        await self._publisher.begin()
 
     async def _until_connected(self, action: Callable[[], Any]) -> None:
         while not self._context.stopping.is_set():
@@ -243,35 +245,35 @@ class _Training:
 
     def _finished(self) -> bool:
         limit = self._config.trainer.max_steps
-        return bool(limit) and self._upkeep.position.batch_number >= limit
+        return bool(limit) and self._publisher.policy.batch_number >= limit
 
-    async def _next_batch(self) -> tuple[Batch, TrainedPosition] | None:
+    async def _next_batch(self) -> tuple[Batch, PolicyVersion] | None:
         """Wait for the next batch and meanwhile retry what could not be written. None when
         stopped.
         """
         polls = failures = 0
-        next_upkeep = 0.0
+        next_retry = 0.0
         while not self._context.stopping.is_set():
             try:
-                found = await unless_stopped(self._context.stopping, self._batches.after(self._upkeep.position))
+                found = await unless_stopped(self._context.stopping, self._batches.after(self._publisher.policy))
                 failures = 0
             except TransportError as error:
                 failures += not isinstance(error, NotConnected)
                 if failures > _MAX_READ_FAILURES:
-                    raise FatalError(f"batch {self._upkeep.position.batch_number + 1} cannot be read: {error}") from None
+                    raise FatalError(f"batch {self._publisher.policy.batch_number + 1} cannot be read: {error}") from None
                 self._log.warning("batch_unreadable", reason=str(error), consequence=f"trying again in {_RETRY_S} s")
                 await sleep_unless_stopped(self._context.stopping, _RETRY_S)
                 continue
             if found is not None:
                 return found
-            if time.monotonic() >= next_upkeep:
-                next_upkeep = time.monotonic() + _RETRY_S
-                await unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=True))
+            if time.monotonic() >= next_retry:
+                next_retry = time.monotonic() + _RETRY_S
+                await unless_stopped(self._context.stopping, self._publisher.run(log_exhausted=True))
             await sleep_unless_stopped(self._context.stopping, _POLL_S[min(polls // 20, len(_POLL_S) - 1)])
             polls += 1
         return None
 
-    async def _step(self, batch: Batch, position: TrainedPosition, *, wait_s: float) -> None:
+    async def _step(self, batch: Batch, position: PolicyVersion, *, wait_s: float) -> None:
         """The position advances before anything is written: the step has been taken, and what
         cannot be written is retried later.
         """
@@ -280,10 +282,10 @@ class _Training:
         if trained is None:
             return
         record, turn_s = trained
-        self._upkeep.position = position
-        self._upkeep.findings.note(batch.number, record.absurd_of, record.foreign_answers_of)
+        self._publisher.policy = position
+        self._publisher.findings.note(batch.number, record.absurd_of, record.foreign_answers_of)
         started = time.perf_counter()
-        await unless_stopped(self._context.stopping, self._upkeep.run(log_exhausted=False), grace_s=_GRACE_S)
+        await unless_stopped(self._context.stopping, self._publisher.run(log_exhausted=False), grace_s=_GRACE_S)
         phases = replace(
             record.phase_seconds,
             wait=wait_s + turn_s,
@@ -292,7 +294,7 @@ class _Training:
         )
         self._write(replace(record, phase_seconds=phases), batch, position)
         if self._checkpoints.due(position.batch_number):
-            await self._upkeep.checkpoint()
+            await self._publisher.checkpoint()
         await self._until_saved()
 
     async def _until_saved(self) -> None:
@@ -307,10 +309,10 @@ class _Training:
         while self._checkpoints.holds_up and not self._context.stopping.is_set():
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)
             if self._checkpoints.is_to_be_tried_again:
-                await self._upkeep.checkpoint()
+                await self._publisher.checkpoint()
         self._context.status.state("training")
 
-    def _write(self, record: StepRecord, batch: Batch, position: TrainedPosition) -> None:
+    def _write(self, record: StepRecord, batch: Batch, position: PolicyVersion) -> None:
         """The step has been taken, so what cannot be written here is reported and stops nothing."""
         writes = self._context.writes
         with writes.trying("metrics", "free space under node.var_dir; the lines are kept and written later"):
@@ -336,18 +338,18 @@ class _Training:
             seconds=round(record.phase_seconds.total, 3),
         )
 
-    async def _rest(self) -> None:
+    async def _wait_finished(self) -> None:
         """All steps are taken: report it, write what is pending, and wait to be stopped."""
         self._context.status.state("finished")
         self._context.status.set(StatusFigure.FINISHED, 1)
         self._gauges.finished.set(1)
-        self._log.info("finished", steps=self._upkeep.position.batch_number)
+        self._log.info("finished", steps=self._publisher.policy.batch_number)
         while not self._context.stopping.is_set():
-            await unless_stopped(self._context.stopping, self._upkeep.run_when_finished())
+            await unless_stopped(self._context.stopping, self._publisher.run_when_finished())
             await sleep_unless_stopped(self._context.stopping, _RETRY_S)
 
 
-def _tell_left_out(news: LeftOutNews, record: StepRecord, log: Log) -> None:
+def _tell_left_out(news: LeftOutReport, record: StepRecord, log: Log) -> None:
     found = news.note(record.skipped, record.absurd_of, record.foreign_answers_of, time.monotonic())
     if found is None:
         return

@@ -14,7 +14,7 @@ import torch
 from msgspec import structs
 
 from services.trainer.batch_log import BatchLog
-from services.trainer.checkpoint import CheckpointStore, TrainedModel, TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, PolicyVersion, TrainedModel
 from services.trainer.export import CHECKPOINTS
 from services.trainer.figures import TrainerGauges
 from services.trainer.learner import Learner, TorchThread
@@ -98,7 +98,7 @@ class Publisher:
                 raise
             self.pointer = None
 
-    async def publish(self, write: Callable[[Path], Awaitable[None]], position: TrainedPosition) -> bool:
+    async def publish(self, write: Callable[[Path], Awaitable[None]], policy: PolicyVersion) -> bool:
         """Publish the policy that `write` writes into a file. Returns whether the pointer changed.
 
         Raises:
@@ -108,22 +108,13 @@ class Publisher:
 
         On any error the old policy stays published.
         """
-        version = position.batch_number
+        version = policy.batch_number
         if self._unannounced is not None and self._unannounced[0] == version:
             stored = self._unannounced[1]
         else:
             stored = await self._put(write, version)
             self._unannounced = version, stored
-        pointer = PolicyPointer(
-            version=version,
-            sha256=stored.sha256,
-            size_bytes=stored.size_bytes,
-            uri=stored.uri,
-            consumed_local=position.consumed_local,
-            created_at=time.time(),
-            anchor=stored.anchor,
-            deltas=list(stored.deltas),
-        )
+        pointer = policy.pointer(stored, time.time())
         self.sent_bytes, self.sent_kind = stored.sent_bytes, "delta" if stored.deltas else "full"
         old = self.pointer
         if old is None or structs.replace(old, created_at=0.0) != structs.replace(pointer, created_at=0.0):
@@ -132,7 +123,7 @@ class Publisher:
         self._unannounced = None
         return self.pointer is pointer
 
-    async def refused(self, position: TrainedPosition) -> PolicyRefusal | None:
+    async def refused(self, policy: PolicyVersion) -> PolicyRefusal | None:
         """A generator's refusal of the published policy or of one that it is built from; None: no
         new refusal.
 
@@ -140,14 +131,14 @@ class Publisher:
             TransportError: the server is unreachable.
             MessageError: the key's value is not a refusal.
         """
-        if self.pointer is None or self.pointer.version != position.batch_number:
+        if self.pointer is None or self.pointer.version != policy.batch_number:
             return None
         entry = await self._transport.kv.get(self._bucket, POLICY_REFUSED_KEY)
         if entry is None or entry.value == self._answered:
             return None
         refusal = decode(entry.value, PolicyRefusal)
         self._answered = entry.value
-        if (refusal.version, refusal.sha256) not in _made_of(self.pointer) or self._begun.count(self.pointer.version) >= ANSWERS:
+        if (refusal.version, refusal.sha256) not in _parts_of(self.pointer) or self._begun.count(self.pointer.version) >= ANSWERS:
             return None
         return refusal
 
@@ -187,7 +178,7 @@ class Publisher:
         self._pruned_at = newest
 
 
-def _made_of(pointer: PolicyPointer) -> set[tuple[int, str]]:
+def _parts_of(pointer: PolicyPointer) -> set[tuple[int, str]]:
     """Version and sha256 of the policy and of every earlier one that its deltas pass through."""
     steps = {(delta.file.version, delta.makes) for delta in pointer.deltas}
     first = {(pointer.anchor.version, pointer.anchor.sha256)} if pointer.anchor is not None else set()
@@ -294,7 +285,7 @@ class CheckpointKeeper:
         """Whether the last one could not be written, and the wait since then is over."""
         return self._context.writes.failing("checkpoint") and self._context.writes.due("checkpoint")
 
-    async def write(self, position: TrainedPosition) -> None:
+    async def write(self, position: PolicyVersion) -> None:
         """Write a checkpoint of the state after `position`; a failure is told."""
         started = time.perf_counter()
         in_a_hurry = self._context.stopping.is_set()
@@ -314,7 +305,7 @@ class CheckpointKeeper:
         self._seconds = time.perf_counter() - started
         self._log.info("checkpoint", step=self.written, seconds=round(self._seconds, 3))
 
-    def _save(self, position: TrainedPosition, evaluation: EvalReport | None) -> None:
+    def _save(self, position: PolicyVersion, evaluation: EvalReport | None) -> None:
         self.store.save(self._learner.state(), position, _trained_model(self._config, self._learner))
         if evaluation is not None and evaluation.n:
             trainer, tolerance = self._config.trainer, self._config.eval.every_versions // 2
@@ -359,7 +350,8 @@ _POLICY_REMEDY = "generators keep the old policy; free space at policy_store.uri
 class StepPublisher:
     """Everything that is written after a step, and retried while waiting for the next batch.
 
-    position: the last batch trained on. findings: what the steps found out about senders.
+    policy: the newest version, after the last batch trained on. findings: what the steps found out
+    about senders.
     """
 
     def __init__(
@@ -390,7 +382,7 @@ class StepPublisher:
             staging=config.node.run_dir / "publishing",
             keep=config.policy_store.keep,
         )
-        self.position = TrainedPosition()
+        self.policy = PolicyVersion()
         self.findings = Findings(node)
         self._confirmed: int | None = None
         self._announced: TrainerPosition | None = None
@@ -406,7 +398,7 @@ class StepPublisher:
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now."""
-        await self._checkpoints.write(self.position)
+        await self._checkpoints.write(self.policy)
 
     async def run(self, *, log_exhausted: bool) -> None:
         """Publish the policy if it is due and report the trainer's position. What fails is left for
@@ -446,7 +438,7 @@ class StepPublisher:
         more, because only then its hash is known, and with it whether the replay gave the same
         bytes.
         """
-        version = self.position.batch_number
+        version = self.policy.batch_number
         old = self._publisher.pointer
         decision = publication(version, old.version if old else None, log_exhausted=log_exhausted)
         if decision == "hold" or (decision == "confirm" and self._confirmed == version):
@@ -458,7 +450,7 @@ class StepPublisher:
                 reason=f"the batch log ends at {version}, but policy {old.version} was published: batches between them are lost",
                 consequence=f"generators return to policy {version}",
             )
-        await self._publisher.publish(self._write_policy, self.position)
+        await self._publisher.publish(self._write_policy, self.policy)
         self._confirmed = version
         self._note_published(version)
         published = self._publisher.pointer
@@ -470,17 +462,17 @@ class StepPublisher:
         """Publish the newest policy as a full copy if a generator reports that it cannot be
         fetched.
         """
-        refusal = await self._publisher.refused(self.position)
+        refusal = await self._publisher.refused(self.policy)
         if refusal is None:
             return
-        version = self.position.batch_number
+        version = self.policy.batch_number
         self._log.warning(
             "policy_published_whole",
             version=version,
             reason=f"a generator could not fetch policy {refusal.version}: {refusal.reason}",
         )
         self._publisher.begin_again()
-        await self._publisher.publish(self._write_policy, self.position)
+        await self._publisher.publish(self._write_policy, self.policy)
         self._note_published(version)
 
     def _note_published(self, version: int) -> None:
@@ -497,11 +489,7 @@ class StepPublisher:
         await self._torch.run(lambda: write_tensors(self._learner.policy(), file, self._learner.policy_metadata))
 
     async def _announce(self, finished: bool = False) -> None:
-        position = TrainerPosition(
-            policy_version=self.position.batch_number,
-            consumed_local=self.position.consumed_local,
-            finished=finished,
-        )
+        position = self.policy.position(finished=finished)
         if position != self._announced:
             await self._context.node.kv.put(self._bucket, TRAINER_KEY, encode(position))
             self._announced = position

@@ -315,7 +315,7 @@ class Followers:
         self._config = config
         self._one_at_a_time = threading.Lock()
         self._failure: str | None = None
-        self._heeding = False
+        self._ready = False
         self.met = False
         """Whether all of them have arrived."""
 
@@ -347,9 +347,9 @@ class Followers:
         self.met = True
         return Sharded(self._place, device)
 
-    def now_heed(self) -> None:
+    def mark_ready(self) -> None:
         """Record that they have created their learners and wait for commands."""
-        self._heeding = True
+        self._ready = True
 
     def beat(self) -> bool:
         """Check that all ranks are alive, unless they are computing. Returns whether one of them
@@ -358,7 +358,7 @@ class Followers:
         if not self._one_at_a_time.acquire(blocking=False):
             return False
         try:
-            if not self._heeding:
+            if not self._ready:
                 return False
             if self._failure is not None:
                 raise ProcessLost(self._failure)
@@ -374,9 +374,9 @@ class Followers:
         """Tell the other ranks that training is done. A rank that is out of step notices when this
         process exits.
         """
-        if self._heeding and self._failure is None:
+        if self._ready and self._failure is None:
             with self.doing(Command.END):
-                self._heeding = False
+                self._ready = False
 
 
 class LeadingLearner(Learner):
@@ -386,7 +386,7 @@ class LeadingLearner(Learner):
         self._followers = followers
         with followers.doing(None):
             super().__init__(config, followers.meet())
-            followers.now_heed()
+            followers.mark_ready()
 
     def step(self, batch: Batch) -> StepRecord:
         """Like `Learner.step`."""
@@ -511,14 +511,14 @@ def follow(place: Place, config: NodeConfig) -> None:
             fit the configuration.
     """
     parallel = Sharded(place, join(place, config))
-    told_to_stop = _StopSignals()
+    stop_signals = _StopSignals()
     with collective_errors(place, config.trainer.collective_timeout_s):
         try:
             learner = Learner(config, parallel)
         except ValueError as error:
             raise FatalError(f"the trainer cannot start with this configuration: {error}") from None
         while True:
-            command, payload = receive_command(wants_stop=told_to_stop.seen)
+            command, payload = receive_command(wants_stop=stop_signals.seen)
             if command is Command.END:
                 return
             _do(learner, config, place.rank, command, payload)

@@ -4,7 +4,6 @@ shared volume or in JetStream.
 Which policy is published, and when, is decided elsewhere; nothing here imports torch.
 """
 
-from shared.policy_store.base import PolicyDamagedError, PolicyStore, PolicyStoreError, StoredPolicy
-from shared.policy_store.opening import open_policy_store
+from shared.policy_store.base import PolicyDamagedError, PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
 
 __all__ = ["PolicyDamagedError", "PolicyStore", "PolicyStoreError", "StoredPolicy", "open_policy_store"]

@@ -29,13 +29,7 @@ from shared.policy_store.base import (
     wrong_size,
 )
 from shared.policy_store.chain import ChainStore
-from shared.policy_store.files import (
-    cause_of,
-    copy_hashing,
-    same_volume,
-    sha256_of,
-    sync_hashing,
-)
+from shared.policy_store.files import cause_of, copy_hashing, same_volume, sha256_of, sync_hashing
 
 _MARK = re.compile(r"v(\d+)\.([0-9a-f]{64})\.version")
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.trainer.checkpoint import TrainedPosition
+from services.trainer.checkpoint import PolicyVersion
 from services.trainer.step_publisher import Publisher
 from shared.contracts.streams import ensure_node_streams
 from shared.policy_store import PolicyStoreError, StoredPolicy, open_policy_store
@@ -186,7 +186,7 @@ class Announcing:
             save_file(self.alpha.weights, file)
             self.written = await asyncio.to_thread(file.read_bytes)
 
-        position = TrainedPosition(batch_number=version, stream_seq=version, consumed_local=version)
+        position = PolicyVersion(batch_number=version, stream_seq=version, consumed_local=version)
         await self.publisher.publish(write, position)
         return self.written
 
@@ -255,8 +255,8 @@ async def test_a_trainer_that_was_suspended_prunes_nothing_that_its_successor_pu
         async def write(file: Path) -> None:
             save_file(alpha.alpha.weights, file)
 
-        def trained(version: int) -> TrainedPosition:
-            return TrainedPosition(batch_number=version, stream_seq=version, consumed_local=version)
+        def trained(version: int) -> PolicyVersion:
+            return PolicyVersion(batch_number=version, stream_seq=version, consumed_local=version)
 
         await former.publish(write, trained(1))
         await successor.read_pointer()

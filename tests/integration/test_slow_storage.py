@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 
-from services.trainer.checkpoint import CheckpointStore, LearnerState, TrainedModel, TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from shared import disk
 from shared.cancelling import cancel_and_wait
 from shared.contracts.status_figures import StatusFigure
@@ -95,7 +95,7 @@ async def test_a_trainers_checkpoints_on_a_slow_disk_are_told_as_a_slow_disk(ser
     async def save() -> None:
         nonlocal number
         number += 1
-        position = TrainedPosition(batch_number=number, stream_seq=number, consumed_local=0)
+        position = PolicyVersion(batch_number=number, stream_seq=number, consumed_local=0)
         await asyncio.to_thread(store.save, state, position, model)
 
     with slow_syncs(os.getpid(), SYNC_S):

@@ -19,7 +19,7 @@ import torch
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from services.trainer.checkpoint import CheckpointStore, LearnerState, TrainedModel, TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from services.trainer.export import CHECKPOINTS
 from services.trainer.learner import Learner
 from services.trainer.service import TrainerService
@@ -289,7 +289,7 @@ def through_a_file(state: LearnerState, folder: Path) -> LearnerState:
     described = TrainedModel(
         model_path="x", dtype="float32", lora_rank=0, lora_alpha=1.0, lora_dropout=0.0, lora_target_modules="all-linear"
     )
-    store.save(state, TrainedPosition(batch_number=2, stream_seq=2), described)
+    store.save(state, PolicyVersion(batch_number=2, stream_seq=2), described)
     checkpoint, _ = store.newest()
     assert checkpoint is not None
     return checkpoint.state

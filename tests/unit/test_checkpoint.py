@@ -17,8 +17,8 @@ from services.trainer.checkpoint import (
     CheckpointError,
     CheckpointStore,
     LearnerState,
+    PolicyVersion,
     TrainedModel,
-    TrainedPosition,
 )
 
 MODEL = TrainedModel(
@@ -32,8 +32,8 @@ def state(step: int, size: int = 100) -> LearnerState:
     return LearnerState(weights, optimizer, {"cpu": torch.get_rng_state()})
 
 
-def position(step: int) -> TrainedPosition:
-    return TrainedPosition(batch_number=step, stream_seq=10 * step, consumed_local=4 * step)
+def position(step: int) -> PolicyVersion:
+    return PolicyVersion(batch_number=step, stream_seq=10 * step, consumed_local=4 * step)
 
 
 def saved(folder: Path, *steps: int, keep: int = 2, keep_best: bool = True) -> CheckpointStore:

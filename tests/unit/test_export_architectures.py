@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.trainer.checkpoint import CheckpointStore, LearnerState, TrainedModel, TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from services.trainer.export import CHECKPOINTS, export_policy
 from shared.model.weights import trainable_tensors
 from swarm_cli.errors import CommandError
@@ -23,7 +23,7 @@ def trained(folder: Path, base: Path, weights: dict[str, torch.Tensor]) -> Path:
     model = TrainedModel(
         model_path=str(base), dtype="float32", lora_rank=0, lora_alpha=16.0, lora_dropout=0.0, lora_target_modules="all-linear"
     )
-    position = TrainedPosition(batch_number=1, stream_seq=1, consumed_local=1)
+    position = PolicyVersion(batch_number=1, stream_seq=1, consumed_local=1)
     store = CheckpointStore(folder / CHECKPOINTS, keep=1, keep_best=False)
     store.save(LearnerState(weights, {}, {"cpu": torch.get_rng_state()}), position, model)
     return folder

@@ -20,7 +20,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from services.generator.engines import EngineError, create_engine
-from services.trainer.checkpoint import CheckpointStore, LearnerState, TrainedModel, TrainedPosition
+from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
 from services.trainer.export import CHECKPOINTS
 from services.trainer.learner import Learner
 from services.trainer.policy_model import PolicyModel, load_reference_model
@@ -314,7 +314,7 @@ def through_export(folder: Path) -> None:
         )
         store = CheckpointStore(node / CHECKPOINTS, keep=1, keep_best=False)
         state = LearnerState(dict(good.named_parameters()), {}, {"cpu": torch.get_rng_state()})
-        store.save(state, TrainedPosition(batch_number=1, stream_seq=1, consumed_local=1), model)
+        store.save(state, PolicyVersion(batch_number=1, stream_seq=1, consumed_local=1), model)
     export_node(node, folder.parent / "exported")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shared.policy_store.delta import _BLOCK, Delta, DeltaError, _gaps, _positions, write_delta
+from shared.policy_store.chain import _BLOCK, Delta, DeltaError, _gaps, _positions, write_delta
 
 DTYPES = [
     torch.bfloat16,

@@ -14,7 +14,7 @@ from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
 from services.trainer.selection.intake import take_in
-from services.trainer.selection.likelihood import OwnPolicyRules, drop_absurd, least_logprob
+from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, least_logprob
 from shared.config import load_config
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Batch, Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, Task, TaskRef
@@ -92,7 +92,7 @@ def swarm_batch(number: int = 1, origin: str = "external", count: int = 20) -> B
 def test_all_absurd_answers_are_dropped_and_no_ordinary_one_and_the_sender_is_named(policy: Learner) -> None:
     taken = take_in(swarm_batch(), policy.rules)
     kept, dropped = drop_absurd(
-        policy.model, taken, policy.update_config, OwnPolicyRules(fraction=1.0, min_logprob=FLOOR), batch_seed=1
+        policy.model, taken, policy.update_config, AbsurdTextRules(fraction=1.0, min_logprob=FLOOR), batch_seed=1
     )
     assert dropped == {"gamma": 20}
     assert kept.groups[:20] == taken.groups[:20]
@@ -107,7 +107,7 @@ def test_a_group_of_nothing_but_absurd_text_is_skipped_and_counted(policy: Learn
     texts = [poisoned("1", rng), poisoned("2", rng)]
     taken = take_in(batch_of(1, [answers(0, texts, [1.0, 0.0]), answers(1, ["3", "4"], [1.0, 0.0])]), policy.rules)
     kept, dropped = drop_absurd(
-        policy.model, taken, policy.update_config, OwnPolicyRules(fraction=1.0, min_logprob=FLOOR), batch_seed=1
+        policy.model, taken, policy.update_config, AbsurdTextRules(fraction=1.0, min_logprob=FLOOR), batch_seed=1
     )
     assert (len(kept.groups), len(kept.authors), kept.external, dict(kept.skipped)) == (1, 1, 1, {"absurd": 1})
     assert dropped == {"beta": 2}
@@ -115,17 +115,17 @@ def test_a_group_of_nothing_but_absurd_text_is_skipped_and_counted(policy: Learn
 
 def test_local_groups_are_never_looked_at_and_fraction_zero_looks_at_none(policy: Learner) -> None:
     own = take_in(swarm_batch(origin="local"), policy.rules)
-    rules = OwnPolicyRules(fraction=1.0, min_logprob=0.0)
+    rules = AbsurdTextRules(fraction=1.0, min_logprob=0.0)
     assert drop_absurd(policy.model, own, policy.update_config, rules, 1) == (own, {})
     foreign = take_in(swarm_batch(), policy.rules)
-    off = OwnPolicyRules(fraction=0.0, min_logprob=0.0)
+    off = AbsurdTextRules(fraction=0.0, min_logprob=0.0)
     assert drop_absurd(policy.model, foreign, policy.update_config, off, 1) == (foreign, {})
 
 
 @pytest.mark.slow
 def test_the_fraction_is_kept_and_which_groups_are_looked_at_follows_from_the_batch(policy: Learner) -> None:
     taken = take_in(swarm_batch(), policy.rules)
-    rules = OwnPolicyRules(fraction=0.5, min_logprob=0.0)  # nothing is that likely, so every group looked at is dropped
+    rules = AbsurdTextRules(fraction=0.5, min_logprob=0.0)  # nothing is that likely, so every group looked at is dropped
     looked = []
     for seed in (1, 1, 2, 3):
         kept, _ = drop_absurd(policy.model, taken, policy.update_config, rules, seed)
@@ -147,12 +147,12 @@ def test_a_step_counts_them_and_two_learners_end_with_the_same_weights() -> None
 
 
 def test_the_bound_follows_the_local_answers_and_never_goes_below_the_absolute_one() -> None:
-    rules = OwnPolicyRules(fraction=1.0, min_logprob=FLOOR, slack=2.0)
+    rules = AbsurdTextRules(fraction=1.0, min_logprob=FLOOR, slack=2.0)
     assert least_logprob([-0.5, -1.5], rules) == pytest.approx(-3.0)
     assert least_logprob([-7.0], rules) == FLOOR
     assert least_logprob([], rules) == FLOOR, "nothing to compare with"
     assert least_logprob([math.nan, -1.0, -math.inf], rules) == pytest.approx(-3.0)
-    assert least_logprob([-0.5], OwnPolicyRules(fraction=1.0, min_logprob=FLOOR)) == FLOOR
+    assert least_logprob([-0.5], AbsurdTextRules(fraction=1.0, min_logprob=FLOOR)) == FLOOR
 
 
 def sampled(policy: Learner, index: int, origin: str, node: str, seed: int, temperature: float = 1.0) -> ScoredGroup:

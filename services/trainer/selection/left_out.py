@@ -70,7 +70,7 @@ class LeftOut:
     """Whether nobody has to do anything."""
 
 
-class LeftOutNews:
+class LeftOutReport:
     """Collects what steps leave out until the next line is due."""
 
     def __init__(self, now_s: float) -> None:

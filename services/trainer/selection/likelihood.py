@@ -29,7 +29,7 @@ from shared.seeds import number_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnPolicyRules:
+class AbsurdTextRules:
     """fraction: part of the foreign groups that is checked. min_logprob: smallest mean logprob per
     token, in nats.
 
@@ -42,7 +42,7 @@ class OwnPolicyRules:
     slack: float | None = None
 
     @classmethod
-    def of(cls, trainer: TrainerSection) -> OwnPolicyRules:
+    def of(cls, trainer: TrainerSection) -> AbsurdTextRules:
         """The rules of a node's configuration."""
         return cls(
             fraction=trainer.policy_check_fraction,
@@ -52,7 +52,7 @@ class OwnPolicyRules:
 
 
 def drop_absurd(
-    model: nn.Module, intake: Intake, config: UpdateConfig, rules: OwnPolicyRules, batch_seed: int, parallel: Parallel = ALONE
+    model: nn.Module, intake: Intake, config: UpdateConfig, rules: AbsurdTextRules, batch_seed: int, parallel: Parallel = ALONE
 ) -> tuple[Intake, Counter[str]]:
     """The intake without the foreign answers that are absurd under `model` in its current state,
     and their number by node.
@@ -69,7 +69,7 @@ def drop_absurd(
     return without_absurd(intake, looked_at, logprobs, rules)
 
 
-def groups_to_check(intake: Intake, config: UpdateConfig, rules: OwnPolicyRules, batch_seed: int) -> list[int]:
+def groups_to_check(intake: Intake, config: UpdateConfig, rules: AbsurdTextRules, batch_seed: int) -> list[int]:
     """Indexes in `intake.groups` of the foreign groups that are checked."""
     return [
         index
@@ -78,7 +78,7 @@ def groups_to_check(intake: Intake, config: UpdateConfig, rules: OwnPolicyRules,
     ]
 
 
-def least_logprob(local_means: Sequence[float], rules: OwnPolicyRules) -> float:
+def least_logprob(local_means: Sequence[float], rules: AbsurdTextRules) -> float:
     """The smallest allowed mean logprob per token of a foreign answer, given those of the batch's
     local answers when they were sampled.
 
@@ -107,7 +107,7 @@ def local_means(groups: Sequence[TokenGroup]) -> list[float]:
 
 
 def without_absurd(
-    intake: Intake, looked_at: Sequence[int], logprobs: BatchLogprobs, rules: OwnPolicyRules
+    intake: Intake, looked_at: Sequence[int], logprobs: BatchLogprobs, rules: AbsurdTextRules
 ) -> tuple[Intake, Counter[str]]:
     """The result of `drop_absurd`, given this node's own `logprobs` of the groups at
     `looked_at`.
