@@ -86,7 +86,7 @@ class Evaluator:
         self._params = SamplingParams(temperature=context.config.eval.temperature, max_new_tokens=generator.max_new_tokens)
         self._file = context.config.node.run_dir / EVAL_FILE
         self._samples = BoundedLines(context.config.node.run_dir / SAMPLES_FILE, SAMPLES_MAX_BYTES)
-        self._unwritten: list[EvalReport] = []
+        self._unwritten: list[dict[str, Any]] = []
         self._base_answers: _Answers | None = None
         self._resuming = True
 
@@ -207,6 +207,7 @@ class Evaluator:
             )
         self._figures.unknown_rewards(len(unknown))
         if len(unknown) == len(results):
+            self._append(unscored_line(version, len(unknown), self._held_out, time.time()))
             return
         report = summarise(
             [(each.task.ref.dataset, *score) for each, score in zip(self._tasks, scored, strict=True)],
@@ -250,23 +251,28 @@ class Evaluator:
     def _written_pass_ratio_of_base(self) -> float | None:
         try:
             lines = read_jsonl(self._file)
-            rate = next((line["pass_rate"] for line in lines if line.get("policy_version") == 0), None)
+            rate = next((line["pass_rate"] for line in lines if line.get("policy_version") == 0 and line.get("n")), None)
             return None if rate is None else float(rate)
         except (OSError, ValueError, KeyError, TypeError):
             return None  # another replica's disk has it, or none has
 
     def _write(self, report: EvalReport) -> None:
-        """Append the report's line, after lines that could not be written before."""
-        self._unwritten.append(report)
+        self._append(eval_line(report))
+
+    def _append(self, line: dict[str, Any]) -> None:
+        """Append an evaluation's line, after lines that could not be written before."""
+        self._unwritten.append(line)
         remedy = f"free space at {self._file.parent}; the lines are kept and written with the next one"
         with self._context.writes.trying("evaluation", remedy):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            written = {line.get("policy_version") for line in read_jsonl(self._file)}
+            written = {(each.get("policy_version"), bool(each.get("n"))) for each in read_jsonl(self._file)}
             with open_lines(self._file) as file:
                 while self._unwritten:
-                    # A restart may have come between writing a line and announcing it.
-                    if self._unwritten[0].policy_version not in written:
-                        write_whole(file, json.dumps(eval_line(self._unwritten[0])).encode() + b"\n")
+                    # A restart may have come between writing a line and announcing it. Where the
+                    # rewards were unknown, the policy is evaluated again and may get its score.
+                    oldest = self._unwritten[0]
+                    if (oldest["policy_version"], bool(oldest["n"])) not in written:
+                        write_whole(file, json.dumps(oldest).encode() + b"\n")
                     self._unwritten.pop(0)
 
     def _write_samples(self, answers: Sequence[Sample], scored: Sequence[Score], report: EvalReport) -> None:
@@ -275,6 +281,12 @@ class Evaluator:
         remedy = f"free space at {self._file.parent}; the scores are complete, the answers of these versions are not on record"
         with self._context.writes.trying("samples", remedy):
             self._samples.append(samples_line(self._tasks, answers, scored, policy_version=version, time_s=time_s))
+
+
+def unscored_line(version: int, unknown: int, held_out: str | None, time_s: float) -> dict[str, Any]:
+    """The line of `eval.jsonl` for a policy of whose answers no reward is known."""
+    measured = dict.fromkeys(("pass_rate", "mean_reward"))
+    return {"policy_version": version, **measured, "n": 0, "unknown": unknown, "time": time_s, "held_out": held_out}
 
 
 def eval_line(report: EvalReport) -> dict[str, Any]:

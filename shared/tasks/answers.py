@@ -30,8 +30,10 @@ _AROUND_A_BOX = frozenset(" \t\n*$\\()[].")
 _MOST_AROUND_A_BOX = 12
 _HEADING = "####"
 _LONG_SPACE = re.compile(rf"\s{{{FREE_SPACE_CHARS + 1}}}")
-_FORMULA_WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), (r"\fbox{", "}"))
-_WRAPPERS = (*_FORMULA_WRAPPERS, ("**", "**"), ("*", "*"), ("`", "`"))
+_WRAPPERS = (
+    *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), (r"\fbox{", "}")),
+    *(("**", "**"), ("*", "*"), ("`", "`")),
+)
 _MOST_WRAPPERS = 8
 
 
@@ -63,13 +65,11 @@ def extract_answer(text: str) -> str | None:
     return stripped if len(stripped) <= MAX_ANSWER_CHARS and _has_little_space(answer) else None
 
 
-def bare(text: str, *, formula: bool = False) -> str:
-    """`text` without the dollars, boxes and marks of emphasis around all of it; with `formula`,
-    without those that only a formula has.
-    """
+def bare(text: str) -> str:
+    """`text` without the dollars, boxes and marks of emphasis around all of it."""
     text = text.strip()
     for _ in range(_MOST_WRAPPERS):
-        for opening, closing in _FORMULA_WRAPPERS if formula else _WRAPPERS:
+        for opening, closing in _WRAPPERS:
             if not (text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) + len(closing)):
                 continue
             inner = text[len(opening) : -len(closing)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -72,13 +72,13 @@ class Mistakes:
         found: list[str | _Mistake] = []
         for file, group in groupby(sorted(self._found, key=lambda each: each.row[1:3]), lambda each: each.row.file):
             found += self._in_one_file(file, list(group))
-        return [each if isinstance(each, str) else _said(each) for each in first_of(found, at_least=self.full)]
+        return [each if isinstance(each, str) else _said(each, self._settings) for each in first_of(found, at_least=self.full)]
 
     def _in_one_file(self, file: Path, found: list[_Mistake]) -> list[str | _Mistake]:
         """A column that no row has is one mistake, and so is a file of another kind."""
         known = {column for there, column in self._present if there == file}
         if not known and file not in self._names and len(found) > MOST_TOLD:
-            first = _said(found[0]).removeprefix(f"{file}: ")
+            first = _said(found[0], self._settings).removeprefix(f"{file}: ")
             return [f"{file}: none of its first {len(found):,} lines is a row; {first}"]
         lacking = {each.column for each in found if each.column}
         absent = [column for column in self._settings if column in lacking - known]
@@ -103,11 +103,14 @@ def first_of(lines: Sequence[Line], *, at_least: bool = False) -> list[Line | st
     return [*lines[:MOST_TOLD], f"and {'at least ' if at_least else ''}{left:,} more"]
 
 
-def _said(mistake: _Mistake) -> str:
+def _said(mistake: _Mistake, settings: Mapping[str, str]) -> str:
     if not mistake.column:
         return f"{mistake.row.place}: {mistake.problem}"
     has = _listed(mistake.column, mistake.names)
-    return f"{mistake.row.place}: this row has no {mistake.column!r}, only {has}: give it one or remove it"
+    return (
+        f"{mistake.row.place}: this row has no {mistake.column!r}, only {has}: give it one, remove it, or "
+        f"set `{settings[mistake.column]}` to another column"
+    )
 
 
 def _listed(column: str, names: Iterable[str], taken: Iterable[str] = ()) -> str:

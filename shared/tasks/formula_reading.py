@@ -21,7 +21,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
-from shared.tasks.formula_signs import CLOSED, CURRENCY, GREEK, MAX_CHARS, OPEN, Unreadable, in_ascii
+from shared.tasks.formula_signs import CLOSED, CURRENCY, GREEK, MAX_CHARS, OPEN, Unreadable, in_ascii, split_unit
 from shared.tasks.numerals import read_number
 
 SPARE_CHARS, SPARE_DIGITS = 40, 8
@@ -34,6 +34,7 @@ MAX_POWER_OF_A_GROUP = 20
 """Largest sum of the exponents of everything in parentheses or braces; `(x+y+z)^{999}` has half a
 million terms.
 """
+MAX_POWER_IN_AN_EXPONENT = 9
 MAX_POWER_BITS = 20_000
 """Largest power of numbers, in bits."""
 MAX_EXPONENT = 690
@@ -48,7 +49,7 @@ class Reading:
     `base` (digits in a base that is not ten), or what `parts` make together: `set`, `()`, `[]`,
     `(]`, `[)`, `matrix RxC`, `union`, `=`, or a chain of comparisons such as `< le`.
 
-    `name`: of `x = 5` and `x \\in [0, 1]`. `mark`: `%`, `°` or a currency's sign. `text`: as it is
+    `name`: of `x = 5` and `x \\in [0, 1]`. `mark`: `%`, `°`, a currency or a unit. `text`: as it is
     compared, without name and mark. `letters`: the variables in it.
     """
 
@@ -66,8 +67,9 @@ class Reading:
         return self.kind in ("set", "union", "=", "ne")
 
 
-def read(text: str) -> Reading:
-    """What the whole of `text` says.
+def read(text: str, *, of_reference: bool = False) -> Reading:
+    """What the whole of `text` says. A reference that may be a decimal or two values, `1,5`, has no
+    one meaning; an answer has that of two values.
 
     Raises:
         Unreadable: it says nothing, or nothing that has one meaning.
@@ -75,6 +77,10 @@ def read(text: str) -> Reading:
     plain = in_ascii(text)
     if len(plain) > MAX_CHARS:
         raise Unreadable(f"has more than {MAX_CHARS:,} characters")
+    if of_reference and _DECIMAL_COMMA.fullmatch(plain):
+        raise Unreadable("has a comma that may part decimals or two values: write a point, or a space after the comma")
+    if of_reference and _LETTER_OR_UNIT.fullmatch(plain):
+        raise Unreadable(r"ends in a letter that may be a unit: write it as \text{m}, or without the space")
     return _read(plain, MAX_DEPTH)
 
 
@@ -94,7 +100,8 @@ def _digits(text: str) -> int:
 # --- One way of writing -------------------------------------------------------------------------
 
 _NAME = re.compile(
-    r"\s*([A-Za-z](?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]\}))?(?:\([A-Za-z]\))?|\([A-Za-z](?:,\s*[A-Za-z])+\))\s*(=|\\in(?![A-Za-z]))"
+    rf"\s*((?:[A-Za-z]|\\(?:{'|'.join(GREEK.values())})(?![A-Za-z]))"
+    r"(?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]\}))?(?:\([A-Za-z]\))?|\([A-Za-z](?:,\s*[A-Za-z])+\))\s*(=|\\in(?![A-Za-z]))"
 )
 _RELATION = re.compile(r"[<>=]|\\(?:le|ge|ne)(?![A-Za-z])")
 _FLIPPED = {">": "<", "ge": "le"}
@@ -103,9 +110,16 @@ _PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
 _BASE = re.compile(r"\(?\s*([0-9A-Za-z]*[0-9][0-9A-Za-z]*)\s*\)?\s*_\s*(?:([0-9])|\{\s*([0-9]{1,2})\s*\})")
 _MATRIX = re.compile(r"\\begin\s*\{([pbvB]?)matrix\}(.*)\\end\s*\{\1matrix\}", re.DOTALL)
 _ATOMS = frozenset({r"\infty", r"+\infty", r"-\infty", r"\emptyset", r"\mathbb{R}", r"\mathbb{Z}", r"\mathbb{N}"})
+_SETS = frozenset({"set", "union", "()", "[]", "(]", "[)", "one []"})
+_NUMBER_SETS = frozenset({r"\mathbb{R}", r"\mathbb{Z}", r"\mathbb{N}", r"\emptyset"})
 _JOINED = re.compile(r"[0-9.]+(?:\s*-\s*[0-9.]+)+|[0-9.]+(?:\s*/\s*[0-9.]+){2,}")
+_REPEATING = re.compile(r"([0-9]{0,9})\.([0-9]{0,9})\\(?:overline|bar)\s*\{?\s*([0-9]{1,6})\s*\}?")
+_SUM = re.compile(r"[+-]")
+_AMOUNT = re.compile(rf"([+-]?)\s*([{CURRENCY}])\s*")
 _LEADING_ZEROS = re.compile(r"0[0-9]")
 _ENDS_IN_ZERO, _ENDS_IN_PLACES = re.compile(r"(?<![0-9.])0[0-9]*$"), re.compile(r"[0-9]\.[0-9]+$")
+_DECIMAL_COMMA = re.compile(r"(?:[^,=]*=)?\s*[+-]?[0-9]+,[0-9]+[^,0-9]*")
+_LETTER_OR_UNIT = re.compile(r"(?:[^=]*=)?\s*[+-]?[0-9.]+\s+(?:[mghlLs]|m/s)")
 _THREE_DIGITS = re.compile(r"[0-9]{3}(?![0-9])")
 
 
@@ -122,8 +136,10 @@ def _read(text: str, depth: int) -> Reading:
         return _list(text, [_read(item, depth - 1) for item, _ in items])
     if (name := _NAME.match(text)) and not _RELATION.search(text, name.end()):
         inner = _read(text[name.end() :], depth - 1)
+        if name[2] != "=" and inner.kind not in _SETS and inner.text not in _NUMBER_SETS:
+            raise Unreadable("names a value that is no set to be in")
         if not inner.name and inner.kind not in ("=", "ne"):
-            return _with(inner, name="".join(name[1].split()))
+            return _with(inner, name=re.sub(r"[\\{}\s]", "", name[1]))
     sides = _split(text, _RELATION)
     if len(sides) > 1:
         return _relation(text, sides, depth)
@@ -171,6 +187,8 @@ def _list(text: str, parts: list[Reading], once: re.Pattern[str] | None = None) 
         raise Unreadable("has several signs ±")
     names = {part.name for part in parts}
     first = parts[0].name
+    if len(names - {""}) > 1 and len(names) < len(parts):
+        raise Unreadable("gives several values to one of several names: write pairs, as (1,2), (3,4)")
     if first and (names == {first} or not any(part.name for part in parts[1:])):
         return _with(_group("set", text, [_with(part, name="") for part in parts]), name=first)
     return _group("set", text, parts)
@@ -183,8 +201,8 @@ def _relation(text: str, sides: list[tuple[str, str]], depth: int) -> Reading:
         signs, parts = [_FLIPPED[sign] for sign in reversed(signs)], parts[::-1]
     if signs == ["="]:
         for one, other in (parts, parts[::-1]):
-            if one.kind == "formula" and one.text.isalpha() and len(one.text) == 1 and not other.name:
-                return _with(other, name=one.text)
+            if getattr(one.value, "is_Symbol", False) and "_" not in one.text and not other.name:
+                return _with(other, name=one.value.name)
     return _group(" ".join(signs), text, parts)
 
 
@@ -243,12 +261,16 @@ def _leaf(text: str) -> Reading:
     plain, mark = text, ""
     if text[-1] in "%°" + CURRENCY:
         plain, mark = text[:-1].strip(), text[-1]
-    elif text[0] in CURRENCY:
-        plain, mark = text[1:].strip(), text[0]
+    elif (amount := _AMOUNT.match(text)) is not None:
+        plain, mark = f"{amount[1]}{text[amount.end() :]}", amount[2]
+    elif (number_and_unit := split_unit(text))[0]:
+        plain, mark = number_and_unit
     if (sign := "".join(plain.split())) in _ATOMS and not mark:
         return Reading("sign", sign.removeprefix("+"))
     if (base := _BASE.fullmatch(plain)) is not None and plain.count("(") == plain.count(")"):
         return _in_base(plain, base[1], int(base[2] or base[3]))
+    if (repeating := _REPEATING.fullmatch(plain)) is not None:
+        plain = _repeated(*repeating.groups())
     if _JOINED.fullmatch(plain):
         raise Unreadable("may be a range, a date or a difference")
     number = read_number(plain)
@@ -258,7 +280,15 @@ def _leaf(text: str) -> Reading:
         return Reading("formula" if mark == "%" else "number", plain, value, mark=mark)
     parser = _Parser(plain)
     value = parser.whole()
+    if (mark == "%" and len(_split(plain[1:], _SUM)) > 1) or (mark == "°" and parser.has_functions):
+        raise Unreadable(f"has a {mark} that may belong to its last part only: write parentheses")
     return Reading("formula", plain, value / 100 if mark == "%" else value, mark=mark, letters=frozenset(parser.letters))
+
+
+def _repeated(whole: str, places: str, period: str) -> str:
+    """`0.1\\overline{6}` as the fraction 15/90."""
+    value = int(whole + places + period) - int(whole + places or "0")
+    return f"\\frac{{{value}}}{{{'9' * len(period) + '0' * len(places)}}}"
 
 
 def _in_base(text: str, digits: str, base: int) -> Reading:
@@ -291,10 +321,10 @@ _TOKEN = re.compile(
     r"\s*(?:([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3}(?![0-9]))?|\.[0-9]+)|\\([A-Za-z]+)|([A-Za-z]+)|(\*\*|[+\-*/^_(){}\[\]|]))"
 )
 _EXPLOSION = re.compile(
-    r"[0-9]{40}|[0-9.] *[eE] *[+-]? *[0-9]{3}|(?:\^|\*\*)\s*[{(]*\s*-?\s*[0-9]{4}|(?:\^|\*\*)[^+\-*/]*(?:\^|\*\*)"
+    r"[0-9]{40}|[0-9.] *[eE] *[+-]? *[0-9]{3}|(?:\^|\*\*)\s*[{(]*\s*-?\s*[0-9]{4}|(?:\^|\*\*)\s*(?:[0-9.]+|[A-Za-z])\s*(?:\^|\*\*)"
 )
-"""Short texts that cause unbounded work: long numbers, large decimal exponents, powers with four
-digits, powers of powers.
+"""Short texts that cause unbounded work or have two readings: long numbers, large decimal
+exponents, powers with four digits, `2^3^4`.
 """
 _GROUP_POWER = re.compile(r"[)}\]]\s*(?:\^|\*\*)\s*[{(]?\s*-?\s*([0-9]+)")
 
@@ -311,7 +341,10 @@ class _Parser:
         self.letters: set[str] = set()
         self._tokens = list(_tokens(text))
         self._at = 0
-        self._in_bars = False
+        self.has_functions = self._in_bars = False
+        self._exponents = 0
+        self._bare_argument_end = -1
+        """Where the argument of the last function ended, if it had no parentheses."""
         words = [value for kind, value in self._tokens if kind == "word"]
         if any(len(word) > 1 for word in words) and len(words) == len(self._tokens):
             raise Unreadable(f"is the word {text[:40]!r}")
@@ -355,9 +388,11 @@ class _Parser:
         while True:
             kind, token = self._next()
             if sign := self._take("*", "/", "cdot", "times"):
+                if sign == "/" and self._at - 1 == self._bare_argument_end and self._next()[0] != "function":
+                    raise Unreadable("has a slash after a function, which may belong to its argument: write parentheses")
                 other = self._signed_factor()
                 after_slash = sign == "/"
-                if 0 in (other, value):
+                if other == 0 or (value == 0 and not (after_slash and other.is_Rational)):
                     raise Unreadable("multiplies by zero, which would hide the other factor, or divides by it")
                 value = value / other if after_slash else value * other
                 continue
@@ -365,10 +400,14 @@ class _Parser:
                 kind == "sign" and (token in "({" or (token == "|" and not self._in_bars))
             ):
                 return value
+            if token == "(" and self._at == self._bare_argument_end:
+                raise Unreadable("has a parenthesis after a function's argument, which may belong to it: write it around all of it")
             if kind == "number":
                 raise Unreadable(f"has {token!r} after a factor without a sign between them")
             if after_slash:
                 raise Unreadable("has a factor after a fraction with a slash, which may belong to either part: write parentheses")
+            if value == 0:
+                raise Unreadable("multiplies by zero, which would hide the other factor")
             value = value * self._factor()
 
     def _signed_factor(self) -> Any:
@@ -383,7 +422,11 @@ class _Parser:
         # Each refusal comes before sympy computes what it would take too long for.
         if not self._take("^", "**"):
             return base
+        self._exponents += 1
         exponent = self._exponent()
+        self._exponents -= 1
+        if self._exponents and not (exponent.is_Rational and abs(exponent) <= MAX_POWER_IN_AN_EXPONENT):
+            raise Unreadable("has a power of a power")
         if exponent == 0 or base in (0, 1):
             raise Unreadable("has a power that is the same whatever its other part is")
         if base == sympy.E:
@@ -394,6 +437,8 @@ class _Parser:
                 raise Unreadable("has a power that is too large")
         if base.is_number and base.is_negative and exponent.is_Rational and exponent.q % 2 and exponent.q > 1:
             raise Unreadable(r"has a power that may be a real or a complex root: write the real one as \sqrt[3]{-8}")
+        if base.free_symbols and exponent.is_Rational and exponent.q % 2 and exponent.q > 1 and not base.has(sympy.I):
+            return _real_root(base, int(exponent.p), int(exponent.q))
         return _usual_size(base**exponent)
 
     def _exponent(self) -> Any:
@@ -423,6 +468,7 @@ class _Parser:
         if kind == "sqrt":
             return self._sqrt()
         if kind == "function":
+            self.has_functions = True
             return self._function(token)
         if kind == "sign" and token in ("(", "{"):
             value = self._sum()
@@ -433,7 +479,6 @@ class _Parser:
             value = self._sum()
             self._in_bars = False
             self._need("|")
-            self.letters.add("|")
             return sympy.Abs(value)
         raise Unreadable(f"has {token!r} where a number or a letter is needed")
 
@@ -461,6 +506,8 @@ class _Parser:
     def _letter(self, token: str) -> Any:
         if self._take("_"):
             token = f"{token}_{self._index()}"
+        elif token == "f" and self._next() == ("sign", "("):
+            raise Unreadable("has a value of a function f, which may be a product")
         elif token in ("e", "i"):
             self.letters.add(token)
             return sympy.E if token == "e" else sympy.I
@@ -499,9 +546,10 @@ class _Parser:
             degree = sympy.Integer(int(token))
             self._need("]")
         argument = self._argument()
+        if degree % 2 == 0 or argument.has(sympy.I) or argument.is_nonnegative:
+            return argument ** (1 / degree)
         # The real root: sympy's principal root of -8 is complex.
-        is_real_root = degree % 2 == 1 and argument.is_number and argument.is_negative
-        return -((-argument) ** (1 / degree)) if is_real_root else argument ** (1 / degree)
+        return _real_root(argument, 1, int(degree))
 
     def _function(self, name: str) -> Any:
         r"""Without parentheses, the argument reaches to the next sign or function: `\sin 2x \cos x`
@@ -515,7 +563,9 @@ class _Parser:
         power = None
         if self._take("^", "**"):
             power = self._exponent()
-            if not power.is_Integer or not 2 <= power <= MAX_POWER_OF_A_GROUP:
+            if power == -1 and f"a{name}" in _FUNCTIONS:
+                name, power = f"a{name}", None
+            elif not power.is_Integer or not 2 <= power <= MAX_POWER_OF_A_GROUP:
                 raise Unreadable(f"has a power of the function {name} that is read in several ways")
         kind, token = self._next()
         if kind == "sign" and token in ("(", "{"):
@@ -524,6 +574,7 @@ class _Parser:
             argument = self._signed_factor()
             while self._next()[0] in ("letter", "constant", "frac", "sqrt"):
                 argument = argument * self._factor()
+            self._bare_argument_end = self._at
         if name in ("exp", "sinh", "cosh"):
             _refuse_large_exponent(argument)
         value = _FUNCTIONS[name](argument)
@@ -585,6 +636,12 @@ def _letters(kind: str, value: str) -> Iterator[tuple[str, str]]:
 
 def _rational(token: str) -> Any:
     return sympy.Rational(*Fraction(token).as_integer_ratio())
+
+
+def _real_root(base: Any, power: int, degree: int) -> Any:
+    """The real value of an odd root, also where `base` is negative: sympy's is complex there."""
+    size = sympy.Rational(power, degree)
+    return base * sympy.Abs(base) ** (size - 1) if power % 2 else sympy.Abs(base) ** size
 
 
 def _refuse_large_exponent(exponent: Any) -> None:

@@ -119,16 +119,18 @@ def _is_exponential(node: Any) -> bool:
 
 
 def _points(names: list[str], seed: str) -> Iterator[dict[str, Fraction]]:
-    # Every other point is positive in all letters, for logarithms and roots. The denominators
-    # follow from the hash, so nobody can choose a formula that vanishes at them, as
+    # Every other point is positive in all letters, for logarithms and roots. Each letter, and each
+    # product of two of the first four, is negative at another one, so that `|xy|` is not `xy`. The
+    # denominators follow from the hash, so nobody can choose a formula that vanishes at them, as
     # `sin(2**23*pi*x)` does at binary fractions.
     for place in range(POINTS if names else 1):
         values = {}
-        for name in names:
+        for number, name in enumerate(names):
             digest = bytes_from(f"{place}:{name}:{seed}")
             word, divisor = int.from_bytes(digest[:6], "big"), int.from_bytes(digest[6:12], "big") | 2**47 | 1
             size = Fraction(1, 8) + Fraction(2 * word, divisor)
-            values[name] = -size if place % 2 and digest[12] >> 7 else size
+            is_negative = {1: True, 3: number & 1, 5: number & 2}.get(place, digest[12] >> 7)
+            values[name] = -size if place % 2 and is_negative else size
         yield values
 
 

@@ -5,6 +5,7 @@ does not depend on the process's decimal context.
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 
 MAX_CHARS = 400
@@ -18,6 +19,7 @@ _THOUSANDS = re.compile(
     r"(?<![0-9.,_A-Za-z])[1-9][0-9]{0,2}(,\\!|\\,|\{,\}|[,_' \u00a0\u2007\u2009\u202f])[0-9]{3}(?:\1[0-9]{3})*"
     r"(?!,?[0-9]|[0-9 ]*\s*/)"
 )
+_SEPARATORS = {"\u066b": ".", "\u066c": ","}
 _HAS_DIGIT = re.compile(r"[+-]?[,.]?[0-9]")
 
 
@@ -29,6 +31,15 @@ def read_number(text: str) -> Fraction | None:
     if len(text) > MAX_CHARS or not _HAS_DIGIT.match(text) or not _NUMBER.fullmatch(text):
         return None
     return Fraction(text.replace(",", ""))
+
+
+def in_ascii_digits(text: str) -> str:
+    """`text` with the decimal digits of all scripts as 0 to 9, and Arabic's separators as a point
+    and a comma. Raised and lowered digits are none.
+    """
+    if text.isascii():
+        return text
+    return "".join(_SEPARATORS.get(sign) or str(unicodedata.decimal(sign, sign)) for sign in text)
 
 
 def joined_thousands(text: str) -> str:

@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from shared.tasks.answers import extract_answer
 from shared.tasks.derive import Item, TaskError
-from shared.tasks.numerals import joined_thousands, read_number
+from shared.tasks.numerals import in_ascii_digits, joined_thousands, read_number
 from shared.tasks.verifiers import AnswerScorer
 from shared.tasks.verify_exact import in_usual_characters
 
@@ -72,7 +72,7 @@ def verifier(item: Item) -> AnswerScorer:
     Raises:
         TaskError: the dataset's reference answer is not a number.
     """
-    reference = _WHOLE.fullmatch(in_usual_characters(extract_answer(item.task.answer or "") or ""))
+    reference = _WHOLE.fullmatch(_in_ascii(extract_answer(item.task.answer or "") or ""))
     wanted = _value(reference[1]) if reference else None
     if wanted is None:
         raise TaskError(
@@ -86,7 +86,7 @@ def verifier(item: Item) -> AnswerScorer:
         text = answer.rstrip()
         # A number at the start of the examined text is the start of the answer only if that is the
         # whole answer.
-        end = in_usual_characters(text if len(text) <= MAX_END_CHARS else "\0" + text[-MAX_END_CHARS:])
+        end = _in_ascii(text if len(text) <= MAX_END_CHARS else "\0" + text[-MAX_END_CHARS:])
         match = _STATED.search(end)
         if match is None:
             return 0.0
@@ -95,6 +95,10 @@ def verifier(item: Item) -> AnswerScorer:
         return float(asserted and _value(match[1]) == wanted)
 
     return score
+
+
+def _in_ascii(text: str) -> str:
+    return in_ascii_digits(in_usual_characters(text))
 
 
 def _value(number: str) -> Fraction | None:

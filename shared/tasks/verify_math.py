@@ -15,7 +15,7 @@ from functools import lru_cache
 from shared.tasks.answers import extract_answer
 from shared.tasks.derive import Item, TaskError
 from shared.tasks.formula_reading import Reading, is_about_as_long, read
-from shared.tasks.formula_signs import Unreadable
+from shared.tasks.formula_signs import LETTER_UNIT, Unreadable
 from shared.tasks.formula_values import DIGITS, exact_value, same_values
 from shared.tasks.numerals import rounds_from
 from shared.tasks.verifiers import AnswerScorer
@@ -35,7 +35,7 @@ def verifier(item: Item) -> AnswerScorer:
     """
     text = item.task.answer or ""
     try:
-        reference = _read(extract_answer(text) or "")
+        reference = _read(extract_answer(text) or "", of_reference=True)
     except Unreadable as problem:
         raise TaskError(
             "task_verifier",
@@ -43,9 +43,12 @@ def verifier(item: Item) -> AnswerScorer:
             "formula, or use exact for answers in words",
         ) from None
 
+    has_letters = bool(reference.letters or reference.parts)
+
     def score(answer: str) -> float:
         try:
-            given = _read(answer)
+            # `5 m` may be a product, but not where the reference has no letters.
+            given = _read(answer if has_letters else LETTER_UNIT.sub(r"\\text{\1}", answer))
         except Unreadable:
             return 0.0
         return float(is_about_as_long(answer, text) and _says_the_same(reference, given))
@@ -55,19 +58,26 @@ def verifier(item: Item) -> AnswerScorer:
 
 def _says_the_same(reference: Reading, given: Reading) -> bool:
     """`5` may be given as `x = 5`, and `x = 5` as `5`; but not as `y = 5`."""
-    if reference.name and given.name and reference.name != given.name:
-        return False
-    if given.name and not reference.name and len(given.name) != 1:
+    if given.name and given.name != reference.name and (reference.name or not _may_be_named(reference, given.name)):
         return False
     return _is_same(reference, given)
+
+
+def _may_be_named(reference: Reading, name: str) -> bool:
+    """`y = 2x` and `f(x) = 2x` name the reference `2x`. `B = A` says that two names are the same,
+    and `x = 2x` is an equation.
+    """
+    function, _, argument = name.partition("(")
+    is_a_name_itself = reference.value is not None and getattr(reference.value, "is_Symbol", False)
+    if not function or "_" in function or function in reference.letters or is_a_name_itself:
+        return False
+    return not argument or argument.removesuffix(")") in reference.letters
 
 
 def _is_same(reference: Reading, given: Reading) -> bool:
     if reference.parts or given.parts:
         return _has_same_parts(reference, given)
-    if not given.letters <= reference.letters | {"e"}:
-        return False
-    if given.mark not in ("", reference.mark, "%") and (given.mark == "°" or reference.mark):
+    if not given.letters <= reference.letters | {"e", "i"} or (given.mark and reference.mark not in ("", given.mark)):
         return False
     if reference.kind in ("sign", "base") or given.kind in ("sign", "base"):
         return (reference.kind, reference.value or reference.text) == (given.kind, given.value or given.text)

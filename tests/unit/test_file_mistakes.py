@@ -54,7 +54,7 @@ BAD = [
 BEGIN = [
     "line 2: not JSON",
     "line 3: column 'answer': has no value",
-    "line 5: this row has no 'answer', only anwser, question (did you mean anwser?): give it one or remove it",
+    "line 5: this row has no 'answer', only anwser, question (did you mean anwser?): give it one",
     "line 6: not a JSON object",
     "line 7: column 'question': is empty",
     "line 7: column 'answer': consists of several values",

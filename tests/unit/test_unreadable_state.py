@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from services.generator.engines.base import Sample
-from services.generator.evaluation import Evaluator
+from services.generator.evaluation import Evaluator, _Answers
 from services.generator.figures import Figures as GeneratorFigures
 from services.generator.ledger_store import DrawLedger
 from services.trainer.step_publisher import Publisher
@@ -140,6 +140,25 @@ async def test_an_evaluations_seconds_are_those_of_generating_and_of_scoring(con
     await evaluator._report(await evaluator._answers(), cast("Any", SimpleNamespace(score=score)))
     (line,) = read_jsonl(config.node.run_dir / "eval.jsonl")
     assert line["seconds"] >= round(took_s[0], 3) - 0.001
+
+
+async def test_an_evaluation_without_any_known_reward_has_a_line_and_its_policys_later_score_another(config: NodeConfig) -> None:
+    marks, results = [Mark.RAISED, Mark.UNSAID], []
+
+    async def score(*asked: Any) -> list[JobResult]:
+        results.append(marks[len(results)])
+        reward = None if results[-1] is Mark.RAISED else 1.0
+        return [JobResult([reward], None, None, "raised ValueError", 0, 0.0, marks=[results[-1]])]
+
+    task = SimpleNamespace(prompt_ids=[1], task=Task(ref=TaskRef(dataset="gcd", seed=1, index=1), question="q", answer="1"))
+    evaluator = an_evaluator(config, await node(), cast("Any", SimpleNamespace(policy_version=0)), task)
+    answered = _Answers([Sample((1, 2), "an answer", "stop", None)], 0.1)
+    for _ in marks:
+        await evaluator._report(answered, cast("Any", SimpleNamespace(score=score)))
+    unscored, scored = read_jsonl(config.node.run_dir / "eval.jsonl")
+    assert (unscored["n"], unscored["unknown"], unscored["pass_rate"], unscored["mean_reward"]) == (0, 1, None, None)
+    assert (scored["policy_version"], scored["n"], scored["unknown"], scored["pass_rate"]) == (0, 1, 0, 1.0)
+    assert evaluator._written_pass_ratio_of_base() == 1.0
 
 
 async def test_a_torn_line_of_evaluations_costs_that_line_alone(config: NodeConfig) -> None:

@@ -29,7 +29,9 @@ def reward(reference: str, answer: str) -> float:
         ("__init__", "init"),
         ("*", ""),
         ("80", "so 80"),
-        ("80", "80."),
+        ("80", "80!"),
+        (".", ""),
+        ("80", "80\u200b"),
     ],
 )
 def test_a_sign_that_says_something_else_is_another_text(reference: str, answer: str) -> None:
@@ -51,6 +53,16 @@ def test_a_sign_that_says_something_else_is_another_text(reference: str, answer:
         ("$80$", "80"),
         (r"\boxed{80}", "80"),
         ("__init__", "`__init__`"),
+        ("**80**", "80"),
+        ("`80`", "80"),
+        ("80.", "80"),
+        ("80", "80."),
+        ("**80.**", "$80$."),
+        ("Paris.", "*paris*"),
+        ("80\u200b", "80"),
+        ("\ufeff80", "80"),
+        ("don't", "don\u2019t"),
+        ("-4", "\u22124"),
     ],
 )
 def test_case_spacing_encoding_and_marks_around_the_whole_do_not_count(reference: str, answer: str) -> None:

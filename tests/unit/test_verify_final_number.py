@@ -64,6 +64,7 @@ def reward(answer: str, reference: str = "8") -> float:
         "Positive: 8",
         "Correct: 8",
         "**" + "x" * 500 + "**\n8",
+        "The answer is ٨",
     ],
 )
 def test_a_plain_statement_is_paid(answer: str) -> None:
@@ -106,6 +107,7 @@ def test_a_comparison_other_than_equality_is_not_paid(answer: str) -> None:
     "answer",
     [
         "not: 8",
+        "The answer is ٤٨",
         "The answer is not: **8**",
         "NOT = 8",
         r"x \not= 8",
