@@ -354,52 +354,6 @@ MAX_CHUNKS = 65_536
 """Number of chunks remembered: 2 GiB, the swarm's whole window, in chunks of 32 KiB."""
 
 
-class BytesInFlight:
-    """Bytes of payloads in progress, by sender."""
-
-    def __init__(self, node_bytes: int = NODE_BYTES, sender_bytes: int = SENDER_BYTES) -> None:
-        self._node_bytes = node_bytes
-        self._sender_bytes = sender_bytes
-        self._held: dict[str, int] = {}
-        self.total = 0
-
-    def start(self, sender: str, size_bytes: int) -> None:
-        """A payload of this size is now in progress."""
-        if size_bytes > SMALL_BYTES:
-            self._held[sender] = self._held.get(sender, 0) + size_bytes
-            self.total += size_bytes
-
-    def end(self, sender: str, size_bytes: int) -> None:
-        """A payload of this size is finished."""
-        if size_bytes > SMALL_BYTES:
-            self.total -= size_bytes
-            self._held[sender] -= size_bytes
-            if not self._held[sender]:
-                del self._held[sender]
-
-    def look(self) -> Callable[[str, int], bool]:
-        """A function that tests whether a sender's payload may be started, for one pass along the
-        queue in its order.
-
-        A payload that does not fit also keeps later large ones out; otherwise smaller claims could
-        overtake it for ever. A payload larger than a limit may start when nothing else is in
-        progress.
-        """
-        somebody_waits = False
-
-        def fits(sender: str, size_bytes: int) -> bool:
-            nonlocal somebody_waits
-            if size_bytes <= SMALL_BYTES:
-                return True
-            held = self._held.get(sender, 0)
-            if somebody_waits or (held and held + size_bytes > self._sender_bytes):
-                return False
-            somebody_waits = self.total > 0 and self.total + size_bytes > self._node_bytes
-            return not somebody_waits
-
-        return fits
-
-
 class ClaimedChunks:
     """Which message each chunk belongs to, by sender, so that one sender's references take nothing
     from another's.
@@ -456,12 +410,14 @@ here.
 
 
 class InFlightLimit:
-    """The places in use, by sender."""
+    """The groups in progress, by sender, and the bytes of the large ones."""
 
-    def __init__(self) -> None:
-        self._bytes = BytesInFlight()
-        self._sender_places: Counter[str] = Counter()
+    def __init__(self, node_bytes: int = NODE_BYTES, sender_bytes: int = SENDER_BYTES) -> None:
+        self._node_bytes, self._sender_bytes = node_bytes, sender_bytes
+        self._groups: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         self._held = 0
+        self.total_bytes = 0
 
     @property
     def free(self) -> bool:
@@ -471,37 +427,53 @@ class InFlightLimit:
     def fits(self) -> Callable[[str, int], bool]:
         """A function that tests whether a sender's payload of some size may be started, for one
         pass along the queue in its order.
+
+        A payload that does not fit also keeps later large ones out; otherwise smaller claims could
+        overtake it for ever. A payload larger than a limit may start when nothing else is in
+        progress.
         """
-        within = self._bytes.look()
-        return lambda sender, size_bytes: self._sender_places[sender] < IN_WORK_PER_SENDER and within(sender, size_bytes)
+        somebody_waits = False
+
+        def fits(sender: str, size_bytes: int) -> bool:
+            nonlocal somebody_waits
+            if self._groups[sender] >= IN_WORK_PER_SENDER:
+                return False
+            if size_bytes <= SMALL_BYTES:
+                return True
+            held = self._bytes[sender]
+            if somebody_waits or (held and held + size_bytes > self._sender_bytes):
+                return False
+            somebody_waits = self.total_bytes > 0 and self.total_bytes + size_bytes > self._node_bytes
+            return not somebody_waits
+
+        return fits
 
     def take(self, sender: str, size_bytes: int) -> None:
         """A group of this sender is now in progress."""
-        self._sender_places[sender] += 1
-        self._hold(sender, size_bytes)
+        self._groups[sender] += 1
+        self._hold(sender, size_bytes, 1)
 
     def leave(self, sender: str, size_bytes: int) -> None:
         """A group of this sender is finished."""
-        self._release(sender, size_bytes)
-        self._sender_places[sender] -= 1
-        if not self._sender_places[sender]:
-            del self._sender_places[sender]
+        self._hold(sender, size_bytes, -1)
+        self._groups[sender] -= 1
+        for counts in (self._groups, self._bytes):
+            if not counts[sender]:
+                del counts[sender]
 
     @contextmanager
     def lent(self, sender: str, size_bytes: int) -> Iterator[None]:
         """Give up the place and its bytes inside the block, while the group waits for the
         scorers.
         """
-        self._release(sender, size_bytes)
+        self._hold(sender, size_bytes, -1)
         try:
             yield
         finally:
-            self._hold(sender, size_bytes)
+            self._hold(sender, size_bytes, 1)
 
-    def _hold(self, sender: str, size_bytes: int) -> None:
-        self._held += 1
-        self._bytes.start(sender, size_bytes)
-
-    def _release(self, sender: str, size_bytes: int) -> None:
-        self._held -= 1
-        self._bytes.end(sender, size_bytes)
+    def _hold(self, sender: str, size_bytes: int, groups: int) -> None:
+        self._held += groups
+        if size_bytes > SMALL_BYTES:
+            self._bytes[sender] += groups * size_bytes
+            self.total_bytes += groups * size_bytes

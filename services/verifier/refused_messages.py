@@ -9,10 +9,11 @@ import json
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from services.verifier.border import Candidate
 from services.verifier.figures import Figures
@@ -70,14 +71,14 @@ class RefusedMessages:
         sender = refused.sender or ""
         self._record.note(
             RefusedGroup(
-                time=time.time(),
+                time=round(time.time(), 3),
                 reason=reason,
                 detail=detail,
                 sender=sender,
                 group_id=group_id,
                 claimed_id=claimed or "",
                 swarm_seq=message.seq,
-                stored_at=message.stored_at,
+                stored_at=round(message.stored_at, 3),
                 excerpt=None if group is None else excerpt_of(group),
             ),
             known=self._known(sender),
@@ -166,8 +167,7 @@ ANSWER_BYTES = 300
 DETAIL_BYTES = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedGroup:
+class RefusedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"group_id": "id", "excerpt": "group"}):
     """One refusal. sender: as the subject says, a claim; "" if there is none. group_id: of the
     signed bytes, "" if no valid signature was found; claimed_id: what a header says instead.
     excerpt: part of the text, if the border could decode it at all.
@@ -182,20 +182,6 @@ class RefusedGroup:
     swarm_seq: int
     stored_at: float
     excerpt: dict[str, Any] | None = None
-
-    def as_object(self) -> dict[str, Any]:
-        """The entry as it is written to the file."""
-        return {
-            "time": round(self.time, 3),
-            "reason": self.reason,
-            "detail": _cut(self.detail, DETAIL_BYTES),
-            "sender": self.sender,
-            "id": self.group_id,
-            "claimed_id": self.claimed_id,
-            "swarm_seq": self.swarm_seq,
-            "stored_at": round(self.stored_at, 3),
-            **({"group": self.excerpt} if self.excerpt is not None else {}),
-        }
 
 
 def excerpt_of(group: RolloutGroup) -> dict[str, Any]:
@@ -226,7 +212,7 @@ class RefusedMemory:
         mine, others, most = (self._known, self._strangers, KNOWN_SENDERS) if known else (self._strangers, self._known, STRANGERS)
         # When a name gets a key, its earlier entries move with it.
         kept = mine.pop(refused.sender, None) or others.pop(refused.sender, None) or []
-        kept.append(refused)
+        kept.append(msgspec.structs.replace(refused, detail=_cut(refused.detail, DETAIL_BYTES)))
         if len(kept) > OF_A_SENDER:
             del kept[_gives_way(kept)]
         mine[refused.sender] = kept
@@ -307,7 +293,7 @@ class RefusedRecord:
 
     def _write(self, kept: list[tuple[RefusedGroup, bool]]) -> None:
         with self._trying():
-            lines = (json.dumps({**each.as_object(), "known": known}, separators=(",", ":")) for each, known in kept)
+            lines = (json.dumps({**msgspec.to_builtins(each), "known": known}, separators=(",", ":")) for each, known in kept)
             replace_text(self._file, "".join(f"{line}\n" for line in lines))
         self._changed = self._changed or self._writes.failing("refusals")
 
@@ -316,21 +302,5 @@ class RefusedRecord:
 
     def _take_back(self, line: dict[str, Any]) -> None:
         """Read a line from before a restart; invalid lines are skipped."""
-        texts = [line.get(name) for name in ("reason", "detail", "sender", "id", "claimed_id")]
-        numbers = [line.get(name) for name in ("time", "stored_at", "swarm_seq")]
-        excerpt = line.get("group")
-        if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int | float) for each in numbers):
-            return
-        reason, detail, sender, group_id, claimed_id = map(str, texts)
-        refused = RefusedGroup(
-            time=float(line["time"]),
-            reason=reason,
-            detail=detail,
-            sender=sender,
-            group_id=group_id,
-            claimed_id=claimed_id,
-            swarm_seq=int(line["swarm_seq"]),
-            stored_at=float(line["stored_at"]),
-            excerpt=excerpt if isinstance(excerpt, dict) else None,
-        )
-        self._memory.note(refused, known=line.get("known") is True)
+        with suppress(msgspec.ValidationError):
+            self._memory.note(msgspec.convert(line, RefusedGroup), known=line.get("known") is True)

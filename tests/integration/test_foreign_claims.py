@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.verifier.fair_queue import NODE_BYTES, SENDER_BYTES, turns_of
+from services.verifier.fair_queue import NODE_BYTES, SENDER_BYTES, InFlightLimit, turns_of
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import BadReference, StoredMessage, Transport, TransportError
@@ -256,15 +256,13 @@ async def test_large_payloads_in_work_are_bounded_for_the_node_and_each_sender(n
     config = configured("alpha", nats_server().url, tmp_path, intake_groups_per_s=turns_per_s)
     peaks: list[tuple[int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
-        from services.verifier.fair_queue import BytesInFlight
+        take = InFlightLimit.take
 
-        start = BytesInFlight.start
+        def noted(self: InFlightLimit, sender: str, size_bytes: int) -> None:
+            take(self, sender, size_bytes)
+            peaks.append((self.total_bytes, max(self._bytes.values(), default=0)))
 
-        def noted(self: BytesInFlight, sender: str, size_bytes: int) -> None:
-            start(self, sender, size_bytes)
-            peaks.append((self.total, max(self._held.values(), default=0)))
-
-        patch.setattr(BytesInFlight, "start", noted)
+        patch.setattr(InFlightLimit, "take", noted)
         async with verifier(config) as alpha:
             others = await connect(config.nats.node_url, name="others")
             for number in range(LARGE):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.verifier.fair_queue import SMALL_BYTES, BytesInFlight, ClaimedChunks, FairQueue
+from services.verifier.fair_queue import SMALL_BYTES, ClaimedChunks, FairQueue, InFlightLimit
 from shared.transport.base import BadReference
 from shared.transport.reference import MAX_CHUNKS, MIN_CHUNK_BYTES, Reference, most_chunks
 
@@ -16,43 +16,43 @@ MIB = 2**20
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20 * MIB), st.booleans()), max_size=80))
 def test_what_is_in_work_stays_within_both_bounds_or_is_alone(steps: list[tuple[int, int, bool]]) -> None:
-    in_flight = BytesInFlight(node_bytes=64 * MIB, sender_bytes=16 * MIB)
+    in_flight = InFlightLimit(node_bytes=64 * MIB, sender_bytes=16 * MIB)
     working: list[tuple[str, int]] = []
     for number, size_bytes, ends in steps:
         if ends and working:
-            in_flight.end(*working.pop(0))
+            in_flight.leave(*working.pop(0))
         sender = f"n{number}"
-        if in_flight.look()(sender, size_bytes):
-            in_flight.start(sender, size_bytes)
+        if in_flight.fits()(sender, size_bytes):
+            in_flight.take(sender, size_bytes)
             working.append((sender, size_bytes))
         large = [(name, size) for name, size in working if size > SMALL_BYTES]
-        assert in_flight.total == sum(size for _, size in large)
-        assert in_flight.total <= 64 * MIB or len(large) == 1
+        assert in_flight.total_bytes == sum(size for _, size in large)
+        assert in_flight.total_bytes <= 64 * MIB or len(large) == 1
         for name in {name for name, _ in large}:
             sizes = [size for other, size in large if other == name]
             assert sum(sizes) <= 16 * MIB or len(sizes) == 1
     for each in working:
-        in_flight.end(*each)
-    assert in_flight.total == 0
+        in_flight.leave(*each)
+    assert in_flight.total_bytes == 0
 
 
 def test_a_large_group_is_not_passed_for_ever_by_smaller_ones_and_small_ones_never_wait() -> None:
     queue: FairQueue[int] = FairQueue(1e6, 1.0, 1.0, 0.0)
-    in_flight = BytesInFlight(node_bytes=64 * MIB, sender_bytes=16 * MIB)
+    in_flight = InFlightLimit(node_bytes=64 * MIB, sender_bytes=16 * MIB)
     working: list[tuple[str, int]] = []
     for number in range(400):
-        queue.offer(f"hostile-{number % 8}", MIB, MIB, 0.0)
-        while (found := queue.next(1.0, in_flight.look())) is not None:
-            in_flight.start(found[0], found[1])
+        queue.offer(f"hostile-{number % 8}", 2 * MIB, 2 * MIB, 0.0)
+        while (found := queue.next(1.0, in_flight.fits())) is not None:
+            in_flight.take(found[0], found[1])
             working.append(found)
-    assert in_flight.total == 64 * MIB
+    assert in_flight.total_bytes == 64 * MIB
     queue.offer("honest", 8 * MIB, 8 * MIB, 1.0)
     queue.offer("other", SMALL_BYTES, SMALL_BYTES, 1.0)
-    assert queue.next(2.0, in_flight.look()) == ("other", SMALL_BYTES)
-    for _ in range(64):
-        in_flight.end(*working.pop(0))
-        while (found := queue.next(2.0, in_flight.look())) is not None:
-            in_flight.start(found[0], found[1])
+    assert queue.next(2.0, in_flight.fits()) == ("other", SMALL_BYTES)
+    for _ in range(32):
+        in_flight.leave(*working.pop(0))
+        while (found := queue.next(2.0, in_flight.fits())) is not None:
+            in_flight.take(found[0], found[1])
             working.append(found)
             if found[0] == "honest":
                 return
