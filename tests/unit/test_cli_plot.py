@@ -109,7 +109,7 @@ def test_the_page_on_the_demo_gives_the_entropy_of_the_steps_that_trained() -> N
     first, last = [mean_entropy(node[:10]) for node in nodes], [mean_entropy(node[-10:]) for node in nodes]
     began, ended = f"{min(first):.1f} to {max(first):.1f}", f"{min(last):.2f} to {max(last):.2f}"
     assert (began, ended) == ("1.3 to 1.5", "0.10 to 0.27")
-    page = " ".join((REPO / "docs/results-pretrained.md").read_text().split())
+    page = " ".join((REPO / "docs/results.md").read_text().split())
     assert f"Mean entropy falls from {began} nats in the first ten steps to {ended} in the last ten" in page
 
 

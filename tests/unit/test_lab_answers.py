@@ -342,7 +342,7 @@ SEEDS = sorted(file.stem for file in ANSWERS.glob("seed*-24.json"))
 def test_the_page_of_pretrained_models_gives_the_differences_that_the_command_prints(
     base: str, others: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (REPO / "docs/results-pretrained.md").read_text()
+    page = (REPO / "docs/results.md").read_text()
     assert main([str(ANSWERS / f"{name}.json") for name in (base, *others)]) == 0
     found = re.findall(r"^(\S+) over \S+, paid: (\S+ \(\S+ to \S+);", capsys.readouterr().out, flags=re.MULTILINE)
     assert [name for name, _ in found] == others
