@@ -28,7 +28,7 @@ from typing import Generic, TypeVar
 from services.verifier.refusals import Refusal, Refused
 from shared.contracts import subjects
 from shared.transport.base import BadReference, StoredMessage
-from shared.transport.reference import reference_of
+from shared.transport.blobs import reference_of
 
 
 class TokenBucket:

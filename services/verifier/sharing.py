@@ -28,7 +28,7 @@ from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity.keys import SigningKey
 from shared.identity.statements import Standing, hear, sign_statement
-from shared.lease.rules import Newcomer
+from shared.lease.holder import Newcomer
 from shared.rewards import is_informative
 from shared.runtime import FatalError, spans
 from shared.runtime.logs import Log

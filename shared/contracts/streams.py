@@ -30,10 +30,10 @@ from shared.transport.base import (
     StreamSpec,
     Transport,
     TransportError,
+    WouldLower,
 )
 from shared.transport.blobs import companion
 from shared.transport.keys import bucket_stream
-from shared.transport.lowering import WouldLower
 
 
 def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:

@@ -17,6 +17,7 @@ from shared.transport.base import (
     Conflict,
     ConsumerSpec,
     ConsumerState,
+    Counters,
     Delivery,
     Ends,
     KeyValue,
@@ -29,7 +30,6 @@ from shared.transport.base import (
     StreamState,
     Transport,
 )
-from shared.transport.counters import Counters
 
 _ATTEMPTS, _PAUSE_S = 10, 0.02
 _WRITTEN_BY_OTHERS = "another process keeps writing it without the lease: end every process that is not a service of this version"

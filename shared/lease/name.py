@@ -16,8 +16,12 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.lease import NameOwner
 from shared.contracts.subjects import node_name, node_name_stream
 from shared.contracts.wire import MessageError
-from shared.lease.errors import NameTaken
 from shared.transport.base import Conflict, NotConnected, Transport, TransportError
+
+
+class NameTaken(Exception):
+    """Another run or process has the name; the message says which, and what to do."""
+
 
 _ATTEMPTS, _PAUSE_S = 20, 0.1
 

@@ -21,8 +21,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.transport.base import Transport
-from shared.transport.counters import ERROR_KINDS, Counters
+from shared.transport.base import ERROR_KINDS, Counters, Transport
 from shared.version import VERSION
 
 Plane = Literal["node", "swarm"]

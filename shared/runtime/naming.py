@@ -17,11 +17,10 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.lease import LeaseRecord
 from shared.contracts.senders import FINDINGS_KEY, SENDERS_PREFIX
-from shared.lease.errors import NameTaken
 from shared.lease.fenced import FencedKeyValue, FencedTransport
 from shared.lease.folder import FolderLock, FolderTaken
 from shared.lease.holder import Lease, LeaseLost, described
-from shared.lease.name import take_name
+from shared.lease.name import NameTaken, take_name
 from shared.roles import SEVERAL
 from shared.runtime.logs import Log
 from shared.transport.base import NotConnected, Transport, TransportError

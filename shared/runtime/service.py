@@ -27,10 +27,9 @@ from shared.cancelling import StillRunningError, cancel_and_wait
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.ignored_entries import ignored_entries
-from shared.lease.errors import NameTaken
 from shared.lease.folder import FolderLock
 from shared.lease.holder import Lease
-from shared.lease.name import check_name
+from shared.lease.name import NameTaken, check_name
 from shared.roles import Role
 from shared.runtime import spans
 from shared.runtime.clock import ClockSkew

@@ -14,16 +14,102 @@ so that a receiver can refuse an over-large foreign message before fetching it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Literal, Protocol, get_args
 
-from shared.transport.counters import Counters
-from shared.transport.kept import ConsumerState as ConsumerState
-from shared.transport.kept import Ends as Ends
-from shared.transport.kept import StoredMessage as StoredMessage
-from shared.transport.kept import StreamState as StreamState
+from shared.disk import Waits
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """State of a stream. `last_seq` counts every message it ever stored; `first_seq` is the oldest
+    kept. `at`: the server's clock at the time of the answer (Unix time), None if it does not report
+    it. `size_bytes`: None if this user may not ask for it. `created`: when the stream was created,
+    in the server's words; empty if that is unknown. It differs after a restore.
+    """
+
+    first_seq: int
+    last_seq: int
+    messages: int
+    size_bytes: int | None
+    at: float | None = None
+    created: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """Lag of a consumer: `pending` messages not yet delivered, `ack_pending` delivered but not yet
+    acknowledged.
+    """
+
+    pending: int
+    ack_pending: int
+    redelivered: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message in a stream. `inline` is None if the payload was stored as a blob; use
+    `Transport.payload`.
+    """
+
+    stream: str
+    seq: int
+    subject: str
+    size_bytes: int
+    stored_at: float
+    inline: bytes | None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The oldest and the newest message of a stream from some sequence on, and how many there are,
+    as direct gets tell. A stream that keeps none has no ends, whatever it stored before. `last` is
+    also None if it was not asked for.
+    """
+
+    first: StoredMessage | None = None
+    last: StoredMessage | None = None
+    messages: int = 0
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest message's sequence; 0 without messages."""
+        return 0 if self.first is None else self.first.seq
+
+    @property
+    def last_seq(self) -> int:
+        """The newest message's sequence; 0 without one."""
+        return 0 if self.last is None else self.last.seq
+
+
+ErrorKind = Literal["unreachable", "slow_consumer", "permissions", "access_denied", "malformed", "unanswered", "other"]
+"""unreachable: the connection broke, or an attempt to connect failed. slow_consumer: this client
+dropped messages. permissions: the server forbade a subject. access_denied: it refused this
+process's key, or its identity could not be verified. malformed: a message that cannot be parsed, or
+invalid data from the server. unanswered: a request without an answer before its deadline. other:
+any other error of the server or the client.
+"""
+
+ERROR_KINDS: tuple[ErrorKind, ...] = get_args(ErrorKind)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since a connection was opened. stores: waits until the server had stored a message,
+    which it does before it answers.
+    """
+
+    connects: int = 0
+    disconnects: int = 0
+    reconnects: int = 0
+    errors: dict[ErrorKind, int] = field(default_factory=lambda: dict.fromkeys(ERROR_KINDS, 0))
+    stores: Waits = field(default_factory=Waits)
+
 
 LONGEST_FETCH_S = 5.0
 """`Transport.fetch` never waits longer, whatever its `timeout_s`."""
@@ -100,8 +186,12 @@ class Retention(Enum):
 
 
 class Lowering(Enum):
-    """What `ensure_stream` does about replicas, size limits and ages that it would lower
-    (`shared.transport.lowering`). All other settings are always updated.
+    """Treatment of replicas, size limits and ages that `ensure_stream` would lower. All other
+    settings are always updated.
+
+    Lowering a limit deletes messages at once, and missing replicas are noticed only when a machine
+    fails. So neither may be the side effect of a setting that somebody forgot (`nats.replicas`
+    defaults to 1).
     """
 
     APPLY = "apply"
@@ -396,3 +486,49 @@ class Transport(Protocol):
     async def delete(self, stream: str, seq: int) -> None:
         """Delete one message (a work-queue message that nobody will take any more)."""
         ...
+
+
+class WouldLower(TransportError):
+    """A stream has more replicas, larger limits or longer ages than are wanted, and lowering them
+    was not requested.
+    """
+
+    def __init__(self, stream: str, wanted: Mapping[str, Any], actual: Mapping[str, Any], lowered: Collection[str]) -> None:
+        differences = ", ".join(f"{name} from {_shown(actual.get(name))} to {wanted[name]}" for name in lowered)
+        super().__init__(f"stream {stream} was left unchanged: this would lower {differences}")
+
+
+def lowered(wanted: Mapping[str, Any], actual: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """The settings among `names` that an update from `actual` to `wanted` would lower.
+
+    Missing, zero and negative values mean "no limit", as for a NATS server.
+    """
+    return [name for name in names if _is_lower(wanted.get(name), actual.get(name))]
+
+
+def _is_lower(wanted: float | None, actual: float | None) -> bool:
+    if wanted is None or wanted <= 0:
+        return False
+    return actual is None or actual <= 0 or wanted < actual
+
+
+def _shown(value: float | None) -> str:
+    return "no limit" if value is None or value <= 0 else str(value)
+
+
+class Deadline:
+    """A point in time by which an operation must have ended."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self._end - self._loop.time())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.left_s <= 0.0

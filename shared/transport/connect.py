@@ -49,8 +49,7 @@ async def connect(
 
         return MemoryTransport(shared_server(urlsplit(url).netloc))
     # Imported with the first connection, so that commands without one start half a second sooner.
-    from shared.transport.nats.connection import Connection
-    from shared.transport.nats.options import Options
+    from shared.transport.nats.connection import Connection, Options
     from shared.transport.nats.transport import NatsTransport
 
     connection = Connection(

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.contracts.streams import swarm_streams
-from shared.transport.base import StreamMissing, Transport, TransportError
+from shared.transport.base import Deadline, StreamMissing, Transport, TransportError
 from shared.transport.blobs import companion
-from shared.transport.deadline import Deadline
+from shared.transport.nats.administration import account
 from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import ApiError, call
-from shared.transport.nats.listing import account
 from shared.transport.nats.transport import connection_of
 
 

@@ -13,7 +13,7 @@ import typer
 from shared.runtime.errors import FatalError
 from shared.runtime.logs import configure_logging
 from shared.transport.base import TransportError
-from shared.transport.nats.options import Options
+from shared.transport.nats.connection import Options
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.reload import keep_reloading
 from swarm_cli.nats.watch import watch

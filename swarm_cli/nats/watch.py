@@ -22,8 +22,7 @@ from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.metrics import service_registry
 from shared.runtime.tasks import run_until_stopped, sleep_unless_stopped
 from shared.runtime.watch_figures import Figures
-from shared.transport.nats.connection import Connection
-from shared.transport.nats.options import Options
+from shared.transport.nats.connection import Connection, Options
 from swarm_cli.nats.server_certificates import follow
 
 log = structlog.get_logger(__name__)

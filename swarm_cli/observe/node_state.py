@@ -13,8 +13,7 @@ from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, T
 from shared.contracts.lease import LeaseRecord
 from shared.contracts.status_figures import FamilyFigure, FigureFamily, StatusFigure
 from shared.contracts.wire import MessageError
-from shared.lease.errors import NameTaken
-from shared.lease.name import name_owner
+from shared.lease.name import NameTaken, name_owner
 from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.runtime.pace import late_after_s

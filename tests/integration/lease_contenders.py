@@ -18,8 +18,8 @@ import structlog
 
 from shared.config import NodeConfig, load_config
 from shared.contracts.subjects import TRAINER_KEY, node_bucket
-from shared.lease.errors import NameTaken
 from shared.lease.holder import LeaseLost
+from shared.lease.name import NameTaken
 from shared.runtime.naming import leased, take_lease
 from shared.transport.base import TransportError
 from shared.transport.connect import connect

@@ -17,9 +17,8 @@ from services.verifier.fair_queue import NODE_BYTES, SENDER_BYTES, InFlightLimit
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
 from shared.transport.base import BadReference, StoredMessage, Transport, TransportError
-from shared.transport.blobs import companion_name, companion_subject
+from shared.transport.blobs import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Reference, companion_name, companion_subject
 from shared.transport.connect import connect
-from shared.transport.reference import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Reference
 from tests.integration.nats_transports import LossyProxy
 from tests.integration.running_verifier import configured, until, verifier
 from tests.integration.test_verifier_trust import share

@@ -26,8 +26,8 @@ from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.wire import Message
 from shared.dead_letters import CAUSE_HEADER
 from shared.identity.keys import SigningKey, new_seed
+from shared.transport.blobs import BLOB_HEADER
 from shared.transport.connect import connect
-from shared.transport.reference import BLOB_HEADER
 from tests import forked
 from tests.nats_server import NatsServer
 

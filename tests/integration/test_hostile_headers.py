@@ -13,9 +13,9 @@ import pytest
 
 from shared.contracts import subjects
 from shared.identity.keys import SigningKey, new_seed
+from shared.transport.blobs import UNKNOWN_SIZE
 from shared.transport.connect import connect
-from shared.transport.nats import headers
-from shared.transport.reference import UNKNOWN_SIZE
+from shared.transport.nats import client
 from tests.integration.nats_transports import LOG, opened
 from tests.integration.running_verifier import configured, until, verifier
 from tests.integration.test_verifier_trust import share
@@ -35,7 +35,7 @@ BLOCKS = {
     "the status of nobody there": b"NATS/1.0 503\r\n\r\n",
     "the same as a header": b"NATS/1.0\r\nStatus: 503\r\nDescription: none\r\n\r\n",
     "a status that ends a batch": b"NATS/1.0\r\nStatus: 204\r\nNats-Num-Pending: 0\r\n\r\n",
-    "the reader's own mark": b"NATS/1.0\r\n%s: 999999999\r\n\r\n" % headers.OVERSIZED_HEADER.encode(),
+    "the reader's own mark": b"NATS/1.0\r\n%s: 999999999\r\n\r\n" % client.OVERSIZED_HEADER.encode(),
 }
 
 
@@ -80,12 +80,12 @@ async def test_a_message_with_hostile_headers_keeps_its_place_and_its_sender_and
         newest = await transport.last("LOG", "log.evil")
         assert newest is not None and newest.seq == 4
         assert hostile is not None
-        if len(block) > headers.MAX_HEADER_BYTES and not block.startswith(b"NATS/1.0 "):  # of a status the server keeps nothing
+        if len(block) > client.MAX_HEADER_BYTES and not block.startswith(b"NATS/1.0 "):  # of a status the server keeps nothing
             assert (hostile.inline, hostile.size_bytes) == (None, UNKNOWN_SIZE)
             assert sum(map(len, hostile.headers.values())) < 100
         else:
             assert hostile.inline == b"", "what the publisher wrote is no mark"
-            assert headers.OVERSIZED_HEADER not in hostile.headers
+            assert client.OVERSIZED_HEADER not in hostile.headers
 
 
 async def test_large_headers_of_one_sender_cost_the_others_nothing_and_are_counted_under_him(

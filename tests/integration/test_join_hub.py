@@ -27,10 +27,9 @@ from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import swarm_observer
 from shared.identity.statements import sign_statement
-from shared.transport.base import Transport
+from shared.transport.base import Deadline, Transport
 from shared.transport.connect import connect
-from shared.transport.deadline import Deadline
-from shared.transport.nats import listing
+from shared.transport.nats import administration
 from shared.transport.nats.transport import connection_of
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
@@ -252,7 +251,7 @@ def test_a_hub_with_room_is_told_and_once_the_streams_are_there_none_is_needed(t
 async def streams_of(server: NatsServer) -> list[str]:
     plane = await connect(server.url, name="looking")
     try:
-        listed = await listing.streams(connection_of(plane), Deadline(20.0))
+        listed = await administration.streams(connection_of(plane), Deadline(20.0))
         return [each["config"]["name"] for each in listed.entries]
     finally:
         await plane.close()

@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 from shared.contracts import subjects
 from shared.contracts.streams import ensure_swarm_streams, swarm_streams
-from shared.transport.base import Transport, TransportError
+from shared.transport.base import Deadline, Transport, TransportError
 from shared.transport.blobs import companion_name
 from shared.transport.connect import connect
-from shared.transport.deadline import Deadline
 from shared.transport.nats import jetstream_api as api
 from shared.transport.nats.transport import connection_of
 from swarm_cli.app import app

@@ -15,7 +15,7 @@ import pytest
 
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import POLICY_KEY, VERIFIER_CONSUMER, node_bucket, node_rollouts, node_scored
-from shared.transport.deadline import Deadline
+from shared.transport.base import Deadline
 from shared.transport.nats.jetstream_api import call
 from tests.integration.nats_backups import BUCKET, LARGE, QUEUE, SCORED, opened, source, states, swarm, target
 from tests.nats_server import NatsServer

@@ -15,7 +15,7 @@ import pytest
 
 from shared.contracts.subjects import node_scored
 from shared.transport.base import TransportError
-from shared.transport.nats.snapshots import TransferLost, put_back, take_snapshot
+from shared.transport.nats.administration import TransferLost, restore_snapshot, take_snapshot
 from tests.integration.nats_backups import DEADLINE_S, SCORED, fill, opened, source, states, swarm, target
 from tests.nats_server import NatsServer
 
@@ -32,12 +32,12 @@ async def test_a_file_that_changes_while_it_is_sent_makes_no_stream(source: Nats
         raise ValueError("changed")
 
     with pytest.raises(ValueError, match="changed"):
-        await put_back(other._connection, taken.config, taken.state, parts[:3], sure=changed, timeout_s=10)
+        await restore_snapshot(other._connection, taken.config, taken.state, parts[:3], sure=changed, timeout_s=10)
     # The server gives up by itself; then the same is restored.
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
-            made = await put_back(other._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
+            made = await restore_snapshot(other._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
             break
         except TransportError:
             assert time.monotonic() < deadline
@@ -74,10 +74,10 @@ async def test_a_server_that_restarts_during_a_transfer_is_told_apart_from_a_ref
         yield from parts[1:]
 
     with pytest.raises(TransferLost):
-        await put_back(transport._connection, taken.config, taken.state, restart_later(), sure=lambda: None, timeout_s=10)
+        await restore_snapshot(transport._connection, taken.config, taken.state, restart_later(), sure=lambda: None, timeout_s=10)
     with pytest.raises(TransportError):
         await transport.stream_state(SCORED)  # nothing half
-    await put_back(transport._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
+    await restore_snapshot(transport._connection, taken.config, taken.state, parts, sure=lambda: None, timeout_s=10)
     assert (await transport.stream_state(SCORED)).messages == taken.state["messages"]
     await transport.close()
 

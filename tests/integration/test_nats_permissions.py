@@ -31,8 +31,7 @@ from shared.contracts.lease import LeaseRecord, NameOwner
 from shared.contracts.messages import SignedRollouts
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
-from shared.lease.errors import NameTaken
-from shared.lease.name import check_name, take_name
+from shared.lease.name import NameTaken, check_name, take_name
 from shared.policy_store import PolicyStoreError
 from shared.policy_store.jetstream import JetStreamStore
 from shared.roles import ROLES

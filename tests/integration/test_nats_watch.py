@@ -23,7 +23,7 @@ from shared.contracts import subjects
 from shared.contracts.streams import prepare_node_streams
 from shared.identity.keys import SigningKey
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.transport.nats.options import Options
+from shared.transport.nats.connection import Options
 from swarm_cli.nats import watch as nats_watch
 from tests.integration.nats_users import raw
 from tests.nats_server import NatsServer, free_port

@@ -16,7 +16,7 @@ from shared.config import load_config
 from shared.contracts.streams import ensure_node_streams
 from shared.identity.keys import SigningKey, create
 from shared.transport.connect import connect
-from shared.transport.nats.tcp import PromptTransport
+from shared.transport.nats.client import PromptTransport
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.observe.snapshot import NoSuchNode, take_snapshot
 from swarm_cli.observe.status import show

@@ -152,7 +152,7 @@ def test_one_stream_that_somebody_deleted_is_told_by_the_process_and_by_the_repo
     processes, server = node
 
     async def delete() -> None:
-        from shared.transport.deadline import Deadline
+        from shared.transport.base import Deadline
         from shared.transport.nats.jetstream_api import call
         from shared.transport.nats.transport import connection_of
 

@@ -13,9 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from shared.transport.base import AccessDenied, NotConnected
+from shared.transport.base import AccessDenied, Deadline, NotConnected
 from shared.transport.connect import connect
-from shared.transport.deadline import Deadline
 from shared.transport.nats import direct
 from tests.integration.nats_transports import LOG, QUEUE, WORKER, LossyProxy, MakeServer, opened, published
 from tests.nats_server import free_port

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams, node_streams
-from shared.transport.base import Lowering, Retention, StreamFull, TransportError
-from shared.transport.lowering import WouldLower
+from shared.transport.base import Lowering, Retention, StreamFull, TransportError, WouldLower
 from tests.integration.transport_planes import WORKER, Plane, until
 
 

@@ -22,11 +22,10 @@ from shared.contracts.codec import encode
 from shared.contracts.control import IntakeCursor
 from shared.contracts.streams import ensure_swarm_streams, verifier_consumer
 from shared.runtime.service import _connect_swarm_plane
-from shared.transport.base import Lowering, StreamSpec, Transport, TransportError
+from shared.transport.base import Deadline, Lowering, StreamSpec, Transport, TransportError
 from shared.transport.connect import connect
-from shared.transport.deadline import Deadline
-from shared.transport.nats import listing, pull
-from shared.transport.nats.snapshots import put_back, take_snapshot
+from shared.transport.nats import administration, pull
+from shared.transport.nats.administration import restore_snapshot, take_snapshot
 from shared.transport.nats.transport import connection_of
 from tests.integration.running_verifier import MakeServer, configured, generate, group, scored, until, verifier
 
@@ -56,10 +55,12 @@ REQUESTS: dict[str, Callable[[Transport], Awaitable[object]]] = {
     "swarm's streams": ensure_swarm_streams,
     "fetch": lambda hub: hub.fetch("S", "C", 1, 2.0),
     "take a snapshot": lambda hub: take_snapshot(connection_of(hub), "S", lambda part: None),
-    "put a snapshot back": lambda hub: put_back(connection_of(hub), {"name": "S"}, {}, [], sure=lambda: None, timeout_s=2.0),
-    "the account": lambda hub: listing.account(connection_of(hub), Deadline(5.0)),
-    "list streams": lambda hub: listing.streams(connection_of(hub), Deadline(5.0)),
-    "list consumers": lambda hub: listing.consumers(connection_of(hub), ["S"], Deadline(5.0)),
+    "put a snapshot back": lambda hub: restore_snapshot(
+        connection_of(hub), {"name": "S"}, {}, [], sure=lambda: None, timeout_s=2.0
+    ),
+    "the account": lambda hub: administration.account(connection_of(hub), Deadline(5.0)),
+    "list streams": lambda hub: administration.streams(connection_of(hub), Deadline(5.0)),
+    "list consumers": lambda hub: administration.consumers(connection_of(hub), ["S"], Deadline(5.0)),
 }
 
 
@@ -261,7 +262,7 @@ async def test_a_list_that_brings_nothing_new_ends(nats_server: MakeServer) -> N
     url = nats_server(jetstream=None).url
     hub = await connect(url, name="test")
     async with heard(url) as asked, answering(url, b'{"total": 9999999, "streams": [{"name": "S"}], "missing": ["T"]}'):
-        listed = await listing.streams(connection_of(hub), Deadline(120.0))
+        listed = await administration.streams(connection_of(hub), Deadline(120.0))
     await hub.close()
     assert (listed.entries, listed.missing) == ([{"name": "S"}], ["T"])
     assert 2 <= asked["$JS.API.STREAM.LIST"] <= 100, "two, and some more where a busy machine answers too late"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.verifier.fair_queue import SMALL_BYTES, ClaimedChunks, FairQueue, InFlightLimit
 from shared.transport.base import BadReference
-from shared.transport.reference import MAX_CHUNKS, MIN_CHUNK_BYTES, Reference, most_chunks
+from shared.transport.blobs import MAX_CHUNKS, MIN_CHUNK_BYTES, Reference, most_chunks
 
 MIB = 2**20
 

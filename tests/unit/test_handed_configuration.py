@@ -22,7 +22,7 @@ from shared.runtime.errors import FatalError
 from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_source import load_rows
 from shared.transport.base import AccessDenied
-from shared.transport.nats.credentials import settings
+from shared.transport.nats.client import credential_settings
 from swarm_cli import task_probe
 from swarm_cli.app import app
 from swarm_cli.config_commands import key_file_problems
@@ -87,8 +87,8 @@ def test_config_check_reads_no_file_without_an_end(endless: tuple[str, str], set
     [
         (lambda file: load(Path(file)), KeyFileError),
         (lambda file: read_roster(Path(file)), RosterError),
-        (lambda file: settings(file, None), AccessDenied),
-        (lambda file: settings(None, file), AccessDenied),
+        (lambda file: credential_settings(file, None), AccessDenied),
+        (lambda file: credential_settings(None, file), AccessDenied),
         (lambda file: server_key(openai(file).generator), FatalError),
     ],
     ids=["signing key", "roster", "nats key", "authority", "server key"],
@@ -115,7 +115,7 @@ def test_a_key_behind_a_link_is_read_as_in_a_mounted_secret(tmp_path: Path) -> N
     seed.chmod(0o600)
     (tmp_path / "node.nk").symlink_to("..data/node.nk")
     assert key_file_problems(of_file("node_key_file", str(tmp_path / "node.nk"))) == []
-    assert settings(str(tmp_path / "node.nk"), None)["nkeys_seed_str"] == seed.read_text().strip()
+    assert credential_settings(str(tmp_path / "node.nk"), None)["nkeys_seed_str"] == seed.read_text().strip()
 
 
 @pytest.mark.parametrize(

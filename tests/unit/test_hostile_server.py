@@ -14,15 +14,13 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from shared.transport.base import AccessDenied, NotConnected
+from shared.transport.base import AccessDenied, Deadline, NotConnected
 from shared.transport.connect import connect
-from shared.transport.deadline import Deadline
-from shared.transport.nats import complaints as complaints_module
+from shared.transport.nats import client, direct
+from shared.transport.nats import connection as complaints_module
 from shared.transport.nats import connection as connections
-from shared.transport.nats import direct, tcp
-from shared.transport.nats.connection import Connection
-from shared.transport.nats.options import Options
-from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES, LINE_BYTES, USUAL_MESSAGE_BYTES
+from shared.transport.nats.client import LARGEST_MESSAGE_BYTES, LINE_BYTES, USUAL_MESSAGE_BYTES
+from shared.transport.nats.connection import Connection, Options
 from tests.secured_server import make_certificates
 
 Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -38,7 +36,7 @@ def uncached_log(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "RECONNECT_WAIT_S", 0.01)
-    monkeypatch.setattr(tcp, "CLOSING_S", 0.1)
+    monkeypatch.setattr(client, "CLOSING_S", 0.1)
 
 
 class Hub:

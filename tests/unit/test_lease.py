@@ -15,12 +15,10 @@ from shared.contracts.lease import LeaseRecord
 from shared.contracts.streams import prepare_node_streams
 from shared.contracts.subjects import node_bucket
 from shared.lease import folder
-from shared.lease.errors import NameTaken
 from shared.lease.fenced import FencedKeyValue, FencedTransport
 from shared.lease.folder import FolderLock, FolderTaken
-from shared.lease.holder import Lease, LeaseLost
-from shared.lease.name import take_name
-from shared.lease.rules import Newcomer, Term
+from shared.lease.holder import Lease, LeaseLost, Newcomer, Term
+from shared.lease.name import NameTaken, take_name
 from shared.transport.base import KvEntry, NotConnected, StreamSpec
 from shared.transport.connect import connect
 

@@ -22,7 +22,7 @@ from shared.rewards import Mark
 from shared.runtime.metrics import DefaultRegistryMetrics, LateGauge, PlaneMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult
-from shared.transport.counters import ERROR_KINDS
+from shared.transport.base import ERROR_KINDS
 from shared.transport.memory.transport import MemoryTransport, shared_server
 
 REPO = Path(__file__).resolve().parents[2]

@@ -6,10 +6,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from shared.transport.counters import Counters
-from shared.transport.nats import complaints as complaints_module
-from shared.transport.nats.complaints import MOST_TOLD, Complaints
-from shared.transport.nats.options import Options
+from shared.transport.base import Counters
+from shared.transport.nats import connection as complaints_module
+from shared.transport.nats.connection import MOST_TOLD, Complaints, Options
 
 
 @pytest.fixture(autouse=True)

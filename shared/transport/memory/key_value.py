@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 from shared.transport import keys
-from shared.transport.base import KvEntry, Lowering, NotConnected
-from shared.transport.lowering import WouldLower, lowered
+from shared.transport.base import KvEntry, Lowering, NotConnected, WouldLower, lowered
 from shared.transport.memory.bucket import MemoryBucket
 from shared.transport.memory.link import MemoryLink
 

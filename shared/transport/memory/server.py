@@ -10,8 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from shared.transport.base import Lowering, NoStream, NotConnected, StreamSpec
-from shared.transport.lowering import WouldLower, lowered
+from shared.transport.base import Lowering, NoStream, NotConnected, StreamSpec, WouldLower, lowered
 from shared.transport.memory.bucket import MemoryBucket
 from shared.transport.memory.stream import MemoryStream
 

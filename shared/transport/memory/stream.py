@@ -22,8 +22,8 @@ from shared.transport.base import (
     TooLarge,
     TransportError,
 )
+from shared.transport.blobs import BLOB_HEADER, size_of
 from shared.transport.memory.consumer import MemoryConsumer
-from shared.transport.reference import BLOB_HEADER, size_of
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -12,6 +12,8 @@ from shared.transport.base import (
     LONGEST_FETCH_S,
     ConsumerSpec,
     ConsumerState,
+    Counters,
+    Deadline,
     Delivery,
     Ends,
     KeyValue,
@@ -22,15 +24,13 @@ from shared.transport.base import (
     StreamState,
     TransportError,
 )
-from shared.transport.counters import Counters
-from shared.transport.deadline import Deadline
+from shared.transport.blobs import BLOB_HEADER
 from shared.transport.memory.chunks import MemoryChunks
 from shared.transport.memory.delivery import MemoryDelivery
 from shared.transport.memory.key_value import MemoryKeyValue
 from shared.transport.memory.link import MemoryLink
 from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.stream import MemoryStream
-from shared.transport.reference import BLOB_HEADER
 
 _REDELIVERY_CHECK_S = 0.02
 _shared: dict[str, MemoryServer] = {}

@@ -1,4 +1,19 @@
-"""nats-py, with fixes where a server or a foreign publisher could do harm."""
+"""nats-py, with fixes where a server or a foreign publisher could do harm: its credentials, its
+parser, the headers of messages and its TCP connection.
+
+Credentials: every error that a retry cannot fix becomes `AccessDenied`, with the file and the
+remedy.
+
+The parser: a hub's operator, or anybody in between if a connection is not encrypted, announces how
+long a message will be before sending it, and nats-py 2.16 buffers as much as was announced. Here
+announced or unterminated data cannot use up this machine's memory.
+
+Headers: a stream accepts 64 kB of them, which are thirteen thousand lines, or bytes that no parser
+accepts. Parsing that for each of a hundred messages per second would leave a reader no time for
+anything else; ignoring it completely would lose who sent it. The server appends its own lines to a
+stored message's headers when it delivers them (direct get, ADR-31), so of large headers only those
+lines, at the end, are parsed.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +25,278 @@ from typing import Any
 
 import nats
 import nats.errors
+import nkeys
 import structlog
 from nats.aio.client import DEFAULT_BUFFER_SIZE
+from nats.aio.transport import TcpTransport
+from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
-from shared.transport.nats import credentials, headers
-from shared.transport.nats.parser import BoundedParser, ServerMisbehaves, checked_info
-from shared.transport.nats.tcp import PromptTransport
+from shared.os_words import in_words
+from shared.plain_files import read_named
+from shared.transport.base import AccessDenied
+
+MAX_AUTHORITY_BYTES = 2**20
+"""Of a file with authorities. A system's own, with some 150 of them, has a fifth of that."""
+MAX_KEY_BYTES = 2**16
+"""Of a seed or .creds file. A JWT with many permissions takes some thousand bytes."""
+NO_TLS = "the server offers no TLS"
+_HAS_EXPIRED = 10
+"""X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL."""
+_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked", "user authentication")
+
+
+def credential_settings(key_file: str | None, ca_file: str | None) -> dict[str, Any]:
+    """Arguments for nats-py's `connect`. Raises AccessDenied for files that cannot be used."""
+    found: dict[str, Any] = {}
+    if key_file:
+        text = _read(key_file)
+        if "BEGIN NATS USER JWT" in text:
+            found["user_credentials"] = key_file
+        else:
+            found["nkeys_seed_str"] = _checked_seed(key_file, text.strip())
+    if ca_file:
+        try:
+            found["tls"] = authority_context(ca_file)
+        except OSError as error:
+            raise AccessDenied(
+                f"certificate authority {ca_file}: {in_words(error)}: give the PEM file of the authority that signed the server's "
+                "certificate"
+            ) from None
+    return found
+
+
+def authority_context(ca_file: str) -> ssl.SSLContext:
+    """A context that trusts the authorities in a PEM file.
+
+    Raises:
+        ssl.SSLError: the file holds no certificate.
+        OSError: it cannot be read, is no regular file or has more than `MAX_AUTHORITY_BYTES`.
+    """
+    read_named(ca_file, MAX_AUTHORITY_BYTES)  # OpenSSL would read without an end
+    return ssl.create_default_context(cafile=ca_file)
+
+
+def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None) -> str | None:
+    """Why the server will never accept this connection, with the remedy; None for any other
+    failure.
+    """
+    if NO_TLS in str(error):
+        return f"{url}: {NO_TLS}, and the url or a CA file asks for it: add a `tls` block to the server's configuration"
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code == _HAS_EXPIRED:
+        return (
+            f"{url}: the server's certificate has run out (or this machine's clock is wrong): whoever runs the server makes a new "
+            "one, on Kubernetes with `swarm k8s secrets`, and reloads it"
+        )
+    if isinstance(error, ssl.SSLCertVerificationError):
+        trusted = f"the authority in {ca_file}" if ca_file else "the system's authorities"
+        return (
+            f"{url}: the server's certificate does not pass ({error}): it must be for the host name in the url and signed by "
+            f"{trusted}; set nats.node_ca_file or nats.swarm_ca_file to the authority's PEM file"
+        )
+    if not is_key_refusal(error):
+        return None
+    if not key_file:
+        return (
+            f"{url}: the server wants a key and none is given: set nats.node_key_file or nats.swarm_key_file to a file "
+            "with an nkey seed (`swarm nats keys` makes one) whose public key the server's configuration lists"
+        )
+    return (
+        f"{url}: the server refuses the key in {key_file}: its public key must be in the server's configuration "
+        "(`swarm nats config` writes it; reload the server afterwards), or it is another plane's key"
+    )
+
+
+def is_key_refusal(error: Exception) -> bool:
+    """Whether the server does not know the key, or no longer knows it."""
+    return any(words in str(error).lower() for words in _REFUSALS)
+
+
+def _read(path: str) -> str:
+    try:
+        return read_named(path, MAX_KEY_BYTES).decode()
+    except FileNotFoundError:
+        raise AccessDenied(
+            f"key file {path} does not exist: create it with `swarm nats keys`, or correct nats.node_key_file or "
+            "nats.swarm_key_file"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AccessDenied(
+            f"key file {path} cannot be read ({in_words(error)}): make it readable for this process's user"
+        ) from None
+
+
+def _checked_seed(path: str, seed: str) -> str:
+    try:
+        nkeys.from_seed(bytearray(seed.encode()))
+    except Exception as error:  # nkeys raises its own errors and those of binascii and nacl
+        raise AccessDenied(
+            f"key file {path} holds neither an nkey seed nor NATS credentials ({type(error).__name__}): "
+            "create one with `swarm nats keys`"
+        ) from None
+    return seed
+
+
+CLOSING_S = 1.0
+"""How long unsent bytes may still be sent and the end of TLS be acknowledged."""
+
+
+class PromptTransport(TcpTransport):  # type: ignore[misc]
+    """Closes within a limit. nats-py's `wait_closed` has none: a server that accepts nothing more
+    holds it as long as there are unsent bytes, and after a failed TLS handshake nothing ends it,
+    because asyncio took the connection from the object that it waits for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._aborted = False
+
+    async def connect_tls(self, *args: Any, **kwargs: Any) -> None:
+        """Switch the connection to TLS. If that fails, the connection is gone."""
+        try:
+            await super().connect_tls(*args, **kwargs)
+        except BaseException:
+            self.abort()
+            raise
+
+    async def wait_closed(self) -> None:
+        """Wait for the connection to close after `close`, at most `CLOSING_S`."""
+        if self._aborted:
+            return
+        try:
+            async with asyncio.timeout(CLOSING_S):
+                await super().wait_closed()
+        except TimeoutError:
+            pass
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection now and drop unsent bytes."""
+        self._aborted = True
+        for writer in (self._io_writer, self._bare_io_writer):
+            if writer is not None:
+                # Python 3.11.2, Debian 12's own, breaks here where the server has ended TLS.
+                with suppress(AttributeError):
+                    writer.transport.abort()
+
+
+LARGEST_MESSAGE_BYTES = 64 * 1024 * 1024
+"""nats-server takes no larger `max_payload`."""
+USUAL_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Accepted whatever this server announces, because a message may come from another server of the
+cluster or behind a leaf, or may have been stored before `max_payload` was lowered. It is the limit
+of our servers.
+"""
+HEADER_ROOM_BYTES = 64 * 1024
+"""Room for what a server adds to a stored message: subject, sequence and time. The subject may be
+as long as a control line.
+"""
+LINE_BYTES = 32 * 1024
+"""Longest control line. nats-server's own limit is 4 KiB, except for the `INFO` of a large
+cluster.
+"""
+
+
+class ServerMisbehaves(nats.errors.ProtocolError):  # type: ignore[misc]
+    """The server sends what no correct server sends; the message says what."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "nats: protocol error"
+
+
+def largest_message_bytes(max_payload: object) -> int:
+    """The longest message to wait for, including headers. `max_payload`: as announced by the
+    server.
+
+    Raises:
+        ServerMisbehaves: `max_payload` is not a size.
+    """
+    if not isinstance(max_payload, int) or isinstance(max_payload, bool) or max_payload < 1:
+        raise ServerMisbehaves("the server's max_payload is no size in bytes")
+    return min(max(max_payload, USUAL_MESSAGE_BYTES), LARGEST_MESSAGE_BYTES) + HEADER_ROOM_BYTES
+
+
+class BoundedParser(Parser):  # type: ignore[misc]
+    """Raises ServerMisbehaves instead of buffering without limit. `nc` is the client."""
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Parse what was read, at most one buffer of the connection, and pass on what is complete.
+        nats-py drops the connection after an error without reporting it, so the error is reported
+        here.
+        """
+        try:
+            try:
+                await super().parse(data)
+            except ServerMisbehaves:
+                raise
+            except (AttributeError, TypeError, ValueError, RecursionError, nats.errors.ProtocolError) as error:
+                raise ServerMisbehaves(f"a line of the server cannot be read ({type(error).__name__}: {error})") from None
+            self._check()
+        except ServerMisbehaves as error:
+            await self.nc._error_cb(error)
+            raise
+
+    def _check(self) -> None:
+        """Check what is being waited for: the rest of a message or of a line."""
+        if self.state != AWAITING_MSG_PAYLOAD:
+            if len(self.buf) > LINE_BYTES:
+                raise ServerMisbehaves(f"a line of the server goes on after {LINE_BYTES} bytes")
+            return
+        limit = largest_message_bytes(self.nc.max_payload)
+        if self.needed > limit:
+            raise ServerMisbehaves(f"the server announces a message of {self.needed} bytes; {limit} is the most it may have here")
+        if self.header_needed > self.needed:
+            raise ServerMisbehaves("the server announces a message whose headers are longer than the whole")
+
+
+def checked_info(info: Any) -> dict[str, Any]:
+    """The server's INFO, with a plausible `max_payload`. Raises ServerMisbehaves."""
+    if not isinstance(info, dict):
+        raise ServerMisbehaves("the server's INFO is no object")
+    if "max_payload" in info:
+        largest_message_bytes(info["max_payload"])
+        info["max_payload"] = min(info["max_payload"], LARGEST_MESSAGE_BYTES)
+    return info
+
+
+MAX_HEADER_BYTES = 48 * 1024
+"""Largest size of a message's headers; the reference to a blob of 4096 chunks in as many runs is
+smaller.
+"""
+MAX_HEADER_LINES = 128
+OVERSIZED_HEADER = "Swarm-Oversized-Headers"
+"""Marks a message whose publisher's headers were dropped; the value is their size in bytes."""
+STATUS = ("Status", "Description")
+"""Where nats-py puts a status line; a publisher's headers with these names appear there too."""
+_TAIL_BYTES = 1024
+_FIRST_OF_SERVER = b"Nats-Subject: "
+
+
+def is_oversized(block: bytes) -> bool:
+    """Whether a header block is larger than any honest publisher's."""
+    return len(block) > MAX_HEADER_BYTES or block.count(b"\n") > MAX_HEADER_LINES
+
+
+def is_stored(block: bytes) -> bool:
+    """Whether the server says where the message is stored."""
+    return b"\r\nNats-Sequence: " in block[-_TAIL_BYTES:]
+
+
+def server_lines(block: bytes) -> dict[str, str]:
+    """The server's own lines at the end of a block, and the mark; without lines if the server
+    appended none.
+    """
+    tail = block[-_TAIL_BYTES:]
+    start = tail.rfind(_FIRST_OF_SERVER)
+    found = {OVERSIZED_HEADER: str(len(block))}
+    if start < 0:
+        return found
+    for line in tail[start:].split(b"\r\n"):
+        name, colon, value = line.partition(b": ")
+        if colon:
+            found[name.decode(errors="replace")] = value.decode(errors="replace")
+    return found
+
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +350,7 @@ class Client(nats.NATS):  # type: ignore[misc]
     async def _process_info(self, info: Any, initial_connection: bool = False) -> None:
         info = checked_info(info)
         if initial_connection and self._demands_tls and not info.get("tls_required"):
-            raise nats.errors.Error(credentials.NO_TLS)
+            raise nats.errors.Error(NO_TLS)
         # Ignore other servers of the cluster that the server names. The greeting comes before TLS:
         # somebody in between could add a host of his own; nats-py would check its certificate
         # against that host's own name, and give it this client's signature. Names that come within
@@ -106,17 +387,17 @@ class Client(nats.NATS):  # type: ignore[misc]
             self._transport.abort()
 
     async def _process_headers(self, block: Any) -> Any:
-        if not block or headers.is_oversized(block):
-            return headers.server_lines(block) if block else None
+        if not block or is_oversized(block):
+            return server_lines(block) if block else None
         try:
             parsed = await super()._process_headers(block)
         except (UnicodeDecodeError, IndexError) as error:
             await self._error_cb(error)
             parsed = None
         if not parsed:
-            return headers.server_lines(block) if headers.is_stored(block) else None
-        parsed.pop(headers.OVERSIZED_HEADER, None)  # the publisher's own headers are not the server's mark
-        if headers.is_stored(block):  # the status is the publisher's; `request` would take a 503 to mean that nobody answers
-            for name in headers.STATUS:
+            return server_lines(block) if is_stored(block) else None
+        parsed.pop(OVERSIZED_HEADER, None)  # the publisher's own headers are not the server's mark
+        if is_stored(block):  # the status is the publisher's; `request` would take a 503 to mean that nobody answers
+            for name in STATUS:
                 parsed.pop(name, None)
         return parsed

@@ -1,5 +1,5 @@
-"""One connection to a NATS server that survives restarts of that server and never waits without a
-deadline.
+"""A connection to a NATS server: its address, its errors, each logged once, and a client that
+survives restarts of that server and never waits without a deadline.
 
 nats-py silently retries a first connection, gives up for ever after an authorization error, and
 buffers what is published while it reconnects. Here each of these ends in an exception, a log line
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
@@ -18,16 +19,161 @@ import structlog
 
 from shared.cancelling import cancel_and_wait, heeded_cancellation
 from shared.os_words import in_words
-from shared.transport.base import AccessDenied, NotConnected
-from shared.transport.counters import Counters
-from shared.transport.deadline import Deadline
-from shared.transport.nats import credentials
+from shared.transport.base import AccessDenied, Counters, Deadline, ErrorKind, NotConnected
 from shared.transport.nats.answers import said
-from shared.transport.nats.client import Client
-from shared.transport.nats.complaints import Complaints
-from shared.transport.nats.options import Options
+from shared.transport.nats.client import Client, ServerMisbehaves, credential_settings, denial, is_key_refusal
 
 log = structlog.get_logger(__name__)
+
+_LOST = (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError, nats.errors.NoServersError, nats.errors.ConnectionClosedError)
+MOST_TOLD = 32
+"""Most different errors logged until the next connection; somebody who makes them up could cause
+any number.
+"""
+
+
+class Complaints:
+    """The errors of one server's connection."""
+
+    def __init__(self, options: Options, counters: Counters) -> None:
+        self._options = options
+        self._counters = counters
+        self._forbidden = ""
+        self._denials: dict[str, str] = {}
+        self._refused = False
+        self._told: set[str] = set()
+        self.newest = ""
+        """Description of the latest error; empty if there was none since the last `settle`."""
+
+    @property
+    def denials(self) -> str:
+        """Why servers did not let this process in while the first connection was being made, a
+        sentence each.
+        """
+        return "\n".join(self._denials.values())
+
+    def begin(self) -> None:
+        """The first connection is being made."""
+        self._denials.clear()
+
+    def hear(self, error: Exception, *, opening: bool, server: str = "") -> None:
+        """Record one error.
+
+        Args:
+            error: What nats-py said.
+            opening: Whether the first connection is being made.
+            server: The address that was tried, where the url has several.
+
+        Raises:
+            AccessDenied: while `opening`, and no server of the url will let this process in:
+                nothing else would end nats-py's attempts. As long as one has not refused, it is
+                tried.
+        """
+        options = self._options
+        denied = denial(error, server or options.url, options.key_file, options.ca_file)
+        kind = _kind_of(error, denied=denied is not None)
+        self._counters.errors[kind] += 1
+        if kind == "permissions":
+            self._forbidden = str(error).lower()
+        described = f"{type(error).__name__}: {said(in_words(error))}" if str(error) else type(error).__name__
+        self._tell(described)
+        self.newest = described
+        if denied is not None and opening:
+            self._denials[server] = denied
+            if len(self._denials) >= len(options.servers):
+                raise AccessDenied(self.denials, key_refused=is_key_refusal(error))
+        if is_key_refusal(error) and not self._refused:
+            self._refused = True
+            log.error(
+                "key_refused",
+                url=options.url,
+                key_file=options.key_file,
+                remedy="the key was replaced or removed at the server while this process ran: restart this service with the new "
+                "key, or put the public key back into the server's configuration and reload; the connection is retried until then",
+            )
+
+    def _tell(self, described: str) -> None:
+        if described in self._told or len(self._told) > MOST_TOLD:
+            return
+        self._told.add(described)
+        if len(self._told) <= MOST_TOLD:
+            log.warning("nats_error", url=self._options.url, error=described)
+        else:
+            log.warning(
+                "nats_errors_untold", url=self._options.url, remedy="further ones are only counted (swarm_nats_errors_total)"
+            )
+
+    def forbids(self, subject: str) -> bool:
+        """Whether the last permissions violation was about `subject`."""
+        return f'"{subject}"'.lower() in self._forbidden
+
+    def settle(self) -> None:
+        """Record a successful connection; errors after it are logged again."""
+        self.newest, self._refused = "", False
+        self._told.clear()
+
+
+def _kind_of(error: Exception, *, denied: bool) -> ErrorKind:
+    if "permissions violation" in str(error).lower():
+        return "permissions"
+    if denied:
+        return "access_denied"
+    if isinstance(error, nats.errors.SlowConsumerError):
+        return "slow_consumer"
+    if isinstance(error, (UnicodeDecodeError, IndexError, ServerMisbehaves)):
+        return "malformed"
+    return "unreachable" if isinstance(error, (OSError, TimeoutError, *_LOST)) else "other"
+
+
+_HUB = "check the network on the way and the hub's server"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to reach a server. Secrets are given as files, never as values."""
+
+    url: str
+    name: str
+    key_file: str | None = None
+    """An nkey seed (`SU...`) or NATS credentials (`.creds`)."""
+    ca_file: str | None = None
+    inbox_prefix: str = "_INBOX"
+    domain: str = ""
+    """JetStream domain behind the server; for a client of a leaf server, the hub's. Empty: the
+    server's own.
+    """
+
+    may_ask: bool = True
+    """Whether this user may ask the server about streams (`STREAM.INFO`)."""
+    hub: bool = False
+    """Whether the server is a swarm's hub, which nobody here can start."""
+
+    @property
+    def servers(self) -> list[str]:
+        """The addresses in `url`, each once."""
+        return list(dict.fromkeys(self.url.split(",")))
+
+    @property
+    def if_absent(self) -> str:
+        """What to do if the server does not answer a first connection."""
+        return f"{_HUB}, or set nats.swarm_url" if self.hub else "start one with `swarm up` (`make run`), or set nats.node_url"
+
+    @property
+    def if_lost(self) -> str:
+        """What to do if the server does not come back."""
+        again = "start it again (`swarm restart nats` in a running swarm, `swarm up` otherwise)"
+        return f"if it stays away, {_HUB if self.hub else again}"
+
+    @property
+    def api_prefix(self) -> str:
+        """First tokens of JetStream's API subjects."""
+        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
+
+    @property
+    def demands_tls(self) -> bool:
+        """Whether this connection must be encrypted: it has an authority file or a `tls://` url."""
+        return self.ca_file is not None or any(url.startswith("tls://") for url in self.servers)
+
 
 RECONNECT_WAIT_S = 0.5
 PING_INTERVAL_S = 20
@@ -262,7 +408,7 @@ def _settings(options: Options) -> dict[str, Any]:
         "max_outstanding_pings": 2,
         "pending_size": 64 * 1024 * 1024,
         "inbox_prefix": options.inbox_prefix,
-        **credentials.settings(options.key_file, options.ca_file),
+        **credential_settings(options.key_file, options.ca_file),
     }
 
 

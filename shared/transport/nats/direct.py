@@ -17,13 +17,11 @@ from typing import Any
 
 import nats.errors
 
-from shared.transport.base import Ends, NoStream, NotConnected, StoredMessage, TransportError
-from shared.transport.deadline import Deadline
+from shared.transport.base import Deadline, Ends, NoStream, NotConnected, StoredMessage, TransportError
+from shared.transport.blobs import BLOB_HEADER, UNKNOWN_SIZE, size_of
 from shared.transport.nats.answers import count_in, readable, said
+from shared.transport.nats.client import LARGEST_MESSAGE_BYTES, OVERSIZED_HEADER
 from shared.transport.nats.connection import Connection, lost
-from shared.transport.nats.headers import OVERSIZED_HEADER
-from shared.transport.nats.parser import LARGEST_MESSAGE_BYTES
-from shared.transport.reference import BLOB_HEADER, UNKNOWN_SIZE, size_of
 
 REPLY_BYTES = 16 * 1024 * 1024
 """Largest answer to one request. A batch has no flow control, so this limits what the server

@@ -1,5 +1,5 @@
-"""JetStream's JSON API: requests, typed errors, creating and updating streams and consumers, and
-reading their state.
+"""JetStream's JSON API: requests, typed errors, creating and updating streams and consumers,
+reading their state, and storing a message or the chunks of a large one.
 
 Sources: https://docs.nats.io/reference/reference-protocols/nats_api_reference, and the server's
 `errors.json` for the error codes. Since 2.12 the server refuses unknown fields, so requests contain
@@ -10,26 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+import time
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
+from shared.transport import blobs
 from shared.transport.base import (
+    Conflict,
     ConsumerSpec,
     ConsumerState,
+    Deadline,
     Lowering,
     NotConnected,
+    PubAck,
+    Retention,
+    StoredMessage,
+    StreamFull,
     StreamMissing,
     StreamSpec,
     StreamState,
+    TooLarge,
     TransportError,
+    WouldLower,
+    lowered,
 )
 from shared.transport.blobs import HEADER_ROOM_BYTES
-from shared.transport.deadline import Deadline
 from shared.transport.keys import bucket_stream
-from shared.transport.lowering import WouldLower, lowered
+from shared.transport.nats import direct
 from shared.transport.nats.answers import answer_object, count_of, readable, said
 from shared.transport.nats.connection import Connection
 
@@ -333,3 +345,186 @@ async def delete_message(connection: Connection, stream: str, seq: int) -> None:
     except ApiError as error:
         if error.err_code not in NO_MESSAGE_FOUND or "not permitted" in error.description:
             raise
+
+
+async def store(
+    connection: Connection, subject: str, payload: bytes, stream: str, headers: Mapping[str, str], deadline: Deadline
+) -> PubAck:
+    """Store a message that fits the server. `headers` contain its `Nats-Msg-Id`, by which the
+    server recognises a second attempt.
+
+    Raises:
+        Conflict: the sequence that the headers expect is not the last, or the subject takes one
+            message and has it.
+        StreamFull: a `discard_new` stream is at its limit.
+        TooLarge: the server refuses the size.
+        NotConnected: no acknowledgement before the deadline.
+        TransportError: the answer cannot be read.
+    """
+    told, started = {**headers, "Nats-Expected-Stream": stream}, time.perf_counter()
+    what = f"publish on {subject} to stream {stream}"
+    while True:
+        try:
+            reply = await connection.request(subject, payload, deadline, headers=told, what=what)
+        except NotConnected as unanswered:
+            if not connection.connected:
+                raise
+            hint = "if this persists, see the server's log: with a full disk it stops answering until it is restarted"
+            raise NotConnected(f"{unanswered}: {hint}") from None
+        answer = answer_object(reply.data, what)
+        with readable(what):
+            if "error" not in answer:
+                connection.counters.stores.add(time.perf_counter() - started)
+                return PubAck(count_of(answer["seq"]), bool(answer.get("duplicate", False)))
+            error = ApiError(what, answer["error"])
+        if error.err_code in WRONG_LAST_SEQUENCE:
+            return await _ours_or_conflict(connection, stream, subject, told, error)
+        if error.err_code == STORE_FAILED and "per subject exceeded" in error.description:
+            raise Conflict(f"{what}: the subject takes one message, and has it")
+        if error.err_code == STORE_FAILED and "exceeded" in error.description:
+            raise StreamFull(f"{what}: {error.description}: the reader is behind, publish again later")
+        if error.err_code == MESSAGE_TOO_LARGE:
+            raise TooLarge(f"{what}: {error.description}: {len(payload)} bytes")
+        if not error.passing:
+            raise error
+        if deadline.left_s < 0.2:
+            raise NotConnected(str(error))
+        await asyncio.sleep(0.1)
+
+
+async def _ours_or_conflict(
+    connection: Connection, stream: str, subject: str, headers: Mapping[str, str], error: ApiError
+) -> PubAck:
+    """The server compares sequences before it looks for duplicates, so an earlier attempt of this
+    call may have caused the conflict.
+    """
+    expected = headers.get("Nats-Expected-Last-Sequence")
+    request = {"last_by_subj": subject} if expected is None else {"seq": int(expected) + 1}
+    stored = await direct.get(connection, stream, request, Deadline(READ_TIMEOUT_S))
+    if stored is not None and stored.headers.get("Nats-Msg-Id") == headers["Nats-Msg-Id"]:
+        return PubAck(stored.seq, True)
+    raise Conflict(f"{error}: read the newest state and decide again")
+
+
+_BOUNDS_VALID_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Largest payload that a stream accepts (-1: any), and whether messages are deleted once they
+    are acknowledged.
+    """
+
+    max_msg_bytes: int
+    work_queue: bool
+    read_at: float
+
+
+class StreamBounds:
+    """The limits of the streams that this process publishes to."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._known: dict[str, Bounds] = {}
+
+    def forget(self, stream: str) -> None:
+        """Discard the cached limits, because the stream's settings were changed."""
+        self._known.pop(stream, None)
+
+    async def of(self, stream: str) -> Bounds:
+        """The stream's limits. No limits if the server does not report them, or this user may not
+        ask for them; the server then decides about the message itself.
+        """
+        if not self._connection.options.may_ask:
+            return Bounds(-1, False, 0.0)
+        known = self._known.get(stream)
+        now = time.monotonic()
+        if known is not None and now - known.read_at < _BOUNDS_VALID_S:
+            return known
+        what = f"stream {stream}"
+        try:
+            answer = await call(self._connection, f"STREAM.INFO.{stream}", None, Deadline(1.0), what)
+            with readable(what):
+                size = int(answer["config"].get("max_msg_size", -1))
+                work_queue = answer["config"]["retention"] == Retention.WORK_QUEUE.value
+        except TransportError:
+            if known is not None or not self._connection.connected:
+                return known or Bounds(-1, False, now)
+            bounds = Bounds(-1, False, now)
+        else:
+            bounds = Bounds(size - blobs.HEADER_ROOM_BYTES if size >= blobs.HEADER_ROOM_BYTES else size, work_queue, now)
+        self._known[stream] = bounds
+        return bounds
+
+
+class NatsChunks:
+    """The chunks of a server's streams (see `blobs.ChunkStore`). Deletions run in background
+    tasks.
+    """
+
+    def __init__(self, connection: Connection, bounds: StreamBounds) -> None:
+        self._connection = connection
+        self._bounds = bounds
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Wait for the background tasks, at most 2 seconds."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=2.0)
+
+    async def put_chunk(self, subject: str, chunk: bytes, *, stream: str, timeout_s: float) -> int:
+        """Store one chunk. Its message id is random, so that a foreign publisher cannot use it
+        first.
+        """
+        headers = {"Nats-Msg-Id": uuid.uuid4().hex}
+        return (await store(self._connection, subject, chunk, stream, headers, Deadline(timeout_s))).seq
+
+    async def read(
+        self, stream: str, start_seq: int, max_messages: int, timeout_s: float, *, max_bytes: int
+    ) -> list[StoredMessage]:
+        """Chunks in order, ending with the one that reaches `max_bytes`, or at the deadline."""
+        bound = min(max_bytes, direct.READ_BYTES)
+        return await direct.read(self._connection, stream, start_seq, max_messages, Deadline(timeout_s), bound)
+
+    async def drop(self, stream: str, seq: int) -> None:
+        """Delete one chunk. A missing one is not an error."""
+        await delete_message(self._connection, stream, seq)
+
+    def drop_later(self, stream: str, chunks: Sequence[int]) -> None:
+        """Delete chunks of messages in `stream`, in the background."""
+        self._later(blobs.drop(self, stream, chunks))
+
+    def settled(self, message: StoredMessage) -> None:
+        """A reader has finished with the message. In a work queue this deletes it, so its chunks
+        are deleted too, in the background.
+        """
+        if message.inline is None:
+            self._later(self._drop_settled(message))
+
+    async def sweep(self, stream: str) -> None:
+        """Purge chunks that are older than any message of `stream` that could refer to them."""
+        oldest = await direct.read(self._connection, stream, 1, 1, Deadline(READ_TIMEOUT_S))
+        before = datetime.fromtimestamp(blobs.sweep_before(oldest[0].stored_at if oldest else None, time.time()), UTC)
+        name = blobs.companion_name(stream)
+        request = {"start_time": before.isoformat(), "batch": 1}
+        kept = await direct.batch(self._connection, name, request, Deadline(READ_TIMEOUT_S))
+        first_kept = kept.messages[0].seq if kept.messages else (await stream_state(self._connection, name)).last_seq + 1
+        if first_kept > 1:
+            await purge(self._connection, name, first_kept)
+
+    async def sweep_if_any(self, stream: str) -> None:
+        """`sweep` where the stream has a companion."""
+        try:
+            await stream_state(self._connection, blobs.companion_name(stream))
+        except (ApiError, StreamMissing):
+            return
+        await self.sweep(stream)
+
+    async def _drop_settled(self, message: StoredMessage) -> None:
+        if (await self._bounds.of(message.stream)).work_queue:
+            await blobs.drop_of(self, message)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

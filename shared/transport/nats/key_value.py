@@ -16,9 +16,8 @@ import nats.errors
 import structlog
 
 from shared.transport import keys
-from shared.transport.base import KvEntry, Lowering, StreamState, TooLarge, TransportError
-from shared.transport.deadline import Deadline
-from shared.transport.nats import direct, storing
+from shared.transport.base import Deadline, KvEntry, Lowering, StreamState, TooLarge, TransportError
+from shared.transport.nats import direct, jetstream_api
 from shared.transport.nats import jetstream_api as api
 from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
@@ -166,7 +165,7 @@ class NatsKeyValue:
         options = self._connection.options
         subject = f"{options.api_prefix}.{keys.subject(bucket, key)}" if options.domain else keys.subject(bucket, key)
         deadline = Deadline(KV_TIMEOUT_S)
-        return (await storing.store(self._connection, subject, value, keys.bucket_stream(bucket), headers, deadline)).seq
+        return (await jetstream_api.store(self._connection, subject, value, keys.bucket_stream(bucket), headers, deadline)).seq
 
 
 class _Hints:

@@ -17,8 +17,7 @@ from typing import Any
 import nats.errors
 import structlog
 
-from shared.transport.base import LONGEST_FETCH_S, Delivery, NotConnected, StoredMessage, TransportError
-from shared.transport.deadline import Deadline
+from shared.transport.base import LONGEST_FETCH_S, Deadline, Delivery, NotConnected, StoredMessage, TransportError
 from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.direct import stored_message

@@ -11,6 +11,8 @@ from shared.transport.base import (
     AccessDenied,
     ConsumerSpec,
     ConsumerState,
+    Counters,
+    Deadline,
     Delivery,
     Ends,
     KeyValue,
@@ -24,15 +26,12 @@ from shared.transport.base import (
     Transport,
     TransportError,
 )
-from shared.transport.counters import Counters
-from shared.transport.deadline import Deadline
-from shared.transport.nats import direct, pull, storing
+from shared.transport.blobs import BLOB_HEADER, Reference
+from shared.transport.nats import direct, jetstream_api, pull
 from shared.transport.nats import jetstream_api as api
-from shared.transport.nats.bounds import StreamBounds
-from shared.transport.nats.chunks import NatsChunks
 from shared.transport.nats.connection import Connection
+from shared.transport.nats.jetstream_api import NatsChunks, StreamBounds
 from shared.transport.nats.key_value import NatsKeyValue
-from shared.transport.reference import BLOB_HEADER, Reference
 
 
 class NatsTransport:
@@ -109,13 +108,13 @@ class NatsTransport:
             extra["Nats-Expected-Last-Sequence"] = str(expected_last_seq)
         inline_limit = self._connection.inline_limit_bytes
         if len(payload) <= inline_limit:
-            return await storing.store(self._connection, subject, payload, stream, extra, deadline)
+            return await jetstream_api.store(self._connection, subject, payload, stream, extra, deadline)
         reference = await blobs.put(
             self._chunks, subject, payload, stream=stream, chunk_bytes=inline_limit, timeout_s=deadline.left_s
         )
         extra[BLOB_HEADER] = reference.header()
         try:
-            ack = await storing.store(self._connection, subject, b"", stream, extra, deadline)
+            ack = await jetstream_api.store(self._connection, subject, b"", stream, extra, deadline)
         except NotConnected:
             raise  # the message may have been stored, so its chunks stay
         except TransportError:

@@ -19,14 +19,13 @@ import typer
 from shared.contracts.subjects import node_bucket
 from shared.new_folder import appearing_whole, refuse_filled
 from shared.text import visible
-from shared.transport.base import NotConnected
-from shared.transport.deadline import Deadline
+from shared.transport.base import Deadline, NotConnected
 from shared.transport.keys import bucket_stream
-from shared.transport.nats import listing
+from shared.transport.nats import administration
+from shared.transport.nats.administration import TransferLost, take_snapshot
 from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import call
-from shared.transport.nats.snapshots import TransferLost, take_snapshot
 from shared.unwinding import unwinding_on_signals
 from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
@@ -119,7 +118,7 @@ async def _back_up(connection: Connection, folder: Path, wanted: Sequence[str], 
     """Back up the streams. Everything is checked before the first byte is written."""
     if connection.options.domain:
         raise CommandError("streams cannot be backed up through a leaf server: give the url of the servers that hold them")
-    listed = await listing.streams(connection, Deadline(LISTING_S))
+    listed = await administration.streams(connection, Deadline(LISTING_S))
     if listed.left_out:
         raise CommandError(f"{listed.left_out} streams too many for one backup: choose some with --stream")
     with readable("the list of streams"):
@@ -180,7 +179,7 @@ async def _one(connection: Connection, folder: Path, name: str) -> StreamEntry:
 
 async def _taken(connection: Connection, folder: Path, name: str) -> StreamEntry:
     """The stream as it is now, in its file."""
-    consumers = (await listing.consumers(connection, [name], Deadline(LISTING_S)))[name]
+    consumers = (await administration.consumers(connection, [name], Deadline(LISTING_S)))[name]
     with file_of(folder, name).open("wb") as file:
         written = _Summed(file)
         taken = await take_snapshot(connection, name, written.write)

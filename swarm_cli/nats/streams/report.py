@@ -19,9 +19,9 @@ from shared.contracts.streams import swarm_streams
 from shared.contracts.subjects import SWARM_NODES_BUCKET
 from shared.runtime.streams import FILE, names_of
 from shared.text import visible, visible_json
-from shared.transport.deadline import Deadline
+from shared.transport.base import Deadline
 from shared.transport.keys import bucket_stream
-from shared.transport.nats import listing
+from shared.transport.nats import administration
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
@@ -154,12 +154,12 @@ async def _look(
 ) -> Report:
     # Ask for consumers only if the stream has some; most have none.
     deadline = Deadline(LISTING_S)
-    account = await listing.account(connection, deadline)
-    listed = await listing.streams(connection, deadline)
+    account = await administration.account(connection, deadline)
+    listed = await administration.streams(connection, deadline)
     with readable("the list of streams"):
         entries = [each for each in listed.entries if not node or belongs_to(each["config"]["name"], node)]
         with_consumers = [each["config"]["name"] for each in entries if each["state"]["consumer_count"]]
-    consumers = await listing.consumers(connection, with_consumers, deadline)
+    consumers = await administration.consumers(connection, with_consumers, deadline)
     now = time.time()
     name, version = connection.client.server
     with readable("the list of streams and consumers"):

@@ -14,12 +14,12 @@ import msgspec
 import typer
 
 from shared.text import visible
-from shared.transport.deadline import Deadline
-from shared.transport.nats import listing
+from shared.transport.base import Deadline
+from shared.transport.nats import administration
+from shared.transport.nats.administration import restore_snapshot
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import call
-from shared.transport.nats.snapshots import put_back
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
@@ -149,7 +149,7 @@ async def _look(connection: Connection, wanted: _Wanted) -> list[str]:
     the existing empty streams to replace.
     """
     deadline = Deadline(LISTING_S)
-    listed = await listing.streams(connection, deadline)
+    listed = await administration.streams(connection, deadline)
     names = [entry.name for entry in wanted.entries]
     with readable("the list of streams"):
         there = {each["config"]["name"]: each for each in listed.entries}
@@ -159,7 +159,7 @@ async def _look(connection: Connection, wanted: _Wanted) -> list[str]:
         raise CommandError(f"these streams exist and are not overwritten: {', '.join(filled)}: choose others with --stream")
     if empty and not wanted.replace_empty:
         raise CommandError(f"these streams exist, but never held a message: {', '.join(empty)}: replace them with --replace-empty")
-    account = await listing.account(connection, deadline)
+    account = await administration.account(connection, deadline)
     with readable("the account's figures"):
         _check_room(account, wanted)
     return empty
@@ -192,7 +192,9 @@ async def _one(connection: Connection, wanted: _Wanted, entry: StreamEntry) -> l
     config = {**entry.config, "num_replicas": wanted.copies(entry)}
     config["metadata"] = {name: text for name, text in (config.get("metadata") or {}).items() if not name.startswith("_nats.")}
     file = StreamFile(wanted.folder, entry)
-    made = await put_back(connection, config, entry.server_state, file.parts(), sure=file.confirm, timeout_s=wanted.timeout_s)
+    made = await restore_snapshot(
+        connection, config, entry.server_state, file.parts(), sure=file.confirm, timeout_s=wanted.timeout_s
+    )
     with readable(f"stream {entry.name}"):
         found = msgspec.convert(made["state"], State)
     try:
@@ -237,7 +239,7 @@ async def _consumers_are_there(connection: Connection, entry: StreamEntry) -> No
     """
     deadline, wanted = Deadline(COPIES_S), {each.name: each.acknowledged_seq for each in entry.consumers}
     while True:
-        listed = (await listing.consumers(connection, [entry.name], deadline))[entry.name].entries
+        listed = (await administration.consumers(connection, [entry.name], deadline))[entry.name].entries
         with readable(f"the list of consumers of stream {entry.name}"):
             found = {each["name"]: int(each["ack_floor"]["stream_seq"]) for each in listed if each["config"].get("durable_name")}
             pushing = {each["name"] for each in listed if each["config"].get("deliver_subject")}

@@ -1,16 +1,16 @@
-"""A stream as one file and back: JetStream's snapshot API, which has its settings, messages and
-durable consumers, compressed and opaque to us.
+"""Requests about whole streams, which only an operator may make: lists of streams and consumers,
+page by page (JetStream lists 256 at a time), and a stream as one file and back.
 
-Taking one: `$JS.API.STREAM.SNAPSHOT.<stream>` is answered with settings and state, and the file
-comes in chunks to a subject of the asker's, each to be acknowledged where it says so. An empty
-message ends it, with a status other than 204 if it failed.
+The file is JetStream's snapshot: a stream's settings, messages and durable consumers, compressed
+and opaque to us. Taking one: `$JS.API.STREAM.SNAPSHOT.<stream>` is answered with settings and
+state, and the file comes in chunks to a subject of the asker's, each to be acknowledged where it
+says so. An empty message ends it, with a status other than 204 if it failed.
 
-Putting one back: `$JS.API.STREAM.RESTORE.<stream>` is answered with a subject that takes the
-chunks, one acknowledged before the next; an empty one makes the stream, and is answered with its
-state.
+Restoring one: `$JS.API.STREAM.RESTORE.<stream>` is answered with a subject that takes the chunks,
+one acknowledged before the next; an empty one makes the stream, and is answered with its state.
 
-Nothing here is asked twice: a second request for a snapshot would send a second file among the
-chunks of the first. Sources: `snapshots.go` in nats-io/jsm.go, `jetstream_api.go` in nats-server.
+A snapshot is never requested twice: the second request would send another file among the chunks of
+the first. Sources: `snapshots.go` in nats-io/jsm.go, `jetstream_api.go` in nats-server.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from typing import Any, TypeVar
 
 import nats.errors
 
-from shared.cancelling import cancel_and_wait
-from shared.transport.base import NotConnected, TransportError
-from shared.transport.deadline import Deadline
-from shared.transport.nats.answers import readable, said
+from shared.cancelling import cancel_and_wait, together
+from shared.transport.base import Deadline, NotConnected, TransportError
+from shared.transport.nats.answers import count_of, readable, said
 from shared.transport.nats.connection import Connection
-from shared.transport.nats.jetstream_api import answered
+from shared.transport.nats.jetstream_api import answered, call
 
 T = TypeVar("T")
 CHUNK_BYTES = 128 * 1024
@@ -109,7 +108,7 @@ async def take_snapshot(connection: Connection, stream: str, write: Callable[[by
             await subscription.unsubscribe()
 
 
-async def put_back(
+async def restore_snapshot(
     connection: Connection,
     config: dict[str, Any],
     state: dict[str, Any],
@@ -201,3 +200,69 @@ async def _while_connected(connection: Connection, waiting: Coroutine[Any, Any, 
         return task.result()
     finally:
         await cancel_and_wait(task)
+
+
+MOST_LISTED = 16_384
+"""Of one list: more is not listed, and said to be left out."""
+_AT_ONCE = 8
+"""Lists asked for at once: a server answers its API one request after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Entries of a list in the server's words."""
+
+    entries: list[dict[str, Any]]
+    missing: list[str]
+    """Names of those that exist and of which no server says more: they have no leader."""
+    left_out: int = 0
+
+
+async def account(connection: Connection, deadline: Deadline) -> dict[str, Any]:
+    """What the user's account uses and may use."""
+    found: dict[str, Any] = await call(connection, "INFO", None, deadline, "the account's figures")
+    return found
+
+
+async def streams(connection: Connection, deadline: Deadline) -> Listed:
+    """All streams of the account, by name."""
+    return await _pages(connection, "STREAM.LIST", "streams", "the list of streams", deadline)
+
+
+async def consumers(connection: Connection, names: Iterable[str], deadline: Deadline) -> dict[str, Listed]:
+    """All consumers of each of the streams."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(stream: str) -> Listed:
+        async with places:
+            what = f"the list of consumers of stream {stream}"
+            return await _pages(connection, f"CONSUMER.LIST.{stream}", "consumers", what, deadline)
+
+    chosen = list(names)
+    return dict(zip(chosen, await together(*map(one, chosen)), strict=True))
+
+
+async def _pages(connection: Connection, subject: str, field: str, what: str, deadline: Deadline) -> Listed:
+    """Ask until the server has no more. What it says of the total is not trusted to end: a page
+    without a new entry does, and so does `MOST_LISTED`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    missing: dict[str, None] = {}
+    offset = total = 0
+    while offset < MOST_LISTED:
+        page = await call(connection, subject, {"offset": offset}, deadline, what)
+        with readable(what):
+            total = count_of(page["total"])
+            entries = {_name(entry): entry for entry in page.get(field) or []}
+            lost = [str(name) for name in page.get("missing") or []]
+        known = len(found) + len(missing)
+        found |= entries
+        missing |= dict.fromkeys(lost)
+        offset += len(entries) + len(lost)
+        if offset >= total or len(found) + len(missing) == known:
+            break
+    return Listed([found[name] for name in sorted(found)], sorted(missing), max(0, total - offset))
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry["name"] if "name" in entry else entry["config"]["name"])
