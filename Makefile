@@ -102,7 +102,7 @@ bench: $(VENV)/.installed-test  ## Measure speed compared with plain loops; writ
 gpu-check: $(VENV)/.installed-dev  ## Check parity, resume, speed, memory, deltas and learning on one GPU (about twelve minutes); writes var/gpu-check.md (GPU_FLAGS="--model folder")
 	$(BIN)/python -m benchmarks.gpu $(GPU_FLAGS)
 
-chaos: $(VENV)/.installed-test  ## Inject faults everywhere and check that nothing is lost (half an hour); writes docs/reliability-figures.md
+chaos: $(VENV)/.installed-test  ## Inject faults everywhere and check that nothing is lost (half an hour); writes the figures of docs/reliability.md
 	@$(PIP) install -q 'atheris>=3,<4' || echo 'atheris cannot be installed here: coverage-guided fuzzing is skipped'
 	CHAOS=full $(BIN)/python -m pytest $(LONG_DEADLINES) -s tests/chaos tests/fuzz tests/integration/test_trainer_killed.py
 

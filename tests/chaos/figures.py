@@ -1,5 +1,5 @@
-"""What a full run measured, kept in `var/chaos/figures.json` and written to
-`docs/reliability-figures.md` by the suite itself.
+"""Figures of a full run, kept in `var/chaos/figures.json` and written to the end of
+`docs/reliability.md` by the suite itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.chaos.scale import SCALE
 
 REPO = Path(__file__).resolve().parents[2]
 ROWS = REPO / "var" / "chaos" / "figures.json"
-PAGE = REPO / "docs" / "reliability-figures.md"
-COMMAND = "make chaos"
+PAGE = REPO / "docs" / "reliability.md"
+BEGIN = "<!-- begin: written by make chaos -->"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +53,27 @@ def note(row: Row) -> None:
 
 
 def page(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of `docs/reliability-figures.md`; rows may be of different commits."""
+    """The text of `docs/reliability.md` with these figures; rows may be of different commits."""
     times = [row["measured_at"] for row in rows.values()]
     first, last = (time.strftime("%Y-%m-%d %H:%M", time.gmtime(moment)) for moment in (min(times), max(times)))
     commits = sorted({row.get("commit", "not recorded") for row in rows.values()})
     lines = [
-        "# Reliability: figures of the last full run",
+        f"{PAGE.read_text().partition(BEGIN)[0]}{BEGIN}",
         "",
-        "These are the counts of the last full run: what was broken, how often, and what was lost.",
-        f"Written by `{COMMAND}` (`tests/chaos/figures.py`). Measured from {first} to {last} UTC on {machine()}.",
-        f"Measured at commit: {', '.join(commits)}.",
-        "A row stands for the newest full run of its fault; [reliability.md](reliability.md) says what each proves.",
+        f"Counts of the newest full run of each fault, from {first} to {last} UTC.",
+        f"Machine: {machine()}. Commit: {', '.join(commits)}.",
         "",
-        "| fault | injected | counted | sent | lost | duplicated | refused by reason | recovery s, median / worst | remark |",
-        "|---|---:|---|---:|---:|---:|---|---|---|",
-        *(f"| {' | '.join(_cells(row))} |" for _, row in sorted(rows.items())),
+        "| fault | injected | sent | lost | duplicated | recovery s, median / worst |",
+        "|---|---:|---|---:|---:|---|",
+        *(f"| {' | '.join(_shown(row))} |" for _, row in sorted(rows.items())),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _shown(row: Mapping[str, Any]) -> list[str]:
+    """The cells of a row on the page; refusals by reason and remarks are printed and kept."""
+    fault, injected, counted, sent, lost, duplicated, _, recovery, _ = _cells(row)
+    return [fault, injected, f"{sent} {counted}" if sent else "", lost, duplicated, recovery]
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
