@@ -1,4 +1,4 @@
-"""`python -m monitoring.border_doc` writes the table of the border's checks in `docs/trust.md`."""
+"""Write the table of the border's checks to `docs/security.md`: `python -m monitoring.border_doc`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from services.verifier.refusals import CHECKS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "security.md"
 BEGIN, END = "<!-- begin: table of checks -->", "<!-- end: table of checks -->"
 
 

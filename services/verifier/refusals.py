@@ -150,7 +150,7 @@ class Refused:
 # The border's checks in order, each with its reason: the one description of what
 # `services.verifier.border` does.
 #
-# `python -m monitoring.border_doc` writes them as a table to `docs/trust.md`;
+# `python -m monitoring.border_doc` writes them as a table to `docs/security.md`;
 # `tests/unit/test_border_order.py` checks that the border agrees.
 
 

@@ -5,7 +5,7 @@ What the bounds hold is a group's size. Beside an absurd, long or forged group t
 cosine of at least 0.85 with the step without it (an honest eighth group leaves 0.94), a norm
 between a half and twice, and a cost of at most three times; beside one tuned to stay just below the
 bound, at least 0.65. They do not hold its direction: likely text whose gradient opposes the others
-is no larger than theirs (docs/trust.md).
+is no larger than theirs (docs/security.md).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def remedies(skipped: Mapping[str, int]) -> dict[str, str]:
 TOLD_EVERY_S = 600.0
 ABSURD_RATIO = 0.1
 """Share of a sender's answers above which absurd text is no longer usual. Among honest nodes it was
-at most 5.5 % (docs/trust.md, "Absurd text").
+at most 5.5 % (docs/security.md, "Absurd text").
 """
 FEW_ANSWERS = 64
 """Fewer answers of a sender say nothing about a share."""
