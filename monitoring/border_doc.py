@@ -1,4 +1,4 @@
-"""Write the table of the border's checks to `docs/security.md`: `python -m monitoring.border_doc`."""
+"""Write the border's checks as a table to docs/security.md: `python -m monitoring.border_doc`."""
 
 from __future__ import annotations
 
