@@ -22,7 +22,6 @@ COMMANDS = {
     "add": "swarm_cli.local.control_commands:add",
     "invite": "swarm_cli.invite_command:invite",
     "join": "swarm_cli.join.command:join",
-    "observe": "swarm_cli.observe.observe:observe",
     "progress": "swarm_cli.observe.progress:progress",
     "status": "swarm_cli.observe.status:status",
     "top": "swarm_cli.observe.top:top",
@@ -51,6 +50,9 @@ HIDDEN = {"progress"}
 """Commands that `swarm --help` does not list: `swarm up` starts `progress` as a separate
 process.
 """
+
+MOVED = {"observe": "`swarm status --url ADDRESS` or `swarm status --token TOKEN` shows a swarm from outside"}
+"""Commands of earlier versions, and what does the same now."""
 
 _VERSION = "--version"
 _LOOKING_COMMANDS = {"ban", "dlq", "rollouts", "status", "top", "trace", "unban"}
@@ -116,6 +118,9 @@ def main() -> NoReturn:
     from swarm_cli.console import log_to_standard_error, note
 
     log_to_standard_error()
+    if asked in MOVED:
+        note(f"swarm: there is no `swarm {asked}` any more: {MOVED[asked]}")
+        sys.exit(2)
     try:
         with without_collection():
             program = build(asked)

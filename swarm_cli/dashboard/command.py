@@ -14,7 +14,7 @@ from swarm_cli.console import count, note
 from swarm_cli.dashboard.server import PageServer
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.local.ports import check_ports
-from swarm_cli.observe.snapshot import SwarmSnapshot
+from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.target import Following, LookRunOption, looking_at
 
 DEFAULT_PORT = 8400
@@ -64,7 +64,7 @@ class Dashboard:
         finally:
             await asyncio.to_thread(page.close)
 
-    def _seen(self, snapshot: SwarmSnapshot | None) -> str:
+    def _seen(self, snapshot: SwarmState | None) -> str:
         """What the page shows, or why nothing."""
         target = self._following.target
         if target.ended is not None:

@@ -1,4 +1,6 @@
-"""How much each node learned: held-out scores, compared only within the same held-out set. Pure."""
+"""The data of the page's first view: one object of bounded size, from the results of a look. How
+much each node learned is told by held-out scores, compared only within the same held-out set.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,19 @@ from typing import Any
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.wire import is_node_name
 from shared.identity.statements import Heard, Standing
-from shared.roles import ROLES, Role
-from shared.runtime.status import STOPPED
+from shared.roles import ROLES
 from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
 from swarm_cli.dashboard.run_records import TrainedGroups
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.installation import shown
 from swarm_cli.observe.evaluation_log import with_places
-from swarm_cli.observe.node_state import NodeView, ended_a_moment_ago, gone, late_with_word, reward_notes, standing, trouble
-from swarm_cli.observe.progress import state as node_words
+from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import dying, folder_here
 from swarm_cli.observe.run_files import NO_NODES, NO_SETS, ByNode, BySet
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.runs import restart_options, starts_again
+from swarm_cli.observe.snapshot import SwarmState
+from swarm_cli.restart_command import restart_options, starts_again
+from swarm_cli.shipped import shown
 from swarm_cli.target import Target
 
 CURVE_POINTS = 24
@@ -227,13 +228,15 @@ GROUPS_SENT = 30
 TASKS_SENT = 8
 TASK_CHARACTERS = 80
 """Room for a file's name with what tells it from others, which comes last."""
-
-
 NOTHING_TRAINED = TrainedGroups()
+DYING_SHOWN = ("running", "starting", "silent")
+"""The kinds of node whose processes that die are told of."""
+IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+"""Kubernetes sets this variable in every container."""
 
 
 def swarm_object(
-    snapshot: SwarmSnapshot,
+    swarm: SwarmState,
     heard: Sequence[Heard[EvalReport]],
     recent: RecentGroups,
     trained: TrainedGroups = NOTHING_TRAINED,
@@ -246,26 +249,26 @@ def swarm_object(
     the files that are datasets. ended: the run has ended, and all of this is from its records.
     """
     # A look at an empty server lists the configuration's node, although it has never been seen.
-    nodes = [_node(node, snapshot.at, names) for node in snapshot.nodes if node.statuses or node.in_directory]
+    nodes = [_node(node, names) for node in swarm.nodes if node.statuses or node.entry is not None or node.lost]
     here = {node["node"] for node in nodes if node["kind"] != "elsewhere"}
-    known = here.union(snapshot.known)
+    known = here.union(swarm.known)
     if ended:
         own = [report for sets in recorded.values() for each in sets.values() for report in each.every]
     else:
-        own = [node.view.evaluation for node in snapshot.nodes if node.view.evaluation is not None]
+        own = [node.evaluation for node in swarm.nodes if node.evaluation is not None]
     rows = leaderboard(heard, own, known, recorded, ON_RECORD if ended else THIS_SERVER)
     shown_nodes = with_places(nodes, NODES_SENT, lambda node: node["node"] in known)
     shown_rows = with_places(rows, ROWS_SENT, lambda row: row.trusted and row.node in known)
     cells, fewest = trained.cells[:CELLS_SENT], trained.cells[CELLS_SENT:]
     return {
-        "at": snapshot.at,
+        "at": swarm.at,
         "state": overall([node["kind"] for node in nodes]),
-        "swarm": snapshot.swarm,
-        "swarm_reachable": snapshot.swarm_reachable,
+        "swarm": swarm.swarm,
+        "swarm_reachable": swarm.swarm_reachable,
         "nodes": shown_nodes,
-        "nodes_left_out": snapshot.left_out + len(nodes) - len(shown_nodes),
-        "unreadable": snapshot.unreadable,
-        "earlier": [visible(name, 40) for name in snapshot.earlier[:NODES_SENT]],
+        "nodes_left_out": swarm.left_out + len(nodes) - len(shown_nodes),
+        "unreadable": swarm.unreadable,
+        "earlier": [visible(name, 40) for name in swarm.earlier[:NODES_SENT]],
         "leaderboard": [_row_object(row) for row in shown_rows],
         "rows_left_out": len(rows) - len(shown_rows),
         "exchange": [[cell.taker, cell.sender, names.shown(cell.dataset), cell.groups] for cell in cells],
@@ -285,96 +288,47 @@ def recent_object(group: RecentGroup, names: FileNames = UNNAMED) -> dict[str, A
 
 def overall(kinds: Sequence[str]) -> str:
     """The swarm's state, from those of its nodes on this server: `empty`, `starting`, `running`,
-    `finished`, `stopped` or `failed`.
+    `finished`, `stopped`, `emptied` or `failed`.
     """
     here = [kind for kind in kinds if kind != "elsewhere"]
     if not here:
         return "running" if kinds else "empty"
-    if "silent" in here:
-        return "failed"
-    for kind in ("running", "starting"):
+    for kind, state in (("lost", "emptied"), ("silent", "failed"), ("running", "running"), ("starting", "starting")):
         if kind in here:
-            return kind
+            return state
     return "finished" if all(kind == "finished" for kind in here) else "stopped"
 
 
-def kind_of(node: NodeSnapshot, now: float) -> str:
-    """A node's state: `elsewhere` (its processes use another server), `finished`, `stopped` (its
-    processes ended in order, or the first of them a moment ago), `starting` (also again), `silent`
-    (a process fell silent without ending in order, or did not come back), `running`.
-    """
-    view = node.view
-    if not view.statuses:
-        return "elsewhere"
-    alive = [role for role in ROLES if view.alive(role, now)]
-    newest = [view.roles(role)[0] for role in ROLES if view.roles(role)]
-    if view.position is not None and view.position.finished and (alive or all(each.state == STOPPED for each in newest)):
-        return "finished"
-    if len(alive) < len(ROLES):
-        missing = [role for role in ROLES if role not in alive]
-        if all(view.starting(role, now) for role in missing):
-            return "starting"
-        if all(each.state == STOPPED for each in newest) and not alive:
-            return "stopped"
-        if gone(view, now):
-            return "silent"
-        return "stopped" if alive and ended_a_moment_ago(view, now) else "starting"
-    return "running" if view.step > 0 or standing(view, now) is not None else "starting"
-
-
-def _node(node: NodeSnapshot, now: float, names: FileNames) -> dict[str, Any]:
+def _node(node: NodeState, names: FileNames) -> dict[str, Any]:
     """One node's data. Its own words are untrusted text, so they are escaped and cut; `entry` says
     whether its key signed them.
     """
-    entry = node.entry
-    kind = kind_of(node, now)
+    entry, kind = node.entry, node.kind
+    away = node.gone if kind == "silent" else node.late if kind == "running" else []
     return {
         "node": visible(node.node, 40),
         "kind": kind,
-        "words": visible(_words(node, kind, now), 80),
-        "trouble": _trouble(node, kind, now),
-        "rewards": [visible(words, 200) for words in reward_notes(node.view)],
-        "away": [{"process": visible(f"{node.node}-{role}", 50), "log": "", "again": ""} for role in away(node, kind, now)],
-        "step": node.view.step,
-        "version": node.view.version or (entry.said.policy_version if entry else 0),
+        "words": visible(_words(node), 120),
+        "trouble": "" if kind != "running" or not node.trouble else "unanswered" if node.late else "still",
+        "rewards": [visible(words, 200) for words in node.reward_notes],
+        "away": [{"process": visible(f"{node.node}-{role}", 50), "log": "", "again": ""} for role in away],
+        "step": node.step,
+        "version": node.version or (entry.said.policy_version if entry else 0),
         "model": visible(entry.said.model.name, 60) if entry else "",
         "tasks": [visible(names.shown(task), TASK_CHARACTERS) for task in entry.said.tasks[:TASKS_SENT]] if entry else [],
         "tasks_left_out": len(entry.said.tasks[TASKS_SENT:]) if entry else 0,
         "entry": entry.standing.value if entry else "none",
         "problem": entry.problem if entry else "",
         "key": visible(entry.said.public_key, 12) if entry else "",
-        "heard_s": round(max(0.0, now - entry.said.updated_at)) if entry else None,
+        "heard_s": round(max(0.0, node.at - entry.said.updated_at)) if entry else None,
     }
 
 
-def away(node: NodeSnapshot, kind: str, now: float) -> list[Role]:
-    """The roles that do not answer: gone, or late with their word."""
-    if kind == "silent":
-        return gone(node.view, now)
-    return late_with_word(node.view, now) if kind == "running" else []
-
-
-def _trouble(node: NodeSnapshot, kind: str, now: float) -> str:
-    """`unanswered`: a running node's process is late with its word; `still`: its work does not go
-    on; empty: neither.
-    """
-    if kind != "running" or not trouble(node.view, now):
-        return ""
-    return "unanswered" if late_with_word(node.view, now) else "still"
-
-
-def _words(node: NodeSnapshot, kind: str, now: float) -> str:
-    """Details beyond the node's state. The progress view regards a node without any answer as
-    starting; here it is known to be silent.
-    """
-    view = node.view
-    if kind == "silent":
-        away = gone(view, now)
-        since = max((status.updated_at for role in away for status in view.roles(role)), default=view.life_began)
-        return f"no word from {', '.join(away)} for {max(0.0, now - since):.0f} s"
-    if kind == "stopped" and (still := [role for role in ROLES if view.alive(role, now)]):
-        return f"still running: {', '.join(still)}"
-    return node_words(view, now) if kind in ("running", "starting") else ""
+def _words(node: NodeState) -> str:
+    """Details beyond the node's kind."""
+    if node.kind in ("silent", "stopped"):
+        return ", ".join(node.absent)
+    return node.words if node.kind in ("running", "starting", "lost") else ""
 
 
 def _row_object(row: Row) -> dict[str, Any]:
@@ -400,20 +354,14 @@ def _row_object(row: Row) -> dict[str, Any]:
     }
 
 
-DYING_SHOWN = ("running", "starting", "silent")
-"""The kinds of node whose processes that die are told of."""
-IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
-"""Kubernetes sets this variable in every container."""
-
-
-def name_logs(state: dict[str, Any], views: Sequence[NodeView], var_dir: Path, target: Target) -> None:
+def name_logs(state: dict[str, Any], nodes: Sequence[NodeState], var_dir: Path, target: Target) -> None:
     """Set the `log` of each process in `away` of the state's nodes, its file, and `again`, what
-    starts it again, if it belongs to the run of this machine that is looked at, whose `views` these
+    starts it again, if it belongs to the run of this machine that is looked at, whose `nodes` these
     are. Add to each node's words what is known of its processes that die again and again. And set
     whether this process is in a cluster.
     """
     run = folder_here(var_dir, target)
-    found = dying(views, state["at"], run)
+    found = dying(nodes, run)
     for node in state["nodes"]:
         own = {role: found[f"{node['node']}-{role}"] for role in ROLES if f"{node['node']}-{role}" in found}
         if (lost := [role for role, each in own.items() if each.given_up]) and node["kind"] in DYING_SHOWN:

@@ -21,9 +21,9 @@ from shared.plain_files import open_plain, whole_lines
 from shared.run_records import METRICS_FILE
 from swarm_cli.dashboard.recent_groups import STEPS_A_NODE, StepPoint
 from swarm_cli.file_names import file_names
-from swarm_cli.observe.node_state import NodeView
+from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.run_files import ByNode, RecordedScores
-from swarm_cli.observe.snapshot import SwarmSnapshot
+from swarm_cli.observe.snapshot import SwarmState
 
 CELLS_A_NODE = 5_000
 NODES_KEPT = 64
@@ -217,19 +217,19 @@ class RunRecords:
         """The rewards of the steps that the node's trainer has recorded."""
         return self._trained.rewards(node)
 
-    def read(self, snapshot: SwarmSnapshot, run: str) -> None:
+    def read(self, snapshot: SwarmState, run: str) -> None:
         """Read what is new. It may take a second where a run is long. run: the run that is looked
         at, "" if it is not known.
         """
-        folders = {node.node: self._folder(node.view, run) for node in snapshot.nodes if node.statuses}
-        stepping = [node.node for node in snapshot.nodes if node.view.step > 0]
+        folders = {node.node: self._folder(node, run) for node in snapshot.nodes if node.statuses}
+        stepping = [node.node for node in snapshot.nodes if node.step > 0]
         self._trained.read_on({node: folders[node] for node in stepping if node in folders})
         self.folders = {node: folder for node, folder in folders.items() if folder is not None}
         run_folder = next((folder.parent for folder in self.folders.values()), None)
         self.names = file_names(run_folder, self._config.tasks)
         self.scores = self._scores.read(self.folders)
 
-    def _folder(self, view: NodeView, run: str) -> Path | None:
+    def _folder(self, view: NodeState, run: str) -> Path | None:
         """The node's folder in the run that it belongs to; None if that is not on this machine."""
         runs = self._config.node.var_dir / "runs"
         if known := view.run or run:

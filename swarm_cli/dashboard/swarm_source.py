@@ -30,10 +30,12 @@ from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.remedies import server_trouble
 from swarm_cli.observe.run_files import NO_SETS
-from swarm_cli.observe.snapshot import SwarmSnapshot, ended_run, take_snapshot
-from swarm_cli.rollouts.judge import judge_of
-from swarm_cli.rollouts.records import BatchReader, RecordedBatches, TrainedRecords
-from swarm_cli.runs import RunEnd, goes_on
+from swarm_cli.observe.snapshot import SwarmState, ended_run, take_snapshot
+from swarm_cli.rollouts.batches import BatchReader, RecordedBatches
+from swarm_cli.rollouts.judged_by import judge_of
+from swarm_cli.rollouts.records import TrainedRecords
+from swarm_cli.run_end import RunEnd
+from swarm_cli.running import goes_on
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Following, run_here
 
@@ -83,7 +85,7 @@ class SwarmSource:
         self._recorded: dict[str, RecordedBatches] | None = None
         self._server = ""
 
-    async def look(self) -> SwarmSnapshot | None:
+    async def look(self) -> SwarmState | None:
         """Look at the swarm. None if no server answers; the state is then `waiting`, `lost` or
         `ended`.
         """
@@ -115,13 +117,13 @@ class SwarmSource:
             else:
                 self._away(error, hangs)
             return None
-        runs = {view.node: view.run for view in snapshot.here if view.statuses}
+        runs = {node.node: node.run for node in snapshot.here if node.statuses}
         others = any(runs.get(node) != known for node, known in self._runs.items() if known and node not in snapshot.earlier)
         if others or self._recorded is not None or not self._runs.keys() <= {*runs, *snapshot.earlier}:
             self._forget()  # another store or another run is at this address now, or the run goes on
         self._swarm, self._heard_at, self._runs, self._recorded = snapshot.swarm, snapshot.at, runs, None
         await asyncio.to_thread(self._records.read, snapshot, run)
-        self._server = await asyncio.to_thread(server_trouble, snapshot.here, snapshot.at, var_dir, target)
+        self._server = await asyncio.to_thread(server_trouble, snapshot.here, var_dir, target)
         self._show(snapshot)
         with suppress(NotConnected, TimeoutError):  # the next look reports it if the server is gone
             async with asyncio.timeout(BATCHES_S):
@@ -129,7 +131,7 @@ class SwarmSource:
         self._show(snapshot)
         return snapshot
 
-    async def _look_at_records(self, run: str, end: RunEnd) -> SwarmSnapshot:
+    async def _look_at_records(self, run: str, end: RunEnd) -> SwarmState:
         """Show a run that has ended: what its processes have recorded here, once."""
         folder = self._config.node.var_dir / "runs" / run
         snapshot = await asyncio.to_thread(ended_run, folder, end)
@@ -145,11 +147,11 @@ class SwarmSource:
         self._show(snapshot, {"state": "ended", "ended": self._ended((run, end))})
         return snapshot
 
-    def _show(self, snapshot: SwarmSnapshot, told: Mapping[str, Any] = NOTHING_MORE) -> None:
+    def _show(self, snapshot: SwarmState, told: Mapping[str, Any] = NOTHING_MORE) -> None:
         """Make the first view of `snapshot`, so that no request waits for it. told: what it says
         besides.
         """
-        self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.in_directory)
+        self._nodes = frozenset(node.node for node in snapshot.nodes if node.statuses or node.entry is not None or node.lost)
         self._earlier = frozenset(snapshot.earlier)
         state = swarm_object(
             snapshot,
@@ -161,7 +163,8 @@ class SwarmSource:
             ended=self._recorded is not None,
         )
         name_logs(state, snapshot.here, self._config.node.var_dir, self._following.target)
-        self._state = state | _told_of_server(self._following.target.node_url, self._server) | dict(told)
+        emptied = any(node.lost for node in snapshot.nodes)
+        self._state = state | _told_of_server(self._following.target.node_url, self._server, emptied=emptied) | dict(told)
 
     def _heard(self) -> list[Heard[EvalReport]]:
         """The held-out scores of the swarm that is looked at. Those of a run that has ended are in
@@ -185,7 +188,7 @@ class SwarmSource:
             "follows": self._following.follows,
         }
 
-    async def _read_batches(self, snapshot: SwarmSnapshot) -> None:
+    async def _read_batches(self, snapshot: SwarmState) -> None:
         plane = await self._plane()
         try:
             await self._batches.follow(plane, [node.node for node in snapshot.nodes if node.statuses])
@@ -294,10 +297,12 @@ class SwarmSource:
         return self._steps.setdefault(node, TrainedRecords(folder if folder is not None and folder.is_dir() else None))
 
 
-def _told_of_server(node_url: str, trouble: str) -> dict[str, Any]:
-    """What the state says of the server. trouble: as `server_trouble` returns."""
+def _told_of_server(node_url: str, trouble: str, *, emptied: bool) -> dict[str, Any]:
+    """The server's part of the state. trouble: as `server_trouble` returns. emptied: it no longer
+    has the nodes' streams.
+    """
     told = {"server": visible(node_url, 120), "problem": visible(trouble, 1500), "ended": None}
-    return told | ({"state": "unstored"} if trouble else {})
+    return told | ({"state": "emptied" if emptied else "unstored"} if trouble else {})
 
 
 def _json(value: dict[str, Any]) -> bytes:

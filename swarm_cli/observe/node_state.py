@@ -1,238 +1,66 @@
-"""A node's own report, read from its key-value bucket into one plain value that the progress view
-and `status` show.
+"""A node at one moment: what was read of it, and what follows from that. Every display (`swarm
+status`, `swarm top`, the page, the progress of `swarm up`) reads this one model. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import socket
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
-from shared.contracts import subjects
-from shared.contracts.codec import decode
-from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.contracts.lease import LeaseRecord
 from shared.contracts.status_figures import FamilyFigure, FigureFamily, StatusFigure
-from shared.contracts.wire import MessageError
-from shared.lease.name import NameTaken, name_owner
+from shared.identity.statements import Heard, Standing
 from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.runtime.pace import late_after_s
-from shared.runtime.status import STARTING, STATUS_INTERVAL_S, STOPPED, is_alive
-from shared.transport.base import KvEntry, NotConnected, Transport, TransportError
-from swarm_cli.observe.run_files import NO_PASS_SHOWN
+from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING, STATUS_INTERVAL_S, STOPPED, is_alive
+from shared.text import visible
+from shared.transport.base import ConsumerState, StreamState
+from swarm_cli.observe.run_files import NO_PASS_SHOWN, Evaluation, gain_of
 
-STATUS_PREFIX = "status."
 LOADING_S = 600.0
 """How long a process of a node that was just started may load before it counts as silent."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """A node's data from its bucket. None: not written yet."""
-
-    node: str
-    statuses: tuple[ServiceStatus, ...] = ()
-    position: TrainerPosition | None = None
-    policy: PolicyPointer | None = None
-    evaluation: EvalReport | None = None
-    unreadable: tuple[str, ...] = field(default=())
-    run: str = ""
-    """The run that the node's name and streams belong to; empty if it is not known."""
-    begun: float = 0.0
-    """When the run was last started, if it is this machine's; else 0. What was reported before is
-    of an earlier start.
-    """
-    recorded_version: int = 0
-    """Of an ended run: the newest version on record."""
-    leases: tuple[tuple[LeaseRecord, float], ...] = ()
-    """Leases of the processes that hold the node's name, one per role or replica, each with the
-    time at which the server last stored it (Unix time).
-    """
-
-    def held(self, now: float) -> list[LeaseRecord]:
-        """The leases in force: recently renewed and not released."""
-        return [lease for lease, stored_at in self.leases if not lease.released and now - stored_at <= 2 * lease.lease_s]
-
-    def held_on(self, here: str, now: float, *, claimed: bool) -> list[str]:
-        """The machines other than `here` that hold the node's name although it is wanted twice, as
-        `HOST (run RUN)`. A node may be spread over machines, as in a cluster: its name is wanted
-        twice if its processes are of several runs, or if it is `claimed` here (this machine has a
-        node of that name) and none of them is here.
-        """
-        held = self.held(now)
-        several = len({lease.run for lease in held}) > 1
-        if not several and (not claimed or any(lease.host == here for lease in held)):
-            return []
-        others = {(lease.host, lease.run) for lease in held if lease.host != here}
-        return [f"{host} (run {run})" for host, run in sorted(others)]
-
-    def left_by_another_run(self, run: str, now: float) -> bool:
-        """Whether the node belongs to another run than `run` ("": not known) and is not running."""
-        return bool(run and self.run and self.run != run) and not any(self.alive(role, now) for role in ROLES)
-
-    @property
-    def step(self) -> int:
-        """Steps taken, as far as the trainer has reported."""
-        written = self.position.policy_version if self.position else 0
-        return max(written, int(self.figure("trainer", StatusFigure.STEP)))
-
-    @property
-    def version(self) -> int:
-        """Version of the newest published policy."""
-        return self.policy.version if self.policy else self.recorded_version
-
-    def roles(self, role: str) -> list[ServiceStatus]:
-        """Statuses of all replicas of a role, the newest first, including processes that
-        are gone.
-        """
-        return sorted((s for s in self.statuses if s.role == role), key=lambda s: -s.updated_at)
-
-    def alive(self, role: str, now: float) -> list[ServiceStatus]:
-        """Statuses of the replicas that are alive."""
-        return [status for status in self.roles(role) if is_alive(status, now)]
-
-    def ended(self, now: float) -> bool:
-        """Whether the node has run, and all its processes ended in order."""
-        newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
-        nobody = not any(self.alive(role, now) for role in ROLES)
-        begins = any(self.starting(role, now) for role in ROLES)
-        return nobody and not begins and bool(newest) and all(status.state == STOPPED for status in newest)
-
-    def starting(self, role: str, now: float) -> bool:
-        """Whether the role has not reported since the node was started, and that is not long ago:
-        it is not there yet, where one that has reported since and is silent now is gone.
-        """
-        if not self.roles(role) and self.step > 0:
-            return False  # steps were taken, so it has been there, or is not coming
-        lives = [status.started_at for each in ROLES for status in self.alive(each, now)]
-        began = self.begun or min(lives, default=0.0)
-        reported = max((status.updated_at for status in self.roles(role)), default=0.0)
-        return not self.alive(role, now) and reported < began and now - began <= LOADING_S
-
-    @property
-    def life_began(self) -> float:
-        """When the node was last started, after none of its processes had been running; 0 if none
-        has ever reported.
-        """
-        began = 0.0
-        until = 0.0
-        for status in sorted(self.statuses, key=lambda status: status.started_at):
-            if status.started_at > until:
-                began = status.started_at
-            until = max(until, status.updated_at)
-        return began
-
-    def total(self, role: str, figure: StatusFigure | FamilyFigure, since: float = 0.0) -> float:
-        """Sum of a counter over all replicas that have reported in the node's current life and
-        since `since` (Unix time). So the restart of a process does not lower it, and after a start
-        of the whole node nothing is left of its last life.
-        """
-        begun = max(since, self.life_began)
-        return sum(status.figures.get(figure, 0.0) for status in self.roles(role) if status.updated_at >= begun)
-
-    def figure(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
-        """Newest value of a gauge; 0 if it was never reported."""
-        return self.newest(role, figure) or 0.0
-
-    def newest(self, role: str, figure: StatusFigure | FamilyFigure) -> float | None:
-        """Newest value of a gauge; None if it was never reported."""
-        return next((status.figures[figure] for status in self.roles(role) if figure in status.figures), None)
-
-
-def node_view(node: str, entries: Iterable[KvEntry], run: str = "") -> NodeView:
-    """Decode a bucket's entries. Unrelated keys are skipped; a value that does not decode is listed
-    in `unreadable`. run: that the node's streams belong to; empty if it is not known.
-    """
-    statuses: list[ServiceStatus] = []
-    position: TrainerPosition | None = None
-    policy: PolicyPointer | None = None
-    evaluation: EvalReport | None = None
-    unreadable: list[str] = []
-    leases: list[tuple[LeaseRecord, float]] = []
-    for entry in entries:
-        try:
-            if entry.key.startswith(STATUS_PREFIX):
-                statuses.append(_own_status(node, entry))
-            elif entry.key.startswith(subjects.LEASE_PREFIX):
-                leases.append((decode(entry.value, LeaseRecord), entry.stored_at))
-            elif entry.key == subjects.TRAINER_KEY:
-                position = decode(entry.value, TrainerPosition)
-            elif entry.key == subjects.POLICY_KEY:
-                policy = decode(entry.value, PolicyPointer)
-            elif entry.key == subjects.EVAL_KEY:
-                evaluation = _own_report(node, entry)
-        except MessageError:
-            unreadable.append(entry.key)
-    return NodeView(node, tuple(statuses), position, policy, evaluation, tuple(unreadable), run=run, leases=tuple(leases))
-
-
-def _own_status(node: str, entry: KvEntry) -> ServiceStatus:
-    """The status under a key. Each role may write only its own keys, so a status about another
-    process is refused.
-    """
-    status = decode(entry.value, ServiceStatus)
-    if status.node != node or entry.key != subjects.status_key(status.role, status.replica):
-        raise MessageError("malformed", f"the status under {entry.key} is about {status.node}'s {status.role} {status.replica}")
-    return status
-
-
-def _own_report(node: str, entry: KvEntry) -> EvalReport:
-    report = decode(entry.value, EvalReport)
-    if report.node != node:
-        raise MessageError("malformed", f"the evaluation under {entry.key} is about {report.node}")
-    return report
-
-
-async def run_of(transport: Transport, node: str) -> str:
-    """The run that the node's streams on this server belong to; empty if it is not known."""
-    try:
-        owner = await name_owner(transport, node)
-    except (TransportError, NameTaken):
-        return ""
-    return "" if owner is None else owner.run
-
-
-async def gather(transport: Transport, nodes: Sequence[str]) -> list[NodeView]:
-    """Read every node's bucket; a node without a bucket has an empty view.
-
-    Raises:
-        NotConnected: the server does not answer.
-    """
-    views = []
-    for node in nodes:
-        try:
-            entries = await transport.kv.all(subjects.node_bucket(node))
-        except NotConnected:
-            raise
-        except TransportError:
-            entries = []
-        views.append(node_view(node, entries, await run_of(transport, node) if entries else ""))
-    return views
-
-
 FIRST_WORK_S = 600.0
 """Before the first step the model is loaded and the base policy is evaluated."""
 QUIET_S = 5 * STATUS_INTERVAL_S
 """A process that is silent this long is reported, long before it counts as gone (`SILENT_S`)."""
-
 START_AGAIN_S = 60.0
 """A restarted process imports and loads its model before it writes its first status, and the others
 have work again only when it has done some.
 """
-
 NONE_TAKEN_S = 120.0
 FEW_REFUSED = 16
 """Of a sender that makes a group in minutes, a few may be refused in succession."""
 STILL_SENT_S = 60.0
 _WAITING = ("waiting", "held back")
 """How the state of a process begins that says that it does no work now."""
+_RATE_WINDOW_S = 60.0
 
 _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
 """What each role produces, in the order in which a stalled role explains most."""
+_BEFORE_FIRST_GROUPS = {STARTING: "the generator loads the model", EVALUATING_BASE: EVALUATING_BASE}
+"""What a generator does, by its state, while the trainer waits for the first groups."""
+
+Kind = Literal["running", "starting", "finished", "stopped", "silent", "lost", "elsewhere"]
+Health = Literal["good", "warn", "bad", "rest"]
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the largest fitting unit: 0.4s, 42s, 7m, 3h, 2d. A time that is yet to come, by a
+    clock that is apart from this machine's, is 0s ago.
+    """
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= unit:
+            return f"{int(seconds / unit)}{name}"
+    return f"{seconds:.1f}s" if 0 < seconds < 1 else f"{max(0, int(seconds))}s"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Stall:
     """A role that answers but makes no progress. `usual_s`: its usual interval, None if not yet
     known.
     """
@@ -248,198 +76,495 @@ class Standing:
         return f"no {_WORK[self.role]} for {duration(self.for_s)}{usual}"
 
 
-def standing(view: NodeView, now: float) -> Standing | None:
-    """The first role in the order of `_WORK` that answers but has stalled; None if there is none,
-    or if the node's trainer has taken all its steps or does not answer.
+@dataclass(frozen=True, slots=True)
+class StreamFill:
+    """How full a stream is and, if it has a durable consumer, how far that is behind."""
 
-    The sampler, generator and verifier may wait for the trainer on purpose, so the trainer is
-    checked first, and what they do is no finding while it is gone. Nor is it while a process is
-    starting: the others' work rested for as long as that one was away.
+    stream: str
+    state: StreamState
+    consumer: ConsumerState | None = None
+
+
+class StepRate:
+    """One node's steps per minute, over the last minute, and since it last fell back: a trainer
+    that was killed takes the steps after its checkpoint again.
     """
-    if finished(view) or (view.roles("trainer") and not view.alive("trainer", now)):
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def update(self, now: float, step: int) -> float | None:
+        """Record `step` at `now` (seconds). Returns the rate, or None at the first call and after a
+        fall.
+        """
+        if self._seen and step < self._seen[-1][1]:
+            self._seen.clear()
+        self._seen.append((now, step))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
+            self._seen.popleft()
+        elapsed_s = now - self._seen[0][0]
+        return 60.0 * (step - self._seen[0][1]) / elapsed_s if elapsed_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node at the Unix time `at`. None: not written yet, or not known here."""
+
+    node: str
+    statuses: tuple[ServiceStatus, ...] = ()
+    position: TrainerPosition | None = None
+    policy: PolicyPointer | None = None
+    evaluation: EvalReport | None = None
+    unreadable: tuple[str, ...] = ()
+    """Keys of the node's bucket that do not decode."""
+    run: str = ""
+    """The run that the node's name and streams belong to; empty if it is not known."""
+    begun: float = 0.0
+    """When the run was last started, if it is this machine's; else 0. What was reported before is
+    of an earlier start.
+    """
+    recorded_version: int = 0
+    """Of an ended run: the newest version on record."""
+    leases: tuple[tuple[LeaseRecord, float], ...] = ()
+    """Leases of the processes that hold the node's name, one per role or replica, each with the
+    time at which the server last stored it (Unix time).
+    """
+    at: float = 0.0
+    streams: tuple[StreamFill, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Streams that the node used, by its run's folder on this machine, and the server no longer
+    has.
+    """
+    entry: Heard[NodeRecord] | None = None
+    """Its entry in the swarm's directory, with the signature checked."""
+    elsewhere: bool = False
+    """Its bucket is on another server, so of its steps and groups nothing is known here."""
+    claimed: bool = False
+    """This machine has the folder of a node of this name."""
+    scores: tuple[Evaluation, ...] = ()
+    """Its held-out results in order of policy version, from all sources."""
+    signed: bool = True
+    """False: anybody may have written the scores."""
+    shared_window: int | None = None
+    """Its groups in the window of the swarm's stream; None if it is not known."""
+    seen_rate: float | None = None
+    """Steps per minute between two looks; None at the first."""
+
+    # What the trainer and the server tell.
+
+    @property
+    def step(self) -> int:
+        """Steps taken, as far as the trainer has reported."""
+        written = self.position.policy_version if self.position else 0
+        return max(written, int(self.figure("trainer", StatusFigure.STEP)))
+
+    @property
+    def version(self) -> int | None:
+        """Version of the newest published policy; of a node elsewhere by its signed entry."""
+        if self.elsewhere:
+            signed = self.entry is not None and self.entry.standing is Standing.SIGNED
+            return self.entry.said.policy_version if self.entry is not None and signed else None
+        return self.policy.version if self.policy else self.recorded_version
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trainer has taken all its steps; the node then idles."""
+        return bool(self.position and self.position.finished)
+
+    @property
+    def steps_per_minute(self) -> float | None:
+        """The rate between looks; at the first look by the length of the newest step. None if the
+        node is not training or has stalled.
+        """
+        if not self.alive("trainer") or self.finished or self.stall is not None:
+            return None
+        step_s = self.figure("trainer", StatusFigure.STEP_SECONDS)
+        return self.seen_rate if self.seen_rate is not None else 60.0 / step_s if step_s > 0 else None
+
+    @property
+    def newest_score(self) -> Evaluation | None:
+        """The evaluation of the highest policy version."""
+        return self.scores[-1] if self.scores else None
+
+    @property
+    def base_score(self) -> Evaluation | None:
+        """The evaluation of version 0, the base policy."""
+        return next((each for each in self.scores if each.policy_version == 0), None)
+
+    @property
+    def unscored(self) -> int:
+        """Of a newest evaluation that has no score, because no answer has a known reward, how many
+        answers; else 0.
+        """
+        newest, unknown = self.newest_score, int(self.figure("generator", StatusFigure.EVAL_UNKNOWN))
+        if newest is not None and newest.unknown and not newest.n:
+            return newest.unknown
+        return unknown if unknown and (newest is None or newest.unknown == 0) else 0
+
+    @property
+    def held_out(self) -> str:
+        """The newest held-out result, such as `0.655 @120` or `0.500 @8, 6 of 8 known`; `–` before
+        the first.
+        """
+        newest = self.newest_score
+        if newest is None or not newest.n:
+            return f"unknown ({self.unscored})" if self.unscored else "–"
+        of = f", {newest.n} of {newest.n + newest.unknown} known" if newest.unknown else ", newest unknown" if self.unscored else ""
+        return f"{newest} @{newest.policy_version}{of}{'' if self.signed else ' unsigned'}"
+
+    @property
+    def gain(self) -> float | None:
+        """How much better the newest score is than the base policy's; None if that is not known."""
+        return None if self.newest_score is self.base_score else gain_of(self.newest_score, self.base_score)
+
+    def total(self, role: str, figure: StatusFigure | FamilyFigure, since: float = 0.0) -> float:
+        """Sum of a counter over all replicas that have reported in the node's current life and
+        since `since` (Unix time). So the restart of a process does not lower it, and after a start
+        of the whole node nothing is left of its last life.
+        """
+        return sum(status.figures.get(figure, 0.0) for status in self._reported_since(role, since))
+
+    def figure(self, role: str, figure: StatusFigure | FamilyFigure) -> float:
+        """Newest value of a gauge; 0 if it was never reported."""
+        return self.newest(role, figure) or 0.0
+
+    def newest(self, role: str, figure: StatusFigure | FamilyFigure) -> float | None:
+        """Newest value of a gauge; None if it was never reported."""
+        return next((status.figures[figure] for status in self.roles(role) if figure in status.figures), None)
+
+    @property
+    def life_began(self) -> float:
+        """When the node was last started, after none of its processes had been running; 0 if none
+        has ever reported.
+        """
+        began = 0.0
+        until = 0.0
+        for status in sorted(self.statuses, key=lambda status: status.started_at):
+            if status.started_at > until:
+                began = status.started_at
+            until = max(until, status.updated_at)
+        return began
+
+    def _reported_since(self, role: str, since: float = 0.0) -> list[ServiceStatus]:
+        begun = max(since, self.life_began)
+        return [status for status in self.roles(role) if status.updated_at >= begun]
+
+    # Who holds the name.
+
+    def held(self) -> list[LeaseRecord]:
+        """The leases in force: recently renewed and not released."""
+        return [lease for lease, stored_at in self.leases if not lease.released and self.at - stored_at <= 2 * lease.lease_s]
+
+    def held_on(self, here: str = "") -> list[str]:
+        """The machines other than `here` (this one) that hold the node's name although it is wanted
+        twice, as `HOST (run RUN)`. A node may be spread over machines, as in a cluster: its name is
+        wanted twice if its processes are of several runs, or if it is `claimed` here and none of
+        them is here.
+        """
+        here, held = here or socket.gethostname(), self.held()
+        several = len({lease.run for lease in held}) > 1
+        if not several and (not self.claimed or any(lease.host == here for lease in held)):
+            return []
+        others = {(lease.host, lease.run) for lease in held if lease.host != here}
+        return [f"{host} (run {run})" for host, run in sorted(others)]
+
+    def left_by_another_run(self, run: str) -> bool:
+        """Whether the node belongs to another run than `run` ("": not known) and is not running."""
+        return bool(run and self.run and self.run != run) and len(self.missing) == len(ROLES)
+
+    # Which processes answer.
+
+    def roles(self, role: str) -> list[ServiceStatus]:
+        """Statuses of all replicas of a role, the newest first, including processes that
+        are gone.
+        """
+        return sorted((s for s in self.statuses if s.role == role), key=lambda s: -s.updated_at)
+
+    def alive(self, role: str) -> list[ServiceStatus]:
+        """Statuses of the replicas that are alive."""
+        return [status for status in self.roles(role) if is_alive(status, self.at)]
+
+    @property
+    def missing(self) -> list[Role]:
+        """The roles of which no process is alive."""
+        return [role for role in ROLES if not self.alive(role)]
+
+    def starting(self, role: str) -> bool:
+        """Whether the role has not reported since the node was started, and that is not long ago:
+        it is not there yet, where one that has reported since and is silent now is gone.
+        """
+        if not self.roles(role) and self.step > 0:
+            return False  # steps were taken, so it has been there, or is not coming
+        lives = [status.started_at for each in ROLES for status in self.alive(each)]
+        began = self.begun or min(lives, default=0.0)
+        reported = max((status.updated_at for status in self.roles(role)), default=0.0)
+        return not self.alive(role) and reported < began and self.at - began <= LOADING_S
+
+    def _just_ended(self, role: str) -> bool:
+        newest = self.roles(role)[:1]
+        return bool(newest) and newest[0].state == STOPPED and self.at - newest[0].updated_at <= START_AGAIN_S
+
+    @property
+    def ended(self) -> bool:
+        """Whether the node has run, and all its processes ended in order."""
+        newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
+        begins = any(self.starting(role) for role in ROLES)
+        nobody = len(self.missing) == len(ROLES)
+        return nobody and not begins and bool(newest) and all(status.state == STOPPED for status in newest)
+
+    @property
+    def _ending(self) -> bool:
+        """Whether it is being ended: half of its roles or more ended in order a moment ago, and
+        nothing else is missing. A role alone is being restarted.
+        """
+        missing = self.missing
+        return 2 * len(missing) >= len(ROLES) and all(self._just_ended(role) for role in missing) and len(missing) < len(ROLES)
+
+    @property
+    def gone(self) -> list[Role]:
+        """The roles that do not answer, without those that ended in order a moment ago and those
+        that have not reported since the start. Empty if the node ended in order, and if nothing is
+        known of it: no process has reported, and the run is not this machine's.
+        """
+        if self.elsewhere or self.ended or not (self.statuses or self.begun):
+            return []
+        return [role for role in self.missing if not self.starting(role) and not self._just_ended(role)]
+
+    @property
+    def late(self) -> list[Role]:
+        """Roles whose status is late but which do not count as gone yet."""
+        return [role for role in ROLES if (alive := self.alive(role)) and self.at - alive[0].updated_at > QUIET_S]
+
+    @property
+    def absent(self) -> list[str]:
+        """The roles that do not answer, in words: `starting: waiting for trainer` for those that
+        have not reported since the start, `starting again: trainer` for one that ended in order a
+        moment ago, `no word from verifier for 2m` for the others. Empty if the node ended in order.
+        """
+        if self.elsewhere:
+            return []
+        away, missing = self.gone, self.missing
+        begins = [role for role in missing if self.starting(role)]
+        if self.ended and not begins:
+            return []
+        if self._ending:
+            return [f"ending, still running: {', '.join(role for role in ROLES if role not in missing)}"]
+        again = [role for role in missing if role not in begins and self._just_ended(role)]
+        heard_at = [self.roles(role)[0].updated_at for role in away if self.roles(role)]
+        silent = f" for {duration(self.at - max(heard_at))}" if heard_at else ""
+        told = (("no word from ", away, silent), ("starting again: ", again, ""), ("starting: waiting for ", begins, ""))
+        return [f"{words}{', '.join(roles)}{since}" for words, roles, since in told if roles]
+
+    # Whether its work goes on.
+
+    @property
+    def stall(self) -> Stall | None:
+        """The first role in the order of `_WORK` that answers but has stalled; None if there is
+        none, or if the node's trainer has taken all its steps or does not answer.
+
+        The sampler, generator and verifier may wait for the trainer on purpose, so the trainer is
+        checked first, and what they do is no finding while it is gone. Nor is it while a process is
+        starting: the others' work rested for as long as that one was away.
+        """
+        if self.finished or (self.roles("trainer") and not self.alive("trainer")):
+            return None
+        begins = {role for role in ROLES for status in self.alive(role) if self._begins(status)}
+        for role in _WORK:
+            if begins - {role}:
+                continue
+            alive = self.alive(role)
+            found = [late for status in alive if (late := self._stalled(status)) is not None]
+            # If a role has several replicas, one that works is enough.
+            if found and len(found) == len(alive):
+                return min(found, key=lambda each: each.for_s)
         return None
-    begins = {role for role in ROLES for status in view.alive(role, now) if _starting(status, now)}
-    for role in _WORK:
-        if begins - {role}:
-            continue
-        alive = view.alive(role, now)
-        found = [late for status in alive if (late := _late(status, now)) is not None]
-        # If a role has several replicas, one that works is enough.
-        if found and len(found) == len(alive):
-            return min(found, key=lambda each: each.for_s)
-    return None
 
+    def _begins(self, status: ServiceStatus) -> bool:
+        since_s = self.at - status.started_at
+        return since_s <= START_AGAIN_S or (status.state == STARTING and since_s <= FIRST_WORK_S)
 
-def _starting(status: ServiceStatus, now: float) -> bool:
-    since_s = now - status.started_at
-    return since_s <= START_AGAIN_S or (status.state == STARTING and since_s <= FIRST_WORK_S)
+    def _stalled(self, status: ServiceStatus) -> Stall | None:
+        worked_at = status.figures.get(StatusFigure.WORKED_AT)
+        usual_s = status.figures.get(StatusFigure.WORK_EVERY_S)
+        if worked_at is None and status.role != "trainer":
+            return None  # a sampler without foreign groups or a verifier of a new node may have nothing to do yet
+        since_s = self.at - (status.started_at if worked_at is None else worked_at)
+        patience_s = late_after_s(usual_s) or FIRST_WORK_S
+        return Stall(status.role, since_s, usual_s) if since_s > patience_s else None
 
+    @property
+    def trouble(self) -> list[str]:
+        """The findings about processes that answer, in words: one that is late first, because the
+        others may stand still for it.
+        """
+        late = [f"{role} {self._unanswered(self.alive(role)[0])}" for role in self.late]
+        return [*late, *([self.stall.words] if self.stall else [])]
 
-def finished(view: NodeView) -> bool:
-    """Whether the trainer has taken all its steps; the node then idles."""
-    return bool(view.position and view.position.finished)
+    def _unanswered(self, status: ServiceStatus) -> str:
+        return f"not answering for {duration(self.at - status.updated_at)}"
 
+    def role_words(self, role: str) -> str:
+        """What a role's processes do, or what is known of them that their last state hides; of a
+        node on another server it is not known.
+        """
+        if self.elsewhere:
+            return "–"
+        alive, known = self.alive(role), self.roles(role)
+        if alive:
+            return self._process_words(alive[0]) + (f" x{len(alive)}" if len(alive) > 1 else "")
+        if self.starting(role):
+            return STARTING
+        if not known:
+            return "never seen"
+        if known[0].state == STOPPED:
+            return f"ended {duration(self.at - known[0].updated_at)} ago"
+        return self._unanswered(known[0])
 
-def absent(view: NodeView, now: float) -> list[str]:
-    """The roles that do not answer, in words: `starting: waiting for trainer` for those that have
-    not reported since the start, `starting again: trainer` for those that ended in order a moment
-    ago, `no word from verifier for 2m` for the others. Empty if the node ended in order.
-    """
-    away = gone(view, now)
-    missing = [role for role in ROLES if not view.alive(role, now)]
-    begins = [role for role in missing if view.starting(role, now)]
-    if view.ended(now) and not begins:
-        return []
-    again = [role for role in missing if role not in begins and any(_just_ended(status, now) for status in view.roles(role)[:1])]
-    heard_at = [view.roles(role)[0].updated_at for role in away if view.roles(role)]
-    silent = f" for {duration(now - max(heard_at))}" if heard_at else ""
-    told = (("no word from ", away, silent), ("starting again: ", again, ""), ("starting: waiting for ", begins, ""))
-    return [f"{words}{', '.join(roles)}{since}" for words, roles, since in told if roles]
+    def _process_words(self, status: ServiceStatus) -> str:
+        if self.at - status.updated_at > QUIET_S:
+            return self._unanswered(status)
+        if self.stall is not None and (late := self._stalled(status)) is not None:
+            words = f"no {_WORK[late.role]} for {duration(late.for_s)}"
+            # What it waits for is the trail to the cause.
+            return f"{status.state}, {words}" if status.state.startswith(_WAITING) else words
+        return self._current(status)
 
+    def _current(self, status: ServiceStatus) -> str:
+        """A process's state; after the first step, a trainer has not yet said that it trains."""
+        return "training" if status.state == FIRST_GROUPS and self.step > 0 else status.state
 
-def gone(view: NodeView, now: float) -> list[Role]:
-    """The roles that do not answer, without those that ended in order a moment ago and those that
-    have not reported since the start. Empty if the node ended in order, and if nothing is known of
-    it: no process has reported, and the run is not this machine's.
-    """
-    if not view.statuses and not view.begun:
-        return []
-    missing = [] if view.ended(now) else [role for role in ROLES if not view.alive(role, now)]
-    return [
-        role
-        for role in missing
-        if not view.starting(role, now) and not any(_just_ended(status, now) for status in view.roles(role)[:1])
-    ]
+    # Foreign groups and rewards.
 
+    @property
+    def takes_none_s(self) -> float | None:
+        """Seconds since a node that used to accept foreign groups last accepted one, although
+        others still send some. None if it accepts them, has not since its verifiers started, is
+        sent none, or has taken all its steps.
+        """
+        alive = [] if self.finished else [status.figures for status in self.alive("verifier")]
+        taken_at = max((figures.get(StatusFigure.TAKEN_AT, 0.0) for figures in alive), default=0.0)
+        refused_at = max((figures.get(StatusFigure.REFUSED_AT, 0.0) for figures in alive), default=0.0)
+        refused = sum(figures.get(StatusFigure.REFUSED_SINCE_TAKEN, 0.0) for figures in alive)
+        since_s = self.at - taken_at
+        is_sent_some = refused >= FEW_REFUSED and self.at - refused_at <= STILL_SENT_S
+        return since_s if taken_at and is_sent_some and since_s >= NONE_TAKEN_S else None
 
-def ended_a_moment_ago(view: NodeView, now: float) -> bool:
-    """Whether each role that does not answer ended in order a moment ago."""
-    missing = [role for role in ROLES if not view.alive(role, now)]
-    return all(any(_just_ended(status, now) for status in view.roles(role)[:1]) for role in missing)
+    @property
+    def none_taken(self) -> str:
+        """`takes_none_s` in words; empty if it is None."""
+        return "" if self.takes_none_s is None else f"no foreign group taken for {duration(self.takes_none_s)}"
 
+    @property
+    def mostly_refused(self) -> str:
+        """For what most of what it examines is refused, while none is taken; empty if it is not
+        known.
+        """
+        counts = self._by_label(self.alive("verifier"), FigureFamily.MOSTLY_REFUSED)
+        return max(counts, key=lambda reason: counts[reason], default="")
 
-def _just_ended(status: ServiceStatus, now: float) -> bool:
-    return status.state == STOPPED and now - status.updated_at <= START_AGAIN_S
+    def refusals(self, since: float = 0.0) -> str:
+        """The most frequent reason for refusals and its count, such as `120 refused: repeated`;
+        empty if nothing was refused in this life and since `since`.
+        """
+        counts = self._by_label(self._reported_since("verifier", since), FigureFamily.REFUSED)
+        most = max(counts, key=lambda name: counts[name], default="")
+        return f"{int(counts[most]):,} refused: {visible(most, 40)}" if most and counts[most] > 0 else ""
 
+    @staticmethod
+    def _by_label(statuses: Iterable[ServiceStatus], family: FigureFamily) -> dict[str, float]:
+        counts: dict[str, float] = {}
+        for status in statuses:
+            for name, value in status.figures.items():
+                if (label := family.what(name)) is not None:
+                    counts[label] = counts.get(label, 0.0) + value
+        return counts
 
-def quiet(view: NodeView, now: float) -> list[str]:
-    """Roles whose status is late but which do not count as gone yet, such as `trainer not answering
-    for 14s`.
-    """
-    return [f"{role} {_unanswered(status, now)}" for role, status in _late_with_word(view, now)]
+    @property
+    def unknown_rewards(self) -> dict[str, int]:
+        """How many local answers have left their groups because their reward is unknown, by cause;
+        only causes that occurred.
+        """
+        counts = {cause: int(self.total("verifier", FigureFamily.UNKNOWN_REWARDS.of(cause))) for cause in CAUSES}
+        return {cause: count for cause, count in counts.items() if count}
 
+    @property
+    def reward_notes(self) -> list[str]:
+        """Sentences about unknown rewards, and about sources without a pass."""
+        told = ", ".join(f"{count:,} {cause}" for cause, count in self.unknown_rewards.items())
+        notes = [f"answers whose reward is unknown have left their groups: {told}; the verifier's log says why"] if told else []
+        newest = self.newest_score
+        if self.unscored:
+            notes.append(
+                f"the newest held-out evaluation has no score: none of its {self.unscored:,} answers has a known reward; "
+                "`swarm config check` tries the verifier"
+            )
+        elif newest is not None and newest.unknown:
+            of = f"{newest.n:,} of {newest.n + newest.unknown:,} held-out answers"
+            notes.append(f"the held-out score is of {of}; {newest.unknown:,} have no known reward")
+        return notes + ([NO_PASS_SHOWN] if newest is not None and newest.n and newest.pass_rate is None else [])
 
-def late_with_word(view: NodeView, now: float) -> list[Role]:
-    """The roles that `quiet` is about."""
-    return [role for role, _ in _late_with_word(view, now)]
+    # The whole node in one word, one colour, one line.
 
+    @property
+    def kind(self) -> Kind:
+        """The node's state. `elsewhere`: its processes use another server. `stopped`: they ended in
+        order, or half of them a moment ago. `starting`: also again. `silent`: one fell silent
+        without ending in order, or did not come back. `lost`: the server no longer has its streams.
+        """
+        if self.lost:
+            return "lost"
+        if not self.statuses:
+            return "elsewhere"
+        missing = self.missing
+        newest = [self.roles(role)[0] for role in ROLES if self.roles(role)]
+        in_order = all(each.state == STOPPED for each in newest)
+        if self.finished and (len(missing) < len(ROLES) or in_order):
+            return "finished"
+        if missing:
+            if all(self.starting(role) for role in missing):
+                return "starting"
+            if self._ending or (in_order and len(missing) == len(ROLES)):
+                return "stopped"
+            return "silent" if self.gone else "starting"
+        return "running" if self.step > 0 or self.stall is not None else "starting"
 
-def _late_with_word(view: NodeView, now: float) -> list[tuple[Role, ServiceStatus]]:
-    newest = [(role, alive[0]) for role in ROLES if (alive := view.alive(role, now))]
-    return [(role, status) for role, status in newest if now - status.updated_at > QUIET_S]
+    @property
+    def health(self) -> Health:
+        """`good` only if the node is known to be well now; `rest`: it is not running here."""
+        if self.lost:
+            return "bad"
+        if self.ended:
+            return "rest"
+        if self.gone:
+            return "bad" if self.step else "warn"
+        if self.elsewhere:
+            return "warn" if self.doubt else "rest"
+        if self.missing or self.late:
+            return "warn"
+        return "bad" if self.stall is not None else "good"
 
+    @property
+    def doubt(self) -> str:
+        """Why a node known only from the directory may not exist, as anybody may write there."""
+        if self.statuses or self.entry is None or self.entry.standing is Standing.SIGNED:
+            return ""
+        return f"directory entry {self.entry.standing.value}{f': {self.entry.problem}' if self.entry.problem else ''}"
 
-def instead_of_state(view: NodeView, status: ServiceStatus, now: float) -> str:
-    """What is known of a process that its last reported state hides: that it does not answer, or
-    that it has nothing done for long while its node stands still. Empty if that state holds.
-    """
-    if now - status.updated_at > QUIET_S:
-        return _unanswered(status, now)
-    if standing(view, now) is not None and (late := _late(status, now)) is not None:
-        words = f"no {_WORK[late.role]} for {duration(late.for_s)}"
-        # What it waits for is the trail to the cause.
-        return f"{status.state}, {words}" if status.state.startswith(_WAITING) else words
-    return ""
-
-
-def _unanswered(status: ServiceStatus, now: float) -> str:
-    return f"not answering for {duration(now - status.updated_at)}"
-
-
-def trouble(view: NodeView, now: float) -> tuple[str, ...]:
-    """What is wrong with a node that answers, in words: a process that does not answer first,
-    because the others may stand still for it.
-    """
-    still = standing(view, now)
-    return (*quiet(view, now), *([still.words] if still else []))
-
-
-def takes_none_s(view: NodeView, now: float) -> float | None:
-    """Seconds since a node that used to accept foreign groups last accepted one, although others
-    still send some. None if it accepts them, has not since its verifiers started, or is sent none.
-    """
-    alive = [status.figures for status in view.alive("verifier", now)]
-    taken_at = max((figures.get(StatusFigure.TAKEN_AT, 0.0) for figures in alive), default=0.0)
-    refused_at = max((figures.get(StatusFigure.REFUSED_AT, 0.0) for figures in alive), default=0.0)
-    refused = sum(figures.get(StatusFigure.REFUSED_SINCE_TAKEN, 0.0) for figures in alive)
-    since_s = now - taken_at
-    is_sent_some = refused >= FEW_REFUSED and now - refused_at <= STILL_SENT_S
-    return since_s if taken_at and is_sent_some and since_s >= NONE_TAKEN_S else None
-
-
-def none_taken(view: NodeView, now: float) -> str:
-    """`takes_none_s` in words; empty if it is None."""
-    since_s = takes_none_s(view, now)
-    return "" if since_s is None else f"no foreign group taken for {duration(since_s)}"
-
-
-def mostly_refused(view: NodeView, now: float) -> str | None:
-    """Why a node that takes none refuses most of what it examines; None if it is not known."""
-    counts: dict[str, float] = {}
-    for status in view.alive("verifier", now):
-        for name, count in status.figures.items():
-            if (reason := FigureFamily.MOSTLY_REFUSED.what(name)) is not None:
-                counts[reason] = counts.get(reason, 0.0) + count
-    return max(counts, key=lambda reason: counts[reason], default=None)
-
-
-def top_refusal(statuses: Iterable[ServiceStatus]) -> tuple[str, int] | None:
-    """The reason for which most foreign groups were refused, and how many; None if none was."""
-    counts: dict[str, float] = {}
-    for status in statuses:
-        for name, value in status.figures.items():
-            if (reason := FigureFamily.REFUSED.what(name)) is not None:
-                counts[reason] = counts.get(reason, 0) + value
-    most = max(counts, key=lambda name: counts[name], default=None)
-    return (most, int(counts[most])) if most and counts[most] > 0 else None
-
-
-def unknown_rewards(view: NodeView) -> dict[str, int]:
-    """How many local answers have left their groups because their reward is unknown, by cause; only
-    causes that occurred.
-    """
-    counts = {cause: int(view.total("verifier", FigureFamily.UNKNOWN_REWARDS.of(cause))) for cause in CAUSES}
-    return {cause: count for cause, count in counts.items() if count}
-
-
-def reward_notes(view: NodeView) -> list[str]:
-    """Sentences about a node's unknown rewards, and about sources without a pass."""
-    told = ", ".join(f"{count:,} {cause}" for cause, count in unknown_rewards(view).items())
-    notes = [f"answers whose reward is unknown have left their groups: {told}; the verifier's log says why"] if told else []
-    unscored = int(view.total("generator", StatusFigure.EVAL_UNKNOWN))
-    if view.evaluation is not None and view.evaluation.unknown:
-        n, unknown = view.evaluation.n, view.evaluation.unknown
-        notes.append(f"the held-out score is of {n:,} of {n + unknown:,} held-out answers; {unknown:,} have no known reward")
-    elif unscored:
-        notes.append(f"{unscored:,} held-out answers have no known reward and are left out")
-    return notes + ([NO_PASS_SHOWN] if view.evaluation is not None and view.evaluation.pass_rate is None else [])
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the largest fitting unit: 0.4s, 42s, 7m, 3h, 2d. A time that is yet to come, by a
-    clock that is apart from this machine's, is 0s ago.
-    """
-    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= unit:
-            return f"{int(seconds / unit)}{name}"
-    return f"{seconds:.1f}s" if 0 < seconds < 1 else f"{max(0, int(seconds))}s"
-
-
-def _late(status: ServiceStatus, now: float) -> Standing | None:
-    worked_at = status.figures.get(StatusFigure.WORKED_AT)
-    usual_s = status.figures.get(StatusFigure.WORK_EVERY_S)
-    if worked_at is None and status.role != "trainer":
-        return None  # a sampler without foreign groups or a verifier of a new node may have nothing to do yet
-    since_s = now - (status.started_at if worked_at is None else worked_at)
-    patience_s = late_after_s(usual_s) or FIRST_WORK_S
-    return Standing(status.role, since_s, usual_s) if since_s > patience_s else None
+    @property
+    def words(self) -> str:
+        """What the node is doing, or what keeps it from it."""
+        if self.lost:
+            return f"its streams are gone from the server ({len(self.lost)})"
+        if self.elsewhere:
+            return self.doubt or "on another server"
+        missing = self.missing
+        if missing:
+            return ", ".join(self.absent) or f"{'ended' if self.statuses else 'never seen'}: {', '.join(missing)}"
+        if trouble := self.trouble:
+            return ", ".join(trouble)
+        trainer, generator = self._current(self.alive("trainer")[0]), self.alive("generator")[0].state
+        if trainer == FIRST_GROUPS and generator in _BEFORE_FIRST_GROUPS:
+            return f"starting: {_BEFORE_FIRST_GROUPS[generator]}"
+        if self.step == 0 and trainer != "training" and not self.finished:
+            return f"starting: {trainer}"
+        return ", ".join(filter(None, (trainer, self.none_taken)))

@@ -1,4 +1,6 @@
-"""What is said of a process of this machine that dies again and again: how often, what follows."""
+"""What is wrong with a run of this machine, and the command that mends it: processes that die again
+and again, that do not answer, or that all wait for their server.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from shared.roles import ROLES
 from shared.runtime.deaths import Deaths, deaths_file, read_deaths
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.status import STATUS_INTERVAL_S, STOPPED
+from shared.runtime.streams import lost_sentence
 from shared.runtime.supervise import CRASH_WINDOW_S
-from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeView, duration, gone, late_with_word
-from swarm_cli.runs import restart_options, starts_again
+from shared.text import visible
+from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeState, duration
+from swarm_cli.restart_command import restart_options, starts_again
 from swarm_cli.server_diagnosis import cannot_store, silent_together
 from swarm_cli.target import Target, run_here
 
@@ -21,33 +25,38 @@ OFTEN = 3
 """A process that answers is told of only if it died this often within `CRASH_WINDOW_S`, and for
 `START_AGAIN_S` after its last start.
 """
+MOST = 3
+TOGETHER_S = 3 * STATUS_INTERVAL_S
+"""Processes that write every `STATUS_INTERVAL_S` fell silent at once if their last words are this
+close.
+"""
 
 
-class Dying(NamedTuple):
-    """What is known of a process that died lately. given_up: its supervisor no longer starts it."""
+class Deceased(NamedTuple):
+    """A process that died lately. given_up: its supervisor no longer starts it."""
 
     words: str
     given_up: bool
 
 
-def dying(views: Iterable[NodeView], now: float, run: Path | None) -> dict[str, Dying]:
-    """What is known of each process that died lately, by its name: `killed 5 times in 100 s,
+def dying(nodes: Iterable[NodeState], run: Path | None) -> dict[str, Deceased]:
+    """The processes that died lately, by name, each in words such as `killed 5 times in 100 s,
     starting again in 10 s`. run: as `folder_here` returns; without it nothing is known.
     """
     if run is None:
         return {}
     found = {}
-    for view in views:
-        for role in ROLES if is_node_name(view.node) else ():
-            process = f"{view.node}-{role}"
+    for node in nodes:
+        for role in ROLES if is_node_name(node.node) else ():
+            process = f"{node.node}-{role}"
             deaths = read_deaths(deaths_file(run, process))
-            answers = any(now - status.updated_at <= QUIET_S for status in view.alive(role, now))
-            if deaths is not None and (words := told(deaths, now, answers=answers)):
-                found[process] = Dying(words, deaths.next_at is None)
+            answers = any(node.at - status.updated_at <= QUIET_S for status in node.alive(role))
+            if deaths is not None and (words := death_words(deaths, node.at, answers=answers)):
+                found[process] = Deceased(words, deaths.next_at is None)
     return found
 
 
-def told(deaths: Deaths, now: float, *, answers: bool) -> str:
+def death_words(deaths: Deaths, now: float, *, answers: bool) -> str:
     """The deaths in words; empty if they are past. answers: whether the process does."""
     newest = deaths.times[-1]
     if deaths.code == EXIT_CONFIG and deaths.next_at is None:
@@ -66,73 +75,53 @@ def told(deaths: Deaths, now: float, *, answers: bool) -> str:
     return f"{often}, started again {duration(now - deaths.next_at)} ago"
 
 
-def lines(found: dict[str, Dying]) -> list[str]:
-    """A line for each process of `dying`."""
-    return [f"{process}: {each.words}" for process, each in found.items()]
-
-
-def left(unanswered: Iterable[str], found: dict[str, Dying]) -> list[str]:
-    """The processes that somebody must start again: not those whose supervisor does."""
-    return [name for name in unanswered if name not in found or found[name].given_up]
-
-
-MOST = 3
-TOGETHER_S = 3 * STATUS_INTERVAL_S
-"""Processes that write every `STATUS_INTERVAL_S` fell silent at once if their last words are this
-close.
-"""
-
-
-def unanswered(views: Iterable[NodeView], now: float) -> list[str]:
+def unanswered(nodes: Iterable[NodeState]) -> list[str]:
     """The processes that do not answer, as `swarm restart` calls them. Those of a node that is
     still starting are not among them.
     """
-    found = []
-    for view in views:
-        away = gone(view, now)
-        if is_node_name(view.node):  # it comes from the server, and is printed in a command
-            found += [f"{view.node}-{role}" for role in (*away, *late_with_word(view, now))]
-    return found
+    named = [node for node in nodes if is_node_name(node.node)]  # it comes from the server, and is printed in a command
+    return [f"{node.node}-{role}" for node in named for role in (*node.gone, *node.late)]
 
 
-def advice(views: Sequence[NodeView], now: float, run: Path | None, most: int = MOST) -> list[str]:
+def advice(nodes: Sequence[NodeState], run: Path | None, most: int = MOST) -> list[str]:
     """A line for each process that its supervisor starts again and again, then `remedies` for the
-    others that do not answer.
+    others that do not answer. run: as `folder_here` returns.
     """
-    found = dying(views, now, run)
-    return [*lines(found), *remedies(left(unanswered(views, now), found), run, most)]
-
-
-def server_trouble(views: Sequence[NodeView], now: float, var_dir: Path, target: Target) -> str:
-    """What is wrong with the server through which `views` were read, and its remedy, if that
-    explains more than the processes' silence does; else empty. Asks the server, for two seconds at
-    most.
-    """
-    if target.ended is not None:
-        return ""
-    if told := cannot_store(var_dir, target.node_url):
-        return told
-    return silent_together(var_dir, target.node_url) if all_silent(views, now) else ""
-
-
-def all_silent(views: Iterable[NodeView], now: float) -> bool:
-    """Whether no process of any node answers that has done so, and all fell silent within
-    `TOGETHER_S`, none in order.
-    """
-    newest = [view.roles(role)[0] for view in views for role in ROLES if view.roles(role)]
-    last = [status.updated_at for status in newest]
-    late = all(status.state != STOPPED and now - status.updated_at > QUIET_S for status in newest)
-    return late and len(last) >= len(ROLES) and max(last) - min(last) <= TOGETHER_S
+    found = dying(nodes, run)
+    left = [name for name in unanswered(nodes) if name not in found or found[name].given_up]
+    return [*(f"{process}: {each.words}" for process, each in found.items()), *remedies(left, run, most)]
 
 
 def remedies(processes: Sequence[str], run: Path | None, most: int = MOST) -> list[str]:
-    """A line for each process, the first `most` of them. run: as `folder_here` returns."""
+    """A line for each process, the first `most` of them, with the command that starts it again."""
     if run is None or not processes:
         return []
     options = restart_options(run)
     told = [starts_again(name, options) for name in processes[:most]]
     more = len(processes) - most
     return [*told[:-1], f"{told[-1]}; {more} more do not answer"] if more > 0 else told
+
+
+def server_trouble(nodes: Sequence[NodeState], var_dir: Path, target: Target) -> str:
+    """What is wrong with the server through which `nodes` were read, and its remedy, if that
+    explains more than the processes' silence does; else empty. Asks the server, for two seconds at
+    most.
+    """
+    if target.ended is not None:
+        return ""
+    if gone := [stream for node in nodes for stream in node.lost]:
+        return lost_sentence([visible(stream, 80) for stream in gone], visible(target.node_url, 200))
+    return cannot_store(var_dir, target.node_url) or (silent_together(var_dir, target.node_url) if all_silent(nodes) else "")
+
+
+def all_silent(nodes: Iterable[NodeState]) -> bool:
+    """Whether no process of any node answers that has done so, and all fell silent within
+    `TOGETHER_S`, none in order.
+    """
+    newest = [(node.at, node.roles(role)[0]) for node in nodes for role in ROLES if node.roles(role)]
+    last = [status.updated_at for _, status in newest]
+    late = all(status.state != STOPPED and at - status.updated_at > QUIET_S for at, status in newest)
+    return late and len(last) >= len(ROLES) and max(last) - min(last) <= TOGETHER_S
 
 
 def folder_here(var_dir: Path, target: Target) -> Path | None:

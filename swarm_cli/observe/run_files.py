@@ -1,5 +1,5 @@
-"""Held-out results and training steps from a run's folder: `eval.jsonl` and `metrics.jsonl`, one
-object per line.
+"""A run's folder: the held-out results, training steps and unknown rewards that its processes
+recorded, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import stat
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +53,8 @@ class Evaluation:
 
     def __str__(self) -> str:
         """The score, such as `0.412`, or `0.412r` for a mean reward (`NO_PASS_SHOWN`)."""
+        if not self.n and self.unknown:
+            return "unknown"
         if self.pass_rate is not None:
             return f"{self.pass_rate:.3f}"
         return "–" if self.mean_reward is None else f"{self.mean_reward:.3f}r"
@@ -64,9 +67,10 @@ def scored(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, float]]:
     """The evaluations that can be compared with the newest, each with its pass rate, or its mean
     reward if the newest has no pass rate.
     """
-    if evaluations and evaluations[-1].pass_rate is None:
-        return [(each, each.mean_reward) for each in evaluations if each.mean_reward is not None]
-    return [(each, each.pass_rate) for each in evaluations if each.pass_rate is not None]
+    known = [each for each in evaluations if each.n or not each.unknown]
+    if known and known[-1].pass_rate is None:
+        return [(each, each.mean_reward) for each in known if each.mean_reward is not None]
+    return [(each, each.pass_rate) for each in known if each.pass_rate is not None]
 
 
 def gain_of(newest: Evaluation | None, base: Evaluation | None) -> float | None:
@@ -120,17 +124,29 @@ def _without_huge(line: dict[str, Any]) -> dict[str, Any]:
 
 def read_evaluations(node_dir: Path) -> list[Evaluation]:
     """A node's evaluations in order of policy version; if one was repeated, the later
-    line counts.
+    line counts. The file is read again only when it has changed.
     """
+    file = node_dir / EVAL_FILE
+    try:
+        found = file.lstat()
+    except OSError:
+        return []
+    return list(_evaluations(file, found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def _evaluations(file: Path, inode: int, size: int, changed: int) -> tuple[Evaluation, ...]:
+    """Read the file; the other arguments are its identity, by which a change is seen."""
     by_version = {}
-    for line in read_jsonl(node_dir / EVAL_FILE):
+    for line in read_jsonl(file):
         version: Any = line.get("policy_version")
         pass_rate: Any = line.get("pass_rate")
         n: Any = line.get("n", 0)
         mean: Any = line.get("mean_reward")
-        without_pass = pass_rate is None and _is_number(mean)
+        unknown: Any = line.get("unknown", 0)
+        nothing_known = pass_rate is None and mean is None and _is_number(unknown) and unknown > 0
+        without_pass = pass_rate is None and (_is_number(mean) or nothing_known)
         if _is_number(version) and (_is_share(pass_rate) or without_pass) and _is_number(n) and n >= 0:
-            unknown: Any = line.get("unknown", 0)
             by_task, by_reward = _by_task(line.get("per_task"))
             by_version[int(version)] = Evaluation(
                 int(version),
@@ -141,7 +157,7 @@ def read_evaluations(node_dir: Path) -> list[Evaluation]:
                 by_reward,
                 int(unknown) if _is_number(unknown) else 0,
             )
-    return [by_version[version] for version in sorted(by_version)]
+    return tuple(by_version[version] for version in sorted(by_version))
 
 
 def read_unknown(node_dir: Path) -> Counter[tuple[str, str]]:
@@ -183,6 +199,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
 
 
+# Scores by held-out set, for the leaderboard. The swarm may not have them: a verifier passes on the
+# newest evaluation every two seconds, and a short run has several in that time; the last one of a
+# run may come when its verifier has ended; and a node without a swarm passes on none.
+
 SETS_KEPT = 64
 TASKS_KEPT = 8
 REPORTS_KEPT = 4096
@@ -190,8 +210,8 @@ REPORTS_KEPT = 4096
 
 
 class Recorded(NamedTuple):
-    """A node's scores on one held-out set. newest: the last one that it recorded; every: all of
-    them, in the order of the file.
+    """A node's scores on one held-out set. newest: the last one that it recorded; every: the newest
+    `REPORTS_KEPT` in the order of the file, and before them the base policy's.
     """
 
     base: EvalReport | None
@@ -245,7 +265,14 @@ def _scores(node: str, folder: Path) -> dict[tuple[str, int], Recorded]:
             before = scores[key].base if key in scores else None
             scores[key] = Recorded(report if report.policy_version == 0 else before, report)
             every.setdefault(key, deque(maxlen=REPORTS_KEPT)).append(report)
-    return {key: each._replace(every=tuple(every[key])) for key, each in scores.items()}
+    return {key: each._replace(every=_with_base(each.base, every[key])) for key, each in scores.items()}
+
+
+def _with_base(base: EvalReport | None, newest: Sequence[EvalReport]) -> tuple[EvalReport, ...]:
+    """The newest reports, and the base policy's first if newer ones have pushed it out: every gain
+    is measured against it.
+    """
+    return (base, *newest) if base is not None and base not in newest else tuple(newest)
 
 
 def _report(node: str, line: Mapping[str, Any]) -> EvalReport:

@@ -1,9 +1,10 @@
-"""`swarm status`: the nodes, their progress, and how full the streams are.
+"""`swarm status`: the nodes of a swarm, what each does, and how full the streams are; with --url or
+--token, a swarm as its hub shows it to spectators. It only reads.
 
 | exit code | |
 |---|---|
-| 0 | the swarm is running: at least one of its processes is alive |
-| 1 | no server answers, no service has written to it, or it has no node of a given name |
+| 0 | the swarm is running: at least one of its processes is alive; or the hub answers |
+| 1 | no server answers, none has written to it, its store is empty, or it lacks a given node |
 | 2 | the command was called wrongly |
 | 3 | the run has ended in order |
 | 4 | the run has failed, or was killed |
@@ -13,9 +14,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -24,58 +29,57 @@ from rich.table import Table
 
 from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily, StatusFigure
+from shared.identity.permissions import OBSERVER, OPERATOR
 from shared.identity.statements import Standing
 from shared.roles import ROLES
-from shared.runtime.status import STARTING, STOPPED
 from shared.text import visible, visible_json
-from shared.transport.base import ConsumerState, NotConnected
+from shared.transport.base import AccessDenied, NotConnected, Transport
+from shared.transport.connect import connect
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
+from swarm_cli.invitation.given_token import TOKEN_VARIABLE, given_invitation, given_text
+from swarm_cli.invitation.token import Invitation, TokenError, checked_urls
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.node_state import (
-    NodeView,
-    absent,
-    duration,
-    finished,
-    instead_of_state,
-    mostly_refused,
-    none_taken,
-    reward_notes,
-    trouble,
-    unknown_rewards,
-)
+from swarm_cli.observe.node_lines import elsewhere_table, node_lines
+from swarm_cli.observe.node_state import NodeState, StreamFill, duration
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
-from swarm_cli.observe.run_files import Evaluation
-from swarm_cli.observe.snapshot import (
-    NO_STATUS,
-    NOBODY,
-    START,
-    NodeSnapshot,
-    StreamFill,
-    SwarmSnapshot,
-    ended_run,
-    take_snapshot,
-    with_reports,
-)
-from swarm_cli.runs import RunEnd, afterwards, newest_ended
+from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, ended_run, look_at_hub, take_snapshot
+from swarm_cli.run_end import RunEnd, afterwards, newest_ended
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at, run_here
 
 NAMES_A_LINE = 5
+CONNECT_S = 10.0
 
 
 def status(
     nodes: Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Nodes to show.  [default: all found]")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     run: LookRunOption = "",
     node_url: NodeUrlOption = "",
     swarm_url: SwarmUrlOption = "",
     config: ConfigOption = None,
+    url: Annotated[str, typer.Option(help="Look from outside: the address of a swarm's hub.")] = "",
+    token: Annotated[str, typer.Option(help="Look from outside, with a token; -: JOIN_TOKEN's, or standard input.")] = "",
+    key: Annotated[Path | None, typer.Option(help="With --url: key file of the user `observer`, for a secured hub.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="With --url: PEM file of the authority of the hub's certificate.")] = None,
+    operator: Annotated[
+        bool,
+        typer.Option("--operator", help="--key is the operator's, who alone may ask a secured hub how much each node shares."),
+    ] = False,
 ) -> None:
-    """Show nodes, policy versions, stream fill and consumer lag. Exit code 1: no service has
-    reported; 3: the run has ended in order; 4: it failed or was killed.
+    """Show nodes, what each does, its scores, stream fill and consumer lag; with --url or --token,
+    a swarm from outside. Exit code 1: no service has reported; 3: the run has ended in order; 4: it
+    failed or was killed.
     """
+    if url or token:
+        if url and token:
+            raise CommandError("--url and --token both say where to look: give one of them")
+        if operator and not key:
+            raise CommandError("--operator needs the operator's key: --key keys/operator/swarm.nk")
+        _show_hub(url, token, key, ca, operator=operator, as_json=as_json)
+        return
     node_config = load_chosen(config)
     with looking_at(node_config, run, node_url, swarm_url) as target:
         try:
@@ -90,7 +94,7 @@ def status(
                 raise
             raise _gone(*ended, as_json=as_json) from None
     end = _end_of(node_config, target, snapshot)
-    server = "" if end is not None else server_trouble(snapshot.here, snapshot.at, node_config.node.var_dir, target)
+    server = "" if end is not None else server_trouble(snapshot.here, node_config.node.var_dir, target)
     if as_json:
         typer.echo(visible_json(as_object(snapshot) | {"server_problem": server, "ended": _end_object(end)}, indent=2))
     else:
@@ -99,13 +103,13 @@ def status(
         show(snapshot, terminal(), folder_here(node_config.node.var_dir, target), server)
     if end is not None:
         raise typer.Exit(end[1].exit_code)
-    if not any(view.statuses or (nodes and view.elsewhere) for view in snapshot.nodes):
-        if as_json:
+    if not any(node.statuses or (nodes and node.elsewhere) for node in snapshot.nodes):
+        if as_json or server:
             raise typer.Exit(1)
         raise CommandError(f"{NO_STATUS if snapshot.nodes else NOBODY}: {START}")
 
 
-async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmSnapshot:
+async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> SwarmState:
     if target.ended is not None:
         return ended_run(config.node.var_dir / "runs" / target.run, target.ended, nodes)
     try:
@@ -113,19 +117,18 @@ async def _snapshot(config: NodeConfig, target: Target, nodes: list[str]) -> Swa
     except CommandError:  # no roster on this machine, as in the operator's pod: nobody's scores can be checked
         reports = None
     run = run_here(config.node.var_dir, target)
-    snapshot = await take_snapshot(
+    return await take_snapshot(
         config, target.node_url, target.swarm_url, nodes, timeout_s=5.0, evaluations=reports, run=run, swarm_id=target.swarm_id
     )
-    return snapshot if reports is None else with_reports(snapshot, reports)
 
 
-def _end_of(config: NodeConfig, target: Target, snapshot: SwarmSnapshot) -> tuple[str, RunEnd] | None:
+def _end_of(config: NodeConfig, target: Target, snapshot: SwarmState) -> tuple[str, RunEnd] | None:
     """The run that is looked at, and its end; None if a process is alive. On a server that outlives
     its runs, it is the last run of this machine.
     """
     if target.ended is not None:
         return target.run, target.ended
-    if any(node.view.alive(role, snapshot.at) for node in snapshot.nodes for role in ROLES):
+    if any(node.alive(role) for node in snapshot.nodes for role in ROLES):
         return None
     found = newest_ended(config.node.var_dir, target.node_url)
     return (found[0].name, found[1]) if found else None
@@ -143,9 +146,7 @@ def _gone(folder: Path, end: RunEnd, *, as_json: bool) -> Exception:
 
 
 def _end_object(end: tuple[str, RunEnd] | None) -> dict[str, Any] | None:
-    """What `--json` prints under `ended`: null while the swarm is running, as far as is
-    known here.
-    """
+    """Build the `ended` of `--json`: null while the swarm is running, as far as is known here."""
     if end is None:
         return None
     run, told = end
@@ -153,12 +154,12 @@ def _end_object(end: tuple[str, RunEnd] | None) -> dict[str, Any] | None:
     return {"run": run, "how": how, "at": told.at, "cause": told.cause, "code": told.code}
 
 
-def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:
+def as_object(snapshot: SwarmState) -> dict[str, Any]:
     """The snapshot as JSON."""
     return {
         "at": snapshot.at,
         "swarm_reachable": snapshot.swarm_reachable,
-        "nodes": {node.node: _node_object(node, snapshot.at) for node in snapshot.nodes},
+        "nodes": {node.node: _node_object(node) for node in snapshot.nodes},
         "left_out": snapshot.left_out,
         "of_earlier_runs": list(snapshot.earlier),
         "unreadable_entries": snapshot.unreadable,
@@ -166,19 +167,22 @@ def as_object(snapshot: SwarmSnapshot) -> dict[str, Any]:
     }
 
 
-def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
-    """What `--json` prints about a node; scripts read these keys. Unknown values are null."""
-    view = node.view
+def _node_object(node: NodeState) -> dict[str, Any]:
+    """A node's object in `--json`; scripts read these keys. Unknown values are null."""
+    newest = node.newest_score if node.signed else None
     return {
-        "step": node.step,
+        "kind": node.kind,
+        "step": None if node.elsewhere else node.step,
         "policy_version": node.version,
-        "finished": None if node.elsewhere else finished(view),
-        "trouble": [] if node.elsewhere else [*absent(view, at), *trouble(view, at)],
+        "finished": None if node.elsewhere else node.finished,
+        "trouble": [] if node.elsewhere else [*node.absent, *node.trouble],
+        "lost_streams": list(node.lost),
         "evaluation": None
-        if view.evaluation is None
-        else {key: getattr(view.evaluation, key) for key in ("policy_version", "pass_rate", "mean_reward", "n", "unknown")},
-        "unknown_rewards": None if node.elsewhere else unknown_rewards(view),
-        "in_directory": node.in_directory,
+        if newest is None
+        else {key: getattr(newest, key) for key in ("policy_version", "pass_rate", "mean_reward", "n", "unknown")},
+        "evaluation_without_score": node.unscored,
+        "unknown_rewards": None if node.elsewhere else node.unknown_rewards,
+        "in_directory": node.entry is not None,
         "directory_entry": None
         if node.entry is None
         else {"standing": node.entry.standing.value, "public_key": node.entry.public_key, "problem": node.entry.problem},
@@ -187,17 +191,17 @@ def _node_object(node: NodeSnapshot, at: float) -> dict[str, Any]:
                 {
                     "replica": status.replica,
                     "state": status.state,
-                    "age_s": round(max(0.0, at - status.updated_at), 1),
-                    "alive": status in view.alive(role, at),
+                    "age_s": round(max(0.0, node.at - status.updated_at), 1),
+                    "alive": status in node.alive(role),
                     "figures": dict(status.figures),
                 }
-                for status in view.roles(role)
+                for status in node.roles(role)
             ]
             for role in ROLES
         },
         "streams": [_fill_object(fill) for fill in node.streams],
-        "name_held_by": [{"host": lease.host, "pid": lease.pid, "run": lease.run} for lease in view.held(at)],
-        "unreadable_keys": list(view.unreadable),
+        "name_held_by": [{"host": lease.host, "pid": lease.pid, "run": lease.run} for lease in node.held()],
+        "unreadable_keys": list(node.unreadable),
     }
 
 
@@ -213,63 +217,49 @@ def _fill_object(fill: StreamFill) -> dict[str, Any]:
     }
 
 
-def show(snapshot: SwarmSnapshot, console: Console, run: Path | None = None, server: str = "") -> None:
-    """Print the tables, without those in which there would be nothing. run: as `folder_here`
-    returns. server: as `server_trouble` returns; it is told instead of each process's silence.
+def show(snapshot: SwarmState, console: Console, run: Path | None = None, server: str = "") -> None:
+    """Print three lines a node, what is wrong and how to mend it, and the streams. run: as
+    `folder_here` returns. server: as `server_trouble` returns; it is told instead of each process's
+    silence.
     """
-    nodes = Table("node", "step", "version", "held-out", *ROLES, title="nodes", title_justify="left")
-    for node in snapshot.nodes:
-        evaluation = node.view.evaluation
-        held_out = f"{Evaluation.of(evaluation)} @{evaluation.policy_version}" if evaluation else "–"
-        if evaluation and evaluation.unknown:
-            held_out += f", {evaluation.n} of {evaluation.n + evaluation.unknown}"
-        roles = [cell(_role_cell(node, role, snapshot.at)) for role in ROLES]
-        nodes.add_row(cell(node.node), _known(node.step), _known(node.version), held_out, *roles)
-    if snapshot.nodes:
-        console.print(nodes)
-    for node in snapshot.nodes:
-        if elsewhere := node.held_on(snapshot.at):
-            console.print(visible(f"{node.node}: another machine holds this name: {', '.join(elsewhere)}"), markup=False)
-        gone = [] if node.elsewhere else absent(node.view, snapshot.at)
-        for words in () if server else (*gone, *trouble(node.view, snapshot.at)):
-            console.print(f"{visible(node.node)}: {words}", markup=False)
-        for words in reward_notes(node.view):
-            console.print(f"{visible(node.node)}: {words}", markup=False, soft_wrap=True)
-        if none := "" if finished(node.view) else none_taken(node.view, snapshot.at):
-            console.print(_none_taken(node.view, none, snapshot.at), markup=False, soft_wrap=True)
-    if server:
-        console.print(server, markup=False, highlight=False, soft_wrap=True)
-    else:
-        for line in advice(snapshot.here, snapshot.at, run):
-            console.print(line, markup=False)
-    columns = ("stream", "messages", "MiB", "last seq", "pending", "unacked", "redelivered")
-    streams = Table(*columns, title="streams", title_justify="left")
-    for fill in [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]:
-        size_mib = "–" if fill.state.size_bytes is None else f"{fill.state.size_bytes / 2**20:.2f}"
-        streams.add_row(cell(fill.stream), str(fill.state.messages), size_mib, str(fill.state.last_seq), *_lag_cells(fill.consumer))
-    if streams.row_count:
-        console.print(streams)
-    for line in omissions(snapshot):
-        console.print(line)
-    for line in [*_unprotected(snapshot.nodes), *_unwritten(snapshot.nodes, snapshot.at)]:
-        console.print(line, markup=False)
+    for node in snapshot.here:
+        console.print(*node_lines(node), sep="\n", soft_wrap=True)
+        for words in node.reward_notes:
+            console.print(f"  {visible(node.node)}: {words}", soft_wrap=True, highlight=False)
+        if node.none_taken:
+            name = visible(node.node)
+            console.print(f"  what {name} is sent is refused: `swarm rollouts {name} --refused` shows each", soft_wrap=True)
+    for line in [server] if server else advice(snapshot.here, run):
+        console.print(line, highlight=False, soft_wrap=True)
+    if elsewhere := [node for node in snapshot.nodes if node.elsewhere]:
+        console.print("on other servers", style="bold")
+        console.print(elsewhere_table(elsewhere, snapshot.known))
+    fills = [*(fill for node in snapshot.nodes for fill in node.streams), *snapshot.swarm_streams]
+    if fills:
+        console.print(_streams(fills))
+    for line in [*omissions(snapshot), *_unprotected(snapshot.here), *_unwritten(snapshot.here)]:
+        console.print(line, soft_wrap=True)
     if snapshot.swarm_denied:
-        console.print("the swarm's streams are not shown: its server refuses this command (nats.swarm_key_file)", markup=False)
+        console.print("the swarm's streams are not shown: its server refuses this command (nats.swarm_key_file)", soft_wrap=True)
     elif snapshot.swarm_reachable is False:
-        console.print("the swarm plane cannot be reached; nodes train alone until it is back")
-        console.print(visible(snapshot.swarm_problem), markup=False, highlight=False, soft_wrap=True)
+        console.print("the swarm plane cannot be reached; nodes train alone until it is back", soft_wrap=True)
+        console.print(visible(snapshot.swarm_problem), highlight=False, soft_wrap=True)
 
 
-def _none_taken(view: NodeView, words: str, at: float) -> str:
-    """none_taken's `words` with the reason, and where each refused group's is."""
-    node = visible(view.node)
-    reason = mostly_refused(view, at)
-    why = f", those examined mostly for {visible(reason, 40)}" if reason else ""
-    return f"{node}: {words}: what it is sent is refused{why} (`swarm rollouts {node} --refused`)"
+def _streams(fills: Sequence[StreamFill]) -> Table:
+    table = Table("stream", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("messages", "MiB", "last seq", "pending", "unacked", "redelivered"):
+        table.add_column(column, justify="right")
+    for fill in fills:
+        size_mib = "–" if fill.state.size_bytes is None else f"{fill.state.size_bytes / 2**20:.2f}"
+        lag = fill.consumer
+        behind = ["–"] * 3 if lag is None else [str(lag.pending), str(lag.ack_pending), str(lag.redelivered)]
+        table.add_row(cell(fill.stream), str(fill.state.messages), size_mib, str(fill.state.last_seq), *behind)
+    return table
 
 
-def omissions(snapshot: SwarmSnapshot) -> list[str]:
-    """What the snapshot does not show, and how to see it."""
+def omissions(snapshot: SwarmState) -> list[str]:
+    """Sentences about what the snapshot does not show, and how to see it."""
     lines = []
     if snapshot.earlier:
         lines.append(f"not shown, as earlier runs left them on this server: {_names([visible(name) for name in snapshot.earlier])}")
@@ -286,7 +276,7 @@ def omissions(snapshot: SwarmSnapshot) -> list[str]:
         for standing in (Standing.UNSIGNED, Standing.REFUSED)
         if (names := [node.node for node in snapshot.nodes if node.entry is not None and node.entry.standing is standing])
     ]
-    keys = sum(len(node.view.unreadable) for node in snapshot.nodes)
+    keys = sum(len(node.unreadable) for node in snapshot.nodes)
     if keys:
         lines.append(f"{keys:,} unreadable keys in the nodes' buckets: `swarm status --json` names them")
     return lines
@@ -296,32 +286,34 @@ def _names(names: list[str]) -> str:
     return ", ".join(names[:NAMES_A_LINE]) + (f" and {len(names) - NAMES_A_LINE} more" if len(names) > NAMES_A_LINE else "")
 
 
-def _unprotected(nodes: Sequence[NodeSnapshot]) -> Iterator[str]:
-    """A line for each set of protections that scorers go without, with all nodes of which it is
-    true: nodes of one machine lack the same ones.
+def _unprotected(nodes: Sequence[NodeState]) -> Iterator[str]:
+    """Yield a line for each set of protections that scorers go without, with all nodes of which it
+    is true: nodes of one machine lack the same ones.
     """
     lacking: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
-        if missing := _missing_protections(node):
-            lacking.setdefault(tuple(missing), []).append(visible(node.node))
-    for without, names in lacking.items():
+        figures = {name for status in node.roles("verifier") for name, value in status.figures.items() if value}
+        missing = (FigureFamily.SANDBOX_WITHOUT.what(name) for name in figures)
+        if without := sorted(name.replace("_", " ") for name in missing if name is not None):
+            lacking.setdefault(tuple(without), []).append(visible(node.node))
+    for lacks, names in lacking.items():
         whose, where = ("its", "the verifier's log has") if len(names) == 1 else ("their", "the verifiers' logs have")
         yield (
-            f"{_names(names)}: {whose} scorers run without these protections: {', '.join(without)}; {where} the cause and "
+            f"{_names(names)}: {whose} scorers run without these protections: {', '.join(lacks)}; {where} the cause and "
             "the remedy (sandbox_protection_missing)"
         )
 
 
-def _unwritten(nodes: Sequence[NodeSnapshot], at: float) -> Iterator[str]:
-    """A line for each thing that a process cannot write, and for storage that is slow."""
-    alive = [(node, role, status) for node in nodes for role in ROLES for status in node.view.alive(role, at)]
+def _unwritten(nodes: Sequence[NodeState]) -> Iterator[str]:
+    """Yield a line for each thing that a process cannot write, and for storage that is slow."""
+    alive = [(node, role, status) for node in nodes for role in ROLES for status in node.alive(role)]
     for node, role, status in alive:
         whose, figures = f"{visible(node.node)}: the {role}", status.figures
         for figure, since in sorted(figures.items()):
             if (kind := FigureFamily.FAILING_SINCE.what(figure)) is not None:
                 tries = figures.get(FigureFamily.WRITE_FAILURES.of(kind), 0.0)
                 yield (
-                    f"{whose} cannot write: {visible(kind, 20).replace('_', ' ')}, for {duration(at - since)} "
+                    f"{whose} cannot write: {visible(kind, 20).replace('_', ' ')}, for {duration(node.at - since)} "
                     f"({tries:,.0f} failed writes); its log has the cause and the remedy (write_failed)"
                 )
         if (sync_s := figures.get(StatusFigure.DISK_SYNC_S)) is not None:
@@ -330,34 +322,142 @@ def _unwritten(nodes: Sequence[NodeSnapshot], at: float) -> Iterator[str]:
             yield f"{whose}'s NATS server stores slowly: {store_s:.2f} s a message; the log has the remedy (nats_storage_slow)"
 
 
-def _missing_protections(node: NodeSnapshot) -> list[str]:
-    figures = {name for status in node.view.roles("verifier") for name, value in status.figures.items() if value}
-    missing = (FigureFamily.SANDBOX_WITHOUT.what(name) for name in figures)
-    return sorted(name.replace("_", " ") for name in missing if name is not None)
+# From outside: a swarm as its hub shows it to spectators.
 
 
-def _lag_cells(consumer: ConsumerState | None) -> list[str]:
-    if consumer is None:
-        return ["–"] * 3
-    return [str(consumer.pending), str(consumer.ack_pending), str(consumer.redelivered)]
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """Where to look, and as which user. Files are empty if the server asks for none. `swarm`: which
+    swarm to look at; None if only an address was given. `roster`: keys by name if the token lists
+    members; None: first keys are trusted.
+    """
+
+    url: str
+    user: str = OBSERVER
+    key_file: str = ""
+    ca_file: str = ""
+    swarm: str | None = None
+    roster: Mapping[str, str] | None = None
+
+    async def look(self) -> SwarmState:
+        """Connect as this user and look once. Raises the errors of `shared.transport.connect`."""
+        transport = await self.connect()
+        try:
+            return await look_at_hub(transport, EvaluationLog(roster=self.roster, swarm=self.swarm), self.swarm)
+        finally:
+            await transport.close()
+
+    async def connect(self) -> Transport:
+        """Connect as this user."""
+        return await connect(
+            self.url,
+            name="observer",
+            timeout_s=CONNECT_S,
+            key_file=self.key_file or None,
+            ca_file=self.ca_file or None,
+            inbox_prefix=f"_INBOX_{self.user}",
+            may_ask=not self.key_file or self.user == OPERATOR,
+            hub=True,
+        )
 
 
-def _known(value: int | None) -> str:
-    return "–" if value is None else str(value)
+def _show_hub(url: str, token: str, key: Path | None, ca: Path | None, *, operator: bool, as_json: bool) -> None:
+    """Print one look at a hub. Raises CommandError, with the remedy, if it lets nobody look."""
+    with named_hub(url, token, key, ca) as found:
+        hub = replace(found, user=OPERATOR) if operator else found
+        try:
+            seen = asyncio.run(hub.look())
+        except AccessDenied as error:
+            remedy = "ask the swarm's operator for a token from `swarm invite --observer`, or give --key and --ca"
+            raise CommandError(f"{hub.url} does not admit this spectator: {remedy}\n({error})") from None
+        except NotConnected as error:
+            raise CommandError(f"{error.cause}: check the address, and whether something on the way blocks its port") from None
+    if as_json:
+        typer.echo(visible_json(hub_object(seen, hub.url), indent=2))
+    else:
+        console = terminal()
+        console.print(visible(hub.url), highlight=False)
+        console.print(elsewhere_table(seen.nodes, seen.known))
+        console.print(hub_caption(seen), soft_wrap=True)
 
 
-def _role_cell(node: NodeSnapshot, role: str, at: float) -> str:
-    """What a node's processes of a role do; of a node on another server it is not known."""
-    if node.elsewhere:
-        return "–"
-    alive = node.view.alive(role, at)
-    if alive:
-        state = instead_of_state(node.view, alive[0], at) or alive[0].state
-        return state + (f" x{len(alive)}" if len(alive) > 1 else "")
-    known = node.view.roles(role)
-    if node.view.starting(role, at):
-        return STARTING
-    if not known:
-        return "never seen"
-    ago = duration(at - known[0].updated_at)
-    return f"ended {ago} ago" if known[0].state == STOPPED else f"not answering for {ago}"
+@contextmanager
+def named_hub(url: str, token: str, key: Path | None = None, ca: Path | None = None) -> Iterator[Hub]:
+    """The hub of an address or a token. For the length of the block, a token's key and certificate
+    are in files that only their owner can read.
+    """
+    if url:
+        try:
+            yield Hub(checked_urls(url), key_file=str(key or ""), ca_file=str(ca or ""))
+        except TokenError as error:
+            raise CommandError(str(error)) from None
+        return
+    in_environment = token == "-" and bool(os.environ.get(TOKEN_VARIABLE, "").strip())
+    invitation = given_invitation(given_text("" if in_environment else token))
+    with TemporaryDirectory(prefix="swarm-status-") as folder:
+        yield _invited_hub(invitation, Path(folder), key, ca)
+
+
+def _invited_hub(invitation: Invitation, folder: Path, key: Path | None, ca: Path | None) -> Hub:
+    """The token's hub and roster; without a roster a name belongs to the first key that
+    signs it.
+    """
+    user, key_file, ca_file = OBSERVER, str(key or ""), str(ca or "")
+    if invitation.credential is not None and not key:
+        user, key_file = invitation.credential.user, str(folder / "key.nk")
+        Path(key_file).touch(mode=0o600)
+        Path(key_file).write_text(invitation.credential.seed)
+    if invitation.authority and not ca:
+        ca_file = str(folder / "ca.pem")
+        Path(ca_file).write_bytes(invitation.authority)
+    roster = {member.node: member.public_key for member in invitation.roster} or None
+    return Hub(invitation.url, user, key_file, ca_file, invitation.swarm_id, roster)
+
+
+def hub_object(seen: SwarmState, url: str) -> dict[str, Any]:
+    """A spectator's look as JSON."""
+    return {
+        "at": seen.at,
+        "url": url,
+        "nodes": [_spectated_object(node, known=node.node in seen.known) for node in seen.nodes],
+        "groups_in_window": seen.groups,
+        "left_out": seen.left_out,
+        "unreadable_entries": seen.unreadable,
+        "other_swarms_entries": seen.other_swarms,
+    }
+
+
+def _spectated_object(node: NodeState, *, known: bool) -> dict[str, Any]:
+    """A node's object in `--json` of a look from outside; whatever it has not reported is null."""
+    said = node.entry.said if node.entry is not None else None
+    scores = {
+        key: None if score is None else {name: getattr(score, name) for name in ("policy_version", "pass_rate", "n", "mean_reward")}
+        for key, score in (("first", node.scores[0] if node.scores else None), ("newest", node.newest_score))
+    }
+    return {
+        "node": node.node,
+        "model": said.model.name if said else "",
+        "tasks": list(said.tasks) if said else [],
+        "policy_version": said.policy_version if said else None,
+        "seen_s": max(0.0, node.at - said.updated_at) if said else None,
+        **scores,
+        "gain": node.gain,
+        "shared": node.shared_window,
+        "signed": node.signed,
+        "known": known,
+    }
+
+
+def hub_caption(seen: SwarmState) -> str:
+    """A line about what the table shows and what it leaves out."""
+    groups = "" if seen.groups is None else f" groups in the hub's window: {seen.groups:,};"
+    parts = [f"nodes: {len(seen.nodes)};{groups} held-out: pass rate (r: mean reward) / number of tasks, as each node reports"]
+    if not seen.nodes:
+        parts = ["no node has joined yet"]
+    if seen.left_out:
+        parts.append(f"{seen.left_out:,} more nodes are not shown")
+    if seen.other_swarms:
+        parts.append(f"{seen.other_swarms:,} entries are signed for other swarms: a token chooses the swarm")
+    if seen.unreadable:
+        parts.append(f"{seen.unreadable:,} unreadable entries in the directory")
+    return "; ".join(parts)

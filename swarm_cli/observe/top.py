@@ -1,4 +1,6 @@
-"""`swarm top`: the nodes of a swarm on one screen, as it changes."""
+"""`swarm top`: the nodes of a swarm on one screen, as it changes: three lines a node, and one where
+the screen is too low for that. What is wrong comes first.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +10,30 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
+from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
-from swarm_cli.console import note, terminal
+from swarm_cli.console import count, note, terminal
 from swarm_cli.errors import CommandError
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
-from swarm_cli.observe.node_state import NodeView
+from swarm_cli.observe.node_lines import elsewhere_table, node_lines
+from swarm_cli.observe.node_state import NodeState, StepRate
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
-from swarm_cli.observe.run_files import Evaluation, read_evaluations
-from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmSnapshot, ended_run, take_snapshot
+from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmState, ended_run, take_snapshot
 from swarm_cli.observe.status import show
-from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
-from swarm_cli.observe.top_view import screen
-from swarm_cli.runs import afterwards
+from swarm_cli.run_end import afterwards
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Following, LookRunOption, check_listening, ended_here, looking_at, run_here
 
@@ -39,6 +42,7 @@ LOOK_S = 15.0
 """If a look takes longer, the server is taken to be gone."""
 T = TypeVar("T")
 QUIT_KEYS = (b"q", b"Q", b"\x04", b"\x1b")
+_FIRST = {"bad": 0, "warn": 1, "good": 2, "rest": 3}
 
 
 def top(
@@ -63,9 +67,82 @@ def top(
         view = Top(node_config, nodes or [], Following(node_config, target, fixed=fixed))
         console = terminal(fit=True)
         if once or not (console.is_terminal and sys.stdin.isatty()):
-            asyncio.run(view.once(console))
+            asyncio.run(view.once(terminal()))
         else:
             asyncio.run(view.live(console, every_s))
+
+
+def screen(
+    swarm: SwarmState,
+    *,
+    height: int | None,
+    headline: str,
+    width: int = 80,
+    notice: str = "",
+    calm: bool = False,
+    closing: str = "",
+    age_s: float = 0.0,
+) -> RenderableType:
+    """The whole screen. height: in lines; None: unlimited. notice: what is wrong with the view
+    itself or, if `calm`, a message that is no cause for concern. closing: a last sentence; of a
+    screen `width` columns wide, both take as many lines as they need. age_s: how old the values
+    are, if the server has not answered since.
+    """
+    clock = time.strftime("%H:%M:%S", time.localtime(swarm.at))
+    parts: list[RenderableType] = [
+        Text.assemble(
+            (" swarm top ", "reverse bold"), f"  {count(len(swarm.nodes), 'node')}  {clock}  ", (visible(headline), "dim")
+        )
+    ]
+    if notice:
+        parts.append(Text(visible(notice), style="bold" if calm else "bold red"))
+    here = sorted(swarm.here, key=lambda node: (_FIRST[node.health], node.node))
+    elsewhere = [node for node in swarm.nodes if node.elsewhere]
+    told = sum(-(-len(text) // width) for text in (visible(notice), visible(closing)))
+    rest = 2 + told + (len(elsewhere) + 3 if elsewhere else 0)
+    lines = _lines(here, None if height is None else max(1, height - rest), fresh=age_s <= 0)
+    for line in (parts[0], *lines) if height is not None else ():
+        if isinstance(line, Text):
+            line.no_wrap, line.overflow = True, "ellipsis"
+    parts += lines
+    if elsewhere:
+        parts.append(elsewhere_table(elsewhere, swarm.known))
+    parts.append(_swarm_line(swarm))
+    if closing:
+        parts.append(Text(visible(closing), style="bold"))
+    return Group(*parts)
+
+
+def _lines(nodes: Sequence[NodeState], most: int | None, *, fresh: bool) -> list[Text]:
+    """Three lines a node; one where three do not fit, and of too many nodes the last are only
+    counted.
+    """
+    each = [node_lines(node, fresh=fresh) for node in nodes]
+    if most is None or 3 * len(each) <= most:
+        return [line for lines in each for line in lines]
+    short = [lines[0].append("  ").append(lines[2]) for lines in each]
+    left = len(short) - most + 1
+    return (
+        short
+        if left <= 1
+        else [*short[: most - 1], Text(f"{left:,} more nodes, no worse than these: `swarm top NODE`", style="yellow")]
+    )
+
+
+def _swarm_line(swarm: SwarmState) -> Text:
+    if swarm.swarm_reachable is None:
+        return Text("no swarm plane: these nodes train alone", style="dim")
+    if swarm.swarm_denied:
+        return Text("the swarm's streams are not shown: its server refuses this command (nats.swarm_key_file)", style="dim")
+    if not swarm.swarm_reachable:
+        return Text("the swarm plane cannot be reached; nodes train alone until it is back", style="bold yellow")
+    fills = "  ".join(f"{fill.stream.lower()} {fill.state.messages:,}" for fill in swarm.swarm_streams)
+    text = Text(f"shared streams  {fills}", style="dim")
+    if swarm.left_out:
+        text.append(f"  {swarm.left_out:,} more nodes: `swarm top NODE`", style="yellow")
+    if swarm.unreadable:
+        text.append(f"  {swarm.unreadable:,} unreadable entries", style="yellow")
+    return text
 
 
 class Top:
@@ -80,81 +157,77 @@ class Top:
     def _forget(self) -> None:
         """Forget everything, because another run is looked at now."""
         self._reports = EvaluationLog(roster=roster_of(self._config), swarm=configured_swarm(self._config))
-        self._history = TopHistory()
+        self._rates: dict[str, StepRate] = {}
         self._heard_at: float | None = None
-        self._views: Sequence[NodeView] = ()
+        self._seen = SwarmState(time.time(), ())
         self._server = ""
 
     async def once(self, console: Console) -> None:
         """Print one look."""
         check_listening(self._config.node.var_dir, self._following.target)
-        model = await self.look()
-        notice = self._server and f" {self._server}"
-        words = {"headline": self._headline, "notice": notice, "closing": self._closing}
-        console.print(screen(model, width=console.width, height=None, calm=False, **words))
-        if not any(node.heard or (self._nodes and node.elsewhere) for node in model.nodes):
-            raise CommandError(f"{NO_STATUS if model.nodes else NOBODY}: {START}")
+        seen = await self.look()
+        console.print(
+            screen(seen, height=None, headline=self._headline, notice=self._server, closing=self._closing), soft_wrap=True
+        )
+        if not any(node.statuses or (self._nodes and node.elsewhere) for node in seen.nodes):
+            if self._server:
+                raise typer.Exit(1)
+            raise CommandError(f"{NO_STATUS if seen.nodes else NOBODY}: {START}")
 
     async def live(self, console: Console, every_s: float) -> None:
         """Look every `every_s` until a key ends it. If the server does not answer, keep trying."""
         quit_pressed = asyncio.Event()
-        model = TopModel(time.time(), (), (), None)
         with _keys(quit_pressed), Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
             while not quit_pressed.is_set():
-                notice = ""
+                notice, age_s = "", 0.0
                 if self._following.moved():
                     self._forget()
-                    model = TopModel(time.time(), (), (), None)
                 try:
-                    model = await _unless(quit_pressed, self.look()) or model
-                    found = f" {self._server}" if self._server else ""
-                    notice = found or ("" if model.nodes else f" {NOBODY} yet: {START} (--node-url)")
+                    await _unless(quit_pressed, self.look())
+                    notice = self._server or ("" if self._seen.nodes else f"{NOBODY} yet: {START} (--node-url)")
                 except NoSuchNode as error:
                     if error.there and self._heard_at is None:
                         raise
-                    notice = f" {error}"
+                    notice = str(error)
                 except NotConnected as error:
                     notice = await _unless(quit_pressed, asyncio.to_thread(self._away, error)) or ""
-                    if self._heard_at is not None:
-                        model = outdated(model, time.time() - self._heard_at)
-                words = {"headline": f"{self._headline}  q ends", "notice": notice, "closing": self._closing}
+                    age_s = 0.0 if self._heard_at is None else time.time() - self._heard_at
                 calm = (end := self._following.end) is not None and end[1].in_order
-                shown = screen(model, width=console.width, height=console.height, calm=calm, **words)
-                live.update(shown, refresh=True)
+                words = {"headline": f"{self._headline}  q ends", "notice": notice, "closing": self._closing}
+                live.update(
+                    screen(self._seen, height=console.height, width=console.width, calm=calm, age_s=age_s, **words), refresh=True
+                )
                 await _unless(quit_pressed, asyncio.sleep(every_s))
 
-    async def look(self) -> TopModel:
+    async def look(self) -> SwarmState:
         """One look.
 
         Raises:
             NotConnected: the node plane does not answer.
             AccessDenied: it does not admit this user.
         """
-        target = self._following.target
-        self._views, self._server = (), ""
+        target, var_dir = self._following.target, self._config.node.var_dir
         try:
             async with asyncio.timeout(LOOK_S):
-                snapshot = await take_snapshot(
+                seen = await take_snapshot(
                     self._config,
                     target.node_url,
                     target.swarm_url,
                     self._nodes,
                     timeout_s=CONNECT_S,
                     evaluations=self._reports,
-                    run=run_here(self._config.node.var_dir, target),
+                    run=run_here(var_dir, target),
                     swarm_id=target.swarm_id,
                 )
         except TimeoutError:
             raise NotConnected(f"{target.node_url} took longer than {LOOK_S:.0f} s to answer") from None
         self._heard_at = time.time()
-        self._views = snapshot.here
-        self._server = await asyncio.to_thread(server_trouble, snapshot.here, snapshot.at, self._config.node.var_dir, target)
-        reports = self._reports.reports(snapshot.swarm)
-        return self._history.model(snapshot, reports, self._in_files(snapshot), self._reports.unsigned(snapshot.swarm))
+        self._server = await asyncio.to_thread(server_trouble, seen.here, var_dir, target)
+        self._seen = replace(seen, nodes=tuple(self._rated(node) for node in seen.nodes))
+        return self._seen
 
-    def _in_files(self, snapshot: SwarmSnapshot) -> Mapping[str, Sequence[Evaluation]]:
-        runs, run = self._config.node.var_dir / "runs", self._following.target.run or self._config.node.run
-        return {node.node: read_evaluations(runs / (node.view.run or run) / node.node) for node in snapshot.nodes}
+    def _rated(self, node: NodeState) -> NodeState:
+        return replace(node, seen_rate=self._rates.setdefault(node.node, StepRate()).update(node.at, node.step))
 
     @property
     def _headline(self) -> str:
@@ -163,10 +236,10 @@ class Top:
 
     @property
     def _closing(self) -> str:
-        """What to do about processes that do not answer, if they are this machine's."""
-        if not self._views or self._server:
+        """The remedy for processes that do not answer, if they are this machine's."""
+        if self._server:
             return ""
-        said = advice(self._views, time.time(), folder_here(self._config.node.var_dir, self._following.target), 1)
+        said = advice(self._seen.here, folder_here(self._config.node.var_dir, self._following.target), 1)
         return f"{said[0]}; {len(said) - 1} more: swarm status" if len(said) > 1 else "".join(said)
 
     def _away(self, error: Exception) -> str:
@@ -175,16 +248,16 @@ class Top:
         var_dir = self._config.node.var_dir
         if silent := silent_server(var_dir, node_url):
             seen = "" if self._heard_at is None else "; below is what was seen last"
-            return f" {silent}{seen}. Trying again"
+            return f"{silent}{seen}. Trying again"
         if self._heard_at is None:
             gone = ended_here(var_dir, self._following.target)
             ended = f"{gone[1].sentence(gone[0].name, time.time())}; {afterwards(gone[0])}" if gone else ""
             why = instead or ended or error
-            return f" no server answers at {node_url} yet (--node-url names another); trying again ({why})"
+            return f"no server answers at {node_url} yet (--node-url names another); trying again ({why})"
         if (end := self._following.end) is not None:
-            return f" {end[1].sentence(end[0], time.time())}; below is what was seen last. {instead or 'Waiting for the next run'}"
+            return f"{end[1].sentence(end[0], time.time())}; below is what was seen last. {instead or 'Waiting for the next run'}"
         silent_s = time.time() - self._heard_at
-        return f" the server has not answered for {silent_s:.0f} s; below is what was seen last. Trying again ({instead or error})"
+        return f"the server has not answered for {silent_s:.0f} s; below is what was seen last. Trying again ({instead or error})"
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:

@@ -18,7 +18,8 @@ import pytest
 from shared.contracts import subjects
 from shared.transport.base import TransportError
 from shared.transport.connect import connect
-from swarm_cli.observe.node_state import NodeView, node_view
+from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.snapshot import node_state
 from tests.e2e.processes import REPO
 from tests.k8s.pod_network import PodNetwork
 
@@ -63,20 +64,20 @@ class Networks:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def view(self, pod: str, node: str, port: int = HUB_PORT) -> NodeView:
+    def view(self, pod: str, node: str, port: int = HUB_PORT) -> NodeState:
         """What a node says of itself on the server at `port` in its own network."""
 
-        async def read() -> NodeView:
+        async def read() -> NodeState:
             plane = await connect(f"nats://127.0.0.1:{port}", name="test", timeout_s=5.0)
             try:
-                return node_view(node, await plane.kv.all(subjects.node_bucket(node)))
+                return node_state(node, await plane.kv.all(subjects.node_bucket(node)))
             finally:
                 await plane.close()
 
         try:
             return self.network.inside(pod, lambda: asyncio.run(read()))
         except TransportError:
-            return node_view(node, [])
+            return node_state(node, [])
 
 
 @contextmanager

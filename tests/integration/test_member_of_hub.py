@@ -5,7 +5,9 @@ by direct gets, and what it does where nobody answers those.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,20 +15,19 @@ from pathlib import Path
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
+from rich.console import Console
 
 from services.verifier.figures import Figures
 from services.verifier.swarm_reader import SwarmLink
 from shared.contracts import subjects
-from shared.contracts.streams import prepare_swarm_streams, swarm_streams
+from shared.contracts.streams import prepare_swarm_streams
 from shared.runtime.planes import connect_swarm_plane
 from shared.runtime.service import _connect_swarm_plane
 from shared.runtime.status import StatusBoard
 from shared.transport.base import AccessDenied, Transport
 from swarm_cli.join import hub as join_hub
-from swarm_cli.observe.snapshot import _fills
-from swarm_cli.observe.status import _fill_object
-from swarm_cli.observe.top_model import _fill
-from swarm_cli.observe.top_view import _fills as _fills_text
+from swarm_cli.observe.snapshot import SwarmState, _fills
+from swarm_cli.observe.status import _fill_object, show
 from tests.integration.running_verifier import until
 from tests.secured_server import SecuredServer
 
@@ -130,6 +131,7 @@ async def test_a_member_sees_how_many_messages_the_swarm_keeps_but_not_their_siz
             await beta.publish(subjects.rollouts("beta"), b"g", stream=subjects.SWARM_ROLLOUTS, message_id=f"g{number}")
         (fill,) = await _fills(beta, [subjects.SWARM_ROLLOUTS])
     assert (fill.state.messages, fill.state.last_seq, fill.state.size_bytes) == (3, 3, None)
-    top = _fill(fill, {spec.name: spec for spec in swarm_streams()})
-    assert "rollouts" in _fills_text([top]).plain
+    said = io.StringIO()
+    show(SwarmState(time.time(), (), (fill,), True), Console(file=said, width=100))
+    assert subjects.SWARM_ROLLOUTS in said.getvalue()
     assert json.loads(json.dumps(_fill_object(fill)))["size_bytes"] is None

@@ -110,7 +110,7 @@ async def test_the_progress_view_of_the_run_says_it_too(
     plane = await connect_node_plane(config, OPERATOR)
     try:
         os.kill(hanging.server.pid, signal.SIGSTOP)
-        assert await ProgressView(config, ["alpha"], 1, 1.0)._views(plane, time.monotonic()) is None
+        assert await ProgressView(config, ["alpha"], 1, 1.0)._read(plane, time.monotonic()) is None
     finally:
         os.kill(hanging.server.pid, signal.SIGCONT)
         await plane.close()

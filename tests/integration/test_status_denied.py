@@ -20,8 +20,8 @@ from shared.transport.nats.client import PromptTransport
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.observe.snapshot import NoSuchNode, take_snapshot
 from swarm_cli.observe.status import show
-from swarm_cli.observe.top_model import TopHistory
-from swarm_cli.observe.top_view import _swarm_line
+from swarm_cli.observe.top import screen
+from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.target import Target, check_listening
 from tests.nats_server import NatsServer
 
@@ -48,8 +48,9 @@ async def test_a_node_is_shown_to_whoever_has_no_key_for_the_swarm(planes: tuple
     assert [each.node for each in snapshot.nodes] == ["alpha"] and snapshot.swarm_denied
     written = io.StringIO()
     show(snapshot, Console(file=written, width=300))
-    on_screen = _swarm_line(TopHistory().model(snapshot, [], {})).plain
-    for said in (written.getvalue(), on_screen):
+    on_screen = io.StringIO()
+    Console(file=on_screen, width=300).print(screen(snapshot, height=None, width=300, headline=node.url))
+    for said in (written.getvalue(), on_screen.getvalue()):
         assert "refuses this command (nats.swarm_key_file)" in said and "train alone" not in said
 
 

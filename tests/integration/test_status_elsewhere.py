@@ -38,8 +38,8 @@ def _status(server: NatsServer, *arguments: str) -> str:
 def test_the_score_of_a_node_on_another_server_is_the_newest_that_it_signed(server: NatsServer) -> None:
     asyncio.run(_two_nodes(server.url))
     (line,) = (line for line in _status(server).splitlines() if "beta" in line)
-    assert "0.625 @25" in line
+    assert "0.625/200" in line and "+0.500" in line
     nodes = json.loads(_status(server, "--json"))["nodes"]
     evaluation = {"policy_version": 25, "pass_rate": 0.625, "mean_reward": 0.625, "n": 200, "unknown": 0}
     assert nodes["beta"]["evaluation"] == evaluation
-    assert nodes["alpha"]["evaluation"] is None, "of a node here its own bucket tells"
+    assert nodes["alpha"]["evaluation"]["policy_version"] == 3, "what it signed counts for a node here too"

@@ -19,7 +19,7 @@ from shared.transport.connect import connect
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.observe.snapshot import take_snapshot
 from swarm_cli.observe.status import show
-from swarm_cli.observe.top_model import TopHistory
+from swarm_cli.shipped import DEMO_CONFIG
 
 
 async def test_a_node_in_a_cluster_holds_its_name_alone_unless_this_machine_has_a_node_of_that_name(
@@ -32,16 +32,16 @@ async def test_a_node_in_a_cluster_holds_its_name_alone_unless_this_machine_has_
         await plane.kv.put(node_bucket("alpha"), f"lease.{role}", encode(record))
     await plane.close()
 
-    async def seen() -> tuple[str, tuple[str, ...]]:
+    async def seen() -> tuple[str, list[str]]:
         config = load_config(DEMO_CONFIG, overrides={"node": {"var_dir": str(tmp_path)}})
         snapshot = await take_snapshot(config, nats_url, nats_url, ["alpha"], timeout_s=30.0)
         written = io.StringIO()
         show(snapshot, Console(file=written, width=300))
-        return written.getvalue(), TopHistory().model(snapshot, [], {}).nodes[0].held_on
+        return written.getvalue(), snapshot.nodes[0].held_on()
 
     told, held_on = await seen()
-    assert "another machine" not in told and held_on == ()
+    assert "another machine" not in told and held_on == []
     (tmp_path / "runs" / "mine" / "alpha").mkdir(parents=True)
     told, held_on = await seen()
-    assert "alpha: another machine holds this name: alpha-generator-a (run run-1), " in told
+    assert "another machine holds this name: alpha-generator-a (run run-1), " in told
     assert len(held_on) == 3

@@ -88,14 +88,14 @@ def test_through_a_pipe_it_prints_one_look_and_ends_with_0(server: NatsServer) -
     )
     assert answer.returncode == 0, answer.stderr
     assert "\x1b" not in answer.stdout, "control characters in a pipe"
-    for words in ("2 nodes", "alpha  step 41  2.00 steps/s", "0.625 @25 of 8  base 0.125 +0.500  ▁█", "trainer training, up 1m"):
+    for words in ("2 nodes", "alpha  ", "step 41  2.00 steps/s", "held-out 0.625 @25 base 0.125 +0.500  ▁█", "trainer training"):
         assert words in answer.stdout, answer.stdout
-    assert "0.625 @25 of 8 unsigned  base 0.125" in answer.stdout, "beta did not sign"
+    assert "0.625 @25 unsigned base 0.125" in answer.stdout, "beta did not sign"
     assert answer.stdout.count("generator never seen") == 2
     only = subprocess.run(
         command(server.url, "beta", "--once"), cwd=ROOT, env=environment(160), capture_output=True, text=True, timeout=DEADLINE_S
     )
-    assert only.returncode == 0 and "beta  step 41" in only.stdout and "alpha" not in only.stdout
+    assert only.returncode == 0 and "beta  " in only.stdout and "step 41" in only.stdout and "alpha" not in only.stdout
 
 
 @pytest.mark.parametrize("word", ["top", "status"])
@@ -114,11 +114,9 @@ def test_a_node_elsewhere_is_shown_as_unknown_and_a_name_that_no_node_has_is_an_
     more = ["--once"] if word == "top" else []
     found = ask("gamma", *more)
     assert found.returncode == 0, found.stderr
-    if word == "top":
-        assert "gamma  step –  – steps/s  policy 9" in found.stdout and "made –" in found.stdout
-    else:
-        row = next(line for line in found.stdout.splitlines() if "gamma" in line)
-        assert [each.strip() for each in row.strip("│").split("│")] == ["gamma", "–", "9", *["–"] * 5]
+    row = next(line for line in found.stdout.splitlines() if "gamma" in line)
+    assert row.split()[:5] == ["gamma", "–", "–", "9", "–"] and "step" not in row
+    if word == "status":
         told = json.loads(ask("--json").stdout)["nodes"]
         assert {name: (each["step"], each["finished"]) for name, each in told.items()} == {
             "alpha": (41, False),
@@ -167,7 +165,7 @@ def test_on_a_terminal_it_waits_for_no_name_that_no_node_has(server: NatsServer)
 
 def test_on_a_terminal_it_lives_through_a_server_that_goes_and_comes_and_q_ends_it(server: NatsServer) -> None:
     with Terminal(command(server.url, "--every-s", "0.3")) as terminal:
-        terminal.wait_for("alpha  step 41")
+        terminal.wait_for("step 41")
         server.stop()
         terminal.wait_for("the server has not answered for")
         server.start()
@@ -192,7 +190,7 @@ def test_told_of_no_server_it_says_that_its_run_has_ended_and_turns_to_the_next_
             note("one")
             terminal = stack.enter_context(Terminal(asked, SWARM_NODE__VAR_DIR=str(tmp_path / "var")))
             terminal.wait_for("run one")
-            terminal.wait_for("alpha  step 41")
+            terminal.wait_for("step 41")
             server.stop()
             write_end(runs["one"], 0, "progress")
         terminal.wait_for("run one ended in order at", without="Trying again")

@@ -14,11 +14,9 @@ from shared.runtime import health
 from shared.runtime.status import MISSED_HEARTBEATS, SILENT_S, STATUS_INTERVAL_S, STOPPED, is_alive
 from shared.transport.connect import connect
 from swarm_cli.observe import snapshot
-from swarm_cli.observe.node_state import NodeView
-from swarm_cli.observe.progress import state
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import as_object
-from swarm_cli.observe.top_model import process_lines
 
 NOW = 1_000_000.0
 
@@ -50,12 +48,12 @@ def status(heartbeats_ago: float, state: str = "training") -> ServiceStatus:
 )
 def test_everything_that_shows_a_process_means_the_same_by_alive(heartbeats_ago: float, said: str, alive: bool) -> None:
     found = status(heartbeats_ago, said)
-    view = NodeView("alpha", (found,))
+    node = NodeState("alpha", (found,), at=NOW)
     assert is_alive(found, NOW) is alive
-    shown = as_object(SwarmSnapshot(NOW, (NodeSnapshot(view, (), True),), (), None))
+    shown = as_object(SwarmState(NOW, (node,)))
     assert shown["nodes"]["alpha"]["services"]["trainer"][0]["alive"] is alive
-    assert [line.alive for line in process_lines(view, NOW)] == [alive]
-    assert ("trainer" in state(view, NOW)) is not alive
+    assert bool(node.alive("trainer")) is alive
+    assert ("trainer" in node.words) is not alive
 
 
 def test_a_process_that_is_taken_for_dead_is_one_whose_liveness_probe_fails() -> None:

@@ -1,5 +1,5 @@
-"""A node that used to take foreign groups and refuses all of them now is said to: in `swarm top`,
-in the progress view, and on the page.
+"""A node that used to take foreign groups and refuses all of them now is said to by every
+display.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
-from swarm_cli.observe.progress import state
-from swarm_cli.observe.snapshot import SwarmSnapshot
+from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import show
-from tests.unit.test_cli_top import NOW, model, node, shown
+from tests.unit.test_cli_top import NOW, node, shown
 
 USED_UP = {"last_taken_at": NOW - 250, "last_refused_at": NOW - 2, "since_taken_refused": 900.0, "refused_repeated": 900.0}
 
 
-def test_a_node_that_takes_no_more_is_told_in_a_panel_a_row_the_progress_view_and_on_the_page() -> None:
+def test_a_node_that_takes_no_more_is_told_by_every_display() -> None:
     dry = node(refused=12_345.0, **USED_UP)
-    for width in (80, 160):
-        panel = shown(model(dry), width=width)
-        assert "taken in 800, none for 4m  refused 12,345: repeated" in panel and "…" not in panel
-        row = next(line for line in shown(model(dry, node("beta")), width=width, height=6).splitlines() if line.startswith("alpha"))
-        assert row.rstrip().endswith("none taken 4m") and "…" not in row, row
-    assert state(dry.view, NOW) == "working, no foreign group taken for 4m"
-    (seen,) = swarm_object(SwarmSnapshot(NOW, (dry,), (), True), [], RecentGroups())["nodes"]
+    assert dry.takes_none_s == 250 and dry.words == "working, no foreign group taken for 4m"
+    line = next(line for line in shown(dry).splitlines() if "no foreign group taken for 4m" in line)
+    assert line.startswith("  no foreign group"), "before what the processes do"
+    assert "taken 800  refused 12,345 (mostly repeated)" in shown(dry)
+    assert "no foreign group taken for 4m" in shown(dry, node("beta"), height=5)
+    (seen,) = swarm_object(SwarmState(NOW, (dry,), (), True), [], RecentGroups())["nodes"]
     assert (seen["kind"], seen["words"]) == ("running", "working, no foreign group taken for 4m")
 
 
@@ -46,8 +44,9 @@ def test_nothing_is_told_of_a_node_that_takes_groups_is_sent_none_or_never_took_
         USED_UP | {"since_taken_refused": 15.0},
         {name: value for name, value in USED_UP.items() if name != "last_taken_at"},
     ):
-        assert "none for" not in shown(model(node(**figures))), figures
-        assert state(node(**figures).view, NOW) == "working"
+        well = node(**figures)
+        assert well.takes_none_s is None and well.none_taken == "" and well.words == "working", figures
+        assert "no foreign group" not in shown(well)
 
 
 def test_a_verifier_counts_what_it_refuses_since_it_accepted_a_group() -> None:
@@ -66,23 +65,20 @@ def test_a_verifier_counts_what_it_refuses_since_it_accepted_a_group() -> None:
 
 def test_while_none_is_taken_the_reason_is_that_of_what_was_examined_since() -> None:
     figures = USED_UP | {"refused_repeated": 300.0, "refused_surplus": 4_000.0, "since_taken_mostly_repeated": 40.0}
-    assert "refused 4,943: repeated" in shown(model(node(refused=4_943.0, **figures)), width=80)
-    taking = figures | {"last_taken_at": NOW - 1}
-    assert "refused 4,943: surplus" in shown(model(node(refused=4_943.0, **taking)), width=80)
+    dry = node(refused=4_943.0, **figures)
+    assert dry.mostly_refused == "repeated" and dry.refusals() == "4,000 refused: surplus"
+    assert "no foreign group taken for 4m (mostly repeated)" in shown(dry)
+    assert "mostly repeated" not in shown(node(refused=4_943.0, **figures | {"last_taken_at": NOW - 1}))
 
 
-def test_status_has_a_line_about_it_with_the_reason_and_where_to_look() -> None:
+def test_status_says_where_each_refused_group_is() -> None:
     def told(**figures: float) -> str:
         console = Console(width=100, file=io.StringIO(), record=True)
-        show(SwarmSnapshot(NOW, (node(**figures),), (), True), console)
+        show(SwarmState(NOW, (node(**figures),), (), True), console)
         return console.export_text()
 
-    line = "alpha: no foreign group taken for 4m: what it is sent is refused"
-    where = "(`swarm rollouts alpha --refused`)"
-    assert f"{line} {where}" in told(**USED_UP)
-    mostly = told(**USED_UP, since_taken_mostly_repeated=40.0)
-    assert f"{line}, those examined mostly for repeated {where}" in mostly
-    assert "no foreign group" not in told()
+    assert "no foreign group taken for 4m" in told(**USED_UP) and "`swarm rollouts alpha --refused`" in told(**USED_UP)
+    assert "no foreign group" not in told() and "--refused" not in told()
 
 
 def test_a_verifier_names_the_reason_of_most_that_it_examined_and_keeps_few_figures() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from shared.contracts.codec import encode
@@ -10,15 +12,13 @@ from shared.contracts.lease import LeaseRecord
 from shared.roles import ROLES
 from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING
 from shared.transport.base import KvEntry
-from swarm_cli.dashboard.page_state import kind_of
-from swarm_cli.observe.node_state import NodeView, duration, node_view
-from swarm_cli.observe.progress import HEADER, Row, StepRate, evaluations_done, state, steps_done, summary
+from swarm_cli.observe.node_state import NodeState, StepRate, duration
+from swarm_cli.observe.progress import HEADER, evaluations_done, row_lines, steps_done, summary
 from swarm_cli.observe.remedies import unanswered
 from swarm_cli.observe.run_files import Evaluation
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.observe.status import _role_cell, as_object
-from swarm_cli.observe.top_model import TopHistory
-from swarm_cli.runs import RunEnd
+from swarm_cli.observe.snapshot import SwarmState, held_out_history, node_state
+from swarm_cli.observe.status import as_object
+from swarm_cli.run_end import RunEnd
 
 NOW = 1_000_000.0
 
@@ -51,8 +51,12 @@ def report(version: int, pass_rate: float = 0.5) -> EvalReport:
     )
 
 
-def view(step: int, *, evaluated: int | None = None, statuses: tuple[ServiceStatus, ...] = ()) -> NodeView:
-    return NodeView("alpha", statuses, position(step), pointer(step), None if evaluated is None else report(evaluated))
+def view(
+    step: int, *, evaluated: int | None = None, statuses: tuple[ServiceStatus, ...] = (), rate: float | None = None
+) -> NodeState:
+    known = None if evaluated is None else report(evaluated)
+    scores = held_out_history(known, [], [Evaluation(0, 0.1, 200)] if known else [])
+    return NodeState("alpha", statuses, position(step), pointer(step), known, at=NOW, scores=scores, seen_rate=rate)
 
 
 def entry(key: str, value: bytes) -> KvEntry:
@@ -60,7 +64,7 @@ def entry(key: str, value: bytes) -> KvEntry:
 
 
 def test_a_bucket_becomes_a_view_and_what_cannot_be_read_is_named() -> None:
-    seen = node_view(
+    seen = node_state(
         "alpha",
         [
             entry("status.trainer.r1", encode(status("trainer", step=7.0))),
@@ -76,6 +80,10 @@ def test_a_bucket_becomes_a_view_and_what_cannot_be_read_is_named() -> None:
     assert seen.unreadable == ("status.sampler.r1",)
 
 
+def read(node: str, entries: list[KvEntry]) -> NodeState:
+    return replace(node_state(node, entries), at=NOW, claimed=True)
+
+
 def lease(role: str, host: str, *, run: str = "one", released: bool = False, stored_at: float = NOW - 1) -> KvEntry:
     record = LeaseRecord(holder="1", run=run, host=host, pid=7, taken_at=NOW, lease_s=30.0, released=released)
     return KvEntry(f"lease.{role}", encode(record), 1, stored_at=stored_at)
@@ -83,18 +91,18 @@ def lease(role: str, host: str, *, run: str = "one", released: bool = False, sto
 
 def test_the_machine_that_holds_a_node_s_name_is_known_unless_it_is_this_one() -> None:
     left, dead = lease("sampler", "left", released=True), lease("verifier.9", "dead", stored_at=NOW - 100)
-    seen = node_view("alpha", [lease("trainer", "far"), lease("generator.0", "far"), left, dead])
-    assert seen.held_on("here", NOW, claimed=True) == ["far (run one)"]
-    assert seen.held_on("far", NOW, claimed=True) == []
+    seen = read("alpha", [lease("trainer", "far"), lease("generator.0", "far"), left, dead])
+    assert seen.held_on("here") == ["far (run one)"]
+    assert seen.held_on("far") == []
 
 
 def test_a_node_whose_processes_are_on_several_machines_is_no_conflict_of_names() -> None:
     pods = [lease("trainer", "alpha-trainer-0"), lease("generator.a", "alpha-generator-a"), lease("sampler", "alpha-sampler-b")]
-    seen = node_view("alpha", pods)
-    assert seen.held_on("alpha-operator-c", NOW, claimed=False) == [], "from a machine without such a node"
-    assert seen.held_on("alpha-trainer-0", NOW, claimed=True) == [], "from one of its own"
-    two = node_view("alpha", [*pods, lease("verifier.x", "far", run="two")])
-    assert two.held_on("alpha-trainer-0", NOW, claimed=True) == [
+    seen = read("alpha", pods)
+    assert replace(seen, claimed=False).held_on("alpha-operator-c") == [], "from a machine without such a node"
+    assert seen.held_on("alpha-trainer-0") == [], "from one of its own"
+    two = read("alpha", [*pods, lease("verifier.x", "far", run="two")])
+    assert two.held_on("alpha-trainer-0") == [
         "alpha-generator-a (run one)",
         "alpha-sampler-b (run one)",
         "far (run two)",
@@ -121,7 +129,7 @@ def test_a_run_that_goes_on_shows_none_of_the_groups_of_its_last_life() -> None:
     again = view(3, statuses=(before[0], lived("trainer", 20, 1)))
     assert again.total("generator", "groups_generated") == 0, "its generator has not reported yet"
     assert view(3, statuses=before).total("generator", "groups_generated", since=NOW - 30) == 0
-    text, *_ = Row(view(3, statuses=before), [], None, since=NOW - 30).lines(2.0, NOW)
+    text, *_ = row_lines(view(3, statuses=before), 2.0, NOW - 30)
     assert text[: HEADER.index("made") + len("made")].endswith("     0")
     replaced = view(3, statuses=(*before, lived("generator", 70, 1, "r2", groups_generated=2)))
     assert replaced.total("generator", "groups_generated") == 42, "a new replica goes on with its node's count"
@@ -129,21 +137,21 @@ def test_a_run_that_goes_on_shows_none_of_the_groups_of_its_last_life() -> None:
 
 def test_a_silent_service_is_named_and_a_stopped_one_is_not_alive() -> None:
     alive = tuple(status(role) for role in ROLES if role != "verifier")
-    assert state(view(3, statuses=alive), NOW) == "no word from verifier"
+    assert view(3, statuses=alive).words == "no word from verifier"
     silent = status("verifier", age_s=60)
-    assert state(view(3, statuses=(*alive, silent)), NOW) == "no word from verifier for 1m"
+    assert view(3, statuses=(*alive, silent)).words == "no word from verifier for 1m"
     stopped = status("verifier", state="stopped")
-    assert state(view(3, statuses=(*alive, stopped)), NOW) == "starting again: verifier"
-    assert state(view(3, statuses=(*alive[1:], stopped)), NOW) == f"no word from {ROLES[0]}, starting again: verifier"
+    assert view(3, statuses=(*alive, stopped)).words == "starting again: verifier"
+    assert view(3, statuses=(*alive[1:], stopped)).words == f"no word from {ROLES[0]}, starting again: verifier"
     ended_before = status("verifier", state="stopped", age_s=61)
-    assert state(view(3, statuses=(*alive, ended_before)), NOW) == "no word from verifier for 1m"
-    assert state(view(3, statuses=(*alive, status("verifier"))), NOW) == "working"
+    assert view(3, statuses=(*alive, ended_before)).words == "no word from verifier for 1m"
+    assert view(3, statuses=(*alive, status("verifier"))).words == "working"
 
 
 def test_a_node_before_its_first_step_says_what_it_does_and_not_that_it_trains() -> None:
     def said(generator: str, trainer: str) -> str:
         states = {"generator": generator, "trainer": trainer}
-        return state(view(0, statuses=tuple(status(role, state=states.get(role, "working")) for role in ROLES)), NOW)
+        return view(0, statuses=tuple(status(role, state=states.get(role, "working")) for role in ROLES)).words
 
     assert said(STARTING, "loading") == "starting: loading"
     assert said(EVALUATING_BASE, "loading") == "starting: loading"
@@ -151,6 +159,13 @@ def test_a_node_before_its_first_step_says_what_it_does_and_not_that_it_trains()
     assert said(STARTING, FIRST_GROUPS) == "starting: the generator loads the model"
     assert said("generating", FIRST_GROUPS) == "starting: waiting for the first groups"
     assert said("generating", "training") == "training"
+
+
+def test_a_trainer_that_has_taken_steps_does_not_wait_for_the_first_groups() -> None:
+    """Its position is written at once, its state every two seconds."""
+    states = {"generator": "generating", "trainer": FIRST_GROUPS}
+    ahead = view(2, statuses=tuple(status(role, state=states.get(role, "working")) for role in ROLES))
+    assert ahead.words == ahead.role_words("trainer") == "training"
 
 
 def test_a_process_that_is_not_there_yet_is_told_apart_from_one_that_is_gone_in_every_view() -> None:
@@ -164,37 +179,34 @@ def test_a_process_that_is_not_there_yet_is_told_apart_from_one_that_is_gone_in_
         "gone again": (again, 90.0, "no word from sampler for 1m", "silent", "not answering for 1m"),
     }
     for name, (statuses, started_s, words, kind, sampler) in cases.items():
-        seen = NodeView("alpha", statuses, position(7), begun=NOW - started_s)
-        node = NodeSnapshot(seen, (), True)
-        assert state(seen, NOW).startswith(words), (name, state(seen, NOW))
-        assert kind_of(node, NOW) == kind, name
-        assert _role_cell(node, "sampler", NOW) == sampler, name
-        (shown,) = TopHistory().model(SwarmSnapshot(NOW, (node,), (), True), [], {}).nodes
-        assert ("sampler" in shown.starting, "sampler" in shown.missing) == (kind == "starting", kind == "silent"), name
-        assert ("alpha-sampler" in unanswered([seen], NOW)) == (kind == "silent"), name
+        seen = NodeState("alpha", statuses, position(7), begun=NOW - started_s, at=NOW)
+        assert seen.words.startswith(words), (name, seen.words)
+        assert (seen.kind, seen.role_words("sampler")) == (kind, sampler), name
+        assert (seen.starting("sampler"), "sampler" in seen.gone) == (kind == "starting", kind == "silent"), name
+        assert ("alpha-sampler" in unanswered([seen])) == (kind == "silent"), name
 
 
 def test_a_time_that_is_yet_to_come_by_another_clock_is_never_negative() -> None:
     ahead = tuple(status(role, age_s=-236.0, state="stopped") for role in ROLES)
-    node = NodeSnapshot(NodeView("alpha", ahead, position(7)), (), True)
-    assert duration(-236.0) == "0s" and _role_cell(node, "trainer", NOW) == "ended 0s ago"
-    shown = as_object(SwarmSnapshot(NOW, (node,), (), True))["nodes"]["alpha"]["services"]["trainer"]
+    node = NodeState("alpha", ahead, position(7), at=NOW)
+    assert duration(-236.0) == "0s" and node.role_words("trainer") == "ended 0s ago"
+    shown = as_object(SwarmState(NOW, (node,)))["nodes"]["alpha"]["services"]["trainer"]
     assert shown[0]["age_s"] == 0.0
     assert ", 0 seconds ago: " in RunEnd("stopped", NOW + 236.0).sentence("one", NOW)
 
 
 def test_a_row_and_the_summary_name_the_reason_for_most_refusals() -> None:
     refused = status("verifier", refused=160.0, refused_repeated=120.0, refused_stale=40.0)
-    row = Row(view(12, statuses=(*(status(role) for role in ROLES if role != "verifier"), refused)), [], 7.5)
-    assert row.lines(65.0, NOW)[-1].strip().endswith("working; 120 refused: repeated")
+    row = view(12, statuses=(*(status(role) for role in ROLES if role != "verifier"), refused), rate=7.5)
+    assert row_lines(row, 65.0)[-1].strip().endswith("working; 120 refused: repeated")
     assert "alpha: 120 refused: repeated" in summary([row])
 
 
 def test_a_run_is_done_when_the_slowest_node_has_taken_and_published_its_steps() -> None:
     assert not steps_done([], 5)
-    assert not steps_done([NodeView("alpha")], 5)
+    assert not steps_done([NodeState("alpha")], 5)
     assert not steps_done([view(5), view(4)], 5)
-    unpublished = NodeView("alpha", (), position(5), pointer(4))
+    unpublished = NodeState("alpha", (), position(5), pointer(4))
     assert not steps_done([view(5), unpublished], 5)
     assert steps_done([view(5), view(9)], 5)
 
@@ -221,8 +233,7 @@ def test_the_step_rate_of_a_trainer_that_takes_its_steps_again_is_not_negative()
 
 def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> None:
     statuses = (*(status(role) for role in ROLES), status("trainer", replica="r2", age_s=0.5, reward_local=0.625))
-    row = Row(view(12, evaluated=10, statuses=statuses), [Evaluation(0, 0.1, 200)], 7.5, 0.25)
-    (text,) = row.lines(65.0, NOW)
+    (text,) = row_lines(view(12, evaluated=10, statuses=statuses, rate=7.5), 65.0, staleness=0.25)
     assert len(text) <= 100
     assert text.startswith("   1:05  alpha")
     columns = HEADER[: HEADER.index("state")]
@@ -232,17 +243,17 @@ def test_a_row_stands_under_its_header_and_shows_base_and_newest_pass_rate() -> 
 
 
 def test_a_long_state_stands_in_a_line_of_its_own_so_that_all_fit_100_columns() -> None:
-    row = Row(view(12, statuses=tuple(status(role) for role in ROLES[:2])), [Evaluation(0, 0.1, 200)], 7.5, 0.25)
-    figures, words = row.lines(65.0, NOW)
+    row = view(12, evaluated=10, statuses=tuple(status(role) for role in ROLES[:2]), rate=7.5)
+    figures, words = row_lines(row, 65.0, staleness=0.25)
     assert words == f"         no word from {ROLES[2]}, {ROLES[3]}" and max(len(figures), len(words), len(HEADER)) <= 100
 
 
 def test_the_summary_shows_the_gain_over_the_base_policy() -> None:
-    (_, line) = summary([Row(view(30, evaluated=30), [Evaluation(0, 0.1, 200)], None)])
+    (_, line) = summary([view(30, evaluated=30)])
     assert line.split()[:6] == ["alpha", "30", "0.500", "0.100", "+0.400", "200"]
 
 
 def test_the_summary_of_a_run_that_went_on_says_which_figures_are_only_of_its_last_start() -> None:
-    rows = [Row(view(30, evaluated=30), [Evaluation(0, 0.1, 200)], None)]
+    rows = [view(30, evaluated=30)]
     *table, note = summary(rows, went_on=True)
     assert table == summary(rows) and note.startswith("(made, shared, taken, refused: since this start;")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,17 +19,13 @@ from shared.roles import ROLES, Role
 from shared.runtime.pace import KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, PAUSES_KEPT, WorkPace, late_after_s
 from shared.runtime.status import StatusBoard
 from swarm_cli.local.control import holding_run
-from swarm_cli.observe.node_state import FIRST_WORK_S, NodeView, standing
-from swarm_cli.observe.progress import state
+from swarm_cli.observe.node_state import FIRST_WORK_S, NodeState
 from swarm_cli.observe.remedies import remedies, unanswered
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import as_object, show
-from swarm_cli.observe.top_model import TopHistory, TopModel, outdated
-from swarm_cli.observe.top_view import screen
-from swarm_cli.runs import VAR_DIR_VARIABLE
+from swarm_cli.observe.top import screen
 
 NOW = 1_000_000.0
-RED, GREEN, YELLOW = "\x1b[31m", "\x1b[32m", "\x1b[33m"
 
 
 def status(role: Role, *, age_s: float = 1.0, worked_s: float | None = 1.0, every_s: float | None = 1.0) -> ServiceStatus:
@@ -49,95 +46,88 @@ def status(role: Role, *, age_s: float = 1.0, worked_s: float | None = 1.0, ever
     )
 
 
-def view(*, finished: bool = False, **of_role: ServiceStatus) -> NodeView:
+def view(*, finished: bool = False, at: float = NOW, **of_role: ServiceStatus) -> NodeState:
     statuses = tuple(of_role.get(role, status(role)) for role in ROLES)
-    return NodeView("alpha", statuses, TrainerPosition(policy_version=900, consumed_local=0, finished=finished))
+    position = TrainerPosition(policy_version=900, consumed_local=0, finished=finished)
+    return NodeState("alpha", statuses, position, at=at)
 
 
-def model(of: NodeView) -> TopModel:
-    return TopHistory().model(SwarmSnapshot(NOW, (NodeSnapshot(of, (), True),), (), True), [], {})
-
-
-def drawn(shows: TopModel, width: int = 80, height: int | None = None) -> str:
-    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system="standard")
-    with console.capture() as captured:
-        console.print(screen(shows, width=width, height=height, headline="nats://here"))
-    return captured.get()
-
-
-def border(shows: TopModel) -> str:
-    """The colour of a panel's corner."""
-    text = drawn(shows)
-    return text[: text.index("╭")][-5:]
-
-
-def test_a_trainer_that_answers_and_has_not_stepped_for_140_s_is_red_and_has_no_rate() -> None:
-    stuck = model(view(trainer=status("trainer", worked_s=140.0)))
-    text = drawn(stuck)
-    assert border(stuck) == RED and border(model(view())) == GREEN
-    assert "no step for 2m (usually every 1s)" in text
-    assert "– steps/s" in text and "46%" not in text
-    assert "2.00 steps/s" in drawn(model(view())), "one that steps has its rate, at the first look too"
-
-
-def test_the_same_is_said_by_status_and_by_the_progress_view() -> None:
-    stuck = view(trainer=status("trainer", worked_s=16 * 60.0))
-    snapshot = SwarmSnapshot(NOW, (NodeSnapshot(stuck, (), True),), (), True)
+def drawn(*nodes: NodeState, height: int | None = None, age_s: float = 0.0) -> str:
     console = Console(width=200, file=io.StringIO(), record=True)
-    show(snapshot, console)
-    assert "no step for 16m (usually every 1s)" in console.export_text()
-    assert as_object(snapshot)["nodes"]["alpha"]["trouble"] == ["no step for 16m (usually every 1s)"]
-    assert state(stuck, NOW) == "no step for 16m (usually every 1s)"
-    assert as_object(SwarmSnapshot(NOW, (NodeSnapshot(view(), (), True),), (), True))["nodes"]["alpha"]["trouble"] == []
+    console.print(screen(SwarmState(NOW, nodes, (), True), height=height, headline="nats://here", age_s=age_s), soft_wrap=True)
+    return console.export_text()
+
+
+def shown(node: NodeState) -> str:
+    """What `swarm status` prints."""
+    console = Console(width=200, file=io.StringIO(), record=True)
+    show(SwarmState(NOW, (node,), (), True), console)
+    return console.export_text()
+
+
+def test_a_trainer_that_answers_and_has_not_stepped_for_140_s_is_bad_and_has_no_rate() -> None:
+    stuck = view(trainer=status("trainer", worked_s=140.0))
+    assert (stuck.health, view().health) == ("bad", "good")
+    assert stuck.steps_per_minute is None and view().steps_per_minute == 120.0, "one that steps has it at the first look too"
+    text = drawn(stuck)
+    assert "no step for 2m (usually every 1s)" in text and "– steps/s" in text and "46%" not in text
+    assert "2.00 steps/s" in drawn(view()) and "compute 46%" in drawn(view())
+
+
+def test_every_display_says_the_same_of_a_stall() -> None:
+    stuck = view(trainer=status("trainer", worked_s=16 * 60.0))
+    words = "no step for 16m (usually every 1s)"
+    assert words in shown(stuck) and words in drawn(stuck) and stuck.words == words
+    assert as_object(SwarmState(NOW, (stuck,)))["nodes"]["alpha"]["trouble"] == [words]
+    assert as_object(SwarmState(NOW, (view(),)))["nodes"]["alpha"]["trouble"] == []
 
 
 def test_a_sampler_that_waits_for_a_silent_trainer_is_not_the_one_that_is_blamed() -> None:
     waits = status("sampler", worked_s=240.0)
     gone = view(trainer=status("trainer", age_s=240.0, worked_s=240.0), sampler=waits)
-    assert standing(gone, NOW) is None and standing(view(sampler=waits), NOW) is not None
-    console = Console(width=200, file=io.StringIO(), record=True)
-    show(SwarmSnapshot(NOW, (NodeSnapshot(gone, (), True),), (), True), console)
-    said = console.export_text()
-    assert "alpha: no word from trainer" in said and "no batch" not in said
-    shown = model(gone)
-    assert border(shown) == RED and "no batch" not in drawn(shown) and "trainer not answering for 4m" in drawn(shown)
+    assert gone.stall is None and view(sampler=waits).stall is not None
+    assert gone.health == "bad" and gone.absent == ["no word from trainer for 4m"]
+    for text in (shown(gone), drawn(gone)):
+        assert "no word from trainer" in text and "trainer not answering for 4m" in text and "no batch" not in text
 
 
-def test_in_rows_the_last_column_says_it_too() -> None:
-    stuck = model(view(trainer=status("trainer", worked_s=140.0)))
-    assert "no step for 2m" in drawn(stuck, width=160, height=5)
+def test_where_three_lines_a_node_do_not_fit_one_says_it_too_and_what_is_wrong_comes_first() -> None:
+    stuck = replace(view(trainer=status("trainer", worked_s=140.0)), node="zeta")
+    lines = drawn(view(), stuck, height=5).splitlines()
+    assert lines[1].startswith("zeta") and "no step for 2m" in lines[1] and lines[2].startswith("alpha")
+    few = drawn(*(replace(view(), node=f"n{number}") for number in range(20)), stuck, height=8).splitlines()
+    assert len(few) == 8 and few[1].startswith("zeta") and few[-2].startswith("16 more nodes")
 
 
 def test_slow_steps_are_no_trouble_until_several_are_missing() -> None:
-    assert standing(view(trainer=status("trainer", worked_s=590.0, every_s=120.0)), NOW) is None
-    late = standing(view(trainer=status("trainer", worked_s=610.0, every_s=120.0)), NOW)
+    assert view(trainer=status("trainer", worked_s=590.0, every_s=120.0)).stall is None
+    late = view(trainer=status("trainer", worked_s=610.0, every_s=120.0)).stall
     assert late is not None and late.words == "no step for 10m (usually every 2m)"
 
 
-def test_a_node_that_has_taken_all_its_steps_rests_and_is_green() -> None:
+def test_a_node_that_has_taken_all_its_steps_rests_and_is_well() -> None:
     done = view(finished=True, trainer=status("trainer", worked_s=9000.0), sampler=status("sampler", worked_s=9000.0))
-    assert standing(done, NOW) is None and border(model(done)) == GREEN
-    assert "– steps/s" in drawn(model(done)), "and its rate does not outlive its steps"
+    assert done.stall is None and (done.health, done.kind) == ("good", "finished")
+    assert done.steps_per_minute is None, "its rate does not outlive its steps"
 
 
 def test_a_first_step_is_waited_for_and_a_verifier_without_work_is_no_trouble() -> None:
     young = status("trainer", worked_s=None, every_s=None)
-    assert standing(view(trainer=young), NOW - 5000 + FIRST_WORK_S - 1) is None
-    never = standing(view(trainer=young), NOW)
+    assert view(at=NOW - 5000 + FIRST_WORK_S - 1, trainer=young).stall is None
+    never = view(trainer=young).stall
     assert never is not None and never.words == "no step for 1h"
-    assert standing(view(verifier=status("verifier", worked_s=None, every_s=None)), NOW) is None
+    assert view(verifier=status("verifier", worked_s=None, every_s=None)).stall is None
 
 
-def test_a_process_that_is_late_with_its_word_makes_its_node_yellow_before_it_counts_as_gone() -> None:
-    late = model(view(trainer=status("trainer", age_s=14.0)))
-    assert border(late) == YELLOW and "trainer not answering for 14s" in drawn(late)
-    assert border(model(view(trainer=status("trainer", age_s=40.0)))) == RED
+def test_a_process_that_is_late_with_its_word_is_told_before_it_counts_as_gone() -> None:
+    late = view(trainer=status("trainer", age_s=14.0))
+    assert late.health == "warn" and late.late == ["trainer"] and "trainer not answering for 14s" in drawn(late)
+    assert view(trainer=status("trainer", age_s=40.0)).health == "bad"
 
 
-def test_what_a_server_said_that_does_not_answer_any_more_is_not_green_and_has_no_rate() -> None:
-    old = outdated(model(view()), 75.0)
-    assert border(old) == YELLOW
-    assert "as of 1m ago" in drawn(old) and "– steps/s" in drawn(old)
+def test_what_a_server_said_that_does_not_answer_any_more_has_no_rate_and_is_marked() -> None:
+    old = drawn(view(), age_s=75.0)
+    assert "? running when seen last" in old and "– steps/s" in old and "46%" not in old
 
 
 def test_a_pace_in_bursts_is_that_of_the_bursts_and_a_past_stall_does_not_hide_the_next() -> None:
@@ -207,26 +197,23 @@ def test_a_status_says_when_its_process_worked_last_and_a_figure_can_be_taken_ba
 
 
 def test_what_a_process_said_last_is_not_shown_beside_what_is_known_since() -> None:
-    stuck = drawn(model(view(trainer=status("trainer", worked_s=140.0), generator=status("generator", worked_s=90.0))))
-    assert "trainer no step for 2m" in stuck and "trainer training" not in stuck
-    assert "generator no group for 1m" in stuck and "generator training" not in stuck
+    stuck = view(trainer=status("trainer", worked_s=140.0), generator=status("generator", worked_s=90.0))
+    assert stuck.role_words("trainer") == "no step for 2m" and stuck.role_words("generator") == "no group for 1m"
     waits = msgspec.structs.replace(status("sampler", worked_s=140.0), state="waiting for local")
-    assert "sampler waiting for local, no batch for 2m" in drawn(model(view(sampler=waits)))
+    assert view(sampler=waits).role_words("sampler") == "waiting for local, no batch for 2m"
     silent = view(verifier=status("verifier", age_s=25.0, worked_s=25.0), trainer=status("trainer", worked_s=35.0))
-    assert "verifier not answering for 25s" in drawn(model(silent)) and "verifier training" not in drawn(model(silent))
-    assert model(silent).nodes[0].trouble[0] == "verifier not answering for 25s", "the cause before what follows from it"
-    console = Console(width=200, file=io.StringIO(), record=True)
-    show(SwarmSnapshot(NOW, (NodeSnapshot(silent, (), True),), (), True), console)
-    cells = next(line for line in console.export_text().splitlines() if line.startswith("│ alpha"))
-    assert "not answering for 25s" in cells and "no step for 35s" in cells
+    assert silent.role_words("verifier") == "not answering for 25s"
+    assert silent.trouble[0] == "verifier not answering for 25s", "the cause before what follows from it"
+    for text in (drawn(silent), shown(silent)):
+        assert "verifier not answering for 25s" in text and "no step for 35s" in text and "verifier training" not in text
 
 
 def test_for_how_long_a_process_is_silent_is_told_in_full_however_long_the_other_s_state_is() -> None:
     waits = msgspec.structs.replace(status("sampler"), state="waiting for trainer (3 batches ahead)")
     for age_s in (14.0, 140.0):
         gone = view(trainer=status("trainer", age_s=age_s), sampler=waits)
-        assert f"trainer not answering for {'14s' if age_s < 60 else '2m'} " in drawn(model(gone)).replace("\x1b[0m", " ")
-    assert state(gone, NOW) == "no word from trainer for 2m"
+        assert f"trainer not answering for {'14s' if age_s < 60 else '2m'}" in drawn(gone)
+    assert gone.words == "no word from trainer for 2m"
 
 
 def test_the_command_that_starts_a_silent_process_again_is_named_where_it_is_known_to_be_here(
@@ -236,8 +223,8 @@ def test_the_command_that_starts_a_silent_process_again_is_named_where_it_is_kno
     monkeypatch.chdir(tmp_path)
     run = Path("var") / "runs" / "two"
     gone = view(trainer=status("trainer", age_s=140.0), sampler=status("sampler", age_s=14.0))
-    assert unanswered([gone, view()], NOW) == ["alpha-trainer", "alpha-sampler"]
-    assert unanswered([NodeView("x; rm -r /", ())], NOW) == unanswered([NodeView("alpha", ())], NOW) == []
+    assert unanswered([gone, view()]) == ["alpha-trainer", "alpha-sampler"]
+    assert unanswered([NodeState("x; rm -r /")]) == unanswered([NodeState("alpha")]) == []
     names = ["alpha-trainer", "beta-trainer"]
     again = "starts it again (with `--now` if it hangs)"
     assert remedies(names, run, 1) == [f"`swarm restart alpha-trainer` {again}; 1 more do not answer"]
@@ -249,21 +236,19 @@ def test_the_command_that_starts_a_silent_process_again_is_named_where_it_is_kno
 def test_a_node_whose_trainer_is_starting_again_does_not_stand_still() -> None:
     waits = status("sampler", worked_s=600.0)
 
-    def again(began_s: float, state: str) -> NodeView:
+    def again(began_s: float, state: str) -> NodeState:
         begins = msgspec.structs.replace(status("trainer", worked_s=None, every_s=None), started_at=NOW - began_s, state=state)
         return view(trainer=begins, sampler=waits, generator=status("generator", worked_s=600.0))
 
     for began_s, words in ((5.0, "starting"), (300.0, "starting"), (50.0, "waiting for a batch")):
         node = again(began_s, words)
-        assert standing(node, NOW) is None, (began_s, words)
-        assert border(model(node)) == GREEN and "no batch" not in drawn(model(node))
-        assert state(node, NOW) == words
+        assert node.stall is None and node.health == "good" and node.words == words, (began_s, words)
+        assert "no batch" not in drawn(node)
     for began_s, words in ((70.0, "waiting for a batch"), (FIRST_WORK_S + 1, "starting")):
-        assert standing(again(began_s, words), NOW) is not None, (began_s, words)
+        assert again(began_s, words).stall is not None, (began_s, words)
 
 
 def test_a_stalled_trainer_is_excused_while_another_process_of_its_node_starts() -> None:
     begins = msgspec.structs.replace(status("generator", worked_s=None, every_s=None), started_at=NOW - 5, state="starting")
     stuck = status("trainer", worked_s=140.0)
-    assert standing(view(trainer=stuck, generator=begins), NOW) is None
-    assert standing(view(trainer=stuck), NOW) is not None
+    assert view(trainer=stuck, generator=begins).stall is None and view(trainer=stuck).stall is not None

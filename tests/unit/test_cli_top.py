@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.roles import ROLES
 from shared.transport.base import ConsumerState, StreamState
-from swarm_cli.local.procfile import ROLES
-from swarm_cli.observe.node_state import NodeView, duration, top_refusal
+from swarm_cli.dashboard.page_state import swarm_object
+from swarm_cli.dashboard.recent_groups import RecentGroups
+from swarm_cli.observe.node_lines import SPARKS, findings, nearly_full, rate, sparkline
+from swarm_cli.observe.node_state import NodeState, StreamFill, duration
+from swarm_cli.observe.progress import row_lines, summary
 from swarm_cli.observe.run_files import Evaluation
-from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot
-from swarm_cli.observe.top_model import HeldOut, TopHistory, TopModel, held_out_history
-from swarm_cli.observe.top_view import SPARKS, _held_out, rate, screen, sparkline
+from swarm_cli.observe.snapshot import SwarmState, held_out_history
+from swarm_cli.observe.status import as_object
+from swarm_cli.observe.top import screen
 
 NOW = 1_000_000.0
 
@@ -67,7 +72,7 @@ TRAINING = {
 
 def node(
     name: str = "alpha", *, silent: str = "", step: int = 1200, dead: int = 0, rollouts: int = 3, **verifying: float
-) -> NodeSnapshot:
+) -> NodeState:
     verifying = {"shared": 900, "accepted": 800, "refused": 12, "refused_flood": 9, "refused_too_old": 3, **verifying}
     verifying = {"scorers_replaced": 2, "outbox": 4, "intake_backlog": 10, "intake_waiting": 20, **verifying}
     figures: dict[str, dict[str, float]] = {
@@ -81,127 +86,107 @@ def node(
     pointer = PolicyPointer(version=step, sha256="0" * 64, size_bytes=1, uri="file:///p", consumed_local=0, created_at=NOW)
     upper = name.upper()
     streams = (fill(f"NODE_{upper}_ROLLOUTS", rollouts), fill(f"NODE_{upper}_SCORED", 10_000), fill(f"NODE_{upper}_DEAD", dead))
-    return NodeSnapshot(NodeView(name, statuses, position, pointer), streams, True)
+    scores = held_out_history(None, [report(0, 0.1), report(25, 0.4), report(50, 0.7)])
+    return NodeState(name, statuses, position, pointer, at=NOW, streams=streams, scores=scores)
 
 
-def model(*nodes: NodeSnapshot, reachable: bool | None = True) -> TopModel:
-    snapshot = SwarmSnapshot(NOW, nodes, (fill("SWARM_ROLLOUTS", 10, 2**30),), reachable)
-    reports = [report(0, 0.1), report(25, 0.4), report(50, 0.7)]
-    return TopHistory().model(snapshot, reports, {})
-
-
-def shown(shows: TopModel, *, width: int = 80, height: int | None = None, notice: str = "") -> str:
-    console = Console(width=width, file=io.StringIO(), record=True)
-    console.print(screen(shows, width=width, height=height, headline="nats://here", notice=notice))
+def shown(*nodes: NodeState, height: int | None = None, notice: str = "", reachable: bool | None = True) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    swarm = SwarmState(NOW, nodes, (fill("SWARM_ROLLOUTS", 10, 2**30),), reachable)
+    console.print(screen(swarm, height=height, headline="nats://here", notice=notice), soft_wrap=True)
     return console.export_text()
 
 
-def test_a_panel_says_how_far_a_node_is_what_it_learned_and_what_waits() -> None:
-    text = shown(model(node()))
-    for words in (
-        "alpha  step 1,200  2.00 steps/s  policy 1,200 (sampling with 1,199)",
-        "0.700 @50 of 200  base 0.100 +0.600  ▁▅█",
-        "local 0.750  foreign 0.500  stale 1.5 (max 2)  scorer kills 2",
-        "made 1,000  to score 3  shared 900  outbox 4  pool 5+7",
-        "a batch: 2 local + 6 foreign groups",
-        "waiting 30  taken in 800  refused 12: flood",
-        "wait 60% compute 30% publish 5% checkpoint 3%",
-        "generator working, up 7m",
-        "scored 50%",
-        "dead letters 0",
-        "shared streams  rollouts 50%",
-    ):
-        assert words in text, f"{words!r} is missing from\n{text}"
+def test_three_lines_say_how_far_a_node_is_what_became_of_groups_and_what_its_processes_do() -> None:
+    _, first, second, third, last = shown(node()).splitlines()
+    assert first == "alpha  ● running  step 1,200  2.00 steps/s  version 1,200  held-out 0.700 @50 base 0.100 +0.600  ▁▅█"
+    words = "made 1,000  shared 900  taken 800  refused 12 (mostly flood)  reward 0.750  foreign 0.500  stale 1.5"
+    assert second == f"  {words}"
+    doings = " · ".join(f"{role} working" for role in ROLES)
+    assert third == f"  {doings} (wait 60%, compute 30%)"
+    assert last == "shared streams  swarm_rollouts 10"
 
 
-def test_no_line_is_cut_short_or_longer_than_the_terminal() -> None:
+def test_no_line_is_longer_than_the_terminal_and_no_more_are_shown_than_fit() -> None:
     busy = node(step=123_456, refused=1_234.0, refused_task_not_allowed=1_200.0, intake_backlog=5_280.0, shared=123_000.0)
-    for width in (80, 160):
-        text = shown(model(busy, node("beta")), width=width)
-        assert "…" not in text, text
-        assert max(map(len, text.splitlines())) <= width
-
-
-def test_panels_stand_in_pairs_where_there_is_room() -> None:
-    def line_of(text: str, name: str) -> int:
-        return next(number for number, line in enumerate(text.splitlines()) if f" {name}  step" in line)
-
-    both = model(node(), node("beta"))
-    assert line_of(shown(both, width=160), "alpha") == line_of(shown(both, width=160), "beta")
-    assert line_of(shown(both, width=80), "alpha") < line_of(shown(both, width=80), "beta")
-
-
-def test_two_nodes_fit_a_small_terminal_and_many_become_rows() -> None:
-    assert len(shown(model(node(), node("beta")), height=24).splitlines()) <= 24
-    many = model(*(node(f"n{number}") for number in range(12)))
-    for width in (80, 160):
-        text = shown(many, width=width, height=24)
-        assert len(text.splitlines()) <= 24
-        assert all(f"n{number} " in text for number in range(12))
-        assert "…" not in text
+    console = Console(width=80, file=io.StringIO(), record=True)
+    many = [node(f"n{number}") for number in range(12)]
+    for height, nodes in ((24, [busy, node("beta")]), (24, many), (10, many)):
+        console.print(screen(SwarmState(NOW, tuple(nodes), (), True), height=height, headline="nats://here"))
+        lines = console.export_text().splitlines()
+        assert len(lines) <= height and max(map(len, lines)) <= 80
+        assert sum(line.startswith(tuple(each.node for each in nodes)) for line in lines) == min(len(nodes), height - 3 or 1)
 
 
 def test_a_silent_process_is_named_with_how_long_and_its_node_has_no_rate() -> None:
-    text = shown(model(node(silent="trainer")))
-    assert "trainer not answering for 50s" in text
-    assert "– steps/s" in text
-    assert "sampler working, up 7m" in text
+    text = shown(node(silent="trainer"))
+    assert "no word from trainer for 50s" in text and "trainer not answering for 50s" in text
+    assert "– steps/s" in text and "! silent" in text and "sampler working" in text
 
 
 def test_a_node_that_has_said_nothing_yet_is_shown_as_such() -> None:
-    unheard = NodeSnapshot(NodeView("gamma"), (), True)
-    text = shown(model(unheard))
-    assert "gamma" in text and "not evaluated yet" in text and "no process has reported yet" in text
+    text = shown(NodeState("gamma", at=NOW))
+    assert "gamma" in text and "held-out –" in text and text.count("never seen") == len(ROLES)
 
 
 def test_of_a_node_on_another_server_nothing_is_said_that_is_not_known() -> None:
-    there = NodeSnapshot(NodeView("far"), (), True, elsewhere=True)
-    for width in (80, 160):
-        panel = shown(model(there), width=width)
-        for words in ("far  step –  – steps/s  policy –", "made –", "shared –", "taken in –  refused –", "on another server"):
-            assert words in panel, f"{words!r} is missing from\n{panel}"
-    row = next(line for line in shown(model(there, node()), width=160, height=6).splitlines() if line.startswith("far"))
-    assert row.split() == ["far", *["–"] * 13, "elsewhere"] and "no generator" not in panel
+    there = NodeState("far", at=NOW, elsewhere=True)
+    row = next(line for line in shown(there, node()).splitlines() if "far" in line)
+    assert row.split() == ["far", "–", "–", "–", "–", "not", "listed"]
 
 
 def test_the_headline_tells_of_a_server_that_is_away_above_what_was_known() -> None:
-    text = shown(model(node()), notice="the server has not answered for 7 s").splitlines()
+    text = shown(node(), notice="the server has not answered for 7 s").splitlines()
     assert "has not answered for 7 s" in text[1]
     assert any("alpha" in line for line in text[2:])
 
 
 def test_a_swarm_plane_that_is_away_or_absent_is_told() -> None:
-    assert "cannot be reached" in shown(model(node(), reachable=False))
-    assert "train alone" in shown(model(node(), reachable=None))
+    assert "cannot be reached" in shown(node(), reachable=False)
+    assert "train alone" in shown(node(), reachable=None)
 
 
-def test_only_a_queue_that_holds_its_writer_back_is_marked_when_nearly_full() -> None:
-    full = model(node(rollouts=500)).nodes[0].fills
-    assert [(fill.name, fill.full_is_normal) for fill in full] == [("rollouts", False), ("scored", True), ("dead", True)]
-    assert full[0].ratio is not None and full[0].ratio > 0.9
+def test_only_a_queue_that_holds_its_writer_back_is_told_when_nearly_full() -> None:
+    assert [(name, ratio > 0.9) for name, ratio in nearly_full(node(rollouts=500))] == [("rollouts", True)]
+    assert list(nearly_full(node())) == [], "the stream of scored groups drops its oldest"
+    assert any("rollouts" in words for words in findings(node(rollouts=500)))
+    assert "dead letters 3" in shown(node(dead=3)) and "dead letters" not in shown(node())
 
 
 def test_held_out_history_comes_from_the_swarm_the_files_and_the_bucket() -> None:
-    view = NodeView("alpha", evaluation=report(75, 0.8))
-    found = held_out_history(view, [report(50, 0.7), report(25, 0.4, node="beta")], [Evaluation(0, 0.1, 200)])
-    assert [(e.policy_version, e.pass_rate) for e in found.history] == [(0, 0.1), (50, 0.7), (75, 0.8)]
-    assert found.base == Evaluation(0, 0.1, 200)
+    found = held_out_history(report(75, 0.8), [report(50, 0.7)], [Evaluation(0, 0.1, 200)])
+    assert [(e.policy_version, e.pass_rate) for e in found] == [(0, 0.1), (50, 0.7), (75, 0.8)]
+    state = NodeState("alpha", scores=found)
+    assert state.base_score == Evaluation(0, 0.1, 200) and state.gain == pytest.approx(0.7)
 
 
 def test_a_held_out_score_says_how_many_answers_have_no_known_reward() -> None:
-    assert _held_out(HeldOut((Evaluation(0, 0.5, 16),))).plain.startswith("0.500 @0 of 16  ")
-    assert _held_out(HeldOut((Evaluation(3, 0.5, 7, unknown=9),))).plain.startswith("0.500 @3 of 7 (9 unknown)")
+    assert NodeState("alpha", scores=(Evaluation(0, 0.5, 16),)).held_out == "0.500 @0"
+    assert NodeState("alpha", scores=(Evaluation(3, 0.5, 7, unknown=9),)).held_out == "0.500 @3, 7 of 16 known"
+
+
+def test_an_evaluation_without_any_known_reward_is_told_by_every_display() -> None:
+    """The generator writes no report of it, so the score shown is an earlier one."""
+    blind = {role: status(role) for role in ROLES} | {"generator": status("generator", eval_unknown=16.0)}
+    for scores, told in (((), "unknown (16)"), ((Evaluation(3, 0.5, 16),), "0.500 @3, newest unknown")):
+        state = NodeState("alpha", tuple(blind.values()), at=NOW, scores=scores)
+        assert (state.unscored, state.held_out) == (16, told)
+        assert f"held-out {told}" in shown(state)
+        assert row_lines(state, 1.0)[0].split()[5] == summary([state])[1].split()[2] == "unknown"
+        assert as_object(SwarmState(NOW, (state,)))["nodes"]["alpha"]["evaluation_without_score"] == 16
+        (seen,) = swarm_object(SwarmState(NOW, (state,)), [], RecentGroups())["nodes"]
+        assert len(seen["rewards"]) == 1 and "none of its 16 answers" in seen["rewards"][0]
 
 
 def test_a_node_that_begins_again_begins_a_new_history() -> None:
     reports = [report(0, 0.1, at=1), report(25, 0.4, at=2), report(50, 0.6, at=3), report(0, 0.2, at=4), report(25, 0.3, at=5)]
-    found = held_out_history(NodeView("alpha"), reports, ())
-    assert [(e.policy_version, e.pass_rate) for e in found.history] == [(0, 0.2), (25, 0.3)]
+    assert [(e.policy_version, e.pass_rate) for e in held_out_history(None, reports)] == [(0, 0.2), (25, 0.3)]
 
 
 def test_the_most_frequent_refusal_is_named_over_all_replicas() -> None:
-    assert top_refusal([status("verifier", refused_flood=2, refused_banned=3), status("verifier", refused_flood=2)]) == ("flood", 4)
-    assert top_refusal([status("verifier", refused_flood=0)]) is None
+    replicas = [status("verifier", refused_flood=2, refused_banned=3), status("verifier", refused_flood=2)]
+    assert NodeState("alpha", tuple(replicas), at=NOW).refusals() == "4 refused: flood"
+    assert NodeState("alpha", (status("verifier", refused_flood=0),), at=NOW).refusals() == ""
 
 
 def test_a_sparkline_spans_its_values_keeps_the_newest_and_does_not_magnify_noise() -> None:

@@ -30,9 +30,9 @@ from swarm_cli.local.control import holding_run
 from swarm_cli.local.launch import Outcome
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_messages import explain_end
-from swarm_cli.observe.node_state import NodeView
-from swarm_cli.observe.remedies import advice, told
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.remedies import advice, death_words
+from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import show
 from swarm_cli.runs import RunEnd
 from swarm_cli.target import Target
@@ -48,15 +48,15 @@ def killed(times: int, *, every_s: float = 25.0, again_s: float | None = 10.0, c
 
 
 def test_it_is_said_how_often_a_process_died_and_when_it_starts_again() -> None:
-    assert told(killed(5), NOW, answers=False) == "killed 5 times in 100 s, starting again in 10 s"
-    assert told(killed(5), NOW + 30, answers=False) == "killed 5 times in 100 s, started again 20s ago"
-    assert told(killed(1), NOW, answers=False) == "killed once, starting again in 10 s"
-    assert told(killed(4, code=1), NOW, answers=True) == "crashed 4 times in 75 s, starting again in 10 s"
-    assert told(killed(8, every_s=10, again_s=None), NOW + 3600, answers=False) == "killed 8 times in 70 s, given up"
-    assert told(killed(2), NOW, answers=True) == "", "it was killed by hand, perhaps, and is back"
-    assert told(killed(5), NOW + 40, answers=True) == "killed 5 times in 100 s, started again 30s ago"
-    assert told(killed(5), NOW + 80, answers=True) == "", "it has stayed for a while"
-    assert told(killed(5), NOW + 121, answers=True) == "" == told(killed(5), NOW + 121, answers=False), "that is past"
+    assert death_words(killed(5), NOW, answers=False) == "killed 5 times in 100 s, starting again in 10 s"
+    assert death_words(killed(5), NOW + 30, answers=False) == "killed 5 times in 100 s, started again 20s ago"
+    assert death_words(killed(1), NOW, answers=False) == "killed once, starting again in 10 s"
+    assert death_words(killed(4, code=1), NOW, answers=True) == "crashed 4 times in 75 s, starting again in 10 s"
+    assert death_words(killed(8, every_s=10, again_s=None), NOW + 3600, answers=False) == "killed 8 times in 70 s, given up"
+    assert death_words(killed(2), NOW, answers=True) == "", "it was killed by hand, perhaps, and is back"
+    assert death_words(killed(5), NOW + 40, answers=True) == "killed 5 times in 100 s, started again 30s ago"
+    assert death_words(killed(5), NOW + 80, answers=True) == "", "it has stayed for a while"
+    assert death_words(killed(5), NOW + 121, answers=True) == "" == death_words(killed(5), NOW + 121, answers=False), "that is past"
 
 
 def test_a_process_that_cannot_go_on_is_given_up_with_its_own_reason_and_not_started_again(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_a_process_that_cannot_go_on_is_given_up_with_its_own_reason_and_not_sta
     note_death(file, EXIT_CONFIG, None, why)
     found = read_deaths(file)
     assert found is not None and (found.why, found.next_at) == (why, None)
-    assert told(found, NOW, answers=False) == f"given up, it cannot go on: {why}"
-    assert told(found, NOW, answers=True) == "", "somebody has started it again"
-    assert told(replace(found, why=""), NOW, answers=False) == "given up, it cannot go on: its log says why"
-    first, second = advice([view(trainer=status("trainer", age_s=100.0))], NOW, run)
+    assert death_words(found, NOW, answers=False) == f"given up, it cannot go on: {why}"
+    assert death_words(found, NOW, answers=True) == "", "somebody has started it again"
+    assert death_words(replace(found, why=""), NOW, answers=False) == "given up, it cannot go on: its log says why"
+    first, second = advice([view(trainer=status("trainer", age_s=100.0))], run)
     assert first == f"alpha-trainer: given up, it cannot go on: {why}" and "swarm restart alpha-trainer" in second
 
 
@@ -80,9 +80,9 @@ def test_the_page_says_at_a_start_that_a_process_was_given_up(tmp_path: Path) ->
     (run / "alpha").mkdir(parents=True)
     note_death(deaths_file(run, "alpha-trainer"), EXIT_CONFIG, None, "no such model")
     young = [structs.replace(status(role), started_at=NOW - 20) for role in ROLES if role != "trainer"]
-    starts = NodeView("alpha", tuple(young))
+    starts = NodeState("alpha", tuple(young), at=NOW)
     with holding_run(run):
-        state = swarm_object(SwarmSnapshot(NOW, (NodeSnapshot(starts, (), True),), (), True), [], RecentGroups())
+        state = swarm_object(SwarmState(NOW, (starts,), (), True), [], RecentGroups())
         assert (state["state"], state["nodes"][0]["kind"]) == ("starting", "starting")
         name_logs(state, [starts], tmp_path, Target("nats://127.0.0.1:1", None, "one"))
     (node,) = state["nodes"]
@@ -151,9 +151,9 @@ def test_every_view_says_that_a_dying_process_is_being_started_and_none_that_som
     said = {"times": [NOW - 100, NOW - 50, NOW], "code": -9, "next_at": NOW + 10}
     deaths_file(run, "alpha-trainer").write_text(json.dumps(said))
     lost = view(trainer=status("trainer", age_s=40.0))
-    snapshot = SwarmSnapshot(NOW, (NodeSnapshot(lost, (), True),), (), True)
+    snapshot = SwarmState(NOW, (lost,), (), True)
     words = "killed 3 times in 100 s, starting again in 10 s"
-    assert advice([lost], NOW, run) == [f"alpha-trainer: {words}"]
+    assert advice([lost], run) == [f"alpha-trainer: {words}"]
     out = io.StringIO()
     with holding_run(run):
         show(snapshot, Console(file=out, width=200), run)

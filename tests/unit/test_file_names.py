@@ -25,11 +25,16 @@ from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.dashboard.run_records import Cell, TrainedGroups
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import CHARACTERS, FileNames, file_names
-from swarm_cli.observe.node_state import NodeView
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.rollouts.judge import Choice, Judge
-from swarm_cli.rollouts.records import BatchedGroup, Fate, HeldOutSample, Refusal, RefusedExcerpt, Samples
-from swarm_cli.rollouts.shown import View, by_question, show, show_question, show_refusal
+from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.snapshot import SwarmState
+from swarm_cli.rollouts.batches import BatchedGroup
+from swarm_cli.rollouts.choice import Choice
+from swarm_cli.rollouts.fates import Fate
+from swarm_cli.rollouts.records import HeldOutSample, Refusal, RefusedExcerpt, Samples
+from swarm_cli.rollouts.refused import show_refusal
+from swarm_cli.rollouts.rewards import Judge
+from swarm_cli.rollouts.samples import by_question, show_question
+from swarm_cli.rollouts.shown import View, show
 from tests.unit.page_batches import NOW, batch, item
 
 MINE, OTHER, ELSEWHERE = ("file_" + digit * 40 for digit in "123")
@@ -98,12 +103,12 @@ def test_the_page_calls_a_file_by_its_name_in_selectors_in_lists_and_under_nodes
         node="alpha", public_key="U", model=ModelIdentity(name="m", tokenizer_hash="a" * 64), tasks=[MINE, ELSEWHERE, "gcd"],
         policy_version=1, software="", updated_at=NOW,
     )  # fmt: skip
-    node = NodeSnapshot(NodeView("alpha", ()), (), True, Heard(record, Standing.SIGNED, "U", ""))
+    node = NodeState("alpha", at=NOW, entry=Heard(record, Standing.SIGNED, "U", ""))
     recent = RecentGroups()
     made = batch(1, item("alpha", "beta", 1.0, dataset=MINE))
     recent.take("alpha", made)
     trained = TrainedGroups((Cell("alpha", "beta", MINE, 3), Cell("alpha", "beta", "gcd", 2)))
-    told = swarm_object(SwarmSnapshot(NOW, (node,), (), True), [], recent, trained, names=NAMES)
+    told = swarm_object(SwarmState(NOW, (node,), (), True), [], recent, trained, names=NAMES)
     assert told["nodes"][0]["tasks"] == [SHOWN, ELSEWHERE, "gcd"]
     assert [dataset for _, _, dataset, _ in told["exchange"]] == [SHOWN, "gcd"]
     assert told["groups"][0]["dataset"] == SHOWN == step_object("alpha", made, NAMES)["groups"][0]["dataset"]

@@ -34,12 +34,11 @@ from shared.transport.base import ConsumerState, KvEntry, StreamState
 from swarm_cli.console import terminal
 from swarm_cli.dashboard.server import PAGE
 from swarm_cli.local.procfile import ROLES
-from swarm_cli.observe.node_state import NodeView, node_view
-from swarm_cli.observe.progress import Row, summary
-from swarm_cli.observe.snapshot import NodeSnapshot, StreamFill, SwarmSnapshot, chosen, directory
+from swarm_cli.observe.node_state import NodeState, StreamFill
+from swarm_cli.observe.progress import row_lines, summary
+from swarm_cli.observe.snapshot import SwarmState, chosen, directory, held_out_history, node_state
 from swarm_cli.observe.status import as_object, show
-from swarm_cli.observe.top_model import TopHistory
-from swarm_cli.observe.top_view import screen
+from swarm_cli.observe.top import screen
 
 NOW = 1_000_000.0
 HOSTILE = (
@@ -144,7 +143,7 @@ def test_a_statement_in_anothers_name_is_not_taken_for_that_nodes() -> None:
         KvEntry("status.sampler.0", encode(mine), 2),
         KvEntry("status.trainer.1", encode(theirs), 3),
     ]
-    view = node_view("alpha", entries)
+    view = node_state("alpha", entries)
     assert view.statuses == (mine,) and view.unreadable == ("status.sampler.0", "status.trainer.1")
 
 
@@ -162,7 +161,7 @@ FIGURES = (
 
 
 @st.composite
-def snapshots(draw: Any) -> SwarmSnapshot:
+def snapshots(draw: Any) -> SwarmState:
     nodes = []
     for name in draw(st.lists(texts, min_size=1, max_size=3, unique=True)):
         statuses = tuple(
@@ -175,26 +174,29 @@ def snapshots(draw: Any) -> SwarmSnapshot:
         evaluation = EvalReport(
             node=name, policy_version=count, created_at=1.0, n=count, pass_rate=0.5, mean_reward=0.5, per_task={}, seconds=1.0
         )
-        nodes.append(NodeSnapshot(NodeView(name, statuses, None, None, evaluation, (draw(texts),)), (fill,), draw(st.booleans())))
-    return SwarmSnapshot(NOW, tuple(nodes), (), draw(st.sampled_from([None, True, False])), draw(st.integers(0, 9)), 3)
+        nodes.append(
+            NodeState(
+                name, statuses, None, None, evaluation, (draw(texts),), at=NOW, streams=(fill,), elsewhere=draw(st.booleans()),
+                lost=tuple(draw(st.lists(texts, max_size=1))), scores=held_out_history(evaluation, []), run=draw(texts),
+            )
+        )  # fmt: skip
+    return SwarmState(NOW, tuple(nodes), (), draw(st.sampled_from([None, True, False])), draw(st.integers(0, 9)), 3)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(snapshots(), texts, st.sampled_from([40, 80, 160]), st.sampled_from([None, 12, 40]))
 def test_status_top_and_the_progress_view_print_any_text_as_text_and_never_raise(
-    snapshot: SwarmSnapshot, notice: str, width: int, height: int | None
+    snapshot: SwarmState, notice: str, width: int, height: int | None
 ) -> None:
     console = Console(width=width, file=io.StringIO(), markup=False, emoji=False)
+    console.print(screen(snapshot, height=height, headline="nats://here", notice=notice))
+    assert all(cell_len(line) <= width for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
     show(snapshot, console)
-    model = TopHistory().model(snapshot, [], {})
-    console.print(screen(model, width=width, height=height, headline="nats://here", notice=notice))
-    rows = [Row(node.view, (), None) for node in snapshot.nodes]
-    lines = [*(line for row in rows for line in row.lines(1.0, NOW)), *summary(rows)]
+    lines = [*(line for node in snapshot.nodes for line in row_lines(node, 1.0)), *summary(snapshot.nodes)]
     assert all("\n" not in line for line in lines)
     shown = console.file.getvalue() + "\n".join(lines)  # type: ignore[attr-defined]
     assert not any(map(acts, shown.replace("\n", ""))), [c for c in shown if acts(c)]
-    assert all(cell_len(line) <= width for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
     assert visible_json(as_object(snapshot)).isprintable()
 
 
@@ -202,7 +204,7 @@ def test_long_and_wide_names_leave_a_table_readable() -> None:
     long = "漢" * 512
     fills = tuple(StreamFill(name, StreamState(0, 1, 1, 1)) for name in (long, "x" * 512, "e" + "\u0301" * 512, "plain"))
     console = Console(width=100, file=io.StringIO(), markup=False)
-    show(SwarmSnapshot(NOW, (NodeSnapshot(NodeView(long), fills, True),), (), True), console)
+    show(SwarmState(NOW, (NodeState(long, streams=fills),), (), True), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert len(text.splitlines()) < 40, text
     assert "plain" in text and "messages" in text, "the other columns are still there"

@@ -11,9 +11,10 @@ from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
 from swarm_cli.dashboard.page_state import IN_CLUSTER, name_logs, swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
-from swarm_cli.observe.node_state import NodeView
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
-from swarm_cli.runs import VAR_DIR_VARIABLE, RunEnd
+from swarm_cli.elsewhere import VAR_DIR_VARIABLE
+from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.snapshot import SwarmState
+from swarm_cli.run_end import RunEnd
 from swarm_cli.target import Target
 
 NOW = 1_000_000.0
@@ -36,8 +37,8 @@ def told(*, verifier_s: float, step_s: float = 1.0) -> dict[str, object]:
         )
         for role in ROLES
     )
-    view = NodeView("alpha", statuses, TrainerPosition(policy_version=3, consumed_local=3))
-    return swarm_object(SwarmSnapshot(NOW, (NodeSnapshot(view, (), True),), (), True), [], RecentGroups())
+    node = NodeState("alpha", statuses, TrainerPosition(policy_version=3, consumed_local=3), at=NOW)
+    return swarm_object(SwarmState(NOW, (node,), (), True), [], RecentGroups())
 
 
 def test_a_process_that_misses_reports_is_told_long_before_it_counts_as_gone() -> None:

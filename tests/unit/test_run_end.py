@@ -16,8 +16,10 @@ from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_messages import write_note
-from swarm_cli.observe.node_state import NodeView, absent
-from swarm_cli.runs import END, EXIT_BROKE_OFF, EXIT_ENDED, RunNote, forget_end, newest_ended, read_end, write_end
+from swarm_cli.observe.node_state import NodeState
+from swarm_cli.run_end import END, EXIT_BROKE_OFF, EXIT_ENDED, forget_end, newest_ended, read_end, write_end
+from swarm_cli.running import RunNote
+from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.target import Following, Target, default_target, looking_at
 
 
@@ -132,16 +134,16 @@ def test_a_run_that_is_not_here_is_not_taken_for_the_one_that_runs(tmp_path: Pat
 
 
 def test_a_node_whose_processes_all_ended_in_order_has_ended_and_waits_for_none() -> None:
-    def view(**states: str) -> NodeView:
+    def node(at: float, **states: str) -> NodeState:
         statuses = [
             ServiceStatus(node="a", role=role, replica="0", pid=1, host="h", state=states.get(role, "stopped"), started_at=0,
                           updated_at=100.0, figures={})
             for role in ROLES
         ]  # fmt: skip
-        return NodeView("a", tuple(statuses))
+        return NodeState("a", tuple(statuses), at=at)
 
-    assert view().ended(101.0) and absent(view(), 101.0) == []
-    assert not view(trainer="training").ended(101.0), "the trainer is there"
-    assert not view(trainer="training").ended(1_000.0), "it went without a word"
-    assert absent(view(trainer="training"), 1_000.0) == ["no word from generator, verifier, sampler, trainer for 15m"]
-    assert not NodeView("a").ended(101.0)
+    assert node(101.0).ended and node(101.0).absent == []
+    assert not node(101.0, trainer="training").ended, "the trainer is there"
+    assert not node(1_000.0, trainer="training").ended, "it went without a word"
+    assert node(1_000.0, trainer="training").absent == ["no word from generator, verifier, sampler, trainer for 15m"]
+    assert not NodeState("a", at=101.0).ended

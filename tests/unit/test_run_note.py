@@ -25,7 +25,6 @@ from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
 from swarm_cli.local.run_messages import RunSummary, announce, make_command, note_of, up_command, write_note
-from swarm_cli.observe.observe import _target
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import LOCK, NOTE, RunNote, read_note, running_elsewhere, servers
 
@@ -170,22 +169,6 @@ def test_a_view_that_is_started_again_counts_from_the_start_of_the_run(var_dir: 
     assert 60 <= int(minutes) < 120
     # Where no `swarm up` holds the run, as with honcho, the view begins with it.
     assert time.time() - ProgressView(configured(), ["alpha"], 3, 1.0)._since < 3000
-
-
-def test_observe_looks_at_the_running_run_s_swarm_or_names_what_it_can_be_given(
-    var_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in ("SWARM_CONFIG", "JOIN_TOKEN"):
-        monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(CommandError, match="swarm observe nats://HOST:4222"):
-        _target(None)
-    with ExitStack() as stack:
-        running(stack, var_dir, "one", 21_001)
-        assert _target(None) == "nats://127.0.0.1:21001"
-        assert _target("nats://given:1") == "nats://given:1"
-        running(stack, var_dir, "two", 21_002)
-        with pytest.raises(CommandError, match="swarm observe nats://127.0.0.1:21001   run one"):
-            _target(None)
 
 
 @pytest.mark.slow

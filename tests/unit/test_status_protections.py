@@ -10,23 +10,23 @@ from rich.console import Console
 from services.verifier.figures import Figures
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox.confine import PROTECTIONS
-from swarm_cli.observe.node_state import NodeView
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import show
 
 
-def without(missing: set[str], name: str = "alpha") -> NodeSnapshot:
+def without(missing: set[str], name: str = "alpha") -> NodeState:
     board, registry = StatusBoard(name, "verifier", "0"), CollectorRegistry()
     Figures(registry, board).scoring.protections(missing)
     for protection in PROTECTIONS:
         had = registry.get_sample_value("swarm_sandbox_protections", {"protection": protection})
         assert had == float(protection not in missing)
-    return NodeSnapshot(NodeView(name, (board.snapshot(),)), (), True)
+    return NodeState(name, (board.snapshot(),))
 
 
-def shown(*nodes: NodeSnapshot) -> str:
+def shown(*nodes: NodeState) -> str:
     text = io.StringIO()
-    show(SwarmSnapshot(0.0, nodes, (), None), Console(file=text, width=300))
+    show(SwarmState(0.0, nodes), Console(file=text, width=300))
     return text.getvalue()
 
 

@@ -30,13 +30,14 @@ from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.invite_command import members_swarm
 from swarm_cli.join.findings import connection
 from swarm_cli.join.hub import _look
-from swarm_cli.observe import evaluation_log, observe, snapshot
+from swarm_cli.observe import evaluation_log, snapshot
 from swarm_cli.observe.evaluation_log import ESTABLISHED_S, EvaluationLog, with_places
-from swarm_cli.observe.snapshot import SwarmSnapshot, take_snapshot
-from swarm_cli.observe.standings import UNSIGNED_SHOWN, table
-from swarm_cli.observe.top_model import TopHistory
-from swarm_cli.observe.top_view import screen
-from swarm_cli.trace_search import SHARED, Search
+from swarm_cli.observe.node_lines import elsewhere_table
+from swarm_cli.observe.snapshot import UNSIGNED_SHOWN, SwarmState, look_at_hub, take_snapshot
+from swarm_cli.observe.status import hub_caption
+from swarm_cli.observe.top import screen
+from swarm_cli.trace.path import SHARED
+from swarm_cli.trace.search import Search
 from tests.unit.sampler_groups import scored_group
 
 ALPHA, EVE = SigningKey(new_seed()), SigningKey(new_seed())
@@ -92,13 +93,10 @@ async def test_a_bare_address_shows_the_swarm_of_whoever_was_there_before_and_no
     hub = Hub()
     await hub.alpha_is_known()
     await hub.flood(5)
-    seen = await observe.look(hub.plane, EvaluationLog())
-    (alpha,) = [node for node in seen.nodes if node.newest is not None]
-    assert alpha.node == "alpha" and alpha.newest is not None and alpha.newest.pass_rate == 0.5 and alpha.signed
-    assert seen.elsewhere == 5
-    said = io.StringIO()
-    Console(file=said, width=400).print(table(seen, "hub"))
-    assert "5 entries are signed for other swarms" in said.getvalue()
+    seen = await look_at_hub(hub.plane, EvaluationLog())
+    (alpha,) = [node for node in seen.nodes if node.scores]
+    assert alpha.node == "alpha" and alpha.newest_score is not None and alpha.newest_score.pass_rate == 0.5 and alpha.signed
+    assert seen.other_swarms == 5 and "5 entries are signed for other swarms" in hub_caption(seen)
 
 
 async def test_of_two_swarms_as_young_as_each_other_that_which_was_heard_first_is_shown() -> None:
@@ -109,7 +107,7 @@ async def test_of_two_swarms_as_young_as_each_other_that_which_was_heard_first_i
     await hub.lists("alpha", ALPHA, "run-1")
     hub.now += 1.0
     await hub.flood(5)
-    assert "alpha" in {node.node for node in (await observe.look(hub.plane, EvaluationLog())).nodes if node.newest}
+    assert "alpha" in {node.node for node in (await look_at_hub(hub.plane, EvaluationLog())).nodes if node.scores}
 
 
 async def test_made_up_names_push_no_known_one_out_and_compete_among_themselves() -> None:
@@ -165,15 +163,16 @@ async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_sign
     config = NodeConfig(tasks=[{"dataset": "gcd"}], nats={"swarm_id": "run-1"})
     where = "memory://entry-of-another-swarm"
     log = EvaluationLog(swarm="run-1")
-    snapshot = await take_snapshot(config, where, where, ["alpha", "eve"], timeout_s=5.0, evaluations=log)
-    entries = {node.node: node.entry for node in snapshot.nodes}
+    seen = await take_snapshot(config, where, where, ["alpha", "eve"], timeout_s=5.0, evaluations=log)
+    entries = {node.node: node.entry for node in seen.nodes}
     assert {name: entry.standing for name, entry in entries.items() if entry} == dict.fromkeys(("alpha", "eve"), Standing.REFUSED)
     assert entries["eve"] is not None and entries["eve"].problem == OTHER_SWARM
-    shown = swarm_object(snapshot, log.heard("run-1"), RecentGroups())
+    shown = swarm_object(seen, log.heard("run-1"), RecentGroups())
     assert {node["entry"] for node in shown["nodes"]} == {"badly signed"}
-    model = TopHistory().model(snapshot, [], {})
-    assert all("badly signed" in node.trouble[0] for node in model.nodes)
-    assert screen(model, width=120, height=None, headline="") is not None
+    assert all("badly signed" in node.doubt for node in seen.nodes)
+    said = io.StringIO()
+    Console(file=said, width=400).print(screen(seen, height=None, headline=""))
+    assert said.getvalue().count("directory entry badly signed") == 2
 
 
 async def test_a_newcomer_is_told_of_the_nodes_that_signed_for_this_swarm_and_of_the_rest_apart() -> None:
@@ -208,10 +207,10 @@ async def test_the_first_view_keeps_known_nodes_and_their_scores_against_better_
     for number in range(260):
         await hub.says(f"a-{number}", EVE, "run-1", 1.0)
     await log.follow(hub.plane, "run-1")
-    snapshot = SwarmSnapshot(hub.now, (), (), True, swarm="run-1", known=tuple(log.established()))
-    rows = swarm_object(snapshot, log.heard("run-1"), RecentGroups())["leaderboard"]
+    seen = SwarmState(hub.now, (), (), True, swarm="run-1", known=tuple(log.established()))
+    rows = swarm_object(seen, log.heard("run-1"), RecentGroups())["leaderboard"]
     assert len(rows) == 200 and "alpha" in {row["node"] for row in rows}
-    assert "alpha" in {node.node for node in (await observe.look(hub.plane, log, "run-1")).nodes}
+    assert "alpha" in {node.node for node in (await look_at_hub(hub.plane, log, "run-1")).nodes}
 
 
 async def test_an_invitation_names_the_swarm_of_whoever_was_there_before_and_says_that_there_are_others(
@@ -277,15 +276,19 @@ async def test_a_crowd_of_names_of_somebody_without_a_key_take_no_row_of_a_node_
         said = encode(report(name, 0.0, hub.now))
         await hub.plane.publish(subjects.evals(name), said, stream=subjects.SWARM_EVALS, message_id=f"over {name}")
 
-    seen = await observe.look(hub.plane, EvaluationLog())
-    assert [(node.node, node.signed, node.known) for node in seen.nodes[:2]] == [("alpha", True, True), ("beta", True, False)]
+    seen = await look_at_hub(hub.plane, EvaluationLog())
+    places = [(node.node, node.signed, node.node in seen.known) for node in seen.nodes[:2]]
+    assert places == [
+        ("alpha", True, True),
+        ("beta", True, False),
+    ]
     alpha, beta_seen = seen.nodes[:2]
-    assert alpha.newest is not None and alpha.newest.pass_rate == 0.5 and alpha.model == ""
-    assert beta_seen.newest is None
+    assert alpha.newest_score is not None and alpha.newest_score.pass_rate == 0.5 and alpha.entry is None
+    assert beta_seen.scores == ()
     assert len(seen.nodes) == 2 + UNSIGNED_SHOWN and not any(node.signed for node in seen.nodes[2:])
     assert seen.left_out == CROWD - UNSIGNED_SHOWN
     said_to_people = io.StringIO()
-    Console(file=said_to_people, width=400).print(table(seen, "hub"))
+    Console(file=said_to_people, width=400).print(elsewhere_table(seen.nodes, seen.known))
     rows = [line for line in said_to_people.getvalue().splitlines() if "a1pha-" in line]
     assert len(rows) == UNSIGNED_SHOWN and all("(unsigned)" in row for row in rows)
     assert "beta (new)" in said_to_people.getvalue()
@@ -297,5 +300,5 @@ async def test_the_entry_of_a_known_node_is_found_behind_more_made_up_ones_than_
     await hub.alpha_is_known()
     for number in range(20):
         await hub.lists(f"eve-{number}", EVE, "run-1")
-    seen = await observe.look(hub.plane, EvaluationLog())
-    assert seen.nodes[0].node == "alpha" and seen.nodes[0].model == "m"
+    seen = await look_at_hub(hub.plane, EvaluationLog())
+    assert seen.nodes[0].node == "alpha" and seen.nodes[0].entry is not None and seen.nodes[0].entry.said.model.name == "m"

@@ -36,7 +36,6 @@ from swarm_cli.dashboard.page_state import (
     SETS_A_KEY,
     THIS_SERVER,
     curves_by_task,
-    kind_of,
     leaderboard,
     overall,
     swarm_object,
@@ -45,9 +44,9 @@ from swarm_cli.dashboard.page_state import (
 from swarm_cli.dashboard.recent_groups import GROUPS_A_NODE, BatchFollower, RecentGroups, both_ends
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.observe import run_files
-from swarm_cli.observe.node_state import NodeView
+from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.run_files import ByNode, RecordedScores
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.target import Following, Target
 from tests.unit.page_batches import NOW, batch, item
 
@@ -126,8 +125,8 @@ async def test_a_look_that_is_cut_short_counts_no_batch_twice_and_goes_on_with_t
 async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The snapshot is made up, since no server answers once and then never again at will."""
 
-    async def seen(*_: object, **__: object) -> SwarmSnapshot:
-        return SwarmSnapshot(time.time(), (node(age_s=NOW - time.time()),), (), True)
+    async def seen(*_: object, **__: object) -> SwarmState:
+        return SwarmState(time.time(), (node(age_s=NOW - time.time()),), (), True)
 
     monkeypatch.setattr(swarm_source, "take_snapshot", seen)
     monkeypatch.setattr(swarm_source, "CONNECT_S", 0.1)
@@ -215,11 +214,11 @@ def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Pa
     whole = recorded(tmp_path, *reports)
     monkeypatch.setattr(run_files, "REPORTS_KEPT", 2)
     shortened = recorded(tmp_path, *reports)
-    for known, kept in ((whole, reports), (shortened, reports[1:])):
-        assert known["alpha"]["a" * 64, 8].every == tuple(kept)
-        (row,) = leaderboard([], kept, recorded=known)
+    for known in (whole, shortened):
+        assert known["alpha"]["a" * 64, 8].every == tuple(reports)
+        (row,) = leaderboard([], reports, recorded=known)
         assert (row.newest, row.policy_version, row.gain, row.curve) == (0.75, 6, 0.625, ((0, 0.125), (4, 0.5), (6, 0.75)))
-    assert curves_by_task([], "alpha", "", whole["alpha"])[""] == [(0, 0.125), (4, 0.5), (6, 0.75)]
+        assert curves_by_task([], "alpha", "", known["alpha"])[""] == [(0, 0.125), (4, 0.5), (6, 0.75)]
     assert curves_by_task([], "alpha", "Uother", whole["alpha"]) == {}, "another key's are not on record"
 
 
@@ -232,16 +231,16 @@ def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> 
 
 def node(
     state: str = "working", *, age_s: float = 1.0, roles: tuple[Role, ...] = ROLES, step: int = 3, finished: bool = False
-) -> NodeSnapshot:
+) -> NodeState:
     times = {"started_at": NOW - 50, "updated_at": NOW - age_s}
     statuses = tuple(
         ServiceStatus(node="alpha", role=role, replica="0", pid=1, host="h", state=state, figures={}, **times) for role in roles
     )
     position = TrainerPosition(policy_version=step, consumed_local=step, finished=finished) if step else None
-    return NodeSnapshot(NodeView("alpha", statuses, position), (), True)
+    return NodeState("alpha", statuses, position, at=NOW)
 
 
-def lives(*, before: tuple[str, float], now: int, began: float = 20.0, older: int = 0) -> NodeSnapshot:
+def lives(*, before: tuple[str, float], now: int, began: float = 20.0, older: int = 0) -> NodeState:
     """A node of which the first `now` roles are alive, begun `began` seconds ago (`older` of them
     long before), and the others had the state `before` so many seconds ago.
     """
@@ -256,7 +255,7 @@ def lives(*, before: tuple[str, float], now: int, began: float = 20.0, older: in
                 updated_at=NOW - age_s,
             )
         )  # fmt: skip
-    return NodeSnapshot(NodeView("alpha", tuple(statuses), TrainerPosition(policy_version=3, consumed_local=3)), (), True)
+    return NodeState("alpha", tuple(statuses), TrainerPosition(policy_version=3, consumed_local=3), at=NOW)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def lives(*, before: tuple[str, float], now: int, began: float = 20.0, older: in
         (node(finished=True), "finished"),
         (node("stopped", finished=True), "finished"),
         (node("stopped", age_s=500.0), "stopped"),
-        (NodeSnapshot(NodeView("alpha"), (), True), "elsewhere"),
+        (NodeState("alpha", at=NOW), "elsewhere"),
         (lives(before=("stopped", 90.0), now=1), "starting"),
         (lives(before=("working", 90.0), now=3), "starting"),
         (lives(before=("working", 90.0), now=1, began=20.0, older=1), "silent"),
@@ -279,14 +278,14 @@ def lives(*, before: tuple[str, float], now: int, began: float = 20.0, older: in
         (lives(before=("stopped", 200.0), now=2, began=500.0), "silent"),
     ],
 )  # fmt: skip
-def test_what_a_node_does_is_told_from_its_processes(seen: NodeSnapshot, kind: str) -> None:
-    assert kind_of(seen, NOW) == kind
+def test_what_a_node_does_is_told_from_its_processes(seen: NodeState, kind: str) -> None:
+    assert seen.kind == kind
 
 
 def test_a_node_that_is_ended_says_which_processes_still_run_and_one_started_again_which_it_waits_for() -> None:
-    ending = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 2.0), now=1, began=500.0),), (), True), [], RecentGroups())
-    assert ending["nodes"][0]["words"] == f"still running: {ROLES[0]}" and ending["state"] == "stopped"
-    again = swarm_object(SwarmSnapshot(NOW, (lives(before=("stopped", 90.0), now=2),), (), True), [], RecentGroups())
+    ending = swarm_object(SwarmState(NOW, (lives(before=("stopped", 2.0), now=1, began=500.0),), (), True), [], RecentGroups())
+    assert ending["nodes"][0]["words"] == f"ending, still running: {ROLES[0]}" and ending["state"] == "stopped"
+    again = swarm_object(SwarmState(NOW, (lives(before=("stopped", 90.0), now=2),), (), True), [], RecentGroups())
     assert again["nodes"][0]["words"] == f"starting: waiting for {ROLES[2]}, {ROLES[3]}" and again["state"] == "starting"
 
 
@@ -299,8 +298,8 @@ def test_one_silent_node_is_not_hidden_behind_those_that_run() -> None:
 
 
 def test_a_silent_node_says_which_process_is_silent_for_how_long_and_never_that_it_starts() -> None:
-    told = swarm_object(SwarmSnapshot(NOW, (node(age_s=60.0),), (), True), [], RecentGroups())
-    assert told["nodes"][0]["words"] == "no word from generator, verifier, sampler, trainer for 60 s"
+    told = swarm_object(SwarmState(NOW, (node(age_s=60.0),), (), True), [], RecentGroups())
+    assert told["nodes"][0]["words"] == "no word from generator, verifier, sampler, trainer for 1m"
 
 
 def test_a_crowd_with_a_held_out_set_of_its_own_does_not_stand_above_nodes_that_are_known() -> None:

@@ -16,10 +16,9 @@ from shared.transport.memory.server import MemoryServer
 from shared.transport.memory.transport import MemoryTransport
 from swarm_cli.invitation import Member, write_token
 from swarm_cli.observe.evaluation_log import EvaluationLog
-from swarm_cli.observe.node_state import NodeView
-from swarm_cli.observe.observe import _hub, look
-from swarm_cli.observe.snapshot import NodeSnapshot, swarm_of
-from swarm_cli.observe.standings import Standings
+from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.snapshot import SwarmState, look_at_hub, swarm_of
+from swarm_cli.observe.status import named_hub
 from tests.unit.test_invitation import invitation
 
 NOW = 1_000_000.0
@@ -33,9 +32,9 @@ def record(node: str, key: SigningKey, at: float, model: str = "m") -> NodeRecor
     )
 
 
-def listed(node: str, swarm: str, at: float = NOW) -> NodeSnapshot:
+def listed(node: str, swarm: str, at: float = NOW) -> NodeState:
     entry = Heard(record(node, KEYS["eve"], at), Standing.SIGNED, KEYS["eve"].public_key, swarm)
-    return NodeSnapshot(NodeView(node), (), True, entry)
+    return NodeState(node, entry=entry)
 
 
 def test_the_swarm_that_most_nodes_say_is_shown_whatever_the_newest_entry_says() -> None:
@@ -47,7 +46,7 @@ def test_the_swarm_that_most_nodes_say_is_shown_whatever_the_newest_entry_says()
     assert swarm_of([], (), DEFAULT_SWARM_ID, NOW) is None
 
 
-async def observed(swarm: str | None, *forged_for: str) -> Standings:
+async def observed(swarm: str | None, *forged_for: str) -> SwarmState:
     """A hub with three nodes in run-1, on which eve's key speaks for alpha in other swarms."""
     hub, now = MemoryTransport(MemoryServer()), time.time()
     await ensure_swarm_streams(hub)
@@ -68,15 +67,15 @@ async def observed(swarm: str | None, *forged_for: str) -> Standings:
         await says("alpha", KEYS["eve"], other, 1.0)
         forged = record("alpha", KEYS["eve"], now, "forged")
         await hub.kv.put(subjects.SWARM_NODES_BUCKET, "alpha", encode(sign_statement(forged, KEYS["eve"], other)))
-    return await look(hub, EvaluationLog(swarm=swarm), swarm)
+    return await look_at_hub(hub, EvaluationLog(swarm=swarm), swarm)
 
 
 async def test_a_spectator_is_not_shown_what_another_key_says_for_a_name_in_this_swarm_or_in_another() -> None:
     for swarm in ("run-1", None):
         for forged_for in ((), ("another",), ("run-1",), ("another", "run-1")):
             alpha = next(node for node in (await observed(swarm, *forged_for)).nodes if node.node == "alpha")
-            assert alpha.newest is not None and alpha.newest.pass_rate == 0.25, (swarm, forged_for)
-            assert alpha.model == ("" if forged_for else "m"), "an entry of another swarm or key is not the node's"
+            assert alpha.newest_score is not None and alpha.newest_score.pass_rate == 0.25, (swarm, forged_for)
+            assert (alpha.entry is None) == bool(forged_for), "an entry of another swarm or key is not the node's"
 
 
 async def test_a_token_with_a_roster_shows_a_member_by_its_key_and_no_stranger_who_signed_first() -> None:
@@ -91,8 +90,8 @@ async def test_a_token_with_a_roster_shows_a_member_by_its_key_and_no_stranger_w
         entry = encode(sign_statement(record(name, KEYS["eve"], now, "forged"), KEYS["eve"], "run-1"))
         await hub.kv.put(subjects.SWARM_NODES_BUCKET, name, entry)
     members = [Member(node="alpha", public_key=KEYS["alpha"].public_key)]
-    with _hub(write_token(invitation(swarm_id="run-1", roster=members)), None, None) as seen:
-        found = await look(hub, seen.log(), seen.swarm)
-    assert [(node.node, node.newest and node.newest.pass_rate, node.model) for node in found.nodes] == [("alpha", 0.25, "")]
-    with _hub(write_token(invitation(swarm_id="run-1")), None, None) as seen:
+    with named_hub("", write_token(invitation(swarm_id="run-1", roster=members))) as seen:
+        found = await look_at_hub(hub, EvaluationLog(roster=seen.roster, swarm=seen.swarm), seen.swarm)
+    assert [(node.node, node.held_out, node.entry) for node in found.nodes] == [("alpha", "0.250 @1", None)]
+    with named_hub("", write_token(invitation(swarm_id="run-1"))) as seen:
         assert seen.roster is None, "without a roster first keys are trusted"

@@ -17,8 +17,8 @@ from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.runtime.status import StatusBoard
 from shared.runtime.writes import FIRST_WAIT_S, LONGEST_WAIT_S, WINDOW_S, SlowWaits, Writes
 from shared.transport.base import NotConnected, TransportError
-from swarm_cli.observe.node_state import NodeView
-from swarm_cli.observe.snapshot import NodeSnapshot, SwarmSnapshot
+from swarm_cli.observe.node_state import NodeState
+from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import show
 
 
@@ -141,8 +141,8 @@ def test_it_is_fast_again_once_the_slow_ones_are_a_minute_old() -> None:
 
 def shown(board: StatusBoard) -> str:
     text = io.StringIO()
-    node = NodeSnapshot(NodeView("alpha", (board.snapshot(),)), (), True)
-    show(SwarmSnapshot(time.time(), (node,), (), None), Console(file=text, width=300))
+    node = NodeState("alpha", (board.snapshot(),), at=time.time())
+    show(SwarmState(node.at, (node,)), Console(file=text, width=300))
     return text.getvalue()
 
 
