@@ -24,9 +24,7 @@ from swarm_cli.chosen_config import for_node
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.observe.snapshot import run_of
-from swarm_cli.rollouts.batches import BatchReader, RecordedBatches
-from swarm_cli.rollouts.fates import Fate
-from swarm_cli.rollouts.records import Refusal, TrainedRecords, read_refusals, record_folder
+from swarm_cli.rollouts.records import BatchReader, Fate, RecordedBatches, Refusal, TrainedRecords, read_refusals, record_folder
 from swarm_cli.rollouts.shown import why
 
 

@@ -27,8 +27,7 @@ from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import dying, folder_here
 from swarm_cli.observe.run_files import NO_NODES, NO_SETS, ByNode, BySet
 from swarm_cli.observe.snapshot import SwarmState
-from swarm_cli.restart_command import restart_options, starts_again
-from swarm_cli.shipped import shown
+from swarm_cli.runs import restart_options, starts_again
 from swarm_cli.target import Target
 
 CURVE_POINTS = 24

@@ -31,11 +31,9 @@ from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, ro
 from swarm_cli.observe.remedies import server_trouble
 from swarm_cli.observe.run_files import NO_SETS
 from swarm_cli.observe.snapshot import SwarmState, ended_run, take_snapshot
-from swarm_cli.rollouts.batches import BatchReader, RecordedBatches
-from swarm_cli.rollouts.judged_by import judge_of
-from swarm_cli.rollouts.records import TrainedRecords
-from swarm_cli.run_end import RunEnd
-from swarm_cli.running import goes_on
+from swarm_cli.rollouts.judge import judge_of
+from swarm_cli.rollouts.records import BatchReader, RecordedBatches, TrainedRecords
+from swarm_cli.runs import RunEnd, goes_on
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Following, run_here
 

@@ -17,7 +17,7 @@ from shared.runtime.streams import lost_sentence
 from shared.runtime.supervise import CRASH_WINDOW_S
 from shared.text import visible
 from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeState, duration
-from swarm_cli.restart_command import restart_options, starts_again
+from swarm_cli.runs import restart_options, starts_again
 from swarm_cli.server_diagnosis import cannot_store, silent_together
 from swarm_cli.target import Target, run_here
 

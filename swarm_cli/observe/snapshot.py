@@ -24,8 +24,7 @@ from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
 from shared.identity.permissions import OPERATOR
 from shared.identity.statements import OTHER_SWARM, Heard, Standing, hear, said_at, said_in
-from shared.lease.errors import NameTaken
-from shared.lease.name import name_owner
+from shared.lease.name import NameTaken, name_owner
 from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.run_records import EVAL_FILE, METRICS_FILE
@@ -39,8 +38,7 @@ from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, with_places
 from swarm_cli.observe.node_state import NodeState, StreamFill
 from swarm_cli.observe.run_files import Evaluation, RecordedScores, newest_step, read_evaluations, read_unknown
-from swarm_cli.run_end import RunEnd
-from swarm_cli.running import running_since
+from swarm_cli.runs import RunEnd, running_since
 
 NODES_SHOWN = 100
 """The most nodes shown by default: first those on this server, then the directory's

@@ -38,14 +38,13 @@ from shared.transport.connect import connect
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import cell, note, terminal
 from swarm_cli.errors import CommandError
-from swarm_cli.invitation.given_token import TOKEN_VARIABLE, given_invitation, given_text
-from swarm_cli.invitation.token import Invitation, TokenError, checked_urls
+from swarm_cli.invitation import TOKEN_VARIABLE, Invitation, TokenError, checked_urls, given_invitation, given_text
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, roster_of
 from swarm_cli.observe.node_lines import elsewhere_table, node_lines
 from swarm_cli.observe.node_state import NodeState, StreamFill, duration
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, SwarmState, ended_run, look_at_hub, take_snapshot
-from swarm_cli.run_end import RunEnd, afterwards, newest_ended
+from swarm_cli.runs import RunEnd, afterwards, newest_ended
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import LookRunOption, Target, check_listening, ended_here, looking_at, run_here
 

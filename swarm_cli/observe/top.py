@@ -33,7 +33,7 @@ from swarm_cli.observe.node_state import NodeState, StepRate
 from swarm_cli.observe.remedies import advice, folder_here, server_trouble
 from swarm_cli.observe.snapshot import NO_STATUS, NOBODY, START, NoSuchNode, SwarmState, ended_run, take_snapshot
 from swarm_cli.observe.status import show
-from swarm_cli.run_end import afterwards
+from swarm_cli.runs import afterwards
 from swarm_cli.server_diagnosis import silent_server
 from swarm_cli.target import Following, LookRunOption, check_listening, ended_here, looking_at, run_here
 

@@ -23,15 +23,30 @@ from swarm_cli.console import note, terminal
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.file_names import FileNames
 from swarm_cli.observe.snapshot import no_records, run_of
-from swarm_cli.rollouts.batches import BATCHES_READ, BatchedGroup, BatchReader, RecordedBatches
-from swarm_cli.rollouts.choice import Choice
-from swarm_cli.rollouts.fates import fate_of
-from swarm_cli.rollouts.judged_by import judge_of
-from swarm_cli.rollouts.records import TrainedRecords, names_in_run, read_refusals, read_samples, record_folder
-from swarm_cli.rollouts.refused import asked_for, refusal_object, show_refusal
-from swarm_cli.rollouts.samples import by_question, sample_object, show_question
-from swarm_cli.rollouts.shown import View, as_object, show
-from swarm_cli.rollouts.which_node import node_shown
+from swarm_cli.rollouts.judge import Choice, judge_of
+from swarm_cli.rollouts.records import (
+    BATCHES_READ,
+    BatchedGroup,
+    BatchReader,
+    RecordedBatches,
+    TrainedRecords,
+    fate_of,
+    names_in_run,
+    read_refusals,
+    read_samples,
+    record_folder,
+)
+from swarm_cli.rollouts.shown import (
+    View,
+    as_object,
+    asked_for,
+    by_question,
+    refusal_object,
+    sample_object,
+    show,
+    show_question,
+    show_refusal,
+)
 from swarm_cli.target import Target, check_listening, looking_at
 
 _NODES_NAMED = 8

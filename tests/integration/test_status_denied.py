@@ -21,7 +21,6 @@ from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.observe.snapshot import NoSuchNode, take_snapshot
 from swarm_cli.observe.status import show
 from swarm_cli.observe.top import screen
-from swarm_cli.shipped import DEMO_CONFIG
 from swarm_cli.target import Target, check_listening
 from tests.nats_server import NatsServer
 

@@ -19,7 +19,6 @@ from shared.transport.connect import connect
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.observe.snapshot import take_snapshot
 from swarm_cli.observe.status import show
-from swarm_cli.shipped import DEMO_CONFIG
 
 
 async def test_a_node_in_a_cluster_holds_its_name_alone_unless_this_machine_has_a_node_of_that_name(

@@ -37,7 +37,9 @@ from swarm_cli.join.command import prepare
 from swarm_cli.join.hub import HubLook, holder
 from swarm_cli.join.hub_capacity import HubCapacity
 from swarm_cli.join.newcomer import JoinFolder, base_config, chosen_name, default_name, node_settings, task_entries
-from swarm_cli.observe.standings import as_object, standings, table
+from swarm_cli.observe.node_lines import elsewhere_table
+from swarm_cli.observe.snapshot import hub_state
+from swarm_cli.observe.status import hub_object
 from swarm_cli.task_probe import problems_within
 from swarm_cli.toml_view import config_toml
 from tests.unit.test_invitation import KEY, SEED, invitation
@@ -375,10 +377,10 @@ def report(node: str, version: int, rate: float) -> EvalReport:
 def test_spectators_are_told_what_nobody_signed_and_not_told_what_is_badly_signed() -> None:
     forged = Heard(record("alpha", KEY, policy_version=99), Standing.REFUSED, KEY)
     entries = [forged, Heard(record("beta", OTHER), Standing.UNSIGNED), Heard(record("gamma", KEY), Standing.SIGNED, KEY)]
-    seen = standings(130.0, entries, [report("delta", 1, 0.9)], {}, most=9, unsigned={"delta"})
+    seen = hub_state(130.0, entries, [report("delta", 1, 0.9)], {}, unsigned={"delta"})
     assert {node.node: node.signed for node in seen.nodes} == {"beta": False, "gamma": True, "delta": False}
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table(seen, "nats://hub"))
+    console.print(elsewhere_table(seen.nodes))
     shown = console.export_text()
     assert "beta (unsigned)" in shown and "delta (unsigned)" in shown and "gamma (unsigned)" not in shown
 
@@ -387,13 +389,13 @@ def test_spectators_see_the_best_first_and_who_shares_nothing() -> None:
     records = [Heard(record(node, key), Standing.SIGNED, key) for node, key in (("alpha", KEY), ("beta", OTHER), ("idle", KEY))]
     reports = [report("alpha", 0, 0.1), report("beta", 0, 0.2), report("alpha", 5, 0.3), report("beta", 5, 0.6)]
     counts = {"swarm.rollouts.v2.alpha": 4, "swarm.rollouts.v2.Not A Node": 9, "swarm.rollouts.v1.old": 3, "anything": 1}
-    seen = standings(130.0, records, reports, counts, most=2, unreadable=1)
-    assert [(node.node, node.gain and round(node.gain, 3), node.shared) for node in seen.nodes] == [
+    seen = hub_state(130.0, records, reports, counts, most=2)
+    assert [(node.node, node.gain and round(node.gain, 3), node.shared_window) for node in seen.nodes] == [
         ("beta", 0.4, 0),
         ("alpha", 0.2, 4),
     ]
-    assert (seen.left_out, seen.groups, seen.unreadable) == (1, 4, 1)
-    assert as_object(seen, "nats://hub")["nodes"][0]["seen_s"] == 30.0
+    assert (seen.left_out, seen.groups) == (1, 4)
+    assert hub_object(seen, "nats://hub")["nodes"][0]["seen_s"] == 30.0
 
 
 def test_a_hub_that_never_answered_is_replaced_by_the_next_tokens_and_one_that_answered_is_not(

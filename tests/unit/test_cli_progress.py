@@ -18,7 +18,7 @@ from swarm_cli.observe.remedies import unanswered
 from swarm_cli.observe.run_files import Evaluation
 from swarm_cli.observe.snapshot import SwarmState, held_out_history, node_state
 from swarm_cli.observe.status import as_object
-from swarm_cli.run_end import RunEnd
+from swarm_cli.runs import RunEnd
 
 NOW = 1_000_000.0
 

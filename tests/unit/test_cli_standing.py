@@ -24,6 +24,7 @@ from swarm_cli.observe.remedies import remedies, unanswered
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import as_object, show
 from swarm_cli.observe.top import screen
+from swarm_cli.runs import VAR_DIR_VARIABLE
 
 NOW = 1_000_000.0
 

@@ -27,14 +27,9 @@ from swarm_cli.errors import CommandError
 from swarm_cli.file_names import CHARACTERS, FileNames, file_names
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState
-from swarm_cli.rollouts.batches import BatchedGroup
-from swarm_cli.rollouts.choice import Choice
-from swarm_cli.rollouts.fates import Fate
-from swarm_cli.rollouts.records import HeldOutSample, Refusal, RefusedExcerpt, Samples
-from swarm_cli.rollouts.refused import show_refusal
-from swarm_cli.rollouts.rewards import Judge
-from swarm_cli.rollouts.samples import by_question, show_question
-from swarm_cli.rollouts.shown import View, show
+from swarm_cli.rollouts.judge import Choice, Judge
+from swarm_cli.rollouts.records import BatchedGroup, Fate, HeldOutSample, Refusal, RefusedExcerpt, Samples
+from swarm_cli.rollouts.shown import View, by_question, show, show_question, show_refusal
 from tests.unit.page_batches import NOW, batch, item
 
 MINE, OTHER, ELSEWHERE = ("file_" + digit * 40 for digit in "123")

@@ -11,10 +11,9 @@ from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES
 from swarm_cli.dashboard.page_state import IN_CLUSTER, name_logs, swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
-from swarm_cli.elsewhere import VAR_DIR_VARIABLE
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState
-from swarm_cli.run_end import RunEnd
+from swarm_cli.runs import VAR_DIR_VARIABLE, RunEnd
 from swarm_cli.target import Target
 
 NOW = 1_000_000.0

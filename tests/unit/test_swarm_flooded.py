@@ -36,8 +36,7 @@ from swarm_cli.observe.node_lines import elsewhere_table
 from swarm_cli.observe.snapshot import UNSIGNED_SHOWN, SwarmState, look_at_hub, take_snapshot
 from swarm_cli.observe.status import hub_caption
 from swarm_cli.observe.top import screen
-from swarm_cli.trace.path import SHARED
-from swarm_cli.trace.search import Search
+from swarm_cli.trace_search import SHARED, Search
 from tests.unit.sampler_groups import scored_group
 
 ALPHA, EVE = SigningKey(new_seed()), SigningKey(new_seed())
