@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from services.trainer.objectives.config import configured_objective, departures
 from shared.config import NodeConfig
 from shared.config.sections import GeneratorSection
+from shared.tasks.verifiers import VerifierChoice
 from shared.text import visible
 from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.console import count
@@ -70,6 +71,11 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
         yield f"trainer.learning_rate = {trainer.learning_rate:g}: the policy forgets all it knows in a few steps; usual is {usual}"
     with suppress(ValueError, TypeError):  # `swarm_cli.chosen_config.objective_problem` says why
         yield from departures(trainer, configured_objective(config).objective)
+    for dataset in sorted({spec.dataset for spec in config.tasks} & VerifierChoice(config.tasks).scored_locally):
+        yield (
+            f"[[tasks]] {dataset}: it is scored locally only, so no group of it is shared or taken from another node; train on "
+            "another dataset beside it, or use verifier exact"
+        )
     if not config.sampler.local:
         yield "sampler.local = 0: the policy learns only from other nodes' answers, never from its own"
     if not config.eval.tasks:

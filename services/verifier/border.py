@@ -33,11 +33,13 @@ from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, S
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity import keys
 from shared.rewards import unknown_of
+from shared.tasks.config_rules import SCORED_LOCALLY
 from shared.tasks.derive import from_package
 from shared.tasks.evaluation import NO_PASS
 from shared.tasks.file_rows import held, is_file_name
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
+from shared.tasks.verifiers import VerifierChoice
 
 T = TypeVar("T")
 
@@ -459,6 +461,8 @@ class BorderRules:
     established_after: int = 32
     swarm_id: str = DEFAULT_SWARM_ID
     """`nats.swarm_id`; groups signed for another swarm are refused."""
+    scored_locally: frozenset[str] = SCORED_LOCALLY
+    """Datasets of which no foreign group is taken."""
 
     @classmethod
     def of(cls, config: NodeConfig, accept: Accept) -> BorderRules:
@@ -477,6 +481,7 @@ class BorderRules:
             max_completions=config.max_foreign_completions,
             max_answer_chars=verifier.max_answer_chars,
             max_tokens=config.max_foreign_tokens,
+            scored_locally=VerifierChoice(config.tasks).scored_locally,
             established_after=verifier.newcomer_groups,
         )
 
@@ -492,6 +497,8 @@ class BorderRules:
     def task_problem(self, group: RolloutGroup) -> Problem | None:
         """What is wrong with the group's task, if anything."""
         ref = group.task.ref
+        if ref.dataset in self.scored_locally:
+            return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} is scored locally only, with the verifier reasoning_gym"
         own_dataset = any(ref.dataset == dataset for dataset, _ in self.own_tasks)
         allowed = (
             (self.accept == "any" and (own_dataset or not _needs_an_entry(ref.dataset)))

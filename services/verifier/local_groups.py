@@ -31,6 +31,7 @@ from shared.rewards import unknown_of
 from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
+from shared.tasks.verifiers import VerifierChoice
 from shared.transport.base import Delivery, NotConnected, PubAck, StoredMessage, Transport, TransportError
 
 IN_WORK = 64
@@ -58,6 +59,7 @@ class LocalScorer:
         groups, so that a sender who returns it as its own is recognised.
         """
         self._config = config
+        self._scored_locally = VerifierChoice(config.tasks).scored_locally
         self._id = config.node.id
         self._node = node
         self._pool = pool
@@ -153,7 +155,7 @@ class LocalScorer:
                 self._say_scored(group, group_id, result, stored.seq, rewards)
                 self._note_own(group, stored.seq)
         # Also after a crash between storing and sharing; the swarm's stream drops a second copy.
-        if rewards:
+        if rewards and group.task.ref.dataset not in self._scored_locally:
             self._outbox.offer(group, group_id, rewards)
         await delivery.ack()
 

@@ -112,9 +112,9 @@ FORMS: dict[str, Form] = {
     "group_anagrams": Form("groups and words in any order", puzzles.anagram_groups, stricter="a key twice"),
     "gsm_symbolic": Form(_NUMBER, _always, stricter="the first number in any text"),
     "intermediate_integration": Form(
-        "any antiderivative, with one letter and one short number as constants",
+        "any antiderivative, with one letter as constant",
         _always,
-        stricter="an integral left standing, functions of other kinds than the integrand; compared at points and in finite fields",
+        stricter="an integral left standing; **scored locally only: no group of another node is taken**",
     ),
     "jugs": Form("any moves that reach the target", _always, puzzles.is_readable_jugs, "words after a move"),
     "kakurasu": Form("any grid with these sums", _always, puzzles.is_bit_grid, "any text without 0 and 1 around the cells"),
@@ -182,9 +182,9 @@ FORMS: dict[str, Form] = {
     "sentence_reordering": Form("other case, other white space", text.same_tokens_any_case),
     "shortest_path": Form("any shortest path", _always),
     "simple_integration": Form(
-        "any antiderivative, with one letter and one short number as constants",
+        "any antiderivative, with one letter as constant",
         _always,
-        stricter="an integral left standing, functions of other kinds than the integrand; compared at points and in finite fields",
+        stricter="an integral left standing; **scored locally only: no group of another node is taken**",
     ),
     "sokoban": Form("any solution of up to 1,000 moves", _always, puzzles.is_readable_sokoban, "any text between moves"),
     "spell_backward": Form(_CASE, text.same_text_any_case, stricter="text after the word", shrinks=True),

@@ -4,6 +4,9 @@ if functions are involved.
 Formulas with letters are compared at points derived from a hash of the answer. So nobody can write
 an answer that is right only at those points, while all nodes still compute the same reward. Each
 value costs a bounded number of operations.
+
+`7 + exp(-10**9)` has the value 7 to any number of digits. So no part of an answer may be much
+smaller or larger than 1, or than the parts of the reference.
 """
 
 from __future__ import annotations
@@ -15,14 +18,23 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 from shared.seeds import bytes_from
-from shared.tasks.formula_sizes import is_seen_as_a_whole
 
 POINTS = 8
 ENOUGH_POINTS = 3
 DIGITS = 60
+SIZE_DIGITS = 15
 TOLERANCE = sympy.Float(10, DIGITS) ** -50
 MAX_BITS = 200_000
 """Largest exact numerator or denominator in bits; larger values are not computed."""
+SLACK = sympy.Float(10) ** 9
+"""By which factor a part of the answer may be larger or smaller than 1 and than all parts of the
+reference.
+"""
+PLATEAU = 25
+"""From this argument on (or twice the reference's largest) a hyperbolic tangent is practically
+1.
+"""
+MAX_PARTS = 400
 
 
 def exact_value(side: Any, values: Mapping[str, Fraction]) -> Fraction | None:
@@ -61,7 +73,7 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
     """Whether two sympy expressions agree; None if no value of the first is known. `seed` selects
     the points.
     """
-    if _is_tame(left) and not _is_tame(right):
+    if is_tame(left) and not is_tame(right):
         return False
     names = sorted({symbol.name for symbol in left.free_symbols | right.free_symbols})
     agreed, real, left_is_real = [], [], 0
@@ -105,8 +117,10 @@ def _agree(one: Any, other: Any) -> bool:
     return bool(abs(one - other) <= max(abs(one), abs(other)) * TOLERANCE)
 
 
-def _is_tame(side: Any) -> bool:
-    # The exponential or sine of an exponential may have more digits than a machine has memory.
+def is_tame(side: Any) -> bool:
+    """Whether no exponential or sine is taken of an exponential: its value may have more digits
+    than a machine has memory.
+    """
     growing = [node for node in sympy.preorder_traversal(side) if _is_exponential(node) or isinstance(node, sympy.Function)]
     outer = [node for node in growing if not isinstance(node, sympy.log)]
     return not any(any(map(_is_exponential, sympy.preorder_traversal(part))) for node in outer for part in node.args)
@@ -146,3 +160,49 @@ def _numbers(left: Any, right: Any, values: Mapping[str, Fraction]) -> dict[Any,
 
 def _bits(value: Fraction) -> int:
     return value.numerator.bit_length() + value.denominator.bit_length()
+
+
+def is_seen_as_a_whole(answer: Any, reference: Any, numbers: Mapping[Any, Any]) -> bool:
+    """Whether all parts of `answer` are of a size that matters beside those of `reference`, with
+    `numbers` as values of the letters.
+    """
+    sizes = [size for part in _parts(reference) if (size := _size(part, numbers)) is not None and size > 0]
+    smallest, largest = min([sympy.Float(1), *sizes]) / SLACK, max([sympy.Float(1), *sizes]) * SLACK
+    slopes = [size for part in _parts(reference) if (size := _tangent_argument(part, numbers)) is not None]
+    steepest = max([PLATEAU, *(2 * size for size in slopes)])
+    parts = list(_parts(answer))
+    if len(parts) > MAX_PARTS:
+        return False
+    for part in parts:
+        size, slope = _size(part, numbers), _tangent_argument(part, numbers)
+        # The whole has the size of the reference.
+        if (
+            size is None
+            or not (part in (answer, sympy.S.Zero) or smallest <= size <= largest)
+            or (slope is not None and slope > steepest)
+        ):
+            return False
+        # sympy treats a sum of numbers as one number: `3 + 10**-20`.
+        if part.is_Rational and part.q > SLACK and part.q > SLACK * _largest_denominator(reference):
+            return False
+    return True
+
+
+def _parts(formula: Any) -> Iterator[Any]:
+    for part in sympy.preorder_traversal(formula):
+        if isinstance(part, sympy.Expr) and not part.is_Symbol and not part.is_infinite:
+            yield part
+
+
+def _size(part: Any, numbers: Mapping[Any, Any]) -> Any:
+    # None if there is no number: at a pole, or for a letter that the comparison leaves in place.
+    value = abs(part.evalf(SIZE_DIGITS, subs=numbers))
+    return value if value.is_Float or value.is_Rational else None
+
+
+def _tangent_argument(part: Any, numbers: Mapping[Any, Any]) -> Any:
+    return _size(part.args[0], numbers) if isinstance(part, sympy.tanh | sympy.coth) else None
+
+
+def _largest_denominator(formula: Any) -> Any:
+    return max([1, *(part.q for part in _parts(formula) if part.is_Rational)])

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from shared.registry import DEFAULT_VERIFIER, VERIFIERS
+from shared.tasks.config_rules import SCORED_LOCALLY
 from shared.tasks.derive import Item, TaskError, from_package
 
 if TYPE_CHECKING:
@@ -72,6 +73,12 @@ class VerifierChoice:
         """The verifier's name; reasoning_gym for a dataset that is not among the sources."""
         spec = self.spec_for(ref)
         return spec.verifier if spec else DEFAULT_VERIFIER
+
+    @property
+    def scored_locally(self) -> frozenset[str]:
+        """Datasets whose groups are taken from no other node, with the verifier that they have."""
+        others = (name for name, spec in self._by_dataset.items() if spec.verifier != DEFAULT_VERIFIER)
+        return SCORED_LOCALLY.difference(others)
 
     def spec_for(self, ref: TaskRef) -> TaskSpec | None:
         """The source whose verifier scores the task; None if its dataset is not among them."""

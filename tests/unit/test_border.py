@@ -18,11 +18,13 @@ from services.verifier.refusals import Refusal, Refused
 from services.verifier.reputation import AGAIN_S, FIRST_S, GRACE_S, TRIES, Quarantine
 from services.verifier.sharing import is_shared, sign
 from services.verifier.trust import KnownKeys
+from shared.config import NodeConfig, TaskSpec
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, SignedRollouts, Task, TaskRef, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import KeyFileError, SigningKey, load_or_create, new_seed, verify
+from shared.tasks.config_rules import SCORED_LOCALLY
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import JobResult
 
@@ -313,6 +315,17 @@ def test_accept_same_wants_the_same_config_and_any_takes_all(tmp_path: Path) -> 
     assert isinstance(border(tmp_path, accept="same").examine(SUBJECT, signed(group()), NOW_S), Candidate)
     assert isinstance(border(tmp_path, accept="dataset").examine(SUBJECT, other_config, NOW_S), Candidate)
     assert isinstance(border(tmp_path, accept="any").examine(SUBJECT, signed(group(task=task(dataset="lcm"))), NOW_S), Candidate)
+
+
+def test_no_foreign_group_is_taken_of_a_dataset_that_is_scored_locally_and_nobody_is_blamed(tmp_path: Path) -> None:
+    for accept in ("same", "dataset", "any"):
+        gate = border(tmp_path, accept=accept)
+        for dataset in SCORED_LOCALLY:
+            refused = gate.examine(SUBJECT, signed(group(task=task(dataset=dataset))), NOW_S)
+            assert isinstance(refused, Refused)
+            assert (refused.reason, refused.blamed) == (Refusal.TASK_NOT_ALLOWED, None)
+    own = TaskSpec(dataset="simple_integration", verifier="exact")
+    assert BorderRules.of(NodeConfig(tasks=[own]), "any").scored_locally == SCORED_LOCALLY - {own.dataset}
 
 
 def test_accept_any_takes_no_task_of_a_package_that_this_node_does_not_name(

@@ -44,6 +44,7 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
             {"trainer": {"objective": "gspo", "updates_per_batch": 2, "clip_low": 0.2}},
             "trainer.clip_low = 0.2: gspo as published has 0.0003",
         ),
+        ({"tasks": [{"dataset": "simple_integration"}]}, "simple_integration: it is scored locally only"),
         ({"trainer": {"objective": "dr_grpo", "advantage_scale": "group"}}, "trainer.advantage_scale = group: dr_grpo .* none"),
     ],
 )
@@ -101,7 +102,7 @@ def test_the_names_that_other_trainers_use_lead_to_settings_that_there_are() -> 
     for meant in {each for names in OTHER_NAMES.values() for each in names.split(" and ")}:
         section: Any = configured()
         for part in meant.split("."):
-            section = getattr(section, part)
+            section = getattr(section[0] if isinstance(section, list) else section, part)
 
 
 def test_a_misspelt_name_of_other_trainers_leads_to_the_setting_of_that_meaning() -> None:

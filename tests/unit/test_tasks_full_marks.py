@@ -283,14 +283,14 @@ def test_an_answer_that_does_not_integrate_earns_nothing_and_one_short_constant_
             continue
         bare = oracle.removesuffix(" + C")
         wrong = [without_integrating(item), f"({oracle})*(1 + 987654321)/987654322 + 987654321"]
-        extras = (VANISHES, "Abs(x-5) + x", "sqrt((x-5)**2) + x", "v*i*s*i*t/(e*v*i*l)*987654321012345")
+        extras = (VANISHES, "Abs(x-5) + x", "sqrt((x-5)**2) + x", "v*i*s*i*t/(e*v*i*l)*987654321012345", "Abs(x)")
         if dataset == "simple_integration":
             # Elsewhere the domain may end before the kink.
             extras += ("sqrt(x**2-10*x+25) + x",)
         wrong += [f"{oracle} + {extra.replace('x', variable)}" for extra in extras]
-        wrong += [f"{bare} + {text}" for text in ("1234567", "C + K", "C*K", "2 + 3 + 4 + 5", "c*987654", "sin(C)", "C**2")]
+        wrong += [f"{bare} + {text}" for text in ("C + K", "C*K", "c*987654", "sin(C)", "C**2")]
         assert {answer: reward(item, answer) for answer in wrong} == dict.fromkeys(wrong, 0.0)
-        honest = [f"{bare} + {text}" for text in ("C", "K", "c", "1", "pi/2")] + [f"C + ({bare})", f"({bare})*2/2 - C"]
+        honest = [f"{bare} + {text}" for text in ("C", "K", "c", "1", "pi/2", "1234567")] + [f"C + ({bare})", f"({bare})*2/2 - C"]
         assert {answer: reward(item, answer) for answer in honest} == dict.fromkeys(honest, 1.0)
 
 
