@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -27,6 +28,8 @@ from swarm_cli.chosen_config import LOOPBACK
 
 TIMEOUT_S = 1.5
 """Less than the time between two scrapes."""
+RENEWED_S = 30 * 86_400.0
+"""A certificate with less time left should be renewed, as `swarm k8s secrets` does."""
 _MOST_MIB = 16
 _LINES = {"http": (http.client.HTTPConnection, 80), "https": (http.client.HTTPSConnection, 443)}
 _EXAMPLE = "give http://HOST:8222"
@@ -167,6 +170,8 @@ class Server:
     leader: str | None = None
     """Leader of the cluster; None for a single server, empty if there is no leader."""
     offline: tuple[str, ...] = ()
+    certificate_end: float | None = None
+    """Unix time at which the certificate that it presents now expires; None without TLS."""
 
     def findings(self) -> Iterator[str]:
         """A sentence for each thing that is wrong with it."""
@@ -179,6 +184,9 @@ class Server:
             yield f"server {self.name} knows no leader of the cluster: no stream can be made or changed"
         for name in self.offline:
             yield f"server {name} is offline, according to {self.name}"
+        if self.certificate_end is not None and self.certificate_end < time.time() + RENEWED_S:
+            ends = time.strftime("%Y-%m-%d", time.gmtime(self.certificate_end))
+            yield f"the certificate of server {self.name} expires on {ends}: renew it, and reload the server"
         yield from storage_finding(f"server {self.name}", self.store_bytes, self.store_most_bytes)
 
 
@@ -202,10 +210,20 @@ def ask(url: str) -> Server:
                 store_most_bytes=int(stored["config"]["max_storage"]),
                 reserved_bytes=int(stored["reserved_storage"]),
                 leader=None if meta is None else str(meta.get("leader") or ""),
+                certificate_end=certificate_end(about),
                 offline=tuple(str(each.get("name")) for each in copies if each.get("offline")),
             )
     except TransportError as error:
         return Server(url=url, problem=str(error))
+
+
+def certificate_end(varz: dict[str, Any]) -> float | None:
+    """Unix time at which a server's certificate expires, from its page /varz; None if it has none.
+    Raises ValueError if the value is not a date.
+    """
+    text = str(varz.get("tls_cert_not_after") or "")
+    # Go's zero time stands for no certificate.
+    return datetime.fromisoformat(text).timestamp() if text and not text.startswith("0001-") else None
 
 
 def storage_finding(whose: str, used: int, most: int) -> Iterator[str]:

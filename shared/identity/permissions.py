@@ -4,7 +4,7 @@
 A node's user on the swarm plane publishes only under the node's name and reads only by direct get;
 each role of a node has its own user on the node plane. Permissions alone would not confine them,
 because the server does not check the reply subject of a request. So every user except an operator
-has its own account, whose imports are these permissions (`swarm_cli.nats.accounts`).
+has its own account, whose imports are these permissions (`swarm_cli.nats.server_config`).
 """
 
 from __future__ import annotations

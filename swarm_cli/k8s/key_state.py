@@ -16,9 +16,8 @@ from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
 from swarm_cli.k8s.secret_objects import ROSTER_FILE, SIGNING
 from swarm_cli.k8s.server_names import names_of_other_namespaces, not_names
-from swarm_cli.nats.account_list import Plane, accounts_for
-from swarm_cli.nats.config import render_accounts_only
-from swarm_cli.nats.key_folder import NODE_KEYS, key_file, make_missing_keys
+from swarm_cli.nats.account_list import NODE_KEYS, Plane, accounts_for, key_file, make_missing_keys
+from swarm_cli.nats.server_config import render_accounts_only
 from swarm_cli.replace_file import replace_file
 
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"

@@ -18,7 +18,7 @@ from shared.contracts.stream_names import is_swarm_stream
 from shared.plain_files import NO_FILE, read_plain
 from shared.text import visible
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.streams.manifest import REACHING_BEYOND
+from swarm_cli.nats.backup import REACHING_BEYOND
 
 _STORE = "jetstream"
 _STREAMS = "streams"

@@ -1,4 +1,4 @@
-"""The accounts of a server, made from its users' key files."""
+"""The keys of a server's users, FOLDER/NODE/ROLE.nk, and the accounts made from them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,31 @@ from enum import Enum
 from pathlib import Path
 
 from shared.identity import keys
-from shared.identity.permissions import OBSERVER, OPERATOR
+from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
 from shared.roles import ROLES
 from swarm_cli.errors import CommandError, checked_node
-from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Account, node_account, swarm_account
-from swarm_cli.nats.storage import Storage
+from swarm_cli.nats.server_config import MEMBER_CONNECTIONS, Account, Storage, node_account, swarm_account
+
+NODE_KEYS = (*ROLES, OPERATOR, "swarm")
+OPERATOR_KEYS = ("swarm", WATCH, OBSERVER)
+"""Keys of the swarm plane's operator, in the folder `operator`."""
+
+
+def key_file(folder: Path, node: str, name: str) -> Path:
+    """The file of a key."""
+    return folder / node / f"{name}.nk"
+
+
+def make_missing_keys(folder: Path, node: str, names: Sequence[str]) -> dict[str, str]:
+    """Create the missing key files of `node`. Returns the public keys of all `names`, by name.
+
+    Raises:
+        CommandError: `node` is not a valid name, or a file cannot be used.
+    """
+    try:
+        return {name: keys.load_or_create(key_file(folder, checked_node(node), name)).public_key for name in names}
+    except keys.KeyFileError as error:
+        raise CommandError(str(error)) from None
 
 
 class Plane(Enum):

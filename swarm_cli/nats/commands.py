@@ -29,23 +29,32 @@ from swarm_cli.chosen_config import LOOPBACK, ConfigOption, NodeUrlOption, Swarm
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import (
+    NODE_KEYS,
+    OPERATOR_KEYS,
     Plane,
     accounts_for,
     checked_domain,
+    key_file,
     key_if_there,
     listed_nodes,
+    make_missing_keys,
     named_node,
     public_key_of,
 )
-from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, Upstream, UpstreamNode
+from swarm_cli.nats.backup import backup
 from swarm_cli.nats.beside_server import reload_when_changed, watch_requests
-from swarm_cli.nats.certificates import certificates
-from swarm_cli.nats.config import Tls, render, render_accounts_only
-from swarm_cli.nats.key_folder import NODE_KEYS, OPERATOR_KEYS, key_file, make_missing_keys
-from swarm_cli.nats.storage import HOSTED_GIB, Storage
-from swarm_cli.nats.streams.backup import backup
-from swarm_cli.nats.streams.report import report
-from swarm_cli.nats.streams.restore import restore
+from swarm_cli.nats.report import report
+from swarm_cli.nats.restore import restore
+from swarm_cli.nats.server_config import (
+    HOSTED_GIB,
+    MEMBER_CONNECTIONS,
+    Storage,
+    Tls,
+    Upstream,
+    UpstreamNode,
+    render,
+    render_accounts_only,
+)
 from swarm_cli.replace_file import replace_file
 from swarm_cli.runs import refuse_unnamed_server, servers
 
@@ -53,7 +62,6 @@ nats_app = typer.Typer(
     name="nats", help="Keys, configuration and streams of a NATS server: set up, report, back up, restore.", no_args_is_help=True
 )
 
-nats_app.command("certificates")(certificates)
 nats_app.command("watch")(watch_requests)
 nats_app.command("reload")(reload_when_changed)
 nats_app.command("report")(report)

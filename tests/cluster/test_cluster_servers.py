@@ -18,7 +18,7 @@ from subprocess import CompletedProcess
 import pytest
 from cryptography import x509
 
-from swarm_cli.nats.server_certificates import not_after
+from swarm_cli.nats_monitor import certificate_end
 from tests.cluster.cluster import NAMESPACE, Cluster, component_of, pods_expected
 from tests.cluster.swarm import READY_S, Swarm, run_swarm
 from tests.cluster.test_cluster_changes import add_delta, four_gpus_each
@@ -30,7 +30,6 @@ NODES = "alpha,beta,gamma"
 SERVERS = ("nats-0", "nats-1", "nats-2")
 TOLD_S = 240.0
 """For a changed Secret to be in the pods and the servers to have reloaded."""
-CERTIFICATE = "swarm nats certificates tls://{server}.nats-headless:4222 /etc/swarm-ca/ca.crt"
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
@@ -117,8 +116,7 @@ def test_a_new_certificate_is_served_by_every_server_and_nothing_restarts(server
     expires = x509.load_pem_x509_certificate((servers.keys / "tls.crt").read_bytes()).not_valid_after_utc.timestamp()
     for server in SERVERS:
         _, page = servers.swarm.container(server).get("/varz", "monitor")
-        assert not_after(json.loads(page)) == expires, server
-        servers.until_succeeds("swarm", CERTIFICATE.format(server=server))
+        assert certificate_end(json.loads(page)) == expires, server
     assert servers.pods() == before
     servers.until_succeeds("alpha", "swarm nats report")
 

@@ -198,7 +198,6 @@ class SecuredMachine(Machine):
         (tls / "ca.pem").write_text(authority)
         (tls / "server.key").write_text(key)
         (tls / "server.pem").write_text(certificates.server(key, ["127.0.0.1"], authority, authority_key, now))
-        (self.home / "now.crt").write_text((tls / "server.pem").read_text())
         (self.home / "ca.crt").write_text(authority)
         self.server.configure(f"\nhttp: 127.0.0.1:{monitoring}\n")
         self.server.start()

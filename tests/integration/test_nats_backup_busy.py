@@ -17,7 +17,7 @@ import pytest
 
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_bucket
-from swarm_cli.nats.streams import backup
+from swarm_cli.nats import backup
 from tests.integration.nats_backups import BUCKET, opened, states, swarm, target
 from tests.nats_server import NatsServer
 

@@ -23,7 +23,7 @@ from shared.contracts.limits import HOUR_S, SWARM_LIMITS
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.keys import bucket_stream
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.accounts import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
+from swarm_cli.nats.server_config import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
 from tests.integration.nats_users import raw
 from tests.integration.running_verifier import until
 from tests.secured_server import SecuredServer

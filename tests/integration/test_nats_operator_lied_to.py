@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from shared.transport.base import TransportError
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.streams.manifest import FORMAT, Manifest, StreamEntry, file_of, write_manifest
+from swarm_cli.nats.backup import FORMAT, Manifest, StreamEntry, file_of, write_manifest
 from tests.integration.running_verifier import MakeServer
 from tests.integration.test_unreadable_answers import answering
 

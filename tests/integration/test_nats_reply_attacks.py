@@ -20,7 +20,7 @@ from shared.identity.permissions import EVERYTHING, Permissions, node_role, swar
 from shared.roles import ROLES
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Transport
-from swarm_cli.nats.accounts import MAX_CONNECTIONS_VARIABLE
+from swarm_cli.nats.server_config import MAX_CONNECTIONS_VARIABLE
 from tests.integration.nats_users import everything, raw
 from tests.secured_server import SecuredServer
 
@@ -219,7 +219,7 @@ async def reached_by(server: SecuredServer, folder: Path, attacker: str) -> list
             attacks += [attack for stream in streams for attack in administration(stream, configs[stream])]
             rights = () if attacker == "swarm" else node_role("alpha", attacker).publish
             attacks = [(target, body) for target, body in attacks if target not in rights]
-            # The names under which accounts import such requests (`swarm_cli.nats.accounts`).
+            # The names under which accounts import such requests (`swarm_cli.nats.server_config`).
             attacks += [(target.removeprefix("$JS."), body) for target, body in attacks if target.startswith("$JS.")]
             baits, reached = dict[str, int](), list[str]()
             for number, (target, body) in enumerate(attacks):

@@ -17,7 +17,7 @@ from shared.contracts.subjects import VERIFIER_CONSUMER, node_rollouts, node_rol
 from shared.transport.connect import connect
 from shared.transport.nats.transport import NatsTransport
 from swarm_cli.app import app
-from swarm_cli.nats.streams.report import COLUMNS
+from swarm_cli.nats.report import COLUMNS
 from tests.nats_server import NatsServer, free_port
 
 QUEUE = node_rollouts_stream("alpha")

@@ -24,7 +24,8 @@ from shared.contracts.streams import prepare_node_streams
 from shared.identity.keys import SigningKey
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.nats.connection import Options
-from swarm_cli.nats import watch as nats_watch
+from swarm_cli.nats import beside_server
+from swarm_cli.nats_monitor import answer
 from tests.integration.nats_users import raw
 from tests.nats_server import NatsServer, free_port
 from tests.secured_server import SecuredServer, swarm
@@ -107,13 +108,13 @@ async def test_the_watch_ends_if_it_no_longer_asks_for_certificates(tmp_path: Pa
     async def broken(*_: object) -> None:  # in the place of what asks, which no server can make raise
         raise RuntimeError("asking ended")
 
-    monkeypatch.setattr(nats_watch, "follow", broken)
+    monkeypatch.setattr(beside_server, "follow_certificates", broken)
     server = NatsServer(tmp_path).start()
     options = Options(url=server.url, name="test")
     try:
         with pytest.raises(RuntimeError, match="asking ended"):
             async with asyncio.timeout(DEADLINE_S):
-                await nats_watch.watch(options, "127.0.0.1", free_port(), timeout_s=10.0, monitors=["http://127.0.0.1:9"])
+                await beside_server.watch(options, "127.0.0.1", free_port(), timeout_s=10.0, monitors=["http://127.0.0.1:9"])
     finally:
         server.kill()
 
@@ -144,7 +145,9 @@ async def test_where_a_reply_becomes_a_request_the_watch_says_so(tmp_path: Path,
     swarm("nats", "keys", "operator", "--folder", str(tmp_path / "keys"))
     key = tmp_path / "keys" / "operator" / "watch.nk"
     advisory = "$JS.EVENT.ADVISORY.API"
+    monitor = free_port()
     config = f"""
+    http: "127.0.0.1:{monitor}"
     accounts {{
       NODE_ALPHA {{
         jetstream: enabled
@@ -167,9 +170,14 @@ async def test_where_a_reply_becomes_a_request_the_watch_says_so(tmp_path: Path,
                 await operator.request(f"$JS.API.STREAM.CREATE.NODE_ALPHA_{name}", json.dumps(stream).encode())
             await generator.request("node.alpha.rollouts", b"")
             await asyncio.to_thread(watch.until, lambda: watch.by("operator") == 2)
+            logged = server.log_file.read_text().count("\n")
             await generator.publish("$JS.API.DIRECT.GET.NODE_ALPHA_ROLLOUTS", b'{"seq": 1}', reply=request_subject)
             await asyncio.to_thread(watch.until, lambda: watch.by("unexpected") == 1)
             assert request_subject in watch.log.read_text()
+            # Nothing else tells: the server counts a request like any other, and logs none.
+            page = await asyncio.to_thread(answer, f"http://127.0.0.1:{monitor}", "jsz", 10.0)
+            assert page["api"]["errors"] == 0 and request_subject not in json.dumps(page)
+            assert server.log_file.read_text().count("\n") == logged
             await operator.close()
             await generator.close()
     finally:

@@ -50,7 +50,7 @@ COMPLETED = {
     "make run RUN=NEW": f"make --dry-run --directory {ROOT} run RUN=NEW",
 }
 """What is typed for a command that a page only names, or that would start another swarm here."""
-SECURED = ("swarm nats certificates", "swarm nats watch", "swarm nats keys", "swarm nats config", "nats-server")
+SECURED = ("swarm nats watch", "swarm nats keys", "swarm nats config", "nats-server")
 """These begin commands for a server with users and TLS."""
 UNTIL_CTRL_C = {"swarm nats watch": "watching", "swarm nats watch --monitor": "watching"}
 """They go on until Ctrl-C, which comes when they have said this."""
@@ -68,8 +68,7 @@ SAID = {
     "swarm config check --config node.toml": "OK: ",
     "swarm dlq show SEQ --node NODE": "of the test",
     "swarm dlq requeue SEQ --node NODE": "requeued 1",
-    "swarm nats certificates tls://HOST:4222": "days",
-    "swarm nats certificates now.crt": "days",
+    "curl localhost:8222/varz": '"server_name"',
     "swarm nats init --plane both": "all streams exist",
     "swarm nats init --plane node": "all streams exist",
     "swarm nats init --plane swarm": "all streams exist",

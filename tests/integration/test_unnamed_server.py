@@ -18,8 +18,8 @@ from swarm_cli.chosen_config import load_chosen
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.run_messages import write_note
+from swarm_cli.nats import backup, restore
 from swarm_cli.nats import commands as nats_commands
-from swarm_cli.nats.streams import backup, restore
 from swarm_cli.observe import status, top
 from swarm_cli.runs import VAR_DIR_VARIABLE, RunNote
 from tests.integration.page_swarm import PageSwarm

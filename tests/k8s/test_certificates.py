@@ -1,6 +1,5 @@
 """The servers' certificate is rotated by the steps of docs/kubernetes-change.md on three real
-servers of the rendered cluster, while a client is at work; `swarm nats certificates` tells how long
-each has.
+servers of the rendered cluster, while a client is at work; the servers tell how long each lasts.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ import pytest
 import yaml
 from nats.aio.subscription import Subscription
 from prometheus_client import CollectorRegistry
-from typer.testing import CliRunner, Result
 
 from shared.runtime.watch_figures import Figures
 from shared.transport.base import AccessDenied
 from shared.transport.connect import connect
-from swarm_cli.app import app
+from swarm_cli import nats_monitor
 from swarm_cli.k8s import certificates as made_certificates
 from swarm_cli.k8s.server_names import server_names
-from swarm_cli.nats.server_certificates import ask, follow, not_after
+from swarm_cli.nats.beside_server import certificate_ends, follow_certificates
+from swarm_cli.nats_monitor import certificate_end
 from tests.k8s.manifests import K8S, find, kubernetes_pages, pod_of, render, with_kind, workloads
 from tests.k8s.rendered_server import RenderedServer
 from tests.secured_server import swarm
@@ -71,10 +70,6 @@ def expire_in(folder: Path, days: int) -> None:
     made = datetime.now(UTC) - made_certificates.SERVER_LASTS + timedelta(days=days)
     names = [*server_names("swarm", ()), OUTSIDE]
     (folder / "keys" / "tls.crt").write_text(made_certificates.server(key, names, authority, signer, made))
-
-
-def certificates(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["nats", "certificates", *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -162,12 +157,9 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
     figures = Figures(registry)
 
     # 1. How long are they valid?
-    before = await asyncio.to_thread(certificates, *(server.url for server in servers), str(folder / "keys/ca.crt"))
-    assert before.exit_code == 1
-    assert before.stdout.count("\n9 days left") == 2 and "\n3649 days left" in before.stdout
-    assert "3 of 4 certificates expire in less than 30 days" in str(before.exception)
-    days = [(not_after(varz(server)) or 0.0) - time.time() for server in servers]
-    assert all(9 * 86_400 < each <= 10 * 86_400 for each in days)
+    before = [await asyncio.to_thread(nats_monitor.ask, server.monitor) for server in servers]
+    assert all(9 * 86_400 < (each.certificate_end or 0.0) - time.time() <= 10 * 86_400 for each in before)
+    assert all("certificate" in "".join(each.findings()) for each in before), "`swarm nats report --monitor` says so"
 
     # 2 and 3. A new one, the Secret, a reload of each.
     old, new = secret(folder), await asyncio.to_thread(apply, documented(2), folder)
@@ -180,10 +172,10 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
         await until_heard(at_work[-1], heard, server.name.encode())
 
     # 4. Look.
-    after = await asyncio.to_thread(certificates, *(server.url for server in servers), str(folder / "keys/ca.crt"))
-    assert after.exit_code == 0, after.output
-    assert after.stdout.count("364 days left") == 3
-    asking = asyncio.create_task(follow([server.monitor for server in servers], figures, stopping))
+    after = [await asyncio.to_thread(nats_monitor.ask, server.monitor) for server in servers]
+    assert all((each.certificate_end or 0.0) - time.time() > 364 * 86_400 - 3600 for each in after)
+    assert "certificate" not in "".join(line for each in after for line in each.findings())
+    asking = asyncio.create_task(follow_certificates([server.monitor for server in servers], figures, stopping))
     for _ in range(1500):
         if registry.get_sample_value(FIGURE, {"server": "nats-2"}) is not None:
             break
@@ -191,7 +183,7 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
     stopping.set()
     await asking
     lasting = [(registry.get_sample_value(FIGURE, {"server": server.name}) or 0.0) for server in servers]
-    assert lasting == [not_after(varz(server)) for server in servers], "the server's own figure"
+    assert lasting == [each.certificate_end for each in after], "the server's own figure"
     assert all(each.is_connected for each in at_work) and not lost, lost
     newcomer = await client(servers[0])
     for each in (*at_work, newcomer):
@@ -232,21 +224,10 @@ async def test_a_new_authority_takes_three_rounds_in_which_who_knows_both_is_alw
     assert rounds == [[True, True, False], [False, True, True], [False, True, True]]
 
 
-def test_a_server_that_is_away_or_has_no_tls_is_named_and_a_file_without_a_certificate_too(tmp_path: Path) -> None:
-    (tmp_path / "key.pem").write_text("-----BEGIN PRIVATE KEY-----\n")
-    for argument, said in (
-        ("tls://127.0.0.1:9", "check that the server runs"),
-        (str(tmp_path / "none.pem"), "cannot be read: No such file or directory: `swarm k8s secrets` writes certificates"),
-        (str(tmp_path / "key.pem"), "holds no PEM certificate"),
-    ):
-        result = certificates(argument)
-        assert result.exit_code != 0 and said in str(result.exception), (argument, result.exception)
-
-
 def test_a_server_without_tls_has_no_date_and_one_that_is_away_is_left_out() -> None:
-    assert not_after({}) is None and not_after({"tls_cert_not_after": "0001-01-01T00:00:00Z"}) is None
-    assert not_after({"tls_cert_not_after": "2027-01-01T00:00:00Z"}) == 1798761600.0
-    assert ask(["http://127.0.0.1:9", "http://no-such-host.invalid:8222"]) == {}
+    assert certificate_end({}) is None and certificate_end({"tls_cert_not_after": "0001-01-01T00:00:00Z"}) is None
+    assert certificate_end({"tls_cert_not_after": "2027-01-01T00:00:00Z"}) == 1798761600.0
+    assert certificate_ends(["http://127.0.0.1:9", "http://no-such-host.invalid:8222"]) == {}
 
 
 def test_the_watch_asks_the_port_at_which_all_servers_tell_their_figures() -> None:

@@ -17,7 +17,7 @@ from shared.contracts.streams import node_streams, swarm_streams
 from shared.contracts.subjects import VERIFIER_CONSUMER, node_rollouts_stream
 from shared.tasks import check_specs
 from swarm_cli.k8s.secret_objects import expected
-from swarm_cli.nats.accounts import node_account
+from swarm_cli.nats.server_config import node_account
 from tests.k8s.manifests import (
     K8S,
     ROLES,

@@ -11,8 +11,7 @@ import pytest
 
 from services.verifier import reputation, sharing, trust
 from shared.contracts.limits import DAY_S, MIB, SWARM_LIMITS
-from swarm_cli.nats.accounts import render_accounts, swarm_account
-from swarm_cli.nats.storage import HOSTED_GIB, MOST_STREAMS
+from swarm_cli.nats.server_config import HOSTED_GIB, MOST_STREAMS, render_accounts, swarm_account
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"

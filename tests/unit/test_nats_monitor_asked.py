@@ -15,7 +15,7 @@ import pytest
 
 from shared.transport.base import TransportError
 from swarm_cli import nats_monitor
-from swarm_cli.nats import server_certificates
+from swarm_cli.nats import beside_server
 from tests.nats_server import NatsServer, free_port
 
 SOON_S = 30.0
@@ -48,13 +48,13 @@ def serving(first: bytes, again: bytes = b"", pause_s: float = 0.0) -> Iterator[
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_monitor, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(server_certificates, "ANSWER_S", 0.5)
+    monkeypatch.setattr(beside_server, "ANSWER_S", 0.5)
 
 
 def nobody_is_told_anything_by(url: str) -> str:
     """Why not, in the words of the report."""
     began = time.monotonic()
-    assert server_certificates.ask([url]) == {}
+    assert beside_server.certificate_ends([url]) == {}
     with pytest.raises(TransportError):
         nats_monitor.health(url)
     problem = nats_monitor.ask(url).problem
@@ -83,7 +83,7 @@ def test_what_is_no_monitoring_port_is_told_in_a_sentence(first: bytes, again: b
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\nX: ", HEAD, b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"])
 def test_an_answer_that_drips_is_given_up_in_time(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    for asking, limit in ((nats_monitor, "TIMEOUT_S"), (server_certificates, "ANSWER_S")):
+    for asking, limit in ((nats_monitor, "TIMEOUT_S"), (beside_server, "ANSWER_S")):
         monkeypatch.setattr(asking, limit, 0.2)
     with serving(first, b" ", pause_s=0.05) as url:
         assert "timed out" in nobody_is_told_anything_by(url)

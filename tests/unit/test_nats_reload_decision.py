@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.nats.reload import BETWEEN_S, SIGNALS, Reloads, digest, server_process
+from swarm_cli.nats.beside_server import BETWEEN_S, SIGNALS, Reloads, digest, server_process
 
 
 def told_at(reloads: Reloads, found: dict[float, str]) -> list[float]:

@@ -13,8 +13,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.permissions import ROLES, Permissions, inbox, node_role, swarm_node, swarm_observer
 from shared.roles import SEVERAL
 from shared.transport.blobs import companion_name
-from swarm_cli.nats.accounts import node_account, swarm_account
-from swarm_cli.nats.config import Tls, render
+from swarm_cli.nats.server_config import Tls, node_account, render, swarm_account
 
 POLICY = f"$KV.node_alpha.{subjects.POLICY_KEY}"
 

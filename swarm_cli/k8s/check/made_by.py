@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from swarm_cli.k8s.check.overlay import Overlay, Reference
 from swarm_cli.k8s.secret_objects import ACCOUNTS, ACCOUNTS_FILE, SIGNING, expected
-from swarm_cli.nats.accounts import UpstreamNode
+from swarm_cli.nats.server_config import UpstreamNode
 
 MAKE = "run `swarm k8s secrets --nodes ... | kubectl apply --server-side --filename -`"
 _HUB, _HUB_KEYS = "nats-hub", "nats-hub-keys"

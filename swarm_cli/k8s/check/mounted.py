@@ -15,7 +15,7 @@ from swarm_cli.k8s.check.made_by import MAKE, how_added, how_made, made_by_apply
 from swarm_cli.k8s.check.overlay import Overlay, Reference
 from swarm_cli.k8s.check.told import entry_texts
 from swarm_cli.k8s.secret_objects import ACCOUNTS_FILE, SERVER_TLS, SIGNING
-from swarm_cli.nats.accounts import MAX_CONNECTIONS_VARIABLE
+from swarm_cli.nats.server_config import MAX_CONNECTIONS_VARIABLE
 
 _KINDS = {"Secret": "secrets", "ConfigMap": "configmaps"}
 _WITHOUT = {

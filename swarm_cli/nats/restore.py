@@ -1,4 +1,4 @@
-"""`swarm nats restore`: restores the streams of a backup on servers that do not have them."""
+"""`swarm nats restore`: restore the streams of a backup on servers that do not have them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,18 @@ from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption,
 from swarm_cli.console import count, note, say
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
-from swarm_cli.nats.streams.backup import LISTING_S, chosen
-from swarm_cli.nats.streams.manifest import Manifest, State, StreamEntry, StreamFile, read_manifest
-from swarm_cli.nats.streams.operating import KeyOption, PlaneOption, with_connection
+from swarm_cli.nats.backup import (
+    LISTING_S,
+    KeyOption,
+    Manifest,
+    PlaneOption,
+    State,
+    StreamEntry,
+    StreamFile,
+    chosen,
+    read_manifest,
+    with_connection,
+)
 from swarm_cli.runs import refuse_unnamed_server
 
 COPIES_S = 60.0
