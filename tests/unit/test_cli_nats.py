@@ -50,12 +50,6 @@ def test_what_would_not_be_safe_is_refused_with_the_remedy(keys: Path, arguments
     assert code != 0 and told in output, output
 
 
-@pytest.mark.parametrize("what", ["", "ca.crt,,tls.crt"])
-def test_an_empty_name_among_certificates_is_refused_rather_than_left_out(what: str) -> None:
-    result = CliRunner().invoke(app, ["nats", "certificates", what])
-    assert result.exit_code != 0 and f"{what!r} has an empty name: give files or tls://HOST:PORT" in str(result.exception)
-
-
 def test_what_is_no_nodes_name_gets_no_key(tmp_path: Path) -> None:
     for arguments in (["nats", "keys", "", "--folder"], ["keys", "new", "--name", "Sw arm", "--out"]):
         result = CliRunner().invoke(app, [*arguments, str(tmp_path / "new")])

@@ -13,7 +13,7 @@ def told_at(reloads: Reloads, found: dict[float, str]) -> list[float]:
     times = []
     for now, content in found.items():
         if reloads.due(content, now):
-            reloads.told(now)
+            reloads.signalled(now)
             times.append(now)
     return times
 
@@ -30,7 +30,7 @@ def test_what_the_server_may_not_have_read_is_told_at_once() -> None:
 def test_a_server_that_could_not_be_told_is_told_later() -> None:
     reloads = Reloads("a")
     assert reloads.due("b", 1.0) and reloads.due("b", 2.0)
-    reloads.told(2.0)
+    reloads.signalled(2.0)
     assert not reloads.due("b", 3.0)
 
 
