@@ -42,11 +42,13 @@ def invite(
     roster: Annotated[Path | None, typer.Option(help="Roster that newcomers admit others by; they start with these lines.")] = None,
     ca: Annotated[Path | None, typer.Option(help="PEM file of the authority behind the server's certificate.")] = None,
     node: Annotated[str, typer.Option(help="Put this node's swarm key into the token: a secret, for one newcomer.")] = "",
-    observer: Annotated[bool, typer.Option("--observer", help="Put the spectators' key into it, for `swarm observe`.")] = False,
+    observer: Annotated[
+        bool, typer.Option("--observer", help="Put the spectators' key into it, for `swarm status --token`.")
+    ] = False,
     folder: Annotated[Path, typer.Option(help="Folder of key files that `swarm nats keys` made.")] = Path("keys"),
     config: ConfigOption = None,
 ) -> None:
-    """Print a token with which `swarm join` joins this swarm, or `swarm observe` looks at it.
+    """Print a token with which `swarm join` joins this swarm, or `swarm status --token` looks at it.
 
     Without --node and --observer it holds no secret. If no server answers at the address, standard
     error says so; the exit code is still 0, because a hub may be started after its tokens are made.
@@ -224,7 +226,7 @@ def _nobody_there(address: str) -> list[str]:
 
 def _remarks(config: NodeConfig, node: str, observer: bool, address: str) -> list[str]:
     """What to do with the token, for the person at the terminal."""
-    lines = ["look at the swarm with:  swarm observe TOKEN" if observer else "the newcomer runs:  swarm join TOKEN"]
+    lines = ["look at the swarm with:  swarm status --token TOKEN" if observer else "the newcomer runs:  swarm join TOKEN"]
     if any(urlsplit(server.strip()).hostname in LOOPBACK for server in address.split(",")):
         lines.append(
             f"{visible(address)} can be reached from this machine only. Newcomers elsewhere need --url with an address that they "

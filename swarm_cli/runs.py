@@ -264,7 +264,7 @@ def run_at(var_dir: Path, node_url: str) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def running_swarm(var_dir: Path, command: str = "swarm observe") -> RunNote | None:
+def running_swarm(var_dir: Path, command: str) -> RunNote | None:
     """The note of the only running run, with its swarm's server; None: none is running.
 
     command: what takes the server's address, for the message.

@@ -23,7 +23,7 @@ OPERATOR = "operator"
 WATCH = "watch"
 """User of `swarm nats watch`: receives JetStream's reports on requests, and may request nothing."""
 OBSERVER = "observer"
-"""User of `swarm observe`: reads the swarm's scores and its directory, and may write nothing.
+"""User of `swarm status --token`: reads the swarm's scores and its directory, and may write nothing.
 Spectators share its key.
 """
 ADVISORY = "$JS.EVENT.ADVISORY.API"

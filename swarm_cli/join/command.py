@@ -254,7 +254,7 @@ class Newcomer:
             "and the same command continues it"
         )
         note(f"files: {config.node.run_dir}; configuration: {self.folder.config_file}")
-        note(f"look:  swarm top --config {self.folder.config_file}, swarm observe TOKEN")
+        note(f"look:  swarm top --config {self.folder.config_file}, swarm status --token TOKEN")
 
 
 def prepare(
@@ -275,7 +275,9 @@ def prepare(
             hub, or its files cannot be used.
     """
     if invitation.credential is not None and invitation.credential.user == OBSERVER:
-        raise CommandError("this token only allows looking (`swarm observe TOKEN`): ask the swarm's operator for one to join with")
+        raise CommandError(
+            "this token only allows looking (`swarm status --token TOKEN`): ask the swarm's operator for one to join with"
+        )
     chosen = config or (Path(os.environ[CONFIG_FILE_VARIABLE]) if os.environ.get(CONFIG_FILE_VARIABLE) else None)
     base = base_config(chosen, model)
     entries = task_entries(tasks, invitation) if tasks or chosen is None else []

@@ -34,6 +34,7 @@ from shared.runtime.streams import FILE as STREAMS_FILE
 from shared.runtime.streams import missing, noted_names
 from shared.suggestion import did_you_mean
 from shared.transport.base import AccessDenied, KvEntry, NotConnected, StreamState, Transport, TransportError
+from shared.transport.keys import bucket_stream
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, with_places
 from swarm_cli.observe.node_state import NodeState, StreamFill
@@ -280,8 +281,9 @@ async def gather(transport: Transport, nodes: Sequence[str], lost: Mapping[str, 
     """
     found = []
     for node in nodes:
+        bucket = subjects.node_bucket(node)
         try:
-            entries = await transport.kv.all(subjects.node_bucket(node))
+            entries = [] if bucket_stream(bucket) in lost.get(node, ()) else await transport.kv.all(bucket)
         except NotConnected:
             raise
         except TransportError:

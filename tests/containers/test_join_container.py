@@ -149,7 +149,7 @@ def test_a_container_joins_by_one_line_and_accepts_a_foreign_group(podman: Podma
 
     told = podman.logs(nova.name, lines=200)
     assert [line.split()[1] for line in told.splitlines() if line.startswith("ok ")][:3] == ["connection", "clock", "name"], told
-    shared = {node["node"]: node["shared"] for node in json.loads(nova.swarm("observe", token, "--json"))["nodes"]}
+    shared = {node["node"]: node["shared"] for node in json.loads(nova.swarm("status", "--token", token, "--json"))["nodes"]}
     assert shared["alpha"] > 0, shared
     assert "nova" in nova.swarm("status", "--config", "var/joined/swarm/node.toml")
     until("nova is healthy", lambda: podman.attempt("healthcheck", "run", nova.name).returncode == 0, SHARES_S, nova)

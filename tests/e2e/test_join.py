@@ -74,7 +74,7 @@ def test_a_newcomer_in_another_network_accepts_a_foreign_group_within_two_minute
         assert [line.split()[1] for line in told.splitlines() if line.startswith("ok ")][:3] == ["connection", "clock", "name"], (
             told
         )
-        seen = json.loads(networks.call("newcomer", sys.executable, "-m", "swarm_cli", "observe", hub_url, "--json"))
+        seen = json.loads(networks.call("newcomer", sys.executable, "-m", "swarm_cli", "status", "--url", hub_url, "--json"))
         shares = {node["node"]: node["shared"] for node in seen["nodes"]}
         assert shares["alpha"] > 0
 

@@ -186,7 +186,7 @@ def test_on_an_open_hub_a_name_that_another_key_has_is_refused_with_a_free_one(t
         well = found(invitation, name=free)
         assert [each.line for each in well.values() if each.ok is False] == [] and well["name"].told == free
         assert sorted(file.name for file in machine.iterdir()) == ["hub.json", "node.nk"]
-        seen = json.loads(CliRunner().invoke(app, ["observe", server.url, "--json"], catch_exceptions=False).stdout)
+        seen = json.loads(CliRunner().invoke(app, ["status", "--url", server.url, "--json"], catch_exceptions=False).stdout)
         assert [node["node"] for node in seen["nodes"]] == ["alpha"]
     finally:
         server.stop()
@@ -302,25 +302,34 @@ def test_a_spectator_sees_who_is_there_and_how_they_do(hub: SecuredServer) -> No
     """Not how much each shares: a spectator's key may not ask, so it does not."""
     asyncio.run(write_entry(hub))
     before = len(hub.violations())
-    shown = CliRunner().invoke(app, ["observe", "-", "--json"], input=token_of(hub, "--observer"), catch_exceptions=False)
+    shown = CliRunner().invoke(app, ["status", "--token", "-", "--json"], input=token_of(hub, "--observer"), catch_exceptions=False)
     alpha = next(node for node in json.loads(shown.stdout)["nodes"] if node["node"] == "alpha")
     assert (alpha["model"], alpha["tasks"], alpha["policy_version"]) == ("toy", ["gcd"], 7)
     assert alpha["shared"] is None
     newest = {"policy_version": 7, "pass_rate": 0.5, "mean_reward": 0.5, "n": 8}
     assert alpha["newest"] == newest and alpha["gain"] == 0.25
-    table = CliRunner().invoke(app, ["observe", token_of(hub, "--observer"), "--once"], catch_exceptions=False)
+    table = CliRunner().invoke(app, ["status", "--token", token_of(hub, "--observer")], catch_exceptions=False)
     assert "alpha" in table.stdout and "0.500/8" in table.stdout and "+0.250" in table.stdout
     assert "nothing" not in table.stdout and "groups in the hub's window" not in table.stdout
     assert hub.violations()[before:] == []
-    operators = [hub.url, "--ca", str(hub.ca_file), "--json", "--operator", "--key", str(hub.keys / "operator" / "swarm.nk")]
-    asked = CliRunner().invoke(app, ["observe", *operators], catch_exceptions=False)
+    operators = [
+        "--url",
+        hub.url,
+        "--ca",
+        str(hub.ca_file),
+        "--json",
+        "--operator",
+        "--key",
+        str(hub.keys / "operator" / "swarm.nk"),
+    ]
+    asked = CliRunner().invoke(app, ["status", *operators], catch_exceptions=False)
     alpha = next(node for node in json.loads(asked.stdout)["nodes"] if node["node"] == "alpha")
     assert alpha["shared"] in (1, 2)  # The hub keeps another test's group too if it came minutes before.
 
 
 def test_who_has_no_key_for_looking_is_told_whom_to_ask(hub: SecuredServer) -> None:
-    for arguments in ([token_of(hub)], [hub.url, "--ca", str(hub.ca_file)]):
-        refused = CliRunner().invoke(app, ["observe", "--once", *arguments]).exception
+    for arguments in (["--token", token_of(hub)], ["--url", hub.url, "--ca", str(hub.ca_file)]):
+        refused = CliRunner().invoke(app, ["status", *arguments]).exception
         assert isinstance(refused, CommandError) and "swarm invite --observer" in str(refused)
 
 

@@ -10,6 +10,7 @@ const STATES = {
   waiting: ["…", "Waiting for a swarm", "No server answers there yet. Start a swarm with `swarm up` (`make run`) in another terminal; this page then shows it."],
   lost: ["!", "The server does not answer", "The page shows what was seen last, and keeps trying."],
   unstored: ["!", "Every process waits for the server", ""],
+  emptied: ["!", "The server came back with an empty store", ""],
   empty: ["○", "No node yet", "The server answers, but no node has written to it. `swarm up` starts nodes."],
   starting: ["◔", "Starting", "The processes are loading their models and evaluating the base policy before the first step. That takes about a minute."],
   running: ["●", "Running", ""],
@@ -24,8 +25,8 @@ const TROUBLES = {
   dying: ["△", "Running, but a process dies again and again", "It is started again each time, after a longer pause; one that dies 8 times in 2 minutes is given up. Its log and `up.log` in the run's folder say why."],
   still: ["△", "Running, but a node stands still", "Its processes answer, but its work does not go on. `swarm top` shows what waits for what."],
 };
-const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", failed: "bad", waiting: "warn" };
-const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", elsewhere: "○ elsewhere" };
+const GOOD = { running: "good", finished: "good", lost: "bad", unstored: "bad", emptied: "bad", failed: "bad", waiting: "warn" };
+const KINDS = { running: "● running", finished: "✓ finished", starting: "◔ starting", stopped: "■ stopped", silent: "! silent", lost: "! streams lost", elsewhere: "○ elsewhere" };
 
 /** Text in which the parts between backquotes are shown as code. */
 const worded = (text) => text.split("`").map((part, index) => (index % 2 ? el("code", { text: part }) : part));
@@ -45,10 +46,10 @@ function banner(told) {
   return el("div", { class: `banner ${ended ? (ended.in_order ? "good" : "bad") : trouble ? "warn" : GOOD[told.state] || ""}` },
     el("h1", {}, el("span", { "aria-hidden": "true", class: "sign", text: sign }), ` ${title}`),
     words ? el("p", {}, ...worded(words)) : null,
-    told.state === "unstored" ? el("p", {}, el("bdi", {}, ...worded(told.problem))) : null,
+    isFaulty(told) ? el("p", {}, el("bdi", {}, ...worded(told.problem))) : null,
     told.state === "failed" || trouble ? el("p", {}, ...wrong(told.nodes.filter(unwell))) : null,
     ...(told.state === "failed" ? remedies(told, told.nodes.filter(unwell).flatMap(({ away }) => away)) : []),
-    el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem && told.state !== "unstored" ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
+    el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem && !isFaulty(told) ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
     ...(told.nodes || []).flatMap((node) => (node.rewards || []).map((words) => el("p", {}, name(node.node), `: ${words}`))).slice(0, 3),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
 }
@@ -177,7 +178,7 @@ function textsSection(told) {
 
 /** What a node does; while the server is lost or stores nothing (unsure), what it did when it was seen last. */
 function does(node, unsure) {
-  const last = unsure && node.kind !== "silent", look = node.kind === "silent" ? "bad" : node.trouble || unsure ? "warn" : "";
+  const wrong = node.kind === "silent" || node.kind === "lost", last = unsure && !wrong, look = wrong ? "bad" : node.trouble || unsure ? "warn" : "";
   const kind = node.trouble ? "△ " : last ? node.kind : KINDS[node.kind];
   const words = node.trouble ? name(node.words) : node.words && node.words !== node.kind ? el("small", {}, ": ", name(node.words.replace(`${node.kind}: `, ""))) : null;
   return el("td", { class: `words ${look}` }, last ? "? seen last: " : "", kind, words);
@@ -186,8 +187,11 @@ function does(node, unsure) {
 /** Whether what is shown was seen last and stays as it is. */
 const isOver = ({ state }) => state === "ended" || state === "lost";
 
+/** Whether the server answers and stores nothing, or no longer has what it stored. */
+const isFaulty = ({ state }) => state === "unstored" || state === "emptied";
+
 /** Whether the server is lost or stores nothing: how the nodes are is not known, so nothing may look as if all were well. */
-const isUnsure = ({ state }) => state === "lost" || state === "unstored";
+const isUnsure = (told) => told.state === "lost" || isFaulty(told);
 
 const leftOut = (number, one, more) => (number ? el("p", { class: "hint", text: `${many(number, one, more)} not shown.` }) : null);
 
