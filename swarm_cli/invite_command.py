@@ -48,7 +48,8 @@ def invite(
     folder: Annotated[Path, typer.Option(help="Folder of key files that `swarm nats keys` made.")] = Path("keys"),
     config: ConfigOption = None,
 ) -> None:
-    """Print a token with which `swarm join` joins this swarm, or `swarm status --token` looks at it.
+    """Print a token with which `swarm join` joins this swarm, or `swarm status --token` looks at
+    it.
 
     Without --node and --observer it holds no secret. If no server answers at the address, standard
     error says so; the exit code is still 0, because a hub may be started after its tokens are made.
