@@ -23,8 +23,8 @@ OPERATOR = "operator"
 WATCH = "watch"
 """User of `swarm nats watch`: receives JetStream's reports on requests, and may request nothing."""
 OBSERVER = "observer"
-"""User of `swarm status --token`: reads the swarm's scores and its directory, and may write nothing.
-Spectators share its key.
+"""User of `swarm status --token`: reads the swarm's scores and its directory, and may write
+nothing. Spectators share its key.
 """
 ADVISORY = "$JS.EVENT.ADVISORY.API"
 """Subject on which JetStream reports, in the streams' account, each API request and its sender."""
