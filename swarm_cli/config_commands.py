@@ -25,7 +25,7 @@ from shared.runtime.otel import tracing_problems
 from shared.runtime.planes import for_process
 from shared.setting_names import told
 from shared.transport.base import Transport, TransportError
-from shared.transport.nats.client import MAX_KEY_BYTES, authority_context
+from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
 from swarm_cli.chosen_config import Checkable, ConfigOption, entry_problems, load_chosen, objective_problem, sources
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError

@@ -22,7 +22,7 @@ from shared.identity.roster import RosterError, read_roster
 from shared.os_words import in_words
 from shared.registry import VERIFIERS
 from shared.text import visible
-from shared.transport.nats.client import authority_context
+from shared.transport.nats.credentials import authority_context
 from shared.version import VERSION
 from swarm_cli.chosen_config import LOOPBACK, ConfigOption, load_chosen
 from swarm_cli.console import note

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from services.trainer.objectives.config import configured_objective, departures
 from shared.config import NodeConfig
 from shared.config.sections import GeneratorSection
-from shared.tasks.verifiers import VerifierChoice
+from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY
 from shared.text import visible
 from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.console import count
@@ -71,7 +71,7 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
         yield f"trainer.learning_rate = {trainer.learning_rate:g}: the policy forgets all it knows in a few steps; usual is {usual}"
     with suppress(ValueError, TypeError):  # `swarm_cli.chosen_config.objective_problem` says why
         yield from departures(trainer, configured_objective(config).objective)
-    for dataset in sorted({spec.dataset for spec in config.tasks} & VerifierChoice(config.tasks).scored_locally):
+    for dataset in sorted({spec.dataset for spec in config.tasks if spec.verifier == DEFAULT_VERIFIER} & SCORED_LOCALLY):
         yield (
             f"[[tasks]] {dataset}: it is scored locally only, so no group of it is shared or taken from another node; train on "
             "another dataset beside it, or use verifier exact"

@@ -32,8 +32,8 @@ from shared.contracts.codec import MAX_LOGPROB, MAX_TOKENS, content_id, decode_f
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, ScoredGroup, SignedRollouts, TaskRef, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity import keys
+from shared.registry import SCORED_LOCALLY
 from shared.rewards import unknown_of
-from shared.tasks.config_rules import SCORED_LOCALLY
 from shared.tasks.derive import from_package
 from shared.tasks.evaluation import NO_PASS
 from shared.tasks.file_rows import held, is_file_name

@@ -20,11 +20,6 @@ REFUSED_DATASETS = {
     "composite": "it nests other datasets and their scorers; give each of them its own [[tasks]] entry with a weight",
 }
 
-SCORED_LOCALLY = frozenset({"simple_integration", "intermediate_integration"})
-"""Datasets whose own scorer takes an answer that a stranger could have made to hide something
-(`shared.tasks.scorer_integral`). No group of another node is taken with it.
-"""
-
 REFUSED_SETTINGS = {
     "figlet_font": {"static_word": "it makes one word the answer of every task"},
     "polynomial_equations": dict.fromkeys(

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from shared.registry import DEFAULT_VERIFIER, VERIFIERS
-from shared.tasks.config_rules import SCORED_LOCALLY
+from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY, VERIFIERS
 from shared.tasks.derive import Item, TaskError, from_package
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, SignedRollouts, Task, TaskRef, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import KeyFileError, SigningKey, load_or_create, new_seed, verify
-from shared.tasks.config_rules import SCORED_LOCALLY
+from shared.registry import SCORED_LOCALLY
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import JobResult
 

@@ -22,7 +22,7 @@ from shared.runtime.errors import FatalError
 from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_source import load_rows
 from shared.transport.base import AccessDenied
-from shared.transport.nats.client import credential_settings
+from shared.transport.nats.credentials import credential_settings
 from swarm_cli import task_probe
 from swarm_cli.app import app
 from swarm_cli.config_commands import key_file_problems

@@ -21,7 +21,8 @@ from shared.cancelling import cancel_and_wait, heeded_cancellation
 from shared.os_words import in_words
 from shared.transport.base import AccessDenied, Counters, Deadline, ErrorKind, NotConnected
 from shared.transport.nats.answers import said
-from shared.transport.nats.client import Client, ServerMisbehaves, credential_settings, denial, is_key_refusal
+from shared.transport.nats.client import Client, ServerMisbehaves
+from shared.transport.nats.credentials import credential_settings, denial, is_key_refusal
 
 log = structlog.get_logger(__name__)
 
