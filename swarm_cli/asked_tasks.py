@@ -17,7 +17,7 @@ from shared.config.load import MAX_FILE_BYTES
 from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.registry import DEFAULT_VERIFIER, VERIFIERS
-from swarm_cli.chosen_config import Checkable
+from swarm_cli.config_checks import Checkable
 from swarm_cli.errors import CommandError
 from swarm_cli.task_probe import SMALLER, problems_within
 

@@ -26,7 +26,8 @@ from shared.runtime.planes import for_process
 from shared.setting_names import told
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
-from swarm_cli.chosen_config import Checkable, ConfigOption, entry_problems, load_chosen, objective_problem, sources
+from swarm_cli.chosen_config import ConfigOption, load_chosen, sources
+from swarm_cli.config_checks import Checkable, entry_problems, objective_problem
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, toy_problem, toy_to_be_built

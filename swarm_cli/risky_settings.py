@@ -69,7 +69,7 @@ def _training_ruin(config: NodeConfig) -> Iterator[str]:
     if trainer.learning_rate > (HIGHEST_ADAPTER_RATE if adapters else HIGHEST_RATE):
         usual = "1e-5 to 1e-4 with adapters" if adapters else "1e-6 to 1e-5 for a pretrained model"
         yield f"trainer.learning_rate = {trainer.learning_rate:g}: the policy forgets all it knows in a few steps; usual is {usual}"
-    with suppress(ValueError, TypeError):  # `swarm_cli.chosen_config.objective_problem` says why
+    with suppress(ValueError, TypeError):  # `swarm_cli.config_checks.objective_problem` says why
         yield from departures(trainer, configured_objective(config).objective)
     for dataset in sorted({spec.dataset for spec in config.tasks if spec.verifier == DEFAULT_VERIFIER} & SCORED_LOCALLY):
         yield (

@@ -84,7 +84,7 @@ def _trainer_reasons(config: NodeConfig) -> Reasons:
         yield "sampler.external is 0", tuple(key for key in _FOREIGN_GROUP_SETTINGS if _is_free(trainer, key))
     try:
         objective = configured_objective(config).objective
-    except (ValueError, TypeError):  # `swarm_cli.chosen_config.objective_problem` says why
+    except (ValueError, TypeError):  # `swarm_cli.config_checks.objective_problem` says why
         pass
     else:
         yield from _objective_reasons(trainer, objective)

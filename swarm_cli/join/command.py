@@ -26,7 +26,7 @@ from shared.config.sections import ModelSection
 from shared.identity.permissions import OBSERVER
 from shared.runtime.errors import EXIT_CONFIG
 from shared.setting_names import told
-from swarm_cli.chosen_config import check_objective
+from swarm_cli.config_checks import check_objective
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.invitation import Invitation, Member, given_invitation, given_text

@@ -19,7 +19,7 @@ from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import is_node_name
 from shared.runtime.errors import EXIT_CONFIG
 from shared.setting_names import told
-from swarm_cli.chosen_config import check_objective
+from swarm_cli.config_checks import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, shown

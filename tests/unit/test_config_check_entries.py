@@ -17,7 +17,7 @@ from services.trainer.service import TrainerService
 from shared.config import ConfigError, load_config
 from shared.ignored_entries import ignored_entries
 from shared.runtime import EXIT_CONFIG, FatalError
-from swarm_cli.chosen_config import entry_problems, objective_problem
+from swarm_cli.config_checks import entry_problems, objective_problem
 from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
 from swarm_cli.without_effect import settings_without_effect

@@ -13,7 +13,7 @@ from services.trainer.learner import Learner
 from services.trainer.service import TrainerService
 from shared.config import load_config
 from shared.runtime import FatalError
-from swarm_cli.chosen_config import check_objective
+from swarm_cli.config_checks import check_objective
 from swarm_cli.errors import CommandError
 from swarm_cli.without_effect import settings_without_effect
 from tests.integration.trainer_life import batch_of, node_config, scored_group, tiny_policy

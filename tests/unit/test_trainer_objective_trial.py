@@ -17,7 +17,7 @@ from services.trainer.torchrun import Command, _do
 from shared.config import NodeConfig, load_config
 from shared.contracts.codec import encode
 from shared.runtime import FatalError
-from swarm_cli.chosen_config import check_objective, objective_problem
+from swarm_cli.config_checks import check_objective, objective_problem
 from tests.installed_packages import forget, install
 from tests.integration.trainer_life import mixed_batch, node_config, tiny_policy
 

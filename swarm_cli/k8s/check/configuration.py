@@ -20,7 +20,8 @@ from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.roles import ROLES
 from shared.runtime.errors import EXIT_CONFIG
 from shared.setting_names import task_entry
-from swarm_cli.chosen_config import LOOPBACK, objective_problem
+from swarm_cli.chosen_config import LOOPBACK
+from swarm_cli.config_checks import objective_problem
 from swarm_cli.k8s.check.derived import READ_FILES, Checked, Derived, given_tasks
 from swarm_cli.k8s.check.findings import Finding, listed
 from swarm_cli.k8s.check.overlay import NODE_LABEL, Object, Overlay, Workload
