@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from shared.new_folder import appearing_whole
 
 RECIPE_FILE = "base_policy.json"
 RECIPE_VERSION = 1
+PROGRESS_LINES = 10
 POLICY_FILES = (
     "config.json",
     "generation_config.json",
@@ -262,6 +265,16 @@ def write_policy(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTok
 
 
 def _progress(steps: Iterable[int], total: int, show: bool) -> Iterable[int]:
+    """Show how far the build is: a bar on a terminal, and a line every tenth of the way elsewhere,
+    where a bar would only be seen when it is full.
+    """
+    console, began = Console(stderr=True), time.monotonic()
+    if show and not console.is_terminal:
+        for done, step in enumerate(steps, 1):
+            yield step
+            if done % max(1, total // PROGRESS_LINES) == 0 or done == total:
+                print(f"base policy: step {done:,} of {total:,}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+    with Progress(*columns, console=console, disable=not show) as progress:
         yield from progress.track(steps, total=total, description="base policy")

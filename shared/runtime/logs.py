@@ -161,7 +161,8 @@ def _sentence(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
     what to do, and then the rest, such as `warning: groups_skipped: too long (step 3; counts a 1)`.
     """
     words = [f"{event.get('level', 'info')}: {event.get('event', '')}", *(str(event[key]) for key in _SAID_FIRST if event.get(key))]
-    left = {key: value for key, value in event.items() if key not in (*_SAID_FIRST, *_SAID_BEFORE, *_OWN, *_LINES)}
+    said = (*_SAID_FIRST, *_SAID_BEFORE, *_OWN, *_LINES)
+    left = {key: value for key, value in event.items() if key not in said and value != ""}
     rest = "; ".join(f"{key.replace('_', ' ')} {_listed(value)}" for key, value in left.items())
     text = f"{': '.join(words[:2])}{''.join(f'; {each}' for each in words[2:])}{f' ({rest})' if rest else ''}"
     lines = io.StringIO()

@@ -55,7 +55,8 @@ def ensure_toy_policy(config: NodeConfig) -> None:
         raise CommandError(toy, exit_code=EXIT_CONFIG)
     if toy_to_be_built(config):
         note(
-            f"{TOY_POLICY} does not exist yet: building the toy policy first, once (two minutes on a free core, five on a busy one)"
+            f"{TOY_POLICY} does not exist yet: building the toy policy first, once. It takes minutes (two on a free core, ten and "
+            "more on a busy one); how far it is, is shown"
         )
         build_toy_policy(TOY_POLICY, config.tasks, seed=None, steps=None)
     problem = model_problem(config.model.path, config.model.revision)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shared.model.base_policy import BasePolicyRecipe, answer_loss, build_base_policy, policy_record, read_record
+from shared.model.base_policy import BasePolicyRecipe, _progress, answer_loss, build_base_policy, policy_record, read_record
 from shared.model.corpus import Example, habitual_slip, held_out_questions, load_demo_tasks, noisy_answer, training_examples
 from shared.model.prompts import encode_answer, render_prompt
 from shared.model.tokenizer import train_tokenizer
@@ -199,3 +199,11 @@ def _mean_probability(folder: Path, *, habit: bool, count: int = 200) -> float:
     with torch.no_grad():
         losses = [answer_loss(model, [row], tokenizer.pad_token_id) * len(row[1]) for row in rows]
         return float(torch.stack(losses).neg().exp().mean())
+
+
+def test_where_there_is_no_terminal_the_build_says_every_tenth_of_the_way_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = [(step, capsys.readouterr().err) for step in _progress(range(50), 50, True)]
+    assert [step for step, _ in seen] == list(range(50))
+    assert "base policy: step 5 of 50" in seen[5][1], "while it is being built"
+    assert capsys.readouterr().err.startswith("base policy: step 50 of 50")
+    assert list(_progress(range(50), 50, False)) == list(range(50)) and capsys.readouterr().err == ""

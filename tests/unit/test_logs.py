@@ -77,3 +77,12 @@ def test_lines_that_a_full_disk_loses_are_told_once_and_again_after_it_had_space
     handler.stream = full
     log.info("step")
     assert capsys.readouterr().err.count("are lost") == 1
+
+
+def test_a_line_for_people_has_no_name_without_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scorer that is late says nothing, so its `detail` is empty."""
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "deaths"))
+    stream = io.StringIO()
+    configure_logging(level="info", log_format="console", stream=stream)
+    structlog.get_logger("verifier").warning("reward_unknown", cause="timeout", task="gcd", detail="", answers=0)
+    assert stream.getvalue().rstrip().endswith("reward_unknown: timeout (task gcd; answers 0)"), stream.getvalue()
