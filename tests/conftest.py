@@ -18,7 +18,7 @@ import typer.testing
 from tests import forked
 from tests.deadlines import ASYNC_TEST_TIMEOUT_S, MISSING, allow_for_long_deadlines, run_coroutine_test
 from tests.long_forms import FULL
-from tests.nats_server import NatsServer
+from tests.nats_server import NatsServer, close_planes, end_servers
 from tests.schedule import dearest_first, piece
 from tests.scorer_processes import scorers_of_this_process
 
@@ -96,14 +96,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run each `async def` test in its own event loop, with a deadline (see `tests.deadlines`)."""
+    """Run each `async def` test in its own event loop, with a deadline (see `tests.deadlines`). A
+    fixture that gives a coroutine, such as `own_plane()`, gives the test what it returns.
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
     marker = pyfuncitem.get_closest_marker("deadline")
     timeout_s = ASYNC_TEST_TIMEOUT_S if marker is None else float(marker.args[0])
-    run_coroutine_test(lambda: pyfuncitem.obj(**arguments), timeout_s)
+
+    async def test() -> None:
+        try:
+            given = {name: await value if inspect.iscoroutine(value) else value for name, value in arguments.items()}
+            await pyfuncitem.obj(**given)
+        finally:
+            await close_planes()
+
+    run_coroutine_test(test, timeout_s)
     return True
 
 
@@ -116,6 +126,12 @@ def no_scorer_outlives_its_test() -> Iterator[None]:
     yield
     left = scorers_of_this_process() - before
     assert not left, f"scorer processes were left: {sorted(left)}"
+
+
+@pytest.fixture(autouse=True)
+def servers_end_with_their_test() -> Iterator[None]:
+    yield
+    end_servers()
 
 
 @pytest.fixture

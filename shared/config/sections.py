@@ -39,7 +39,7 @@ __all__ = [
     "VerifierSection",
 ]
 
-_SERVER = re.compile(r"memory://\S*|(?:(?:nats|tls|wss?)://)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?/?")
+_SERVER = re.compile(r"(?:(?:nats|tls|wss?)://)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?/?")
 """A NATS server's address; without a scheme it is one of nats://."""
 RUN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shared.contracts import subjects
 from shared.contracts.wire import is_node_name
+from shared.transport.base import bucket_of_stream, bucket_stream
 from shared.transport.blobs import companion_name
-from shared.transport.keys import bucket_of_stream, bucket_stream
 
 _OF_A_NODE = (
     subjects.node_rollouts_stream,

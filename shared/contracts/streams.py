@@ -31,9 +31,9 @@ from shared.transport.base import (
     Transport,
     TransportError,
     WouldLower,
+    bucket_stream,
 )
 from shared.transport.blobs import companion
-from shared.transport.keys import bucket_stream
 
 
 def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from shared.contracts import subjects
 from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
 from shared.roles import ROLES, SEVERAL
+from shared.transport.base import bucket_stream
 from shared.transport.blobs import companion_name, companion_subject
-from shared.transport.keys import bucket_stream
 
 OPERATOR = "operator"
 """User of a person: creates streams, reads everything, requeues dead letters."""

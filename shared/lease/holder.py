@@ -2,13 +2,20 @@
 
 The rules, when a newcomer may take it and how long its holder may write, are plain state: time is
 an argument, in seconds of the caller's clock, and clocks of two machines are never compared.
+
+The lease is the fence of its process's node plane (`Transport.fenced`): every write first checks
+it. That leaves a gap between the check and the write, in which a machine may be suspended for an
+hour. For the keys that only this process writes, the server closes the gap: each is written by
+compare-and-set, and a process that takes over a lease rewrites these keys with their present
+values, so that a late write of the former holder fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from msgspec import structs
@@ -18,6 +25,8 @@ from shared.contracts.lease import LeaseRecord
 from shared.contracts.wire import MessageError
 from shared.transport.base import Conflict, KeyValue, NotConnected
 
+_ATTEMPTS, _PAUSE_S = 10, 0.02
+_WRITTEN_BY_OTHERS = "another process keeps writing it without the lease: end every process that is not a service of this version"
 Verdict = Literal["take", "wait", "held"]
 
 _HOLDERS_PART = 0.9
@@ -90,7 +99,8 @@ def since_boot_s() -> float:
 
 
 class Lease:
-    """One process's lease: taken with `look`, then renewed, then released.
+    """One process's lease: taken with `look`, then renewed, then released. After `claim_keys` it is
+    a `Fence`.
 
     lost: set when another process has taken it over; `loss` is then the message about it.
     held_back: why nothing may be written for now, although the lease is this process's; or empty.
@@ -110,6 +120,8 @@ class Lease:
         self._newcomer, self._term = Newcomer(), Term(record.lease_s)
         self._revision = 0
         self._renewing = asyncio.Lock()
+        self._revisions: dict[str, int] = {}
+        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.lost = asyncio.Event()
         self.loss = ""
         self.held_back = ""
@@ -154,6 +166,54 @@ class Lease:
             raise NotConnected(self.held_back)
         if not self._term.holds(self._clock()):
             await self.renew()
+
+    async def claim_keys(self, keys: Iterable[str]) -> None:
+        """Make `keys` of the node's bucket this process's own, once the lease is taken: an earlier
+        holder's writes to them fail from now on. A key that was never written stays absent. Raises
+        TransportError.
+        """
+        self._revisions = {key: await self._rewrite(key) for key in keys}
+
+    async def _rewrite(self, key: str) -> int:
+        """The key's revision after its newest value was written again. A conflict means that the
+        value came from a server that lags behind the others; it is then read again.
+        """
+        for _ in range(_ATTEMPTS):
+            entry = await self.kv.get(self.bucket, key)
+            if entry is None:
+                return 0
+            try:
+                return await self.kv.update(self.bucket, key, entry.value, last_revision=entry.revision)
+            except Conflict:
+                await self.renew()
+                await asyncio.sleep(_PAUSE_S)
+        raise NotConnected(f"bucket {self.bucket}, key {key}: {_WRITTEN_BY_OTHERS}")
+
+    def owns(self, bucket: str, key: str) -> bool:
+        """Whether `claim_keys` made it this process's own."""
+        return bucket == self.bucket and key in self._revisions
+
+    async def put(self, key: str, value: bytes) -> int:
+        """Write a key of its own, if nobody else has written it since. Raises what `writable`
+        raises.
+        """
+        await self.writable()
+        async with self._writing[key]:
+            for _ in range(_ATTEMPTS):
+                try:
+                    revision = await self.kv.update(self.bucket, key, value, last_revision=self._revisions[key])
+                except Conflict:
+                    # Read the key before renewing the lease: a process that takes the lease over
+                    # after the read rewrites the key, and the update with the revision read here
+                    # fails.
+                    await asyncio.sleep(_PAUSE_S)
+                    entry = await self.kv.get(self.bucket, key)
+                    await self.renew()
+                    self._revisions[key] = entry.revision if entry is not None else 0
+                else:
+                    self._revisions[key] = revision
+                    return revision
+        raise NotConnected(f"bucket {self.bucket}, key {key}: {_WRITTEN_BY_OTHERS}")
 
     async def renew(self) -> None:
         """Renew at the server, which also shows whether the lease is still this process's. Raises

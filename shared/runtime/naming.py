@@ -17,7 +17,6 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.lease import LeaseRecord
 from shared.contracts.senders import FINDINGS_KEY, SENDERS_PREFIX
-from shared.lease.fenced import FencedKeyValue, FencedTransport
 from shared.lease.folder import FolderLock, FolderTaken
 from shared.lease.holder import Lease, LeaseLost, described
 from shared.lease.name import NameTaken, take_name
@@ -113,14 +112,14 @@ async def take_lease(plane: Transport, config: NodeConfig, role: str, place: str
 
 
 @asynccontextmanager
-async def leased(plane: Transport, lease: Lease, config: NodeConfig, role: str, log: Log) -> AsyncIterator[FencedTransport]:
+async def leased(plane: Transport, lease: Lease, config: NodeConfig, role: str, log: Log) -> AsyncIterator[Transport]:
     """The node plane for the holder of `lease`, which is renewed meanwhile and released at the end.
     Raises TransportError.
     """
     renewing = asyncio.create_task(_renew(lease, log))
     try:
-        keys = await FencedKeyValue.begin(plane.kv, lease, sole_keys(role, config.node.replica))
-        yield FencedTransport(plane, lease, keys)
+        await lease.claim_keys(sole_keys(role, config.node.replica))
+        yield plane.fenced(lease)
     finally:
         await cancel_and_wait(renewing)
         if plane.connected:

@@ -19,8 +19,7 @@ from shared.contracts.streams import MissingStreams, node_streams
 from shared.lease.holder import Lease
 from shared.roles import Role
 from shared.runtime.logs import Log
-from shared.transport.base import StreamMissing, Transport, TransportError
-from shared.transport.keys import bucket_stream
+from shared.transport.base import StreamMissing, Transport, TransportError, bucket_stream
 
 FILE = "streams.json"
 """In the run's folder: the names of the node's streams, once they exist."""

@@ -1,7 +1,5 @@
-"""Moves messages: one interface (`base`) with two implementations, NATS JetStream (`nats`) and
-in-memory (`memory`).
+"""Moves messages: the interface (`base`), which loads no NATS client, NATS JetStream behind it
+(`nats`), and large payloads as chunks (`blobs`).
 
-Both use the other modules here: large payloads as chunks (`blobs`, `reference`, `seal`), the names
-of buckets (`keys`), deadlines. Nothing here knows the contents of messages;
-`shared.contracts.streams` creates a node's streams.
+Nothing here knows the contents of messages; `shared.contracts.streams` creates a node's streams.
 """

@@ -1,10 +1,8 @@
 """The interface every service is written against: streams, work queues, direct reads and small
 shared state.
 
-Two implementations keep the same promises and pass the same tests
-(`tests/integration/test_transport_*.py`):
-`shared.transport.nats.transport.NatsTransport` and
-`shared.transport.memory.transport.MemoryTransport`.
+`shared.transport.nats.transport.NatsTransport` implements it, and
+`tests/integration/test_transport_*.py` hold it to its promises.
 
 Large payloads: a payload above the server's message limit is stored in chunks in a companion stream
 (`<stream>_BLOBS`) and the message carries a reference (a claim check). On read,
@@ -353,6 +351,22 @@ class KeyValue(Protocol):
         ...
 
 
+class Fence(Protocol):
+    """Decides about the writes of a process; the lease of its name is one (`shared.lease`)."""
+
+    async def writable(self) -> None:
+        """Return if this process may write now. Raises NotConnected."""
+        ...
+
+    def owns(self, bucket: str, key: str) -> bool:
+        """Whether only this process writes the key, so that `put` must write it."""
+        ...
+
+    async def put(self, key: str, value: bytes) -> int:
+        """Write a key that it owns. Returns the new revision."""
+        ...
+
+
 class Transport(Protocol):
     """One connection to one plane. Every call has a deadline; failures are `TransportError`s.
 
@@ -379,6 +393,12 @@ class Transport(Protocol):
     @property
     def kv(self) -> KeyValue:
         """The server's key-value buckets."""
+        ...
+
+    def fenced(self, fence: Fence) -> Transport:
+        """The same connection, where `fence` is asked before every write, and before every `fetch`,
+        because after a loss the messages are another process's to work on.
+        """
         ...
 
     async def close(self) -> None:
@@ -532,3 +552,17 @@ class Deadline:
     def passed(self) -> bool:
         """Whether the deadline has passed."""
         return self.left_s <= 0.0
+
+
+_STREAM_PREFIX = "KV_"
+"""A bucket is a stream, and each key is one of its subjects (ADR-8)."""
+
+
+def bucket_stream(bucket: str) -> str:
+    """Name of the stream that holds the bucket."""
+    return f"{_STREAM_PREFIX}{bucket}"
+
+
+def bucket_of_stream(stream: str) -> str:
+    """Inverse of `bucket_stream`."""
+    return stream.removeprefix(_STREAM_PREFIX)

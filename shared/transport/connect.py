@@ -1,10 +1,6 @@
-"""Opens a transport from a URL: `nats://...` (or `tls://`) for a server, `memory://name` for
-tests.
-"""
+"""Opens a transport from the URL of a server: `nats://...` or `tls://...`."""
 
 from __future__ import annotations
-
-from urllib.parse import urlsplit
 
 from shared.transport.base import Transport
 
@@ -24,8 +20,7 @@ async def connect(
     """Connect to one plane.
 
     Args:
-        url: One server or several separated by commas. `memory://<name>` names a server inside this
-            process.
+        url: One server or several separated by commas.
         name: How the server's monitoring shows this connection, for example `alpha/verifier/0`.
         timeout_s: Deadline of the first connection. After that, reconnecting never ends.
         key_file: The nkey seed (`SU...`) or NATS credentials (`.creds`) of this process's user.
@@ -44,10 +39,6 @@ async def connect(
         AccessDenied: the server refuses the key, its certificate is not trusted, or a file cannot
             be used.
     """
-    if url.startswith("memory://"):
-        from shared.transport.memory.transport import MemoryTransport, shared_server
-
-        return MemoryTransport(shared_server(urlsplit(url).netloc))
     # Imported with the first connection, so that commands without one start half a second sooner.
     from shared.transport.nats.connection import Connection, Options
     from shared.transport.nats.transport import NatsTransport

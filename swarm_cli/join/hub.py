@@ -17,8 +17,7 @@ from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.wire import MessageError
 from shared.identity.statements import Standing, hear
 from shared.runtime.planes import connect_swarm_plane
-from shared.transport.base import AccessDenied, Deadline, NoStream, NotConnected, Transport, TransportError
-from shared.transport.keys import bucket_stream
+from shared.transport.base import AccessDenied, Deadline, NoStream, NotConnected, Transport, TransportError, bucket_stream
 from swarm_cli.observe.snapshot import read_directory
 
 if TYPE_CHECKING:

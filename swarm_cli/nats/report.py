@@ -20,8 +20,7 @@ from shared.contracts.streams import swarm_streams
 from shared.contracts.subjects import SWARM_NODES_BUCKET
 from shared.runtime.streams import FILE, names_of
 from shared.text import visible, visible_json
-from shared.transport.base import Deadline
-from shared.transport.keys import bucket_stream
+from shared.transport.base import Deadline, bucket_stream
 from shared.transport.nats import administration
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection

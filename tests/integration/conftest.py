@@ -29,14 +29,13 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
     running.stop()
 
 
-@pytest.fixture(params=["memory", "nats"])
-def over(request: pytest.FixtureRequest) -> Callable[[Body], Awaitable[None]]:
+@pytest.fixture
+def over(nats_url: str) -> Callable[[Body], Awaitable[None]]:
     """Runs a test's body on a plane of its own."""
     tag = f"t{random.getrandbits(40):x}"
-    url = f"memory://{tag}" if request.param == "memory" else request.getfixturevalue("nats_url")
 
     async def run(body: Body) -> None:
         async with AsyncExitStack() as stack:
-            await body(Plane(url, tag, stack))
+            await body(Plane(nats_url, tag, stack))
 
     return run

@@ -76,7 +76,7 @@ def pointer(stored: StoredPolicy, version: int) -> PolicyPointer:
 @asynccontextmanager
 async def swarm(kind: str, folder: Path, nats_url: str, anchor_every: int = 5) -> AsyncIterator[Swarm]:
     node = f"c{secrets.token_hex(4)}"
-    transport = None if kind == "file" else await connect(nats_url if kind == "nats" else f"memory://{node}", name=node)
+    transport = None if kind == "file" else await connect(nats_url, name=node)
     try:
         yield Swarm(kind, folder, transport, node, anchor_every)
     finally:

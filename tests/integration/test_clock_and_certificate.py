@@ -17,7 +17,7 @@ from shared.runtime.clock import ClockSkew, ahead_s
 from shared.runtime.metrics import PlaneMetrics
 from shared.runtime.status import StatusBoard
 from shared.transport.connect import connect
-from tests.nats_server import NatsServer
+from tests.nats_server import NatsServer, own_plane
 from tests.secured_server import make_certificates
 
 
@@ -45,15 +45,14 @@ async def test_a_process_measures_its_clock_and_reads_its_servers_certificate(tm
     assert ends is not None and abs(ends - ends_at.timestamp()) <= 1.0 and absent is None
 
 
-async def test_without_tls_there_is_no_certificate_and_the_memory_transport_has_the_same_clock() -> None:
-    transport = await connect("memory://clock", name="test", timeout_s=5.0)
+async def test_without_tls_there_is_no_certificate_and_the_clock_of_a_server_on_this_machine_is_the_same() -> None:
+    transport = await own_plane()
     await ensure_node_streams(transport, "alpha")
     registry = CollectorRegistry()
     before = time.time()
     await StatusBoard("alpha", "verifier", "0").report_once(transport, ClockSkew(registry))
     assert abs(registry.get_sample_value("swarm_clock_skew_seconds") or 0.0) <= time.time() - before
     assert transport.certificate_expires_at is None
-    await transport.close()
 
 
 @given(st.floats(0, 1e9), st.floats(0, 30), st.floats(0, 1), st.floats(-1e4, 1e4))

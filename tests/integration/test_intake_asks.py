@@ -21,9 +21,8 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.runtime.status import StatusBoard
 from shared.transport.base import StoredMessage, Transport
 from shared.transport.connect import connect
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
 from tests.integration.running_verifier import MakeServer, configured, group, until, verifier
+from tests.nats_server import own_plane
 
 
 async def test_taking_groups_in_asks_nothing_about_the_swarms_streams(nats_server: MakeServer, tmp_path: Path) -> None:
@@ -75,8 +74,8 @@ async def share(swarm: Transport, first: int, last: int) -> None:
         await swarm.publish(subject, b"%d" % number, stream=subjects.SWARM_ROLLOUTS, message_id=f"m{number}")
 
 
-async def planes() -> tuple[MemoryTransport, MemoryTransport]:
-    node, swarm = MemoryTransport(MemoryServer()), MemoryTransport(MemoryServer())
+async def planes() -> tuple[Transport, Transport]:
+    node, swarm = await own_plane(), await own_plane()
     await ensure_node_streams(node, "alpha")
     await ensure_swarm_streams(swarm)
     return node, swarm

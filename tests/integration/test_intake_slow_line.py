@@ -21,17 +21,16 @@ from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.runtime.status import StatusBoard
 from shared.transport.base import Ends, NotConnected
 from shared.transport.connect import connect
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
+from shared.transport.nats.transport import NatsTransport, connection_of
 from tests.integration.running_verifier import configured
 from tests.integration.slow_line import slow_line
-from tests.nats_server import NatsServer
+from tests.nats_server import NatsServer, own_plane
 
 LARGE = 7 * 2**20
 
 
 async def a_reader(tmp_path: Path) -> SwarmReader:
-    node = MemoryTransport(MemoryServer())
+    node = await own_plane()
     await ensure_node_streams(node, "alpha")
     config = configured("alpha", "nats://127.0.0.1:1", tmp_path)
     reader = SwarmReader(config, node, Figures(CollectorRegistry(), StatusBoard("alpha", "verifier", "0")))
@@ -73,7 +72,7 @@ async def test_a_large_message_on_a_slow_line_is_sent_once(nats_server: Callable
         assert line.received_bytes < 1.2 * sum(sizes), "what was asked for again was sent again"
 
 
-class TooSlow(MemoryTransport):
+class TooSlow(NatsTransport):
     """Stands in for a line on which the first message never arrives in time."""
 
     async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0, *, newest: bool = True) -> Ends:
@@ -83,7 +82,7 @@ class TooSlow(MemoryTransport):
 
 
 async def test_a_message_that_never_arrives_in_time_is_passed(tmp_path: Path) -> None:
-    plane, reader = TooSlow(MemoryServer()), await a_reader(tmp_path)
+    plane, reader = TooSlow(connection_of(await own_plane())), await a_reader(tmp_path)
     await ensure_swarm_streams(plane)
     for number in range(2):
         subject = subjects.rollouts("beta")

@@ -19,9 +19,8 @@ import pytest
 
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import TRAINER_KEY, node_bucket
-from shared.transport.base import Transport
+from shared.transport.base import Transport, bucket_stream
 from shared.transport.connect import connect
-from shared.transport.keys import bucket_stream
 from tests.integration.lease_contenders import NODE
 from tests.integration.line import Line
 from tests.long_forms import FULL

@@ -21,7 +21,7 @@ import pytest
 from shared.contracts import subjects
 from shared.contracts.limits import HOUR_S, SWARM_LIMITS
 from shared.runtime.planes import connect_swarm_plane
-from shared.transport.keys import bucket_stream
+from shared.transport.base import bucket_stream
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.server_config import MEMBER_CONNECTIONS, MEMBER_SUBSCRIPTIONS
 from tests.integration.nats_users import raw

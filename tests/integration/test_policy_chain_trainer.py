@@ -162,7 +162,7 @@ def leave_drafts(folder: Path) -> None:
 
 
 class Announcing:
-    """A trainer's publisher on a node plane in memory, its policies, and what a generator that
+    """A trainer's publisher on a node plane, its policies, and what a generator that
     joins gets.
     """
 
@@ -198,7 +198,7 @@ class Announcing:
 
 @asynccontextmanager
 async def announcing(folder: Path, nats_url: str) -> AsyncIterator[Announcing]:
-    async with swarm("memory", folder, nats_url, anchor_every=100) as alpha:
+    async with swarm("nats", folder, nats_url, anchor_every=100) as alpha:
         assert alpha.transport is not None
         await ensure_node_streams(alpha.transport, alpha.node)
         yield Announcing(alpha)

@@ -34,7 +34,7 @@ from shared.policy_store import open_policy_store
 from shared.policy_store.files import sha256_of
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
-from shared.transport.memory.transport import MemoryTransport
+from shared.transport.base import Transport
 from tests.integration.trainer_fixtures import model, tokenizer, transport
 from tests.integration.trainer_life import NODE, Life, mixed_batch, node_config, policy_pointer, put_batches, set_up
 
@@ -50,7 +50,7 @@ def configured(model: Path, folder: Path) -> NodeConfig:
 class Generator:
     """An engine that follows the node's policies."""
 
-    def __init__(self, config: NodeConfig, transport: MemoryTransport, engine: Engine) -> None:
+    def __init__(self, config: NodeConfig, transport: Transport, engine: Engine) -> None:
         board, stopping = StatusBoard(NODE, "generator", "0"), asyncio.Event()
         log = structlog.wrap_logger(None, processors=[self._keep], wrapper_class=structlog.BoundLogger)
         self.events: list[str] = []
@@ -76,7 +76,7 @@ class Generator:
 
 
 @asynccontextmanager
-async def generating(config: NodeConfig, transport: MemoryTransport) -> AsyncIterator[Generator]:
+async def generating(config: NodeConfig, transport: Transport) -> AsyncIterator[Generator]:
     engine = create_engine("transformers", config.model.path, device="cpu", threads=1)
     await engine.start()
     try:
@@ -85,7 +85,7 @@ async def generating(config: NodeConfig, transport: MemoryTransport) -> AsyncIte
         await engine.close()
 
 
-async def published(transport: MemoryTransport, life: Life, version: int) -> PolicyPointer:
+async def published(transport: Transport, life: Life, version: int) -> PolicyPointer:
     found: list[PolicyPointer] = []
 
     async def there() -> bool:
@@ -104,7 +104,7 @@ def was_published_whole(life: Life) -> None:
 
 
 async def test_a_lost_delta_is_answered_with_a_full_copy(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = configured(model, tmp_path)
     await set_up(transport, [mixed_batch(tokenizer, number) for number in (1, 2)])
@@ -130,7 +130,7 @@ async def test_a_lost_delta_is_answered_with_a_full_copy(
 
 
 async def test_a_trainer_s_damaged_copy_is_found_by_its_readers_and_left_behind(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = configured(model, tmp_path)
     await set_up(transport, [mixed_batch(tokenizer, number) for number in (1, 2)])
@@ -149,7 +149,7 @@ async def test_a_trainer_s_damaged_copy_is_found_by_its_readers_and_left_behind(
 
 
 async def test_a_refusal_is_answered_once_and_one_of_an_older_policy_not_at_all(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = configured(model, tmp_path)
     await set_up(transport, [mixed_batch(tokenizer, number) for number in (1, 2)])
@@ -169,7 +169,7 @@ async def test_a_refusal_is_answered_once_and_one_of_an_older_policy_not_at_all(
 
 
 async def test_a_generator_that_sees_no_policy_at_all_does_not_have_it_sent_for_ever(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = configured(model, tmp_path)
     await set_up(transport, [mixed_batch(tokenizer, 1)])
@@ -188,7 +188,7 @@ async def test_a_generator_that_sees_no_policy_at_all_does_not_have_it_sent_for_
 
 
 async def test_other_weights_under_the_same_version_are_loaded(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     """A trainer that lost some steps makes a version again, and not the same."""
     config = configured(model, tmp_path)
@@ -225,7 +225,7 @@ class SlowLoad(TransformersEngine):
 
 @pytest.mark.parametrize("in_turns", [False, True])
 async def test_a_load_whose_deadline_strikes_when_it_is_done_counts_as_loaded(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path, in_turns: bool
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path, in_turns: bool
 ) -> None:
     """Or the generator would count its groups from the old policy, and in the end make none."""
     config = configured(model, tmp_path)
@@ -248,7 +248,7 @@ async def test_a_load_whose_deadline_strikes_when_it_is_done_counts_as_loaded(
 
 
 async def test_the_wait_for_a_turn_is_not_the_load_s(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = configured(model, tmp_path)
     config = config.model_copy(update={"generator": config.generator.model_copy(update={"policy_load_timeout_s": 2.0})})

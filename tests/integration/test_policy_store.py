@@ -1,6 +1,4 @@
-"""Both policy stores keep the same promises: a volume, and JetStream on a real server and in
-memory.
-"""
+"""Both policy stores keep the same promises: a volume and JetStream."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from shared.policy_store.jetstream import CHUNK_BYTES
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 
-KINDS = ["file", "nats", "memory"]
+KINDS = ["file", "nats"]
 SIZE = 3 * CHUNK_BYTES + 12_345
 
 
@@ -35,7 +33,7 @@ async def a_store(kind: str, folder: Path, nats_url: str) -> AsyncIterator[tuple
     if kind == "file":
         yield open_policy_store((folder / "policies").as_uri(), None, node), None, node
         return
-    transport = await connect(nats_url if kind == "nats" else f"memory://{node}", name=node)
+    transport = await connect(nats_url, name=node)
     try:
         yield open_policy_store("nats://", transport, node), transport, node
     finally:
@@ -201,7 +199,7 @@ def test_a_full_disk_is_named_with_a_remedy(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_not_there_is_not_published(tmp_path: Path, nats_url: str) -> None:
-    for kind in ("file", "memory"):
+    for kind in KINDS:
         async with a_store(kind, tmp_path, nats_url) as (store, _, _):
             with pytest.raises(PolicyStoreError, match="not published"):
                 await store.publish(tmp_path / "absent", 1)
@@ -220,7 +218,7 @@ async def test_a_download_that_is_there_already_is_used_only_if_it_is_whole(tmp_
 
 
 async def test_a_generator_keeps_the_newest_two_downloads(tmp_path: Path, nats_url: str) -> None:
-    async with a_store("memory", tmp_path, nats_url) as (store, _, _):
+    async with a_store("nats", tmp_path, nats_url) as (store, _, _):
         cache = tmp_path / "cache"
         fetched = []
         for version in range(4):

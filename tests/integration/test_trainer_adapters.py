@@ -18,18 +18,18 @@ from services.generator.engines import SamplingParams
 from services.generator.engines.transformers_engine import TransformersEngine
 from services.trainer.export import export_adapter, export_policy
 from shared.policy_store import open_policy_store
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
+from shared.transport.base import Transport
 from swarm_cli.errors import CommandError
 from swarm_cli.model.commands import export, export_node
 from tests.integration.trainer_fixtures import model, some_batches, tokenizer, transport
 from tests.integration.trainer_life import NODE, Life, checkpoints, node_config, policy_pointer, set_up
+from tests.nats_server import own_plane
 
 __all__ = ["model", "tokenizer", "transport"]
 
 
 async def test_lora_publishes_adapters_alone_which_an_engine_answers_with_as_the_merged_export_does(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     trainer = {"max_steps": 3, "learning_rate": 1e-2, "lora": {"rank": 4, "alpha": 32.0}}
     config = node_config(model, tmp_path, trainer=trainer)
@@ -61,7 +61,7 @@ async def test_lora_publishes_adapters_alone_which_an_engine_answers_with_as_the
 
 
 async def test_lora_trains_adapters_only_and_publishes_and_exports_them_merged_where_that_is_asked_for(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"max_steps": 3, "lora": {"rank": 4, "publish": "merged"}})
     await set_up(transport, some_batches(tokenizer, 3))
@@ -89,7 +89,7 @@ async def test_a_delta_that_bfloat16_rounds_away_is_told_with_cause_and_remedy_a
     for dtype in ("auto", "float32"):
         trainer = {"max_steps": 3, "learning_rate": 1e-5, "lora": {"rank": 4, "publish": "merged"}, "publish_dtype": dtype}
         config = node_config(model, tmp_path / dtype, model_section={"dtype": "bfloat16"}, trainer=trainer)
-        transport = MemoryTransport(MemoryServer())
+        transport = await own_plane()
         await set_up(transport, some_batches(tokenizer, 3))
         life = Life(config, transport)
         await life.until_finished()
@@ -127,7 +127,7 @@ async def test_a_delta_that_bfloat16_rounds_away_is_told_with_cause_and_remedy_a
 async def test_exports_merge_in_float32_say_what_rounding_loses_and_write_float32_or_the_adapter_alone(
     model: Path,
     tokenizer: PreTrainedTokenizerFast,
-    transport: MemoryTransport,
+    transport: Transport,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -165,7 +165,7 @@ async def test_exports_merge_in_float32_say_what_rounding_loses_and_write_float3
 
 
 async def test_a_policy_that_was_trained_whole_is_exported_as_its_float32_weights_and_has_no_adapter(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, model_section={"dtype": "bfloat16"}, trainer={"max_steps": 2})
     await set_up(transport, some_batches(tokenizer, 2))

@@ -14,7 +14,7 @@ from services.trainer.records import StepRecord
 from shared.contracts.messages import Batch
 from shared.device_turns import DeviceTurns, turns_file
 from shared.runtime import FatalError
-from shared.transport.memory.transport import MemoryTransport
+from shared.transport.base import Transport
 from tests.integration.trainer_fixtures import model, some_batches, tokenizer, transport
 from tests.integration.trainer_life import Life, checkpoints, node_config, put_batches, set_up
 
@@ -22,7 +22,7 @@ __all__ = ["model", "tokenizer", "transport"]
 
 
 async def test_a_trainer_that_waits_for_its_turn_on_the_device_stops_with_a_checkpoint_of_what_it_trained(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, model_section={"device_turns": True})
     others = DeviceTurns(turns_file(tmp_path, "cpu"), "generator of beta")
@@ -40,7 +40,7 @@ async def test_a_trainer_that_waits_for_its_turn_on_the_device_stops_with_a_chec
 
 
 async def test_a_turn_that_cannot_be_had_is_a_fatal_error_with_a_remedy(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     turns_file(tmp_path, "cpu").mkdir()
     await set_up(transport, some_batches(tokenizer, 1))
@@ -59,7 +59,7 @@ class FullDevice(Learner):
 
 @pytest.mark.parametrize("in_turns", [False, True])
 async def test_a_step_that_does_not_fit_is_fatal_unless_others_may_have_the_memory_yet(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path, in_turns: bool
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path, in_turns: bool
 ) -> None:
     """One that was killed in its turn gives its memory back a moment after its turn: then a
     supervisor starts the trainer again.

@@ -15,18 +15,18 @@ import services.trainer.batch_log as batch_log
 from shared.contracts.codec import encode
 from shared.contracts.limits import NODE_LIMITS
 from shared.contracts.streams import node_streams
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
+from shared.transport.base import Transport
 from tests.full_disk import no_file_above
 from tests.integration.trainer_fixtures import STREAM, model, some_batches, tokenizer
 from tests.integration.trainer_life import NODE, Life, checkpoints, node_config, put_batches, set_up
+from tests.nats_server import own_plane
 
 __all__ = ["model", "tokenizer"]
 
 UNSAVED = 2
 
 
-async def small_log(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, counted: str) -> MemoryTransport:
+async def small_log(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, counted: str) -> Transport:
     """A log of twice what may be unsaved, by messages or by bytes."""
     size_bytes = max(len(encode(batch)) for batch in some_batches(tokenizer, 12))
     if counted == "messages":
@@ -34,7 +34,7 @@ async def small_log(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.Monk
     else:
         limits = replace(NODE_LIMITS, unsaved_max_bytes=UNSAVED * size_bytes, batches_max_bytes=2 * UNSAVED * size_bytes)
     monkeypatch.setattr(batch_log, "NODE_LIMITS", limits)
-    transport = MemoryTransport(MemoryServer())
+    transport = await own_plane()
     await set_up(transport)
     (spec,) = (each for each in node_streams(NODE) if each.name == STREAM)
     await transport.ensure_stream(replace(spec, max_msgs=limits.batches_max_msgs, max_bytes=limits.batches_max_bytes))

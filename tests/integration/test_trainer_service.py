@@ -23,10 +23,8 @@ from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, node_bucket
 from shared.json_lines import read_jsonl
 from shared.policy_store import open_policy_store
 from shared.run_records import TRAINED_FILE
-from shared.transport.base import NotConnected
+from shared.transport.base import NotConnected, Transport
 from shared.transport.connect import connect
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
 from tests.full_disk import no_file_above
 from tests.integration.trainer_fixtures import STREAM, model, some_batches, tokenizer, transport
 from tests.integration.trainer_life import (
@@ -44,13 +42,13 @@ from tests.integration.trainer_life import (
     set_up,
     trainer_position,
 )
-from tests.nats_server import NatsServer
+from tests.nats_server import NatsServer, own_plane
 
 __all__ = ["model", "tokenizer", "transport"]
 
 
 async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_finished(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     # The texts are made up, and no policy finds them likely.
     config = node_config(model, tmp_path, trainer={"max_steps": 4, "policy_check_fraction": 0.0})
@@ -85,7 +83,7 @@ async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_fi
 
 
 async def test_the_published_file_is_the_checkpointed_policy_under_hugging_face_names(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"max_steps": 2})
     await set_up(transport, some_batches(tokenizer, 2))
@@ -106,7 +104,7 @@ async def test_the_published_file_is_the_checkpointed_policy_under_hugging_face_
 
 
 async def test_a_stopped_trainer_writes_a_checkpoint_and_goes_on_to_the_same_weights(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     batches = some_batches(tokenizer, 8)
     whole = node_config(model, tmp_path / "whole", trainer={"max_steps": 8})
@@ -115,7 +113,7 @@ async def test_a_stopped_trainer_writes_a_checkpoint_and_goes_on_to_the_same_wei
     await life.until_finished()
     await life.stop()
 
-    other = MemoryTransport(MemoryServer())
+    other = await own_plane()
     parts = node_config(model, tmp_path / "parts", trainer={"max_steps": 8})
     await set_up(other)
     for first, count in ((1, 2), (3, 2), (5, 4)):
@@ -129,7 +127,7 @@ async def test_a_stopped_trainer_writes_a_checkpoint_and_goes_on_to_the_same_wei
 
 
 async def test_a_batch_without_any_advantage_counts_as_a_step_and_leaves_the_weights(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"max_steps": 1, "weight_decay": 0.5})
     await set_up(transport, [batch_of(1, [scored_group(tokenizer, random.Random(1), rewards=(1.0, 1.0))])])
@@ -152,7 +150,7 @@ async def test_a_batch_without_any_advantage_counts_as_a_step_and_leaves_the_wei
 
 
 async def test_the_batch_log_is_purged_up_to_the_oldest_kept_checkpoint_but_never_its_newest_batch(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.trainer.batch_log.KEPT_TO_READ_BYTES", 0)
     config = node_config(model, tmp_path, trainer={"max_steps": 6, "checkpoint_every": 2, "keep_checkpoints": 2})
@@ -164,7 +162,7 @@ async def test_the_batch_log_is_purged_up_to_the_oldest_kept_checkpoint_but_neve
     assert (await transport.stream_state(STREAM)).first_seq == 5
 
     alone = node_config(model, tmp_path / "alone", trainer={"max_steps": 1, "checkpoint_every": 1, "keep_checkpoints": 1})
-    other = MemoryTransport(MemoryServer())
+    other = await own_plane()
     await set_up(other, some_batches(tokenizer, 1))
     life = Life(alone, other)
     await life.until_finished()
@@ -173,7 +171,7 @@ async def test_the_batch_log_is_purged_up_to_the_oldest_kept_checkpoint_but_neve
 
 
 async def test_the_newest_batches_stay_in_the_log_for_who_looks_at_their_groups_afterwards(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.trainer.batch_log.KEPT_TO_READ", 4)
     config = node_config(model, tmp_path, trainer={"max_steps": 6, "checkpoint_every": 1, "keep_checkpoints": 1})
@@ -185,7 +183,7 @@ async def test_the_newest_batches_stay_in_the_log_for_who_looks_at_their_groups_
 
 
 async def test_the_checkpoint_of_the_best_evaluation_is_kept(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"checkpoint_every": 1, "keep_checkpoints": 1}, eval={"every_versions": 1})
     await set_up(transport)
@@ -206,7 +204,7 @@ async def test_the_checkpoint_of_the_best_evaluation_is_kept(
 
 
 async def test_a_full_disk_leaves_checkpoint_and_policy_as_they_were_and_both_are_written_later(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"checkpoint_every": 1})
     await set_up(transport, some_batches(tokenizer, 1))
@@ -234,7 +232,7 @@ async def test_a_full_disk_leaves_checkpoint_and_policy_as_they_were_and_both_ar
 
 
 async def test_checkpoints_that_fail_are_tried_ever_more_rarely_told_once_and_shown_until_one_succeeds(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"checkpoint_every": 1}, tracking={"trackers": []})
     await set_up(transport, some_batches(tokenizer, 1))
@@ -262,7 +260,7 @@ async def test_checkpoints_that_fail_are_tried_ever_more_rarely_told_once_and_sh
 
 
 async def test_a_published_policy_newer_than_the_whole_log_is_taken_back_with_a_warning(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path)
     await set_up(transport, some_batches(tokenizer, 2))
@@ -326,7 +324,7 @@ async def test_a_server_that_stays_away_does_not_keep_the_trainer_from_stopping(
 
 
 async def test_absurd_answers_of_others_are_told_to_the_nodes_verifiers(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"max_steps": 2, "policy_check_fraction": 1.0, "min_foreign_logprob": 0.0})
     await set_up(transport, some_batches(tokenizer, 2))

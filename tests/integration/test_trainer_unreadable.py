@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from shared.contracts.codec import encode
 from shared.runtime import FatalError
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
+from shared.transport.base import Transport
 from tests.integration.trainer_fixtures import STREAM, model, some_batches, tokenizer, transport
 from tests.integration.trainer_life import (
     NODE,
@@ -28,12 +27,13 @@ from tests.integration.trainer_life import (
     put_batches,
     set_up,
 )
+from tests.nats_server import own_plane
 
 __all__ = ["model", "tokenizer", "transport"]
 
 
 async def test_a_broken_newest_checkpoint_is_put_aside_and_the_one_before_gives_the_same_end(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"max_steps": 8})
     await set_up(transport, some_batches(tokenizer, 8))
@@ -55,7 +55,7 @@ async def test_a_broken_newest_checkpoint_is_put_aside_and_the_one_before_gives_
 
 
 async def test_when_no_checkpoint_is_whole_it_refuses_to_start_and_says_what_to_do(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"max_steps": 4})
     await set_up(transport, some_batches(tokenizer, 4))
@@ -69,7 +69,7 @@ async def test_when_no_checkpoint_is_whole_it_refuses_to_start_and_says_what_to_
 
 
 async def test_batches_that_are_gone_from_the_log_are_a_fatal_error_with_a_remedy(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     config = node_config(model, tmp_path, trainer={"max_steps": 9})
     await set_up(transport, some_batches(tokenizer, 5))
@@ -83,9 +83,9 @@ async def test_batches_that_are_gone_from_the_log_are_a_fatal_error_with_a_remed
         await Life(config, transport).end()
 
 
-async def restored(tokenizer: PreTrainedTokenizerFast, upto: int, purged: int = 0) -> MemoryTransport:
+async def restored(tokenizer: PreTrainedTokenizerFast, upto: int, purged: int = 0) -> Transport:
     """A server whose log is as it was when batch `upto` was the newest."""
-    server = MemoryTransport(MemoryServer())
+    server = await own_plane()
     await set_up(server, some_batches(tokenizer, upto))
     if purged:
         await server.purge(STREAM, purged)
@@ -93,7 +93,7 @@ async def restored(tokenizer: PreTrainedTokenizerFast, upto: int, purged: int = 
 
 
 async def test_a_log_restored_from_a_backup_older_than_the_newest_checkpoint_names_the_command_that_goes_on(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     """The last checkpoint is written when the trainer is stopped for the restore, so a backup of a
     running node is always older.
@@ -130,7 +130,7 @@ async def test_a_log_restored_from_a_backup_older_than_the_newest_checkpoint_nam
 
 
 async def test_a_message_that_is_no_batch_is_a_fatal_error(
-    model: Path, tokenizer: PreTrainedTokenizerFast, transport: MemoryTransport, tmp_path: Path
+    model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     await set_up(transport)
     await transport.publish(f"node.{NODE}.batches", encode(mixed_batch(tokenizer, 1))[:-9], stream=STREAM, message_id="x")
@@ -138,7 +138,7 @@ async def test_a_message_that_is_no_batch_is_a_fatal_error(
         await Life(node_config(model, tmp_path), transport).end()
 
 
-async def test_a_missing_model_is_a_fatal_error_with_a_remedy(transport: MemoryTransport, tmp_path: Path) -> None:
+async def test_a_missing_model_is_a_fatal_error_with_a_remedy(transport: Transport, tmp_path: Path) -> None:
     await set_up(transport)
     config = node_config(tmp_path / "nowhere", tmp_path)
     with pytest.raises(FatalError, match="is not a folder: check the spelling, import a model with"):

@@ -284,6 +284,7 @@ def test_each_call_of_the_interface_is_tried() -> None:
         "certificate_expires_at",
         "connected",
         "counters",
+        "fenced",
         "kv",
     }
     calls |= {f"kv_{name}" for name in vars(KeyValue) if not name.startswith("_")}

@@ -1,9 +1,8 @@
-"""What files of trainer tests share: a tiny model with its tokenizer, batches for it, and a node's
-plane in memory.
-"""
+"""Fixtures of trainer tests: a tiny model with its tokenizer, batches, and a node's plane."""
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ from shared.config.sections import ModelSection
 from shared.contracts.messages import Batch
 from shared.contracts.subjects import node_batches_stream
 from shared.model.reading import load_tokenizer
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
+from shared.transport.base import Transport
 from tests.integration.trainer_life import NODE, mixed_batch, tiny_policy
+from tests.nats_server import own_plane
 
 STREAM = node_batches_stream(NODE)
 
@@ -31,8 +30,8 @@ def tokenizer(model: Path) -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture
-def transport() -> MemoryTransport:
-    return MemoryTransport(MemoryServer())
+def transport() -> Coroutine[None, None, Transport]:
+    return own_plane()
 
 
 def some_batches(tokenizer: PreTrainedTokenizerFast, count: int, first: int = 1) -> list[Batch]:

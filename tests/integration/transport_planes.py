@@ -1,5 +1,5 @@
-"""A server of either transport, in memory or real, on which each test has streams of its own: for
-tests of what `shared.transport.base` promises.
+"""A server on which each test has streams of its own: for tests of what `shared.transport.base`
+promises.
 """
 
 from __future__ import annotations

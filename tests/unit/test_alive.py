@@ -17,6 +17,7 @@ from swarm_cli.observe import snapshot
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import as_object
+from tests.nats_server import own_server
 
 NOW = 1_000_000.0
 
@@ -71,13 +72,14 @@ async def test_no_process_is_silent_for_the_time_that_the_rest_of_a_snapshot_tak
 
     monkeypatch.setattr(snapshot, "_node_streams", slowly)
     monkeypatch.setattr(snapshot.time, "time", lambda: now)
-    plane = await connect("memory://a-slow-snapshot", name="test")
+    server = own_server()
+    plane = await connect(server.url, name="test")
     await plane.kv.ensure(subjects.node_bucket("alpha"))
     found = status(0.0)
     await plane.kv.put(subjects.node_bucket("alpha"), subjects.status_key("trainer", "0"), encode(found))
     taken = await snapshot.take_snapshot(
         NodeConfig(tasks=[{"dataset": "gcd"}]),  # type: ignore[list-item]
-        "memory://a-slow-snapshot",
+        server.url,
         None,
         ["alpha"],
         timeout_s=5.0,

@@ -94,7 +94,7 @@ def test_a_token_with_a_key_says_so_in_its_first_word() -> None:
     [
         ({"url": "http://hub:4222"}, "nats://HOST:PORT or tls://HOST:PORT"),
         ({"url": "file:///etc/passwd"}, "nats://HOST:PORT"),
-        ({"url": "memory://here"}, "nats://HOST:PORT"),
+        ({"url": "http://here"}, "nats://HOST:PORT"),
         ({"url": "nats://user:word@hub:4222"}, "nats://HOST:PORT"),
         ({"url": "nats://hub:4222/$(id)"}, "nats://HOST:PORT"),
         ({"url": "nats://hub`id`:4222"}, "nats://HOST:PORT"),

@@ -15,16 +15,16 @@ from shared.contracts.lease import LeaseRecord
 from shared.contracts.streams import prepare_node_streams
 from shared.contracts.subjects import node_bucket
 from shared.lease import folder
-from shared.lease.fenced import FencedKeyValue, FencedTransport
 from shared.lease.folder import FolderLock, FolderTaken
 from shared.lease.holder import Lease, LeaseLost, Newcomer, Term
 from shared.lease.name import NameTaken, take_name
-from shared.transport.base import KvEntry, NotConnected, StreamSpec
+from shared.transport.base import KeyValue, KvEntry, NotConnected, StreamSpec
 from shared.transport.connect import connect
+from tests.nats_server import own_plane
 
 LEASE_S = 10.0
 BUCKET, KEY = node_bucket("alpha"), "lease.trainer"
-_servers = itertools.count()
+_buckets = itertools.count()
 
 
 def test_a_lease_that_is_renewed_is_held_and_one_that_is_not_may_be_taken_after_its_time() -> None:
@@ -73,12 +73,12 @@ class Lives:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self._url = f"memory://lease-{next(_servers)}"
         self._born = 0
+        self.bucket = f"{BUCKET}-{next(_buckets)}"
 
-    async def open(self) -> Lives:
-        self.plane = await connect(self._url, name="test")
-        await self.plane.kv.ensure(BUCKET, history=8)
+    async def open(self, url: str = "") -> Lives:
+        self.plane = await connect(url, name="test") if url else await own_plane()
+        await self.plane.kv.ensure(self.bucket, history=8)
         return self
 
     def newcomer(self, place: str = "", lease_s: float = LEASE_S) -> Lease:
@@ -86,14 +86,15 @@ class Lives:
         record = LeaseRecord(
             holder=f"life-{self._born}", place=place, run="r", host="h", pid=self._born, taken_at=0.0, lease_s=lease_s
         )
-        return Lease(self.plane.kv, BUCKET, KEY, record, clock=self.clock)
+        return Lease(self.plane.kv, self.bucket, KEY, record, clock=self.clock)
 
-    async def holder(self, place: str = "") -> tuple[Lease, FencedKeyValue]:
+    async def holder(self, place: str = "") -> tuple[Lease, KeyValue]:
         """A newcomer that has waited for as long as it takes."""
         lease = self.newcomer(place)
         for _ in range(20):
             if await lease.look() == "take":
-                return lease, await FencedKeyValue.begin(self.plane.kv, lease, ["trainer"])
+                await lease.claim_keys(["trainer"])
+                return lease, self.plane.fenced(lease).kv
             self.clock.now_s += 1.0
         raise AssertionError("the lease was never to be had")
 
@@ -106,7 +107,7 @@ async def test_the_holder_renews_and_writes_and_a_newcomer_is_told_to_go() -> No
     lives.clock.now_s += 2.0
     await first.renew()
     assert await second.look() == "held" and second.seen is not None and second.seen.pid == 1
-    await kv.put(BUCKET, "trainer", b"1")
+    await kv.put(lives.bucket, "trainer", b"1")
 
 
 async def test_a_newcomer_with_a_shorter_time_waits_for_as_long_as_the_holder_says() -> None:
@@ -133,15 +134,15 @@ async def test_a_lease_given_up_or_left_by_a_dead_process_of_this_folder_is_take
 async def test_a_holder_that_comes_back_too_late_writes_nothing_and_says_why() -> None:
     lives = await Lives().open()
     first, kv = await lives.holder()
-    await kv.put(BUCKET, "trainer", b"old")
+    await kv.put(lives.bucket, "trainer", b"old")
     second, theirs = await lives.holder()
-    await theirs.put(BUCKET, "trainer", b"new")
-    plane = FencedTransport(lives.plane, first, kv)
+    await theirs.put(lives.bucket, "trainer", b"new")
+    plane = lives.plane.fenced(first)
     await lives.plane.ensure_stream(StreamSpec(name="LOG", subjects=("log",)))
     for write in (
-        lambda: kv.put(BUCKET, "trainer", b"late"),
-        lambda: kv.put(BUCKET, "anything", b"late"),
-        lambda: kv.update(BUCKET, "ledger", b"late", last_revision=0),
+        lambda: kv.put(lives.bucket, "trainer", b"late"),
+        lambda: kv.put(lives.bucket, "anything", b"late"),
+        lambda: kv.update(lives.bucket, "ledger", b"late", last_revision=0),
         lambda: plane.publish("log", b"late", stream="LOG", message_id="late"),
         lambda: plane.purge("LOG", 1),
         lambda: plane.delete("LOG", 1),
@@ -151,7 +152,7 @@ async def test_a_holder_that_comes_back_too_late_writes_nothing_and_says_why() -
         with pytest.raises(LeaseLost, match=r"process 2 on h \(run r\) has taken over lease.trainer .* stops"):
             await write()
     assert first.lost.is_set() and not second.lost.is_set()
-    entry = await lives.plane.kv.get(BUCKET, "trainer")
+    entry = await lives.plane.kv.get(lives.bucket, "trainer")
     assert entry is not None and entry.value == b"new"
 
 
@@ -159,21 +160,21 @@ async def test_a_write_that_was_on_its_way_when_the_lease_was_taken_over_is_refu
     """The former holder asked while its lease ran, and was suspended between that and its write."""
     lives = await Lives().open()
     first, kv = await lives.holder()
-    await kv.put(BUCKET, "trainer", b"old")
+    await kv.put(lives.bucket, "trainer", b"old")
     await lives.holder()
     first._term.renewed(lives.clock.now_s)  # as it looked when it asked
     with pytest.raises(LeaseLost):
-        await kv.put(BUCKET, "trainer", b"late")
-    entry = await lives.plane.kv.get(BUCKET, "trainer")
+        await kv.put(lives.bucket, "trainer", b"late")
+    entry = await lives.plane.kv.get(lives.bucket, "trainer")
     assert entry is not None and entry.value == b"old"
 
 
 async def test_a_takeover_writes_again_what_is_newest_also_where_a_server_that_lags_answers_first() -> None:
     lives = await Lives().open()
     _, kv = await lives.holder()
-    await kv.put(BUCKET, "trainer", b"8")
-    old = await lives.plane.kv.get(BUCKET, "trainer")
-    await kv.put(BUCKET, "trainer", b"9")
+    await kv.put(lives.bucket, "trainer", b"8")
+    old = await lives.plane.kv.get(lives.bucket, "trainer")
+    await kv.put(lives.bucket, "trainer", b"9")
     answers, newest = [old], lives.plane.kv.get
 
     async def lagging(bucket: str, key: str) -> KvEntry | None:
@@ -181,7 +182,7 @@ async def test_a_takeover_writes_again_what_is_newest_also_where_a_server_that_l
 
     lives.plane.kv.get = lagging  # type: ignore[method-assign]
     await lives.holder()
-    entry = await newest(BUCKET, "trainer")
+    entry = await newest(lives.bucket, "trainer")
     assert not answers and entry is not None and entry.value == b"9"
 
 
@@ -189,23 +190,23 @@ async def test_a_holder_that_was_away_goes_on_where_nobody_took_its_place() -> N
     lives = await Lives().open()
     first, kv = await lives.holder()
     lives.clock.now_s += 3600.0
-    await kv.put(BUCKET, "trainer", b"1")
-    await lives.plane.kv.put(BUCKET, "trainer", b"by hand")
-    await kv.put(BUCKET, "trainer", b"2")
-    entry = await lives.plane.kv.get(BUCKET, "trainer")
+    await kv.put(lives.bucket, "trainer", b"1")
+    await lives.plane.kv.put(lives.bucket, "trainer", b"by hand")
+    await kv.put(lives.bucket, "trainer", b"2")
+    entry = await lives.plane.kv.get(lives.bucket, "trainer")
     assert entry is not None and entry.value == b"2" and not first.lost.is_set()
 
 
 @pytest.mark.slow
-@given(st.data())
-def test_whatever_happens_only_the_last_to_take_the_lease_has_writes_accepted(data: st.DataObject) -> None:
+@given(data=st.data())
+def test_whatever_happens_only_the_last_to_take_the_lease_has_writes_accepted(nats_url: str, data: st.DataObject) -> None:
     """Lives look, renew, write and are frozen between asking and writing, in any order."""
 
     async def play() -> None:
-        lives = await Lives().open()
-        await lives.plane.kv.put(BUCKET, "trainer", b"an earlier life's")
+        lives = await Lives().open(nats_url)
+        await lives.plane.kv.put(lives.bucket, "trainer", b"an earlier life's")
         everybody = [lives.newcomer() for _ in range(3)]
-        writers: dict[int, FencedKeyValue] = {}
+        writers: dict[int, KeyValue] = {}
         newest = None
         for step in range(data.draw(st.integers(5, 40))):
             who = data.draw(st.integers(0, 2))
@@ -213,7 +214,8 @@ def test_whatever_happens_only_the_last_to_take_the_lease_has_writes_accepted(da
             match data.draw(st.sampled_from(["look", "look", "renew", "write", "frozen write", "time", "give up"])):
                 case "look" if who not in writers:
                     if await lease.look() == "take":
-                        writers[who] = await FencedKeyValue.begin(lives.plane.kv, lease, ["trainer"])
+                        await lease.claim_keys(["trainer"])
+                        writers[who] = lives.plane.fenced(lease).kv
                         newest = who
                 case "renew" if who in writers:
                     try:
@@ -225,7 +227,7 @@ def test_whatever_happens_only_the_last_to_take_the_lease_has_writes_accepted(da
                     if how == "frozen write":
                         lease._term.renewed(lives.clock.now_s)
                     try:
-                        await writers[who].put(BUCKET, "trainer", b"%d %d" % (who, step))
+                        await writers[who].put(lives.bucket, "trainer", b"%d %d" % (who, step))
                         assert who == newest, "an old life's write was accepted"
                     except LeaseLost:
                         assert who != newest
@@ -237,12 +239,13 @@ def test_whatever_happens_only_the_last_to_take_the_lease_has_writes_accepted(da
                     lives.clock.now_s += data.draw(st.sampled_from([0.5, 1.0, 1.9, 30.0]))
                 case _:
                     pass
+        await lives.plane.close()
 
     asyncio.run(play())
 
 
 async def test_the_streams_of_a_name_belong_to_the_run_that_first_had_it() -> None:
-    plane = await connect(f"memory://lease-{next(_servers)}", name="test")
+    plane = await own_plane()
     await prepare_node_streams(plane, "alpha", create=True)
     await take_name(plane, "alpha", "monday", "nats://here")
     await take_name(plane, "alpha", "monday", "nats://here")
@@ -256,7 +259,7 @@ async def test_a_renewal_that_cannot_be_made_is_a_server_that_is_away() -> None:
     lives.clock.now_s += LEASE_S
     await lives.plane.close()
     with pytest.raises(NotConnected):
-        await kv.put(BUCKET, "trainer", b"1")
+        await kv.put(lives.bucket, "trainer", b"1")
     assert not first.lost.is_set()
 
 

@@ -23,7 +23,7 @@ from shared.runtime.metrics import DefaultRegistryMetrics, LateGauge, PlaneMetri
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult
 from shared.transport.base import ERROR_KINDS
-from shared.transport.memory.transport import MemoryTransport, shared_server
+from tests.nats_server import own_plane
 
 REPO = Path(__file__).resolve().parents[2]
 OTHER_UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|mb|mib|gib|kilobytes|percent|pct|fraction)(_|$)")
@@ -97,9 +97,9 @@ def test_a_late_gauge_is_absent_until_it_is_set_and_its_name_is_taken():
     assert registry.get_sample_value("swarm_thing_ratio") is None
 
 
-def test_a_plane_that_was_never_reached_is_down_and_one_that_is_shows_its_counts():
+async def test_a_plane_that_was_never_reached_is_down_and_one_that_is_shows_its_counts():
     registry = CollectorRegistry()
-    planes, transport = PlaneMetrics(registry), MemoryTransport(shared_server("metrics"))
+    planes, transport = PlaneMetrics(registry), await own_plane()
     planes.watch("node", lambda: transport)
     planes.watch("swarm", lambda: None)
     transport.counters.reconnects = 3

@@ -16,11 +16,11 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.streams import ensure_node_streams
 from shared.run_records import BATCHES_FILE
-from shared.transport.memory.transport import MemoryServer, MemoryTransport
 from swarm_cli.dashboard.recent_groups import BATCHES_BACK, BatchFollower, StepPoint
 from swarm_cli.dashboard.run_records import TrainedFollower, steps_object
 from swarm_cli.errors import CommandError
 from swarm_cli.rollouts.records import RecordedBatches
+from tests.nats_server import own_plane
 from tests.unit.page_batches import NOW, batch, item
 
 
@@ -71,7 +71,7 @@ def test_the_rewards_of_all_steps_are_drawn_from_the_trainers_records(tmp_path: 
 
 
 async def test_which_steps_the_log_holds_is_told_although_only_its_newest_batches_are_read() -> None:
-    plane, follower, stream = MemoryTransport(MemoryServer()), BatchFollower(), subjects.node_batches_stream("alpha")
+    plane, follower, stream = await own_plane(), BatchFollower(), subjects.node_batches_stream("alpha")
     await ensure_node_streams(plane, "alpha")
     assert follower.first_held("alpha") == 0
     for number in range(1, BATCHES_BACK + 9):

@@ -8,7 +8,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from uuid import uuid4
 
 import msgspec
 import pytest
@@ -32,7 +31,7 @@ from shared.contracts.senders import (
     TrainerFindings,
 )
 from shared.transport.base import Transport
-from shared.transport.connect import connect
+from tests.nats_server import own_plane
 
 NOW_S = 1_800_000_000.0
 BUCKET = subjects.node_bucket("alpha")
@@ -51,7 +50,7 @@ class Replica:
 
 def on_a_plane(test: Callable[[Transport], Awaitable[None]]) -> None:
     async def run() -> None:
-        plane = await connect(f"memory://{uuid4()}", name="test")
+        plane = await own_plane()
         await plane.kv.ensure(BUCKET)
         try:
             await test(plane)

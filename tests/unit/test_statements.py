@@ -15,8 +15,6 @@ from shared.contracts.wire import MessageError
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Standing, hear, said_in, sign_statement
 from shared.tasks.held_out import held_out_id
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
 from swarm_cli.observe.evaluation_log import (
     KEYS_A_NAME,
     NAMES_WITH_KEYS,
@@ -26,6 +24,7 @@ from swarm_cli.observe.evaluation_log import (
     SWARMS_A_NAME,
     EvaluationLog,
 )
+from tests.nats_server import own_plane
 
 NOW = 1_000_000.0
 KEY, OTHER = SigningKey(new_seed()), SigningKey(new_seed())
@@ -193,7 +192,7 @@ def test_who_signs_for_a_thousand_swarms_pushes_no_other_name_and_not_its_own_sw
 
 async def test_the_swarm_that_is_looked_at_stays_whatever_others_a_stranger_signs_for_the_name() -> None:
     log = EvaluationLog()
-    await log.follow(MemoryTransport(MemoryServer()), "run-1")
+    await log.follow(await own_plane(), "run-1")
     log.take(subjects.evals("alpha"), encode(signed(report(1))), NOW)
     for made_up in range(3 * SWARMS_A_NAME):
         log.take(subjects.evals("alpha"), encode(signed(report(9, pass_rate=1.0), OTHER, f"x-{made_up}")), NOW)

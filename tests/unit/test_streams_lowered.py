@@ -15,46 +15,61 @@ from shared.contracts.streams import (
 )
 from shared.contracts.subjects import SWARM_NODES_BUCKET
 from shared.policy_store.jetstream import policies_stream
+from shared.transport.base import Deadline, StreamSpec, Transport
 from shared.transport.blobs import companion
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
+from shared.transport.nats import administration
+from shared.transport.nats.transport import connection_of
+from tests.nats_server import own_plane
+
+
+async def configurations(transport: Transport) -> dict[str, object]:
+    """The settings of every stream and bucket."""
+    listed = await administration.streams(connection_of(transport), Deadline(5.0))
+    return {entry["config"]["name"]: entry["config"] for entry in listed.entries}
+
+
+def larger(spec: StreamSpec) -> StreamSpec:
+    """With a limit that the wanted one is below."""
+    if spec.max_bytes > 0:
+        return replace(spec, max_bytes=2 * spec.max_bytes)
+    return replace(spec, max_msg_bytes=2 * spec.max_msg_bytes)
 
 
 async def test_a_look_at_no_streams_makes_none() -> None:
-    server = MemoryServer()
-    transport = MemoryTransport(server)
+    transport = await own_plane()
     assert await lowered_node_streams(transport, "alpha", [policies_stream("alpha")]) == []
     assert await lowered_swarm_streams(transport) == []
-    assert not server.streams and not server.buckets
+    assert not await configurations(transport)
 
 
 async def test_all_streams_that_would_be_lowered_are_named_and_none_is_changed() -> None:
-    server = MemoryServer()
-    transport = MemoryTransport(server)
-    first, *others = node_streams("alpha", replicas=3)
+    transport = await own_plane()
+    first, *others = node_streams("alpha")
     older = replace(first, max_msgs=NODE_LIMITS.rollouts_max_msgs - 1)
-    policies = policies_stream("alpha", replicas=3)
-    for spec in (replace(older, replicas=1), *others, policies):
+    others.append(policies_stream("alpha"))
+    for spec in (older, *map(larger, others)):
         await transport.ensure_stream(spec)
-    before = {name: stream.spec for name, stream in server.streams.items()}
+    before = await configurations(transport)
     found = await lowered_node_streams(transport, "alpha", [policies_stream("alpha")])
-    for spec in (*others, policies):
+    for spec in others:
         for each in filter(None, (spec, companion(spec))):
-            assert (
-                sum(f"stream {each.name} was left unchanged: this would lower replicas from 3 to 1" in told for told in found) == 1
-            )
+            assert sum(f"stream {each.name} was left unchanged: this would lower max_" in told for told in found) == 1
     assert not any(f"stream {first.name} " in told for told in found), "it would only be raised"
-    assert {name: stream.spec for name, stream in server.streams.items()} == before
-    assert await lowered_node_streams(transport, "alpha", [policies], replicas=3) == []
-    await ensure_node_streams(transport, "alpha", replicas=3)
+    assert await configurations(transport) == before
+    for spec in others:
+        await transport.ensure_stream(spec)
+    assert await lowered_node_streams(transport, "alpha", [policies_stream("alpha")]) == []
+    await ensure_node_streams(transport, "alpha")
 
 
 async def test_the_swarms_bucket_is_looked_at_beside_its_streams() -> None:
-    server = MemoryServer()
-    transport = MemoryTransport(server)
-    await update_swarm_streams(transport, replicas=3)
-    server.buckets[SWARM_NODES_BUCKET].ttl_s = 0.0
+    transport = await own_plane()
+    await update_swarm_streams(transport)
+    for spec in swarm_streams():
+        await transport.ensure_stream(larger(spec))
+    await transport.kv.ensure(SWARM_NODES_BUCKET, replicas=1)
+    before = await configurations(transport)
     found = await lowered_swarm_streams(transport)
     assert all(any(f"stream {spec.name} " in told for told in found) for spec in swarm_streams())
-    assert any("max_age from no limit" in told for told in found)
-    assert server.buckets[SWARM_NODES_BUCKET].ttl_s == 0.0
+    assert any("max_age_s from no limit" in told for told in found)
+    assert await configurations(transport) == before

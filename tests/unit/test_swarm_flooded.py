@@ -5,6 +5,7 @@ keeps its place, and has the vote.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import time
 from typing import Any
@@ -23,8 +24,10 @@ from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.streams import ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import OTHER_SWARM, Standing, sign_statement
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport, shared_server
+from shared.transport.base import StoredMessage, Transport
+from shared.transport.connect import connect
+from shared.transport.nats.connection import Connection
+from shared.transport.nats.transport import NatsTransport, connection_of
 from swarm_cli.dashboard.page_state import swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.invite_command import members_swarm
@@ -37,6 +40,7 @@ from swarm_cli.observe.snapshot import UNSIGNED_SHOWN, SwarmState, look_at_hub, 
 from swarm_cli.observe.status import hub_caption
 from swarm_cli.observe.top import screen
 from swarm_cli.trace_search import SHARED, Search
+from tests.nats_server import own_plane
 from tests.unit.sampler_groups import scored_group
 
 ALPHA, EVE = SigningKey(new_seed()), SigningKey(new_seed())
@@ -55,19 +59,34 @@ def report(node: str, rate: float, at: float, version: int = 1) -> EvalReport:
     )
 
 
+class Clocked(NatsTransport):
+    """Gives the messages that a test stored the times that the hub had then."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self.stored_at: dict[tuple[str, int], float] = {}
+
+    async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
+        return [
+            dataclasses.replace(each, stored_at=self.stored_at.get((stream, each.seq), each.stored_at))
+            for each in await super().read(stream, start_seq, max_messages, timeout_s)
+        ]
+
+
 class Hub:
     """A hub whose clock stands where a test put it, and two who write there."""
 
-    def __init__(self, name: str = "") -> None:
+    async def open(self) -> Hub:
         self.now = time.time() - 2 * ESTABLISHED_S
-        self.server = shared_server(name) if name else MemoryServer(now=lambda: self.now)
-        self.plane = MemoryTransport(self.server)
+        self.plane = Clocked(connection_of(await own_plane()))
         self._said = 0
+        return self
 
     async def says(self, node: str, key: SigningKey, swarm: str, rate: float) -> None:
         self._said += 1
         payload = encode(sign_statement(report(node, rate, self.now, self._said), key, swarm))
-        await self.plane.publish(subjects.evals(node), payload, stream=subjects.SWARM_EVALS, message_id=str(self._said))
+        ack = await self.plane.publish(subjects.evals(node), payload, stream=subjects.SWARM_EVALS, message_id=str(self._said))
+        self.plane.stored_at[subjects.SWARM_EVALS, ack.seq] = self.now
 
     async def lists(self, node: str, key: SigningKey, swarm: str) -> None:
         payload = encode(sign_statement(record(node, key, self.now), key, swarm))
@@ -89,7 +108,7 @@ class Hub:
 
 
 async def test_a_bare_address_shows_the_swarm_of_whoever_was_there_before_and_not_of_a_crowd_made_up_for_the_look() -> None:
-    hub = Hub()
+    hub = await Hub().open()
     await hub.alpha_is_known()
     await hub.flood(5)
     seen = await look_at_hub(hub.plane, EvaluationLog())
@@ -99,7 +118,7 @@ async def test_a_bare_address_shows_the_swarm_of_whoever_was_there_before_and_no
 
 
 async def test_of_two_swarms_as_young_as_each_other_that_which_was_heard_first_is_shown() -> None:
-    hub = Hub()
+    hub = await Hub().open()
     await ensure_swarm_streams(hub.plane)
     hub.now = time.time()
     await hub.says("alpha", ALPHA, "run-1", 0.5)
@@ -141,7 +160,7 @@ async def test_unsigned_words_and_those_of_the_future_make_no_name_known() -> No
 async def test_more_reports_than_are_read_hide_nobody_who_was_there_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation_log, "REPORTS_A_LOOK", 8)
     monkeypatch.setattr(evaluation_log, "_REPORTS_A_READ", 8)
-    hub, log = Hub(), EvaluationLog()
+    hub, log = await Hub().open(), EvaluationLog()
     await hub.alpha_is_known()
     await hub.flood(3, reports=10)
     await log.follow(hub.plane)
@@ -153,14 +172,14 @@ async def test_more_reports_than_are_read_hide_nobody_who_was_there_before(monke
 
 
 async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_signed() -> None:
-    hub = Hub("entry-of-another-swarm")
+    hub = await Hub().open()
     hub.now = time.time()
     await ensure_swarm_streams(hub.plane)
     await hub.says("alpha", ALPHA, "run-1", 0.5)
     await hub.lists("alpha", EVE, "run-1")
     await hub.lists("eve", EVE, "elsewhere")
     config = NodeConfig(tasks=[{"dataset": "gcd"}], nats={"swarm_id": "run-1"})
-    where = "memory://entry-of-another-swarm"
+    where = connection_of(hub.plane).options.url
     log = EvaluationLog(swarm="run-1")
     seen = await take_snapshot(config, where, where, ["alpha", "eve"], timeout_s=5.0, evaluations=log)
     entries = {node.node: node.entry for node in seen.nodes}
@@ -175,7 +194,7 @@ async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_sign
 
 
 async def test_a_newcomer_is_told_of_the_nodes_that_signed_for_this_swarm_and_of_the_rest_apart() -> None:
-    hub = Hub()
+    hub = await Hub().open()
     hub.now = time.time()
     await ensure_swarm_streams(hub.plane)
     await hub.lists("alpha", ALPHA, "run-1")
@@ -200,7 +219,7 @@ def test_a_table_that_is_full_leaves_out_those_whom_nobody_knows() -> None:
 
 
 async def test_the_first_view_keeps_known_nodes_and_their_scores_against_better_ones_that_were_made_up() -> None:
-    hub, log = Hub(), EvaluationLog()
+    hub, log = await Hub().open(), EvaluationLog()
     await hub.alpha_is_known()
     hub.now = time.time()
     for number in range(260):
@@ -215,13 +234,16 @@ async def test_the_first_view_keeps_known_nodes_and_their_scores_against_better_
 async def test_an_invitation_names_the_swarm_of_whoever_was_there_before_and_says_that_there_are_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The hub is one in memory, so connecting to it is replaced."""
-    hub = Hub()
+    hub = await Hub().open()
     await hub.alpha_is_known()
     await hub.flood(5)
 
-    async def connected(*_: object, **__: object) -> MemoryTransport:
-        return hub.plane
+    url = connection_of(hub.plane).options.url
+
+    async def connected(*_: object, **__: object) -> Transport:
+        seen = Clocked(connection_of(await connect(url, name="test")))
+        seen.stored_at = hub.plane.stored_at
+        return seen
 
     monkeypatch.setattr("shared.transport.connect.connect", connected)
     assert await asyncio.to_thread(members_swarm, "nats://hub") == "run-1"
@@ -229,7 +251,7 @@ async def test_an_invitation_names_the_swarm_of_whoever_was_there_before_and_say
 
 
 async def test_a_trace_says_of_no_group_that_it_was_shared_which_its_maker_did_not_sign() -> None:
-    hub = Hub()
+    hub = await Hub().open()
     await ensure_swarm_streams(hub.plane)
     signed = sign(scored_group(1).group, ALPHA, share_tokens=True)
     shared_id, node = content_id(signed.body), scored_group(1).group.node
@@ -256,7 +278,7 @@ async def test_a_crowd_of_names_of_somebody_without_a_key_take_no_row_of_a_node_
     """Messages, entries and scores under made-up names, some of them like honest ones, and unsigned
     words over the honest nodes' own.
     """
-    hub = Hub()
+    hub = await Hub().open()
     await hub.alpha_is_known()
     hub.now = time.time()
     beta = SigningKey(new_seed())
@@ -295,7 +317,7 @@ async def test_a_crowd_of_names_of_somebody_without_a_key_take_no_row_of_a_node_
 
 async def test_the_entry_of_a_known_node_is_found_behind_more_made_up_ones_than_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "ENTRIES_READ", 8)
-    hub = Hub()
+    hub = await Hub().open()
     await hub.alpha_is_known()
     for number in range(20):
         await hub.lists(f"eve-{number}", EVE, "run-1")

@@ -19,7 +19,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.runtime import FatalError
 from shared.transport.base import Transport
-from shared.transport.connect import connect
+from tests.nats_server import own_plane
 
 _servers = itertools.count()
 KEYS = {key.public_key: key for key in (SigningKey(new_seed()) for _ in range(4))}
@@ -31,12 +31,12 @@ class Swarm:
 
     async def open(self) -> Swarm:
         self.now_s = 0.0
-        self.plane = await connect(f"memory://swarm-name-{next(_servers)}", name="test")
+        self.plane = await own_plane()
         await self.plane.kv.ensure(subjects.SWARM_NODES_BUCKET)
         return self
 
     async def node_plane(self) -> Transport:
-        plane = await connect(f"memory://swarm-name-{next(_servers)}", name="test")
+        plane = await own_plane()
         await plane.kv.ensure(subjects.node_bucket("alpha"))
         return plane
 

@@ -30,7 +30,7 @@ from shared.identity.statements import Heard, Standing, hear
 from shared.roles import ROLES, Role
 from shared.runtime.status import StatusBoard
 from shared.transport.base import StoredMessage
-from shared.transport.memory.transport import MemoryServer, MemoryTransport
+from shared.transport.nats.transport import NatsTransport, connection_of
 from swarm_cli.dashboard import swarm_source
 from swarm_cli.dashboard.page_state import (
     SETS_A_KEY,
@@ -48,6 +48,7 @@ from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.run_files import ByNode, RecordedScores
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.target import Following, Target
+from tests.nats_server import own_plane
 from tests.unit.page_batches import NOW, batch, item
 
 
@@ -79,7 +80,7 @@ def test_a_batchs_groups_are_summed_up_by_step_and_the_newest_are_kept() -> None
     assert len(recent.recent(10_000)) == GROUPS_A_NODE and recent.recent(10, "nobody") == []
 
 
-class StallingTransport(MemoryTransport):
+class StallingTransport(NatsTransport):
     """Stops answering after so many reads, as a server that is slow or cut off does."""
 
     reads_left = 2
@@ -92,8 +93,8 @@ class StallingTransport(MemoryTransport):
 
 
 async def test_a_look_that_is_cut_short_counts_no_batch_twice_and_goes_on_with_the_node_it_was_at() -> None:
-    server = MemoryServer()
-    plane, stalling, follower = MemoryTransport(server), StallingTransport(server), BatchFollower()
+    plane, follower = await own_plane(), BatchFollower()
+    stalling = StallingTransport(connection_of(plane))
 
     async def make(taker: str, number: int) -> None:
         stream, made = subjects.node_batches_stream(taker), batch(number, item(taker, "gamma", 1.0))
@@ -327,7 +328,7 @@ def test_a_request_for_what_is_no_node_or_number_is_refused_before_anything_is_a
 
 
 async def test_the_verifier_signs_scores_and_its_directory_entry(tmp_path: Path) -> None:
-    transport, log = MemoryTransport(MemoryServer()), structlog.get_logger()
+    transport, log = await own_plane(), structlog.get_logger()
     await ensure_node_streams(transport, "alpha")
     await ensure_swarm_streams(transport)
     config = configured()

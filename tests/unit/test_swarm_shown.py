@@ -12,13 +12,12 @@ from shared.contracts.streams import ensure_swarm_streams
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import Heard, Standing, sign_statement
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
 from swarm_cli.invitation import Member, write_token
 from swarm_cli.observe.evaluation_log import EvaluationLog
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState, look_at_hub, swarm_of
 from swarm_cli.observe.status import named_hub
+from tests.nats_server import own_plane
 from tests.unit.test_invitation import invitation
 
 NOW = 1_000_000.0
@@ -48,7 +47,7 @@ def test_the_swarm_that_most_nodes_say_is_shown_whatever_the_newest_entry_says()
 
 async def observed(swarm: str | None, *forged_for: str) -> SwarmState:
     """A hub with three nodes in run-1, on which eve's key speaks for alpha in other swarms."""
-    hub, now = MemoryTransport(MemoryServer()), time.time()
+    hub, now = await own_plane(), time.time()
     await ensure_swarm_streams(hub)
 
     async def says(node: str, key: SigningKey, swarm: str, rate: float) -> None:
@@ -79,7 +78,7 @@ async def test_a_spectator_is_not_shown_what_another_key_says_for_a_name_in_this
 
 
 async def test_a_token_with_a_roster_shows_a_member_by_its_key_and_no_stranger_who_signed_first() -> None:
-    hub, now = MemoryTransport(MemoryServer()), time.time()
+    hub, now = await own_plane(), time.time()
     await ensure_swarm_streams(hub)
     for name, key, rate in (("alpha", KEYS["eve"], 1.0), ("eve", KEYS["eve"], 1.0), ("alpha", KEYS["alpha"], 0.25)):
         said = EvalReport(

@@ -40,9 +40,9 @@ from shared.rewards import Mark
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult
-from shared.transport.memory.server import MemoryServer
-from shared.transport.memory.transport import MemoryTransport
+from shared.transport.base import Transport
 from tests.full_disk import no_file_above
+from tests.nats_server import own_plane
 
 BUCKET = subjects.node_bucket("alpha")
 
@@ -52,14 +52,14 @@ def config(tmp_path: Path) -> NodeConfig:
     return NodeConfig(node={"id": "alpha", "var_dir": tmp_path}, tasks=[{"dataset": "gcd"}], eval={"every_versions": 2})
 
 
-async def node() -> MemoryTransport:
-    transport = MemoryTransport(MemoryServer())
+async def node() -> Transport:
+    transport = await own_plane()
     await ensure_node_streams(transport, "alpha")
     await ensure_swarm_streams(transport)
     return transport
 
 
-def an_evaluator(config: NodeConfig, transport: MemoryTransport, engine: Any, *tasks: Any) -> Evaluator:
+def an_evaluator(config: NodeConfig, transport: Transport, engine: Any, *tasks: Any) -> Evaluator:
     board = StatusBoard("alpha", "generator", "alpha-0")
     context = ServiceContext(
         config=config,

@@ -37,10 +37,10 @@ from shared.transport.base import (
     TooLarge,
     TransportError,
     WouldLower,
+    bucket_stream,
     lowered,
 )
 from shared.transport.blobs import HEADER_ROOM_BYTES
-from shared.transport.keys import bucket_stream
 from shared.transport.nats import direct
 from shared.transport.nats.answers import answer_object, count_of, readable, said
 from shared.transport.nats.connection import Connection

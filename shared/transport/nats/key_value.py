@@ -7,6 +7,7 @@ a hint that something was written, reads the value by direct get, and also reads
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -15,9 +16,19 @@ from typing import Any
 import nats.errors
 import structlog
 
-from shared.transport import keys
-from shared.transport.base import Deadline, KvEntry, Lowering, StreamState, TooLarge, TransportError
-from shared.transport.nats import direct, jetstream_api
+from shared.transport.base import (
+    Deadline,
+    Fence,
+    KvEntry,
+    Lowering,
+    StoredMessage,
+    StreamState,
+    TooLarge,
+    TransportError,
+    bucket_of_stream,
+    bucket_stream,
+)
+from shared.transport.nats import direct
 from shared.transport.nats import jetstream_api as api
 from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
@@ -25,6 +36,7 @@ from shared.transport.nats.connection import Connection
 log = structlog.get_logger(__name__)
 
 KV_TIMEOUT_S = 5.0
+_KEY = re.compile(r"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
 BUCKETS_TIMEOUT_S = 10.0
 MOST_BUCKETS = 16_384
 _STORED_SOON_S = (0.0, 0.01, 0.05, 0.2)
@@ -34,8 +46,8 @@ _STORED_SOON_S = (0.0, 0.01, 0.05, 0.2)
 class NatsKeyValue:
     """See `base.KeyValue`."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, fence: Fence | None = None) -> None:
+        self._connection, self._fence = connection, fence
 
     async def ensure(
         self,
@@ -49,6 +61,8 @@ class NatsKeyValue:
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
         """Create or update the bucket."""
+        if self._fence is not None:
+            await self._fence.writable()
         config = api.bucket_config(bucket, history, ttl_s, replicas, max_value_bytes, duplicate_window_s)
         await api.ensure_stream(self._connection, config, lowering)
 
@@ -61,19 +75,21 @@ class NatsKeyValue:
             request = {"subject": "$KV.>", "offset": len(names)}
             answer = await api.call(self._connection, "STREAM.NAMES", request, deadline, what)
             with readable(what):
-                page = [keys.bucket_of_stream(name) for name in answer.get("streams") or []]
+                page = [bucket_of_stream(name) for name in answer.get("streams") or []]
                 names += page
                 if not page or len(names) >= min(count_of(answer["total"]), MOST_BUCKETS):
                     return sorted(names[:MOST_BUCKETS])
 
     async def get(self, bucket: str, key: str) -> KvEntry | None:
         """The newest value of `key`."""
-        request = {"last_by_subj": keys.subject(bucket, key)}
-        found = await direct.get(self._connection, keys.bucket_stream(bucket), request, Deadline(KV_TIMEOUT_S))
-        return keys.entry(bucket, found)
+        request = {"last_by_subj": _subject(bucket, key)}
+        found = await direct.get(self._connection, bucket_stream(bucket), request, Deadline(KV_TIMEOUT_S))
+        return _entry(bucket, found)
 
     async def put(self, bucket: str, key: str, value: bytes) -> int:
-        """Write unconditionally."""
+        """Write unconditionally, but a key that the fence owns as the fence does."""
+        if self._fence is not None and self._fence.owns(bucket, key):
+            return await self._fence.put(key, value)
         return await self._write(bucket, key, value, {})
 
     async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
@@ -84,7 +100,7 @@ class NatsKeyValue:
         """Newest value of every key that starts with `prefix`, in one request if the bucket has at
         most 1024 keys.
         """
-        stream, deadline = keys.bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
+        stream, deadline = bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
         stem = prefix[: prefix.rfind(".") + 1]
         request = {"multi_last": [f"$KV.{bucket}.{stem}>"], "batch": 1024}
         page = await direct.batch(self._connection, stream, request, deadline)
@@ -94,7 +110,7 @@ class NatsKeyValue:
             while messages := await direct.read(self._connection, stream, position, direct.MAX_BATCH, deadline):
                 newest |= {message.subject: message for message in messages}
                 position = messages[-1].seq + 1
-        found = (keys.entry(bucket, message) for message in newest.values())
+        found = (_entry(bucket, message) for message in newest.values())
         return sorted((entry for entry in found if entry and entry.key.startswith(prefix)), key=lambda entry: entry.key)
 
     async def newest(self, bucket: str, limit: int) -> tuple[Sequence[KvEntry], int]:
@@ -104,18 +120,18 @@ class NatsKeyValue:
         that also holds older values of its keys, or whose keys were mostly rewritten, gives fewer
         entries than `limit`.
         """
-        stream, deadline = keys.bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
+        stream, deadline = bucket_stream(bucket), Deadline(KV_TIMEOUT_S)
         fill = await direct.ends(self._connection, stream, 1, deadline)
         first = fill.first_seq if fill.messages <= limit else max(fill.first_seq, fill.last_seq - limit + 1)
         messages = await direct.read(self._connection, stream, first, limit, deadline) if fill.messages else []
         last = {message.subject: message for message in messages}
-        entries = [found for message in last.values() if (found := keys.entry(bucket, message))]
+        entries = [found for message in last.values() if (found := _entry(bucket, message))]
         return sorted(entries, key=lambda found: -found.revision), max(0, fill.messages - len(messages))
 
     async def watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
         """Each new value of `key`, beginning with the present one."""
         revision, hinted = 0, asyncio.Event()
-        hints = _Hints(self._connection, keys.subject(bucket, key), hinted)
+        hints = _Hints(self._connection, _subject(bucket, key), hinted)
         try:
             while True:
                 await hints.listen()
@@ -153,9 +169,11 @@ class NatsKeyValue:
         """The leader's, because a direct get may be answered by the copy that lags. Only buckets of
         nodes are watched.
         """
-        return await api.stream_state(self._connection, keys.bucket_stream(bucket))
+        return await api.stream_state(self._connection, bucket_stream(bucket))
 
     async def _write(self, bucket: str, key: str, value: bytes, headers: dict[str, str]) -> int:
+        if self._fence is not None:
+            await self._fence.writable()
         limit = self._connection.inline_limit_bytes
         if len(value) > limit:
             raise TooLarge(f"bucket {bucket}: values up to {limit} bytes, {key} has {len(value)}: use a stream")
@@ -163,9 +181,9 @@ class NatsKeyValue:
         # A leaf server keeps plain `$KV.` subjects to itself; writes to another domain go through
         # its API prefix.
         options = self._connection.options
-        subject = f"{options.api_prefix}.{keys.subject(bucket, key)}" if options.domain else keys.subject(bucket, key)
+        subject = f"{options.api_prefix}.{_subject(bucket, key)}" if options.domain else _subject(bucket, key)
         deadline = Deadline(KV_TIMEOUT_S)
-        return (await jetstream_api.store(self._connection, subject, value, keys.bucket_stream(bucket), headers, deadline)).seq
+        return (await api.store(self._connection, subject, value, bucket_stream(bucket), headers, deadline)).seq
 
 
 class _Hints:
@@ -194,3 +212,17 @@ class _Hints:
 
     async def _hint(self, message: Any) -> None:
         self._hinted.set()
+
+
+def _subject(bucket: str, key: str) -> str:
+    """Subject of a key. Raises TransportError for an invalid key."""
+    if not _KEY.fullmatch(key):
+        raise TransportError(f"bucket {bucket}: {key!r} is not a valid key: use letters, digits, - / _ = and single dots")
+    return f"$KV.{bucket}.{key}"
+
+
+def _entry(bucket: str, message: StoredMessage | None) -> KvEntry | None:
+    """The entry in a stored message; None for a deletion marker."""
+    if message is None or message.inline is None or "KV-Operation" in message.headers:
+        return None
+    return KvEntry(message.subject.removeprefix(f"$KV.{bucket}."), message.inline, message.seq, message.stored_at)

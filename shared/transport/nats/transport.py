@@ -5,6 +5,7 @@ implement it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 
 from shared.transport import blobs
 from shared.transport.base import (
@@ -15,6 +16,7 @@ from shared.transport.base import (
     Deadline,
     Delivery,
     Ends,
+    Fence,
     KeyValue,
     Lowering,
     NotConnected,
@@ -27,7 +29,7 @@ from shared.transport.base import (
     TransportError,
 )
 from shared.transport.blobs import BLOB_HEADER, Reference
-from shared.transport.nats import direct, jetstream_api, pull
+from shared.transport.nats import direct, pull
 from shared.transport.nats import jetstream_api as api
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import NatsChunks, StreamBounds
@@ -41,6 +43,7 @@ class NatsTransport:
         self._connection = connection
         self._bounds = StreamBounds(connection)
         self._chunks = NatsChunks(connection, self._bounds)
+        self._fence: Fence | None = None
         self._kv = NatsKeyValue(connection)
 
     @property
@@ -64,6 +67,12 @@ class NatsTransport:
         """The server's key-value buckets."""
         return self._kv
 
+    def fenced(self, fence: Fence) -> NatsTransport:
+        """The same connection, where `fence` is asked before every write."""
+        same = copy(self)
+        same._fence, same._kv = fence, NatsKeyValue(self._connection, fence)
+        return same
+
     async def close(self) -> None:
         """Flush, then disconnect."""
         await self._chunks.close()
@@ -73,6 +82,7 @@ class NatsTransport:
         """Create or update the stream and its companion for blobs, and delete chunks that no
         message refers to.
         """
+        await self._writable()
         await api.ensure_stream(self._connection, api.stream_config(spec), lowering)
         self._bounds.forget(spec.name)
         companion = blobs.companion(spec)
@@ -83,6 +93,7 @@ class NatsTransport:
 
     async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:
         """Create or update the durable consumer."""
+        await self._writable()
         await api.ensure_consumer(self._connection, stream, spec)
 
     async def publish(
@@ -97,6 +108,7 @@ class NatsTransport:
         timeout_s: float = 5.0,
     ) -> PubAck:
         """Store a message in `stream`; see `base.Transport.publish`."""
+        await self._writable()
         deadline = Deadline(timeout_s)
         limit = (await self._bounds.of(stream)).max_msg_bytes
         if 0 <= limit < len(payload):
@@ -108,13 +120,13 @@ class NatsTransport:
             extra["Nats-Expected-Last-Sequence"] = str(expected_last_seq)
         inline_limit = self._connection.inline_limit_bytes
         if len(payload) <= inline_limit:
-            return await jetstream_api.store(self._connection, subject, payload, stream, extra, deadline)
+            return await api.store(self._connection, subject, payload, stream, extra, deadline)
         reference = await blobs.put(
             self._chunks, subject, payload, stream=stream, chunk_bytes=inline_limit, timeout_s=deadline.left_s
         )
         extra[BLOB_HEADER] = reference.header()
         try:
-            ack = await jetstream_api.store(self._connection, subject, b"", stream, extra, deadline)
+            ack = await api.store(self._connection, subject, b"", stream, extra, deadline)
         except NotConnected:
             raise  # the message may have been stored, so its chunks stay
         except TransportError:
@@ -126,6 +138,7 @@ class NatsTransport:
 
     async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
         """Up to `max_messages` from a durable consumer."""
+        await self._writable()
         return await pull.fetch(self._connection, stream, consumer, max_messages, timeout_s, self._chunks.settled)
 
     async def payload(self, message: StoredMessage) -> bytes:
@@ -166,6 +179,7 @@ class NatsTransport:
 
     async def purge(self, stream: str, up_to_seq: int) -> None:
         """Delete messages up to `up_to_seq`, and their chunks."""
+        await self._writable()
         if up_to_seq < 1:
             return
         await api.purge(self._connection, stream, up_to_seq + 1)
@@ -173,10 +187,15 @@ class NatsTransport:
 
     async def delete(self, stream: str, seq: int) -> None:
         """Delete one message and its chunks."""
+        await self._writable()
         message = await self.get(stream, seq)
         await api.delete_message(self._connection, stream, seq)
         if message is not None:
             await blobs.drop_of(self._chunks, message)
+
+    async def _writable(self) -> None:
+        if self._fence is not None:
+            await self._fence.writable()
 
 
 async def _drop_unless_ours(transport: NatsTransport, chunks: NatsChunks, stream: str, seq: int, reference: Reference) -> None:
@@ -193,11 +212,6 @@ def _check_may_ask(connection: Connection, stream: str) -> None:
 
 
 def connection_of(transport: Transport) -> Connection:
-    """The connection below, for what an operator does with whole streams.
-
-    Raises:
-        TransportError: it is a server inside this process.
-    """
-    if not isinstance(transport, NatsTransport):
-        raise TransportError("a server inside a process has no streams to operate: give a nats:// or tls:// url")
+    """The connection below, for what an operator does with whole streams."""
+    assert isinstance(transport, NatsTransport)
     return transport._connection
