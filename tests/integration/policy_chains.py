@@ -19,7 +19,7 @@ from shared.policy_store import PolicyStore, StoredPolicy, open_policy_store
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 
-KINDS = ["file", "nats", "memory"]
+KINDS = ["file", "nats"]
 
 
 class Swarm:

@@ -1,4 +1,4 @@
-"""The trainer service over the in-memory transport: what it trains, publishes, writes and says."""
+"""The trainer service: what it trains, publishes, writes and says."""
 
 from __future__ import annotations
 
