@@ -28,9 +28,8 @@ from shared.identity.permissions import OPERATOR
 from shared.new_folder import appearing_whole, refuse_filled
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.text import visible
-from shared.transport.base import Deadline, NotConnected
+from shared.transport.base import Deadline, NotConnected, bucket_stream
 from shared.transport.blobs import companion_name
-from shared.transport.keys import bucket_stream
 from shared.transport.nats import administration
 from shared.transport.nats.administration import TransferLost, take_snapshot
 from shared.transport.nats.answers import count_of, readable
@@ -63,7 +62,7 @@ def with_connection(
 
     Raises:
         CommandError: there is no such plane, or two were named.
-        TransportError: no server answers, the key is refused, or the transport is in-memory.
+        TransportError: no server answers, or the key is refused.
     """
     if plane is Plane.BOTH:
         raise CommandError("choose one plane, because each has its own key: --plane node, then --plane swarm")

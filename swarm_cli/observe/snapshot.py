@@ -33,8 +33,7 @@ from shared.runtime.status import STOPPED
 from shared.runtime.streams import FILE as STREAMS_FILE
 from shared.runtime.streams import missing, noted_names
 from shared.suggestion import did_you_mean
-from shared.transport.base import AccessDenied, KvEntry, NotConnected, StreamState, Transport, TransportError
-from shared.transport.keys import bucket_stream
+from shared.transport.base import AccessDenied, KvEntry, NotConnected, StreamState, Transport, TransportError, bucket_stream
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.observe.evaluation_log import EvaluationLog, configured_swarm, with_places
 from swarm_cli.observe.node_state import NodeState, StreamFill
