@@ -113,7 +113,7 @@ async def test_a_group_is_followed_from_its_maker_to_who_trains_on_it_and_who_re
         )
         record = refused_file(tmp_path / "runs" / "one" / "gamma", "0")
         record.parent.mkdir(parents=True)
-        record.write_text(json.dumps(refused.as_object()) + "\n")
+        record.write_bytes(msgspec.json.encode(refused) + b"\n")
         await plane.close()
 
         by_name = [trace(server, tmp_path, name, "--json") for name in (shared_id[:12], at_home.group_id)]

@@ -191,7 +191,7 @@ def test_three_nodes_end_with_the_weights_of_three_learners(folder: Path, traine
             assert outcome is not None
             assert outcome.moved
             assert outcome.grad_norms == pytest.approx([update.grad_norm for update in updates], rel=1e-4)
-            assert outcome.stats[-1].clip_fraction == pytest.approx(updates[-1].stats.clip_fraction)
+            assert outcome.stats[-1].clip_fraction == pytest.approx(updates[-1].gradient.stats.clip_fraction)
             expected, found = learner.policy(), unflatten(architecture, stacked.flat[node])
             for name, tensor in found.items():
                 assert torch.allclose(tensor, expected[name], atol=1e-5), name
