@@ -141,7 +141,7 @@ def members_swarm(url: str) -> str:
 
 async def _swarms_seen(url: str) -> list[str]:
     """The swarms that entries of the directory are signed for, the members' swarm first."""
-    from shared.identity.statements import Standing
+    from shared.identity.statements import SignatureStatus
     from shared.transport.connect import connect
     from swarm_cli.observe.evaluation_log import EvaluationLog
     from swarm_cli.observe.snapshot import read_directory, usual_swarm
@@ -154,7 +154,7 @@ async def _swarms_seen(url: str) -> list[str]:
     finally:
         await hub.close()
     first = scores.senior_swarm(entries) or usual_swarm(entries, time.time())
-    others = {entry.swarm for entry in entries if entry.standing is Standing.SIGNED and entry.swarm is not None}
+    others = {entry.swarm for entry in entries if entry.standing is SignatureStatus.SIGNED and entry.swarm is not None}
     return [first, *sorted(others - {first})] if first is not None else []
 
 

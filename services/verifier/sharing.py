@@ -27,7 +27,7 @@ from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts,
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity.keys import SigningKey
-from shared.identity.statements import Standing, hear, sign_statement
+from shared.identity.statements import SignatureStatus, hear, sign_statement
 from shared.lease.holder import Newcomer
 from shared.rewards import is_informative
 from shared.runtime import FatalError, spans
@@ -401,4 +401,4 @@ def _signed(entry: KvEntry, swarm_id: str) -> NodeRecord | None:
         heard = hear(entry.value, NodeRecord, time.time(), swarm_id)
     except MessageError:
         return None
-    return heard.said if heard.standing is Standing.SIGNED else None
+    return heard.said if heard.standing is SignatureStatus.SIGNED else None

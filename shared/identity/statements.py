@@ -22,7 +22,7 @@ OTHER_SWARM = "it was made for another swarm"
 S = TypeVar("S", EvalReport, NodeRecord)
 
 
-class Standing(StrEnum):
+class SignatureStatus(StrEnum):
     """Whether a statement is known to come from its node."""
 
     SIGNED = "signed"
@@ -37,7 +37,7 @@ class Heard(Generic[S]):
     """
 
     said: S
-    standing: Standing
+    standing: SignatureStatus
     public_key: str | None = None
     swarm: str | None = None
     problem: str = ""
@@ -62,10 +62,10 @@ def hear(payload: bytes, kind: type[S], now: float, swarm: str | None = None) ->
     try:
         signed = decode_foreign(payload, SignedStatement)
     except MessageError:
-        return Heard(decode_foreign(payload, kind), Standing.UNSIGNED)
+        return Heard(decode_foreign(payload, kind), SignatureStatus.UNSIGNED)
     said = decode_foreign(signed.body, kind)
     problem = _problem(signed, said, now, swarm)
-    return Heard(said, Standing.REFUSED if problem else Standing.SIGNED, signed.public_key, signed.swarm, problem)
+    return Heard(said, SignatureStatus.REFUSED if problem else SignatureStatus.SIGNED, signed.public_key, signed.swarm, problem)
 
 
 def said_in(payload: bytes, kind: type[S]) -> S:

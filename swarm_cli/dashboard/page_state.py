@@ -15,7 +15,7 @@ from typing import Any
 
 from shared.contracts.control import EvalReport, TaskScore
 from shared.contracts.wire import is_node_name
-from shared.identity.statements import Heard, Standing
+from shared.identity.statements import Heard, SignatureStatus
 from shared.roles import ROLES
 from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import RecentGroup, RecentGroups
@@ -37,9 +37,9 @@ SETS_A_KEY = 2
 previous one stays visible, and no key can fill the table with invented sets.
 """
 THIS_SERVER = "this server's own"
-"""Standing of a score from the node plane, where no signature is needed."""
+"""SignatureStatus of a score from the node plane, where no signature is needed."""
 ON_RECORD = "on record"
-"""Standing of a score from the records of a run that has ended."""
+"""SignatureStatus of a score from the records of a run that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def leaderboard(
     for report in own:
         if report.node not in told:
             sets = untold.setdefault(report.node, {})
-            sets.setdefault((report.held_out or "", _asked(report)), []).append(Heard(report, Standing.SIGNED))
+            sets.setdefault((report.held_out or "", _asked(report)), []).append(Heard(report, SignatureStatus.SIGNED))
     rows += [replace(row, standing=own_standing) for sets in untold.values() for row in _newest_sets(sets.values())]
     rows = [_completed(row, recorded.get(row.node, NO_SETS)) if row.trusted else row for row in rows]
     nodes, those_known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
@@ -153,7 +153,7 @@ def _row(reports: Sequence[Heard[EvalReport]]) -> Row:
         policy_version=newest.policy_version,
         at=newest.created_at,
         curve=thinned(curve, CURVE_POINTS),
-        trusted=last.standing is Standing.SIGNED,
+        trusted=last.standing is SignatureStatus.SIGNED,
         by_reward=by_reward,
         unknown=newest.unknown,
     )
@@ -196,9 +196,9 @@ def curves_by_task(
     curves are those on record.
     """
     mine = [each for each in heard if each.said.node == node and (each.public_key or "") == public_key]
-    mine = [each for each in mine if each.standing is not Standing.REFUSED]
+    mine = [each for each in mine if each.standing is not SignatureStatus.REFUSED]
     in_order = sorted((each.said for each in mine), key=attrgetter("created_at"))
-    trusted = bool(mine) and mine[-1].standing is Standing.SIGNED
+    trusted = bool(mine) and mine[-1].standing is SignatureStatus.SIGNED
     known = recorded.get((in_order[-1].held_out or "", _asked(in_order[-1]))) if trusted else None
     if not in_order and not public_key and recorded:
         in_order = list(max(recorded.values(), key=lambda each: each.newest.created_at).every)

@@ -15,7 +15,7 @@ from shared.contracts import subjects
 from shared.contracts.control import NodeRecord
 from shared.contracts.limits import SWARM_LIMITS
 from shared.contracts.wire import MessageError
-from shared.identity.statements import Standing, hear
+from shared.identity.statements import SignatureStatus, hear
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, Deadline, NoStream, NotConnected, Transport, TransportError, bucket_stream
 from swarm_cli.observe.snapshot import read_directory
@@ -167,5 +167,5 @@ def holder(payload: bytes, name: str, swarm: str, now: float) -> NodeRecord | No
     except MessageError:
         return None
     said = heard.said
-    held = heard.standing is Standing.SIGNED and said.node == name and said.updated_at > now - SWARM_LIMITS.node_ttl_s
+    held = heard.standing is SignatureStatus.SIGNED and said.node == name and said.updated_at > now - SWARM_LIMITS.node_ttl_s
     return said if held else None

@@ -18,7 +18,7 @@ from shared.contracts import subjects
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity.roster import RosterError, read_roster
-from shared.identity.statements import Heard, Standing, hear
+from shared.identity.statements import Heard, SignatureStatus, hear
 from shared.transport.base import Ends, StoredMessage, Transport, TransportError
 from swarm_cli.errors import CommandError
 
@@ -204,7 +204,7 @@ class _Reports:
         an open hub can send a signed report again, as often as it takes to push out the newer ones.
         """
         when = (heard.said.created_at, heard.said.policy_version)
-        if heard.standing is Standing.SIGNED:
+        if heard.standing is SignatureStatus.SIGNED:
             if self._newest_signed is not None and when <= self._newest_signed:
                 return
             self._newest_signed = when
@@ -291,7 +291,7 @@ class EvaluationLog:
         since = [
             (first_at, entry.swarm)
             for entry in entries
-            if entry.standing is Standing.SIGNED
+            if entry.standing is SignatureStatus.SIGNED
             and entry.swarm is not None
             and self.key_of(entry.swarm, entry.said.node) == entry.public_key
             and (first_at := self._kept.since(entry.swarm, entry.said.node)) is not None
@@ -319,28 +319,29 @@ class EvaluationLog:
         """
         key = self.key_of(entry.swarm or "", entry.said.node)
         free = key is None and self._roster is None
-        if entry.standing is not Standing.SIGNED or free or key == entry.public_key:
+        if entry.standing is not SignatureStatus.SIGNED or free or key == entry.public_key:
             return entry
         problem = OTHER_KEY if self._roster is None else NOT_ON_ROSTER
-        return Heard(entry.said, Standing.REFUSED, entry.public_key, entry.swarm, problem)
+        return Heard(entry.said, SignatureStatus.REFUSED, entry.public_key, entry.swarm, problem)
 
     def reports(self, swarm: str | None) -> list[EvalReport]:
         """Like `heard`, but without reports with a refused signature, and without unsigned reports
         of nodes that also sign.
         """
         heard = self.heard(swarm)
-        signing = {each.said.node for each in heard if each.standing is Standing.SIGNED}
+        signing = {each.said.node for each in heard if each.standing is SignatureStatus.SIGNED}
         return [
             each.said
             for each in heard
-            if each.standing is Standing.SIGNED or (each.standing is Standing.UNSIGNED and each.said.node not in signing)
+            if each.standing is SignatureStatus.SIGNED
+            or (each.standing is SignatureStatus.UNSIGNED and each.said.node not in signing)
         ]
 
     def unsigned(self, swarm: str | None) -> frozenset[str]:
         """Names of which `reports` has only unsigned reports."""
         heard = self.heard(swarm)
-        signing = {each.said.node for each in heard if each.standing is Standing.SIGNED}
-        return frozenset(each.said.node for each in heard if each.standing is Standing.UNSIGNED) - signing
+        signing = {each.said.node for each in heard if each.standing is SignatureStatus.SIGNED}
+        return frozenset(each.said.node for each in heard if each.standing is SignatureStatus.UNSIGNED) - signing
 
     async def follow(self, swarm_plane: Transport, swarm: str | None = None) -> None:
         """Read the new reports. If the stream is shorter than what was read, it is another
@@ -411,17 +412,19 @@ class EvaluationLog:
             return
         self._heard_at = max(self._heard_at, at)
         kept = self._kept.get(swarm, name) or _Reports()
-        if heard.standing is Standing.SIGNED and (problem := self._stranger(swarm or "", name, heard.public_key or "", kept)):
-            heard = Heard(heard.said, Standing.REFUSED, heard.public_key, swarm, problem)
+        if heard.standing is SignatureStatus.SIGNED and (
+            problem := self._stranger(swarm or "", name, heard.public_key or "", kept)
+        ):
+            heard = Heard(heard.said, SignatureStatus.REFUSED, heard.public_key, swarm, problem)
         per_task = dict(islice(heard.said.per_task.items(), self._tasks_kept))
         said = msgspec.structs.replace(heard.said, per_task=per_task)
         heard = Heard(said, heard.standing, heard.public_key, swarm, heard.problem)
-        if heard.standing is Standing.REFUSED:
+        if heard.standing is SignatureStatus.REFUSED:
             # Kept separately, so that forged reports do not push out the node's.
             self._refused.put(swarm, name, heard, self._looked_at, at)
             return
         kept.add(heard)
-        listed = heard.standing is Standing.SIGNED and self._roster is not None
+        listed = heard.standing is SignatureStatus.SIGNED and self._roster is not None
         self._kept.put(swarm, name, kept, self._looked_at, at, listed=listed)
 
     def _stranger(self, swarm: str, name: str, public_key: str, kept: _Reports) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.contracts.lease import LeaseRecord
 from shared.contracts.status_figures import FamilyFigure, FigureFamily, StatusFigure
-from shared.identity.statements import Heard, Standing
+from shared.identity.statements import Heard, SignatureStatus
 from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
 from shared.runtime.pace import late_after_s
@@ -162,7 +162,7 @@ class NodeState:
     def version(self) -> int | None:
         """Version of the newest published policy; of a node elsewhere by its signed entry."""
         if self.elsewhere:
-            signed = self.entry is not None and self.entry.standing is Standing.SIGNED
+            signed = self.entry is not None and self.entry.standing is SignatureStatus.SIGNED
             return self.entry.said.policy_version if self.entry is not None and signed else None
         return self.policy.version if self.policy else self.recorded_version
 
@@ -546,7 +546,7 @@ class NodeState:
     @property
     def doubt(self) -> str:
         """Why a node known only from the directory may not exist, as anybody may write there."""
-        if self.statuses or self.entry is None or self.entry.standing is Standing.SIGNED:
+        if self.statuses or self.entry is None or self.entry.standing is SignatureStatus.SIGNED:
             return ""
         return f"directory entry {self.entry.standing.value}{f': {self.entry.problem}' if self.entry.problem else ''}"
 

@@ -23,7 +23,7 @@ from shared.contracts.lease import LeaseRecord
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
 from shared.identity.permissions import OPERATOR
-from shared.identity.statements import OTHER_SWARM, Heard, Standing, hear, said_at, said_in
+from shared.identity.statements import OTHER_SWARM, Heard, SignatureStatus, hear, said_at, said_in
 from shared.lease.name import NameTaken, name_owner
 from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
@@ -224,10 +224,10 @@ def judged(entry: Heard[NodeRecord] | None, swarm: str | None, evaluations: Eval
     """A node's entry as judged in the swarm being looked at: refused if it is for another swarm or
     from another key than the name's.
     """
-    if entry is None or entry.standing is not Standing.SIGNED:
+    if entry is None or entry.standing is not SignatureStatus.SIGNED:
         return entry
     if swarm is not None and entry.swarm != swarm:
-        return Heard(entry.said, Standing.REFUSED, entry.public_key, entry.swarm, OTHER_SWARM)
+        return Heard(entry.said, SignatureStatus.REFUSED, entry.public_key, entry.swarm, OTHER_SWARM)
     return evaluations.checked(entry) if evaluations else entry
 
 
@@ -464,11 +464,13 @@ def hub_state(
         unsigned: Nodes with only unsigned scores.
         known: Nodes that are shown before others if there are more than `most`.
     """
-    believed = [entry for entry in entries if entry.standing is not Standing.REFUSED]
-    signing = {entry.said.node for entry in believed if entry.standing is Standing.SIGNED}
+    believed = [entry for entry in entries if entry.standing is not SignatureStatus.REFUSED]
+    signing = {entry.said.node for entry in believed if entry.standing is SignatureStatus.SIGNED}
     signing |= {report.node for report in reports if report.node not in unsigned}
     # If a node signs, its unsigned entry is ignored: anybody may have overwritten the signed one.
-    by_node = {entry.said.node: entry for entry in believed if entry.standing is Standing.SIGNED or entry.said.node not in signing}
+    by_node = {
+        entry.said.node: entry for entry in believed if entry.standing is SignatureStatus.SIGNED or entry.said.node not in signing
+    }
     shared = {node: count for subject, count in (counts or {}).items() if (node := subjects.rollouts_author(subject))}
     scores: dict[str, list[EvalReport]] = {}
     for report in reports:
@@ -533,7 +535,7 @@ def usual_swarm(entries: Iterable[Heard[NodeRecord]], now: float) -> str | None:
     """
     names, newest = Counter[str](), dict[str, float]()
     for entry in entries:
-        if entry.standing is Standing.SIGNED and entry.swarm is not None:
+        if entry.standing is SignatureStatus.SIGNED and entry.swarm is not None:
             names[entry.swarm] += 1
             at = said_at(entry.said)
             newest[entry.swarm] = max(newest.get(entry.swarm, 0.0), at if at <= now else 0.0)

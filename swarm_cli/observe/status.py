@@ -30,7 +30,7 @@ from rich.table import Table
 from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.identity.permissions import OBSERVER, OPERATOR
-from shared.identity.statements import Standing
+from shared.identity.statements import SignatureStatus
 from shared.roles import ROLES
 from shared.text import visible, visible_json
 from shared.transport.base import AccessDenied, NotConnected, Transport
@@ -270,9 +270,9 @@ def omissions(snapshot: SwarmState) -> list[str]:
         lines.append(f"{snapshot.unreadable:,} unreadable entries in the directory: no honest node of this version writes those")
     lines += [
         f"{_names(names)}: the directory entry is {standing.value}, so anybody may have written it"
-        if standing is Standing.UNSIGNED
+        if standing is SignatureStatus.UNSIGNED
         else f"{_names(names)}: the directory entry is refused: `swarm status NODE --json` says why"
-        for standing in (Standing.UNSIGNED, Standing.REFUSED)
+        for standing in (SignatureStatus.UNSIGNED, SignatureStatus.REFUSED)
         if (names := [node.node for node in snapshot.nodes if node.entry is not None and node.entry.standing is standing])
     ]
     keys = sum(len(node.unreadable) for node in snapshot.nodes)

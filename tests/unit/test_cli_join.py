@@ -27,7 +27,7 @@ from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity
 from shared.contracts.wire import is_node_name
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import Heard, Standing, sign_statement
+from shared.identity.statements import Heard, SignatureStatus, sign_statement
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.invitation import Credential, Invitation, Member
@@ -375,8 +375,12 @@ def report(node: str, version: int, rate: float) -> EvalReport:
 
 
 def test_spectators_are_told_what_nobody_signed_and_not_told_what_is_badly_signed() -> None:
-    forged = Heard(record("alpha", KEY, policy_version=99), Standing.REFUSED, KEY)
-    entries = [forged, Heard(record("beta", OTHER), Standing.UNSIGNED), Heard(record("gamma", KEY), Standing.SIGNED, KEY)]
+    forged = Heard(record("alpha", KEY, policy_version=99), SignatureStatus.REFUSED, KEY)
+    entries = [
+        forged,
+        Heard(record("beta", OTHER), SignatureStatus.UNSIGNED),
+        Heard(record("gamma", KEY), SignatureStatus.SIGNED, KEY),
+    ]
     seen = hub_state(130.0, entries, [report("delta", 1, 0.9)], {}, unsigned={"delta"})
     assert {node.node: node.signed for node in seen.nodes} == {"beta": False, "gamma": True, "delta": False}
     console = Console(width=120, record=True, file=io.StringIO())
@@ -386,7 +390,9 @@ def test_spectators_are_told_what_nobody_signed_and_not_told_what_is_badly_signe
 
 
 def test_spectators_see_the_best_first_and_who_shares_nothing() -> None:
-    records = [Heard(record(node, key), Standing.SIGNED, key) for node, key in (("alpha", KEY), ("beta", OTHER), ("idle", KEY))]
+    records = [
+        Heard(record(node, key), SignatureStatus.SIGNED, key) for node, key in (("alpha", KEY), ("beta", OTHER), ("idle", KEY))
+    ]
     reports = [report("alpha", 0, 0.1), report("beta", 0, 0.2), report("alpha", 5, 0.3), report("beta", 5, 0.6)]
     counts = {"swarm.rollouts.v2.alpha": 4, "swarm.rollouts.v2.Not A Node": 9, "swarm.rollouts.v1.old": 3, "anything": 1}
     seen = hub_state(130.0, records, reports, counts, most=2)

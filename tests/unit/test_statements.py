@@ -13,7 +13,7 @@ from shared.contracts.messages import ModelIdentity, Task, TaskRef
 from shared.contracts.statements import SignedStatement
 from shared.contracts.wire import MessageError
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import Standing, hear, said_in, sign_statement
+from shared.identity.statements import SignatureStatus, hear, said_in, sign_statement
 from shared.tasks.held_out import held_out_id
 from swarm_cli.observe.evaluation_log import (
     KEYS_A_NAME,
@@ -56,20 +56,25 @@ def signed(said: EvalReport | NodeRecord, key: SigningKey = KEY, swarm: str = "r
     return sign_statement(said, key, swarm)
 
 
-def standing(payload: bytes, swarm: str | None = None) -> tuple[Standing, str]:
+def standing(payload: bytes, swarm: str | None = None) -> tuple[SignatureStatus, str]:
     heard = hear(payload, EvalReport, NOW, swarm)
     return heard.standing, heard.problem
 
 
 def test_a_signed_statement_reads_back_as_it_was_with_its_key_and_swarm() -> None:
     heard = hear(encode(signed(report())), EvalReport, NOW, "run-1")
-    assert (heard.said, heard.standing, heard.public_key, heard.swarm) == (report(), Standing.SIGNED, KEY.public_key, "run-1")
+    assert (heard.said, heard.standing, heard.public_key, heard.swarm) == (
+        report(),
+        SignatureStatus.SIGNED,
+        KEY.public_key,
+        "run-1",
+    )
     entry = hear(encode(signed(record())), NodeRecord, NOW)
-    assert (entry.said, entry.standing) == (record(), Standing.SIGNED)
+    assert (entry.said, entry.standing) == (record(), SignatureStatus.SIGNED)
 
 
 def test_a_statement_of_software_that_did_not_sign_is_read_and_marked() -> None:
-    assert standing(encode(report())) == (Standing.UNSIGNED, "")
+    assert standing(encode(report())) == (SignatureStatus.UNSIGNED, "")
     assert said_in(encode(report()), EvalReport) == said_in(encode(signed(report())), EvalReport) == report()
 
 
@@ -88,24 +93,27 @@ def test_a_statement_of_software_that_did_not_sign_is_read_and_marked() -> None:
 )
 def test_the_signature_covers_all_that_is_shown(change: dict[str, object]) -> None:
     forged = msgspec.structs.replace(signed(report()), body=encode(msgspec.structs.replace(report(), **change)))
-    assert standing(encode(forged)) == (Standing.REFUSED, "the signature is not by the key that it names")
+    assert standing(encode(forged)) == (SignatureStatus.REFUSED, "the signature is not by the key that it names")
 
 
 def test_a_statement_counts_in_the_swarm_and_as_the_kind_and_for_the_key_that_it_was_signed_for() -> None:
     moved = msgspec.structs.replace(signed(report()), swarm="run-2")
-    assert standing(encode(moved))[0] is Standing.REFUSED, "the swarm is signed"
-    assert standing(encode(signed(report())), "run-2") == (Standing.REFUSED, "it was made for another swarm")
+    assert standing(encode(moved))[0] is SignatureStatus.REFUSED, "the swarm is signed"
+    assert standing(encode(signed(report())), "run-2") == (SignatureStatus.REFUSED, "it was made for another swarm")
     claimed = msgspec.structs.replace(signed(report()), public_key=OTHER.public_key)
-    assert standing(encode(claimed))[0] is Standing.REFUSED
+    assert standing(encode(claimed))[0] is SignatureStatus.REFUSED
     with pytest.raises(MessageError):
         hear(encode(signed(record())), EvalReport, NOW)
     entry = hear(encode(signed(record(OTHER))), NodeRecord, NOW)
-    assert (entry.standing, entry.problem) == (Standing.REFUSED, "the entry names a different key from the one that signed it")
+    assert (entry.standing, entry.problem) == (
+        SignatureStatus.REFUSED,
+        "the entry names a different key from the one that signed it",
+    )
 
 
 def test_a_time_in_the_future_is_refused_as_it_would_stay_the_newest_for_ever() -> None:
-    assert standing(encode(signed(report(at=NOW + 299))))[0] is Standing.SIGNED
-    assert standing(encode(signed(report(at=NOW + 301)))) == (Standing.REFUSED, "its time is in the future")
+    assert standing(encode(signed(report(at=NOW + 299))))[0] is SignatureStatus.SIGNED
+    assert standing(encode(signed(report(at=NOW + 301)))) == (SignatureStatus.REFUSED, "its time is in the future")
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff", encode(record()), b"\x80"])
@@ -138,7 +146,7 @@ def test_the_first_key_of_a_name_has_it_and_forgeries_push_none_of_its_reports_o
     forged = [encode(signed(report(9, pass_rate=1.0), OTHER)) for _ in range(REPORTS_A_NODE + 1)]
     log = log_of(encode(signed(report(0, pass_rate=0.1))), *forged, encode(signed(report(1, pass_rate=0.2))))
     assert [each.pass_rate for each in log.reports("run-1")] == [0.1, 0.2]
-    (refused,) = [each for each in log.heard("run-1") if each.standing is Standing.REFUSED]
+    (refused,) = [each for each in log.heard("run-1") if each.standing is SignatureStatus.REFUSED]
     assert refused.problem == OTHER_KEY and refused.public_key == OTHER.public_key
 
 
@@ -148,7 +156,7 @@ def test_a_roster_says_whose_a_name_is_whoever_came_first() -> None:
         log.take(subjects.evals("alpha"), encode(signed(said, key)), NOW)
     log.take(subjects.evals("beta"), encode(signed(report(1, "beta"))), NOW)
     assert [(each.node, each.policy_version) for each in log.reports("run-1")] == [("alpha", 1)]
-    assert {each.problem for each in log.heard("run-1") if each.standing is Standing.REFUSED} == {NOT_ON_ROSTER}
+    assert {each.problem for each in log.heard("run-1") if each.standing is SignatureStatus.REFUSED} == {NOT_ON_ROSTER}
 
 
 def test_an_unsigned_report_is_not_taken_for_the_word_of_a_node_that_signs() -> None:

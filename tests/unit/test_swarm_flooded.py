@@ -23,7 +23,7 @@ from shared.contracts.messages import ModelIdentity
 from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
 from shared.contracts.streams import ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import OTHER_SWARM, Standing, sign_statement
+from shared.identity.statements import OTHER_SWARM, SignatureStatus, sign_statement
 from shared.transport.base import StoredMessage, Transport
 from shared.transport.connect import connect
 from shared.transport.nats.connection import Connection
@@ -183,7 +183,9 @@ async def test_an_entry_for_another_swarm_or_of_another_key_is_not_shown_as_sign
     log = EvaluationLog(swarm="run-1")
     seen = await take_snapshot(config, where, where, ["alpha", "eve"], timeout_s=5.0, evaluations=log)
     entries = {node.node: node.entry for node in seen.nodes}
-    assert {name: entry.standing for name, entry in entries.items() if entry} == dict.fromkeys(("alpha", "eve"), Standing.REFUSED)
+    assert {name: entry.standing for name, entry in entries.items() if entry} == dict.fromkeys(
+        ("alpha", "eve"), SignatureStatus.REFUSED
+    )
     assert entries["eve"] is not None and entries["eve"].problem == OTHER_SWARM
     shown = swarm_object(seen, log.heard("run-1"), RecentGroups())
     assert {node["entry"] for node in shown["nodes"]} == {"badly signed"}

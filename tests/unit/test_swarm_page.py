@@ -26,7 +26,7 @@ from shared.contracts.control import EvalReport, NodeRecord, ServiceStatus, Trai
 from shared.contracts.messages import ModelIdentity
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import Heard, Standing, hear
+from shared.identity.statements import Heard, SignatureStatus, hear
 from shared.roles import ROLES, Role
 from shared.runtime.status import StatusBoard
 from shared.transport.base import StoredMessage
@@ -64,7 +64,7 @@ def report(node: str, version: int, rate: float, *, at: float | None = None, hel
 
 
 def signed(node: str, version: int, rate: float, **more: object) -> Heard[EvalReport]:
-    return Heard(report(node, version, rate, **more), Standing.SIGNED, f"U{node}", "s")  # type: ignore[arg-type]
+    return Heard(report(node, version, rate, **more), SignatureStatus.SIGNED, f"U{node}", "s")  # type: ignore[arg-type]
 
 
 def test_a_batchs_groups_are_summed_up_by_step_and_the_newest_are_kept() -> None:
@@ -140,7 +140,7 @@ async def test_a_swarm_that_was_seen_is_not_lost_because_its_batches_could_not_b
 def test_scores_are_ranked_by_gain_among_those_who_were_asked_the_same() -> None:
     heard = [signed("alpha", 0, 0.1), signed("alpha", 5, 0.5), signed("beta", 0, 0.1), signed("beta", 5, 0.7)]
     heard += [signed("gamma", 5, 0.9), signed("delta", 0, 0.2, held_out="b" * 64), signed("delta", 9, 1.0, held_out="b" * 64)]
-    heard += [Heard(report("eve", 9, 1.0), Standing.UNSIGNED)]
+    heard += [Heard(report("eve", 9, 1.0), SignatureStatus.UNSIGNED)]
     rows = leaderboard(heard)
     assert [row.node for row in rows] == ["beta", "alpha", "gamma", "delta", "eve"]
     assert [row.gain and round(row.gain, 3) for row in rows] == [0.6, 0.4, None, 0.8, None]
@@ -183,7 +183,7 @@ def test_a_base_score_that_no_report_says_is_taken_from_the_nodes_own_records(tm
     for heard, own in (([signed("alpha", 4, 0.5)], []), ([], [report("alpha", 4, 0.5)])):
         (row,) = leaderboard(heard, own, recorded=found)
         assert (row.base, row.gain, row.curve) == (0.125, 0.375, ((0, 0.125), (4, 0.5)))
-    (forged,) = leaderboard([Heard(report("alpha", 4, 0.5), Standing.UNSIGNED)], recorded=found)
+    (forged,) = leaderboard([Heard(report("alpha", 4, 0.5), SignatureStatus.UNSIGNED)], recorded=found)
     assert forged.base is None, "somebody else's score has nothing to do with this node's records"
     assert leaderboard([signed("alpha", 0, 0.2), signed("alpha", 4, 0.5)], recorded=found)[0].base == 0.2
     with (tmp_path / "eval.jsonl").open("a") as file:
@@ -201,7 +201,7 @@ def test_a_nodes_curve_begins_with_the_base_policy_that_no_report_says(tmp_path:
     known = recorded(tmp_path, report("alpha", 0, 0.125), report("alpha", 4, 0.5))["alpha"]
     assert curves_by_task([signed("alpha", 4, 0.5)], "alpha", "Ualpha", known) == {"": [(0, 0.125), (4, 0.5)]}
     assert curves_by_task([signed("alpha", 0, 0.25), signed("alpha", 4, 0.5)], "alpha", "Ualpha", known)[""][0] == (0, 0.25)
-    forged = Heard(report("alpha", 4, 0.5), Standing.UNSIGNED, "Ualpha")
+    forged = Heard(report("alpha", 4, 0.5), SignatureStatus.UNSIGNED, "Ualpha")
     other = signed("alpha", 4, 0.5, held_out="b" * 64)
     for heard in ([forged], [other], []):
         assert (0, 0.125) not in curves_by_task(heard, "alpha", "Ualpha", known).get("", [])
@@ -226,7 +226,7 @@ def test_the_curve_of_a_run_that_has_ended_is_all_that_is_on_record(tmp_path: Pa
 def test_curves_keep_their_ends_and_those_of_refused_reports_are_not_drawn() -> None:
     curve = [(version, version / 1000) for version in range(1000)]
     assert thinned(curve, 24)[0] == curve[0] and thinned(curve, 24)[-1] == curve[-1] and len(thinned(curve, 24)) == 24
-    forged = Heard(report("alpha", 9, 1.0), Standing.REFUSED, "Ualpha", "s", "x")
+    forged = Heard(report("alpha", 9, 1.0), SignatureStatus.REFUSED, "Ualpha", "s", "x")
     assert curves_by_task([signed("alpha", 0, 0.1), forged], "alpha", "Ualpha") == {"": [(0, 0.1)]}
 
 
@@ -351,8 +351,8 @@ async def test_the_verifier_signs_scores_and_its_directory_entry(tmp_path: Path)
         await cancel_and_wait(*loops)
     assert messages and messages[0].inline is not None and entry is not None
     score = hear(messages[0].inline, EvalReport, time.time() + 1e6, "run-7")
-    assert (score.said, score.standing, score.public_key) == (said, Standing.SIGNED, key.public_key)
-    assert hear(entry.value, NodeRecord, time.time(), "run-7").standing is Standing.SIGNED
+    assert (score.said, score.standing, score.public_key) == (said, SignatureStatus.SIGNED, key.public_key)
+    assert hear(entry.value, NodeRecord, time.time(), "run-7").standing is SignatureStatus.SIGNED
 
 
 def test_a_card_shows_the_end_of_a_long_question_where_tasks_of_one_dataset_differ() -> None:
