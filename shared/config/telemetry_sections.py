@@ -46,7 +46,7 @@ class TrackingSection(Section):
 
 
 class TracingSection(Section):
-    """Tracing: spans of what each service does with a group; see docs/reading-rollouts.md."""
+    """Tracing: spans of what each service does with a group; see docs/reading.md."""
 
     otlp_endpoint: str = Field(
         "",
