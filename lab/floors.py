@@ -24,8 +24,7 @@ from lab.spec import SpecError
 from shared.config import TaskSpec
 from shared.contracts.messages import Task, TaskRef
 from shared.drafts import replace_text
-from shared.tasks.audit.candidates import CONSTANTS, copies, shapes
-from shared.tasks.audit.witnesses import right_answers
+from shared.tasks.audit.candidates import CONSTANTS, copies, right_answers, shapes
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 from shared.tasks.evaluation import PASS_REWARD
 from shared.tasks.sandbox import ScorerPool, ScoringJob

@@ -270,7 +270,7 @@ VERIFIERS = Registry(
         "math": "shared.tasks.verify_math:verifier",
     },
 )
-TASK_SOURCES = Registry("task source", "swarm.task_sources", "dataset in [[tasks]]", {}, taken="shared.tasks.datasets:datasets")
+TASK_SOURCES = Registry("task source", "swarm.task_sources", "dataset in [[tasks]]", {}, taken="shared.tasks.derive:datasets")
 """In addition to reasoning-gym's datasets, whose names are not available to task sources."""
 POLICY_STORES = Registry(
     "policy store",

@@ -20,7 +20,7 @@ from swarm_cli.console import count
 from swarm_cli.observe.node_state import duration
 
 if TYPE_CHECKING:
-    from shared.tasks.file_questions import FileQuestions
+    from shared.tasks.file_rows import FileQuestions
 
 
 HIGHEST_RATE, HIGHEST_ADAPTER_RATE = 1e-3, 1e-2

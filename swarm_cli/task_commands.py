@@ -100,8 +100,8 @@ def score(
     what references earn.
     """
     from shared.tasks.evaluation import PassRules
+    from shared.tasks.reference_checks import Trial, try_rewards
     from shared.tasks.sandbox import ScoringJob
-    from shared.tasks.trial import Trial, try_rewards
 
     # Not in text mode, because an answer need not be valid UTF-8.
     text = sys.stdin.buffer.read().decode(errors="replace") if answer == "-" else answer

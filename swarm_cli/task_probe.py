@@ -28,7 +28,7 @@ from swarm_cli.installation import own_modules
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
-    from shared.tasks.file_questions import FileQuestions
+    from shared.tasks.file_rows import FileQuestions
 
 
 DEADLINE_S = 60.0
@@ -107,7 +107,7 @@ class TasksApart:
         answer = json.loads(told)
         if answer["files"]:
             # Imports numpy, which commands without a file do without.
-            from shared.tasks.file_questions import FileQuestions
+            from shared.tasks.file_rows import FileQuestions
 
             self.files = [FileQuestions(**{**each, "left_out": tuple(each["left_out"])}) for each in answer["files"]]
         self.rewards, self.reward_warnings = answer["rewards"], answer["reward_warnings"]
@@ -208,9 +208,9 @@ def main() -> None:
     with without_collection():
         from shared.config import TaskSpec
         from shared.tasks.derive import dataset_names, forget_derived
-        from shared.tasks.sandbox.limits import MappedMemory, limit_data
+        from shared.tasks.reference_checks import worth_trying
+        from shared.tasks.sandbox.confinement import MappedMemory, limit_data
         from shared.tasks.specs import file_questions, source_problems
-        from shared.tasks.trial import worth_trying
 
         dataset_names()
     # A dataset that prints must not write into the answer.
@@ -244,8 +244,8 @@ def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> tuple[list[str],
     from shared.setting_names import entry_lines
     from shared.tasks.evaluation import PassRules
     from shared.tasks.file_source import with_row_name
+    from shared.tasks.reference_checks import Trial, try_rewards, worth_trying
     from shared.tasks.sandbox import SandboxError, ScorerPool
-    from shared.tasks.trial import Trial, try_rewards, worth_trying
 
     named = [with_row_name(spec) for spec in tasks]
 

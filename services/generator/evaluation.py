@@ -33,8 +33,8 @@ from shared.run_records import EVAL_FILE, SAMPLES_FILE, SAMPLES_MAX_BYTES
 from shared.runtime import ServiceContext
 from shared.tasks.evaluation import PassRules, Score, judged_answers, summarise
 from shared.tasks.held_out import held_out_id
+from shared.tasks.reference_checks import try_rewards, worth_trying
 from shared.tasks.sandbox import ScorerPool
-from shared.tasks.trial import try_rewards, worth_trying
 from shared.transport.base import Conflict, TransportError
 
 _POLL_S = 0.1

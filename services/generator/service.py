@@ -43,8 +43,8 @@ from shared.runtime import FatalError, ServiceContext, run_until_stopped
 from shared.runtime.metrics import DefaultRegistryMetrics
 from shared.runtime.status import EVALUATING_BASE
 from shared.tasks import HeldOut, TaskConfigError, dataset_size, held_out_tasks
-from shared.tasks.own_reference import left_out, looked_at
-from shared.tasks.own_reference import told as left_out_lines
+from shared.tasks.reference_checks import left_out, looked_at
+from shared.tasks.reference_checks import told as left_out_lines
 from shared.tasks.specs import checked_config
 from shared.transport.base import TransportError
 

@@ -400,7 +400,7 @@ class ClaimedChunks:
 #
 # A group holds a place while it is fetched, examined or stored. While it waits for the scorers it
 # holds none; otherwise senders of slow groups would block everybody else's.
-# `shared.tasks.sandbox.foreign_line` limits how many wait there and divides the time.
+# `shared.tasks.sandbox.foreign` limits how many wait there and divides the time.
 
 IN_WORK = 64
 IN_WORK_PER_SENDER = 4

@@ -15,7 +15,7 @@ from shared.rewards import CAUSES, unknown_of
 from shared.runtime.metrics import DURATION_BUCKETS_S, LateGauge, PublishMetrics
 from shared.runtime.status import StatusBoard
 from shared.tasks.sandbox import JobResult, ScorerPool
-from shared.tasks.sandbox.confine import PROTECTIONS
+from shared.tasks.sandbox.confinement import PROTECTIONS
 
 MAX_SENDER_LABELS = 64
 OTHER_SENDER = "_other"

@@ -384,7 +384,7 @@ class Senders:
 # seconds of CPU time, and `PER_GROUP_S` more for each of its accepted groups. Both decay with the
 # half-life `COST_HALF_LIFE_S`. CPU time, not wall-clock time, counts, so that a busy machine
 # blames nobody. What a key costs at any one moment is already limited by the group's deadline and
-# by the fair division of the scorers' time by key (`shared.tasks.sandbox.fair_share`).
+# by the fair division of the scorers' time by key (`shared.tasks.sandbox.foreign`).
 
 GRACE_S = 15.0
 PER_GROUP_S = 0.5

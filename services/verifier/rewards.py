@@ -25,8 +25,8 @@ from shared.rewards import unknown_of
 from shared.run_records import unknown_file
 from shared.runtime.logs import Log
 from shared.tasks.evaluation import NO_PASS, PassRules
+from shared.tasks.reference_checks import try_rewards, worth_trying
 from shared.tasks.sandbox import JobResult, ScorerPool
-from shared.tasks.trial import try_rewards, worth_trying
 from shared.transport.base import Conflict, Transport, TransportError
 
 PERIOD_S = 2.0

@@ -8,9 +8,9 @@ its modules do so when they need it.
 from shared.tasks.answers import extract_answer
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_task
 from shared.tasks.held_out import HeldOut, held_out_tasks
-from shared.tasks.scoring import score_answer
 from shared.tasks.source import TaskSource
 from shared.tasks.specs import check_specs
+from shared.tasks.verifiers import score_answer
 
 __all__ = [
     "HeldOut",

@@ -10,13 +10,24 @@ sets of strings, so their items depend on Python's hash seed; they are derived o
 from __future__ import annotations
 
 import decimal
+import json
+import math
 import os
 import random
-from collections.abc import Iterable
-from contextlib import suppress
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, suppress
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from shared.contracts.codec import decode, encode
@@ -24,9 +35,6 @@ from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import PACKAGE_FAILURES, TASK_SOURCES, failure, telling
 from shared.suggestion import did_you_mean
-from shared.tasks.canonical import canonical_json
-from shared.tasks.config_rules import REFUSED_DATASETS, parse_config
-from shared.tasks.datasets import datasets
 from shared.tasks.file_rows import FileRows, held, is_file_name
 
 HASH_ORDERED = frozenset(
@@ -286,3 +294,207 @@ def _check_travels(task: Task) -> None:
 def _text(value: Any) -> str:
     # A package's own kind of text is not encoded by msgspec.
     return str.__str__(value) if isinstance(value, str) else canonical_json(value)
+
+
+# reasoning-gym's datasets, imported without matplotlib.
+#
+# Two of them use cellpylib, which imports matplotlib to draw what is never drawn here. Without it a
+# scorer process starts in two thirds of the time and takes 30 MB less.
+
+
+_DRAWING = (
+    "matplotlib",
+    "matplotlib.animation",
+    "matplotlib.collections",
+    "matplotlib.pyplot",
+    "mpl_toolkits",
+    "mpl_toolkits.mplot3d",
+)
+"""What cellpylib imports in order to draw."""
+
+
+def datasets() -> dict[str, tuple[Any, Any]]:
+    """reasoning-gym's registry: a dataset's name to its class and the class of its config. The
+    first call imports all of reasoning-gym, which takes most of a second.
+    """
+    if "reasoning_gym" not in sys.modules:
+        with _without_drawing():
+            import reasoning_gym  # noqa: F401  # importing it fills the registry
+    from reasoning_gym.factory import DATASETS
+
+    registry: dict[str, tuple[Any, Any]] = DATASETS
+    return registry
+
+
+@contextmanager
+def _without_drawing() -> Iterator[None]:
+    """Let imports of matplotlib find empty modules. Afterwards it can be imported as ever."""
+    if any(name in sys.modules for name in _DRAWING):
+        yield  # it is there already, or somebody is importing it
+        return
+    empty = {name: ModuleType(name) for name in _DRAWING}
+    empty["mpl_toolkits.mplot3d"].Axes3D = None  # type: ignore[attr-defined]  # imported by name
+    sys.modules.update(empty)
+    try:
+        yield
+    finally:
+        for name in _DRAWING:
+            sys.modules.pop(name, None)
+
+
+# Rules for which dataset configurations are allowed.
+#
+# A foreign node chooses the configuration of its tasks, and reasoning-gym passes some of its texts
+# to `eval` or sympy's parser (`basic_arithmetic` evaluates expressions built from `operators`; the
+# integration scorers parse expressions built from `symbols`). So a text in a configuration must be
+# a word or an operator sign, never anything that can be called.
+
+
+MAX_CONFIG_DEPTH = 4
+MAX_LIST = 1000
+MAX_MAGNITUDE = 10**12
+
+REFUSED_DATASETS = {
+    "composite": "it nests other datasets and their scorers; give each of them its own [[tasks]] entry with a weight",
+}
+
+REFUSED_SETTINGS = {
+    "figlet_font": {"static_word": "it makes one word the answer of every task"},
+    "polynomial_equations": dict.fromkeys(
+        ("exp_distance_factor", "penalty_missing_factor", "penalty_extra_factor"),
+        "it says how wrong an answer may be, which is for the node that scores and not for the one that sends",
+    ),
+}
+"""Settings that no configuration may contain, by dataset, because with them a sender would choose
+the answer or the scorer's tolerance.
+"""
+
+_WORD = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_ -]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9]{1,8})?")
+_SIGN = re.compile(r"[-+*/%^&|<>=,.:; ]{0,3}")
+
+
+def parse_config(config: str, dataset: str = "") -> dict[str, Any]:
+    """The configuration of a task reference as keyword arguments for this dataset.
+
+    Raises:
+        ValueError: the text is not a JSON object, or contains something that no dataset needs (see
+            the module's docstring).
+    """
+    try:
+        values = json.loads(config, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(values, dict):
+        raise ValueError("not a JSON object")
+    if "seed" in values:
+        raise ValueError("`seed` belongs to the task reference, not to the configuration")
+    refused = REFUSED_SETTINGS.get(dataset, {})
+    for key, value in values.items():
+        if not key.isidentifier() or key.startswith("_") or len(key) > 64:
+            raise ValueError(f"{key[:64]!r} is not the name of a setting")
+        if key in refused:
+            raise ValueError(f"{key} may not be set: {refused[key]}; omit it")
+        _check(key, value, 0)
+    return values
+
+
+def _check(key: str, value: Any, depth: int) -> None:
+    """A sender chooses this configuration, and every verifier builds the dataset from it. Without
+    these limits a stranger would choose how large the dataset is.
+    """
+    if depth > MAX_CONFIG_DEPTH:
+        raise ValueError(f"{key}: nested more than {MAX_CONFIG_DEPTH} deep")
+    if isinstance(value, str):
+        if not _WORD.fullmatch(value) and not _SIGN.fullmatch(value):
+            raise ValueError(f"{key}: {value[:40]!r} is neither a plain word nor an operator sign")
+    elif isinstance(value, bool) or value is None:
+        return
+    elif isinstance(value, int | float):
+        if abs(value) > MAX_MAGNITUDE:
+            raise ValueError(f"{key}: magnitude above {MAX_MAGNITUDE:.0e}")
+    elif isinstance(value, list):
+        if len(value) > MAX_LIST:
+            raise ValueError(f"{key}: more than {MAX_LIST} entries")
+        for item in value:
+            _check(key, item, depth + 1)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check(f"{key}.{name[:64]}", name, depth + 1)
+            _check(f"{key}.{name[:64]}", item, depth + 1)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+# Canonical JSON: equal values give the same text in every process, whatever container holds
+# them.
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces.
+
+    Tuples and arrays become lists, sets become lists sorted by their own JSON, mapping keys become
+    strings, dates become ISO 8601, NaN and infinities become strings (JSON has none), anything else
+    its `str`, unless that would contain a memory address.
+    """
+    try:
+        return _FAST.encode(value).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError):
+        # Keys that JSON does not have, keys of several types, and NaN: the slower path handles all
+        # of them.
+        return _ENCODER.encode(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    """The order of the checks matters: a bool is an int, numpy's float64 is a float, and an enum
+    may be a str or an int. Two nodes must derive the same text from the same value; otherwise
+    honest groups are refused as `task_mismatch`.
+    """
+    if value is None or isinstance(value, bool | str) and not isinstance(value, Enum):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {_key(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, AbstractSet):
+        return sorted((_plain(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, complex):
+        return [value.real, value.imag]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Decimal | Fraction):
+        return str(value)
+    return _described(value)
+
+
+_FAST = msgspec.json.Encoder(order="sorted")
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else json.dumps(_plain(key), sort_keys=True)
+
+
+def _described(value: Any) -> str:
+    # The default repr contains a memory address, which differs between processes.
+    text = str(value)
+    return type(value).__qualname__ if " at 0x" in text else text

@@ -5,16 +5,19 @@ folders of Hugging Face `datasets`.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.os_words import in_words
-from shared.tasks.file_values import Unusable, exact_number
+from shared.tasks.answers import MAX_ANSWER_CHARS
 from shared.text import visible
 
 if TYPE_CHECKING:
@@ -330,9 +333,6 @@ def _values(arrow: ModuleType, column: Any) -> list[Any]:
     return [_too_long_to_use if place in long else _one_value(arrow, value) for place, value in enumerate(column)]
 
 
-_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds {MAX_TEXT_CHARS:,} characters: shorten it")
-
-
 def _plain_values(arrow: ModuleType, column: Any) -> list[Any]:
     if arrow.types.is_dictionary(column.type):
         places = column.indices.to_pylist()
@@ -398,3 +398,171 @@ def require_pyarrow() -> ModuleType:
         ) from None
     module: ModuleType = pyarrow
     return module
+
+
+# Converts a value from a file to text: the same value gives the same text, whatever format it was
+# stored in.
+
+
+MAX_DIGITS = 4_300
+"""Most digits of a number as text: what Python takes for a whole number in JSON. The ten characters
+of `1e99999999` would else become a hundred million.
+"""
+
+
+class ValueProblem(ValueError):
+    """A value cannot be a question or an answer. The message continues a sentence that begins with
+    the column's name.
+    """
+
+
+class Unusable(NamedTuple):
+    """Stands for a value that a file holds and that cannot be a question or an answer."""
+
+    why: str
+
+
+_too_long_to_use = Unusable(f"longer than {MAX_VALUE_BYTES:,} bytes, and a message holds {MAX_TEXT_CHARS:,} characters: shorten it")
+
+
+def exact_number(literal: str) -> float | Decimal | Unusable:
+    """A number of JSON that has a point or an exponent: a double if that is all that it says, and
+    else a decimal, which Parquet can hold as well. Two numbers that differ in a digit that a double
+    loses would be one answer, and their files one dataset.
+    """
+    number = float(literal)
+    if repr(number) == literal or not math.isfinite(number):
+        return number
+    if len(literal) > MAX_DIGITS:
+        return _too_many_digits
+    if not literal.lower().partition("e")[0].strip("-0."):
+        return number  # zero, whatever its exponent
+    try:
+        exact = Decimal(literal)
+    except InvalidOperation:  # an exponent of twenty digits
+        return _too_many_digits
+    return number if exact == Decimal(repr(number)) else exact
+
+
+_too_many_digits = Unusable(f"has more than {MAX_DIGITS:,} digits when written without exponent: shorten it, or write it as text")
+
+
+def as_text(value: Any) -> str:
+    """The value as text: text unchanged; numbers in digits, without exponent and superfluous zeros;
+    `true` and `false`.
+
+    3, 3.0 and the decimal 3.00 all become `3`, because file formats differ in which of them they
+    can store.
+
+    Raises:
+        ValueProblem: null, not a finite number, one of more than `MAX_DIGITS` digits, composed of
+            several values, or unusable.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Unusable):
+        raise ValueProblem(value.why)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        raise ValueProblem("has no value (null): give it one or remove the row")
+    if isinstance(value, int):
+        return _digits(Decimal(value))
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueProblem(f"is {value}, which is not a number that answers can be compared with: write it as text")
+        return _digits(Decimal(repr(value)))
+    if isinstance(value, Decimal) and value.is_finite():
+        return _digits(value)
+    if isinstance(value, list | tuple | dict):
+        raise ValueProblem("consists of several values (a list or an object): make it one text or number")
+    raise ValueProblem(f"is a {type(value).__name__}, neither text nor number: store it as text")
+
+
+def _digits(value: Decimal) -> str:
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int), "an infinity or NaN, which the caller refuses"
+    if max(value.adjusted() + 1, 1) + max(-exponent, 0) > MAX_DIGITS:
+        raise ValueProblem(_too_many_digits.why)
+    text = format(value, "f")
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+# Rows of a task source's files as texts, each checked to be one that a message and a scorer can
+# take.
+
+
+_NAMES_KEPT = 200
+_NAME_KEPT_CHARS = 200
+
+
+class TextRow(NamedTuple):
+    """`row`: where it is, and what is wrong with the whole of it; its values are left out, but if
+    it lacks a column, it has the names of those that it has. `problems`: by column, what is wrong
+    with its value; empty for a text. `texts`: question and answer; empty if anything is wrong.
+    """
+
+    row: Row
+    problems: Mapping[str, str]
+    texts: tuple[str, ...]
+
+
+def text_rows(files: Sequence[Path], question: str, answer: str) -> Iterator[TextRow]:
+    """All rows in order, with the texts of the columns `question` and `answer`.
+
+    Raises:
+        FileSourceError: the package that reads such files is not installed.
+    """
+    for row in rows_of(files, [question, answer]):
+        yield _as_texts(row, question, answer)
+
+
+def _as_texts(row: Row, question: str, answer: str) -> TextRow:
+    """Looks at every column, so that a row's mistakes are reported together."""
+    place = Row({}, row.file, row.number, row.problem)
+    if row.problem:
+        return TextRow(place, {}, ())
+    problems: dict[str, str] = {}
+    texts: list[str] = []
+    for column, checked in ((question, _question), (answer, _answer)):
+        if column in row.values:
+            try:
+                texts.append(checked(row.values[column]))
+                problems[column] = ""
+            except ValueProblem as problem:
+                problems[column] = str(problem)
+    if len(problems) < len({question, answer}):
+        names = (name[:_NAME_KEPT_CHARS] for name in islice(row.values, _NAMES_KEPT))
+        place = place._replace(values=dict.fromkeys(names))
+    return TextRow(place, problems, tuple(texts) if len(texts) == 2 else ())
+
+
+def _text(value: Any) -> str:
+    """Text that is not empty and can be packed. A lone surrogate passes as JSON and would fail only
+    when the group is packed, hours later. Raises ValueProblem.
+    """
+    text = as_text(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueProblem("holds half a character (a lone surrogate): write it as UTF-8") from None
+    if not text.strip():
+        raise ValueProblem("is empty: give it a text or remove the row")
+    return text
+
+
+def _question(value: Any) -> str:
+    text = _text(value)
+    if len(text) > MAX_TEXT_CHARS:
+        raise ValueProblem(f"has {len(text):,} characters, but a message can hold at most {MAX_TEXT_CHARS:,}: shorten it")
+    return text
+
+
+def _answer(value: Any) -> str:
+    """A reference answer that is not too long to be scored. Raises ValueProblem."""
+    text = _text(value)
+    if len(text) > MAX_ANSWER_CHARS:
+        raise ValueProblem(f"has {len(text):,} characters, but an answer of more than {MAX_ANSWER_CHARS:,} earns 0: shorten it")
+    return text

@@ -15,12 +15,11 @@ import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-
-from shared.tasks.same_question import question_key
 
 NAME_PREFIX = "file_"
 _NAME_DIGITS = 40
@@ -219,3 +218,32 @@ def hold_inherited(text: str) -> int:
 
 def _hash(question: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(question, digest_size=8).digest(), "little")
+
+
+# What a process that has read a file of rows tells one that has not.
+
+
+@dataclass(frozen=True, slots=True)
+class FileQuestions:
+    """How many different questions a file source has; `held_out` of them are never trained on.
+    `left_out`: lines that say which rows are not used, as no answer to them earns full marks; empty
+    if all are. `place`: as in `shared.tasks.specs.source_problems`; `part`: the part of all groups
+    that are of this source.
+    """
+
+    place: int
+    path: str
+    questions: int
+    held_out: int
+    part: float
+    left_out: tuple[str, ...] = ()
+
+
+# When two questions are the same for evaluation.
+
+
+def question_key(question: str) -> str:
+    """Equal for questions that differ only in case and spacing. If one of them is held out, none is
+    trained on, because the model would be asked what it has practised.
+    """
+    return " ".join(question.split()).casefold()

@@ -14,9 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.tasks import forms_numbers as numbers
-from shared.tasks import forms_puzzles as puzzles
-from shared.tasks import forms_text as text
+from shared.tasks import form_checks as checks
 
 PARTIAL_CEILING = 0.95
 """Largest reward of an answer that is not right as a whole; below every threshold for "solved"."""
@@ -42,7 +40,7 @@ class Form:
     """
 
     also_paid: str = ""
-    is_right: Check = text.same_text
+    is_right: Check = checks.same_text
     reads: Check | None = None
     stricter: str = ""
     shrinks: bool = False
@@ -59,103 +57,105 @@ _SCORER = Form(is_right=_always)
 
 FORMS: dict[str, Form] = {
     "advanced_geometry": Form(
-        "the same value to 2 (angle, with or without °) or 3 (point) decimal places", _always, numbers.geometry, _WHOLE
+        "the same value to 2 (angle, with or without °) or 3 (point) decimal places", _always, checks.geometry, _WHOLE
     ),
-    "arc_agi": Form("other white space", text.same_board, stricter="`Shape: ...` lines with any text"),
-    "bitwise_arithmetic": Form("the same integer, also in decimal, octal or binary", _always, numbers.is_prefixed_integer),
+    "arc_agi": Form("other white space", checks.same_board, stricter="`Shape: ...` lines with any text"),
+    "bitwise_arithmetic": Form("the same integer, also in decimal, octal or binary", _always, checks.is_prefixed_integer),
     "boxnet": Form(
         "any plan of legal moves that brings every box home",
-        puzzles.legal_box_plan,
-        puzzles.is_readable_box_plan,
+        checks.legal_box_plan,
+        checks.is_readable_box_plan,
         "moves that are not legal, other keys, one agent twice in a step",
     ),
-    "binary_matrix": Form("other white space within and around rows", text.same_rows),
+    "binary_matrix": Form("other white space within and around rows", checks.same_rows),
     "calendar_arithmetic": Form(
         "the same integer with a sign or leading zeros; Yes and No in any case",
-        lambda answer, entry: text.same_text_any_case(answer, entry) or numbers.same_integer(answer, entry),
+        lambda answer, entry: checks.same_text_any_case(answer, entry) or checks.same_integer(answer, entry),
     ),
-    "chain_sum": Form(_NUMBER, numbers.same_number, stricter="commas anywhere, underscores"),
+    "chain_sum": Form(_NUMBER, checks.same_number, stricter="commas anywhere, underscores"),
     "codeio": Form(
-        "the same JSON document", text.codeio_equal, text.codeio_readable, "one character off; text around the document"
+        "the same JSON document", checks.codeio_equal, checks.codeio_readable, "one character off; text around the document"
     ),
     "coin_flip": Form(
         "the same probability as a fraction, or rounded to 4 places or more with an error below 1 %",
-        numbers.probability,
+        checks.probability,
         stricter="0 for a small probability, a number that the answer's digits begin with",
     ),
-    "color_cube_rotation": Form(_CASE, text.same_text_any_case),
+    "color_cube_rotation": Form(_CASE, checks.same_text_any_case),
     "complex_arithmetic": Form(
-        "the same number, `i` or `j`, in parentheses; an error up to 0.005", numbers.whole_complex, stricter="an error up to 0.01"
+        "the same number, `i` or `j`, in parentheses; an error up to 0.005", checks.whole_complex, stricter="an error up to 0.01"
     ),
     "countdown": Form(
         "any expression over exactly these integers that is exactly the target", _always, stricter="decimals; an error of 1e-5"
     ),
-    "cryptarithm": Form("any valid mapping, in any order", _always, puzzles.is_readable_cryptarithm, "a letter twice"),
+    "cryptarithm": Form("any valid mapping, in any order", _always, checks.is_readable_cryptarithm, "a letter twice"),
     "decimal_arithmetic": Form(
         "the same value; a rounding of it to 1 decimal place or more with an error below 1 %, if the dataset's tolerance allows it",
-        numbers.near_decimal,
+        checks.near_decimal,
         stricter="any number within the tolerance, which a configuration sets",
     ),
-    "decimal_chain_sum": Form(_NUMBER, numbers.same_number),
-    "dice": Form(_CASE, text.same_text_any_case, stricter="line breaks inside the number"),
-    "family_relationships": Form(_CASE, text.same_text_any_case),
+    "decimal_chain_sum": Form(_NUMBER, checks.same_number),
+    "dice": Form(_CASE, checks.same_text_any_case, stricter="line breaks inside the number"),
+    "family_relationships": Form(_CASE, checks.same_text_any_case),
     "figlet_font": Form(
-        "other case; spaces between the letters", text.same_letters, stricter="ten right letters of a longer word", shrinks=True
+        "other case; spaces between the letters", checks.same_letters, stricter="ten right letters of a longer word", shrinks=True
     ),
     "fraction_simplification": Form(
-        "`a/b`, `\\frac{a}{b}`, `\\dfrac{a}{b}`, with or without a pair of $", numbers.simplified_fraction, stricter=_WHOLE
+        "`a/b`, `\\frac{a}{b}`, `\\dfrac{a}{b}`, with or without a pair of $", checks.simplified_fraction, stricter=_WHOLE
     ),
-    "futoshiki": Form("other white space at the ends of lines", text.same_rows),
+    "futoshiki": Form("other white space at the ends of lines", checks.same_rows),
     "game_of_life": Form("other white space", _always, stricter="partial credit for dead cells"),
     "game_of_life_halting": Form("other case, quotes, a full stop", _always, stricter="any text (its truth value was compared)"),
-    "graph_color": Form("any valid coloring", _always, puzzles.is_readable_coloring, "keys that are no vertices, a vertex twice"),
-    "group_anagrams": Form("groups and words in any order", puzzles.anagram_groups, stricter="a key twice"),
+    "graph_color": Form("any valid coloring", _always, checks.is_readable_coloring, "keys that are no vertices, a vertex twice"),
+    "group_anagrams": Form("groups and words in any order", checks.anagram_groups, stricter="a key twice"),
     "gsm_symbolic": Form(_NUMBER, _always, stricter="the first number in any text"),
     "intermediate_integration": Form(
         "any antiderivative, with one letter as constant",
         _always,
         stricter="an integral left standing; **scored locally only: no group of another node is taken**",
     ),
-    "jugs": Form("any moves that reach the target", _always, puzzles.is_readable_jugs, "words after a move"),
-    "kakurasu": Form("any grid with these sums", _always, puzzles.is_bit_grid, "any text without 0 and 1 around the cells"),
-    "knight_swap": Form("any legal moves, not more than the reference's", _always, puzzles.is_readable_knight_swap),
-    "knights_knaves": Form("inhabitants in any order, other case, without `is`, `a`, `and`", _always, text.role_statement, _WHOLE),
-    "letter_jumble": Form(_CASE, text.same_text_any_case, stricter="words after the sentence", shrinks=True),
-    "list_functions": Form("other spaces in a list of integers", numbers.integer_list),
-    "manipulate_matrix": Form("other white space within and around rows", text.same_rows),
-    "mini_sudoku": Form("other white space at the ends of lines", text.same_rows),
+    "jugs": Form("any moves that reach the target", _always, checks.is_readable_jugs, "words after a move"),
+    "kakurasu": Form("any grid with these sums", _always, checks.is_bit_grid, "text without 0 and 1 around the cells"),
+    "knight_swap": Form("any legal moves, not more than the reference's", _always, checks.is_readable_knight_swap),
+    "knights_knaves": Form(
+        "inhabitants in any order, other case, without `is`, `a`, `and`", _always, checks.role_statement, _WHOLE
+    ),
+    "letter_jumble": Form(_CASE, checks.same_text_any_case, stricter="words after the sentence", shrinks=True),
+    "list_functions": Form("other spaces in a list of integers", checks.integer_list),
+    "manipulate_matrix": Form("other white space within and around rows", checks.same_rows),
+    "mini_sudoku": Form("other white space at the ends of lines", checks.same_rows),
     "n_queens": Form("any valid board with the given queens", _always),
-    "needle_haystack": Form("other case; spaces", text.same_letters),
-    "number_filtering": Form("numbers as numbers or strings, in another notation", numbers.number_list),
+    "needle_haystack": Form("other case; spaces", checks.same_letters),
+    "number_filtering": Form("numbers as numbers or strings, in another notation", checks.number_list),
     "number_format": Form(
         "the same number as it is offered, in another notation, or rounded to 2 places or more",
-        numbers.nearest_candidate,
+        checks.nearest_candidate,
         stricter="any number within 0.01, another candidate included",
     ),
     "number_sorting": Form(
         "numbers as numbers or strings, in another notation",
-        numbers.number_list,
+        checks.number_list,
         stricter="NaN; numbers up to 1 away from the right ones",
     ),
     "palindrome_generation": Form("any palindrome of exactly these letters, other case", _always),
-    "palindrome_partitioning": Form("partitions in any order", puzzles.palindrome_partitions, stricter="a partition twice"),
-    "path_star": Form("other white space", text.same_tokens),
+    "palindrome_partitioning": Form("partitions in any order", checks.palindrome_partitions, stricter="a partition twice"),
+    "path_star": Form("other white space", checks.same_tokens),
     "polynomial_equations": Form(
         'roots in any order, right to 4 decimal places; `""` for none',
-        numbers.root_list,
-        numbers.is_number_list,
+        checks.root_list,
+        checks.is_number_list,
         "text between roots",
     ),
     "polynomial_multiplication": Form("the same expanded polynomial, terms in any order", _always),
     "pool_matrix": Form(
         "elements right to 2 decimal places; other white space",
-        numbers.pooled_matrix,
-        numbers.is_number_grid,
+        checks.pooled_matrix,
+        checks.is_number_grid,
         "an error of 1 %; comments",
     ),
-    "power_function": Form("any number that is the same to 3 significant figures", numbers.is_number),
-    "prime_factorization": Form("factors in any order, other white space", numbers.factor_list),
-    "products": Form(_NUMBER, numbers.same_number, stricter="commas anywhere, underscores"),
+    "power_function": Form("any number that is the same to 3 significant figures", checks.is_number),
+    "prime_factorization": Form("factors in any order, other white space", checks.factor_list),
+    "products": Form(_NUMBER, checks.same_number, stricter="commas anywhere, underscores"),
     "propositional_logic": Form(
         "any conclusion that follows and is no tautology, no bare variable and no repetition of premises",
         _always,
@@ -166,42 +166,42 @@ FORMS: dict[str, Form] = {
     ),
     "quantum_lock": Form(
         "any shortest sequence, with →, ->, commas or spaces",
-        puzzles.usable_presses,
-        puzzles.is_readable_presses,
+        checks.usable_presses,
+        checks.is_readable_presses,
         "text around the sequence; presses that the light forbids",
     ),
-    "rearc": Form("other white space", text.same_board, stricter="`Shape: ...` lines with any text"),
-    "rectangle_count": Form("the same integer with a sign or leading zeros", numbers.same_integer),
-    "rotate_matrix": Form("other white space within and around rows", text.same_rows),
+    "rearc": Form("other white space", checks.same_board, stricter="`Shape: ...` lines with any text"),
+    "rectangle_count": Form("the same integer with a sign or leading zeros", checks.same_integer),
+    "rotate_matrix": Form("other white space within and around rows", checks.same_rows),
     "rubiks_cube": Form(
-        "any solution of up to 200 moves", _always, puzzles.is_readable_cube, "tokens that are no moves; more moves"
+        "any solution of up to 200 moves", _always, checks.is_readable_cube, "tokens that are no moves; more moves"
     ),
     "rush_hour": Form(
-        "any solution of legal moves", puzzles.legal_traffic, puzzles.is_readable_traffic, "text between moves; a blocked car"
+        "any solution of legal moves", checks.legal_traffic, checks.is_readable_traffic, "text between moves; a blocked car"
     ),
-    "sentence_reordering": Form("other case, other white space", text.same_tokens_any_case),
+    "sentence_reordering": Form("other case, other white space", checks.same_tokens_any_case),
     "shortest_path": Form("any shortest path", _always),
     "simple_integration": Form(
         "any antiderivative, with one letter as constant",
         _always,
         stricter="an integral left standing; **scored locally only: no group of another node is taken**",
     ),
-    "sokoban": Form("any solution of up to 1,000 moves", _always, puzzles.is_readable_sokoban, "any text between moves"),
-    "spell_backward": Form(_CASE, text.same_text_any_case, stricter="text after the word", shrinks=True),
+    "sokoban": Form("any solution of up to 1,000 moves", _always, checks.is_readable_sokoban, "any text between moves"),
+    "spell_backward": Form(_CASE, checks.same_text_any_case, stricter="text after the word", shrinks=True),
     "spiral_matrix": _SCORER,
     "string_insertion": _SCORER,
-    "sudoku": Form("other white space at the ends of lines", text.same_rows),
-    "survo": Form("other white space", _always, puzzles.is_integer_grid, "text between the cells"),
+    "sudoku": Form("other white space at the ends of lines", checks.same_rows),
+    "survo": Form("other white space", _always, checks.is_integer_grid, "text between the cells"),
     "time_intervals": Form(
         "the same duration in the format asked for; without the word `days` where only days are asked for",
         _always,
         stricter="text after the days; a tolerance that a configuration sets",
     ),
-    "tower_of_hanoi": Form("any shortest sequence of legal moves", _always, puzzles.is_readable_hanoi, "text before a move"),
-    "tsumego": Form(_CASE, text.same_text_any_case),
-    "word_ladder": Form("any ladder of known words, other case", _always, text.ladder),
-    "word_sorting": Form("other white space around words", text.word_list, stricter="words after the list", shrinks=True),
-    "zebra_puzzles": Form(_CASE, text.same_text_any_case, stricter="line breaks inside the name"),
+    "tower_of_hanoi": Form("any shortest sequence of legal moves", _always, checks.is_readable_hanoi, "text before a move"),
+    "tsumego": Form(_CASE, checks.same_text_any_case),
+    "word_ladder": Form("any ladder of known words, other case", _always, checks.ladder),
+    "word_sorting": Form("other white space around words", checks.word_list, stricter="words after the list", shrinks=True),
+    "zebra_puzzles": Form(_CASE, checks.same_text_any_case, stricter="line breaks inside the name"),
 }
 
 

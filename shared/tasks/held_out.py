@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError, dataset_size, derive_task
-from shared.tasks.file_rows import held
-from shared.tasks.own_reference import is_left_out
-from shared.tasks.same_question import question_key
+from shared.tasks.file_rows import held, question_key
+from shared.tasks.reference_checks import is_left_out
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 from shared.tasks.held_out import HELD_OUT_SEED, HeldOut
-from shared.tasks.own_reference import is_left_out
+from shared.tasks.reference_checks import is_left_out
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec

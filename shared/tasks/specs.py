@@ -14,15 +14,12 @@ from shared.registry import DEFAULT_VERIFIER
 from shared.setting_names import entry_lines, told
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item, forget_derived, from_package
 from shared.tasks.file_formats import FileSourceError, place_in
-from shared.tasks.file_mistakes import first_of
-from shared.tasks.file_questions import FileQuestions
-from shared.tasks.file_rows import held, hold
-from shared.tasks.file_source import load_rows, with_row_name
+from shared.tasks.file_rows import FileQuestions, held, hold
+from shared.tasks.file_source import first_of, load_rows, with_row_name
 from shared.tasks.held_out import check_share, shares
-from shared.tasks.own_reference import FILE_ROWS_CHECKED, VERIFIERS, left_out, look
-from shared.tasks.own_reference import told as left_out_lines
-from shared.tasks.scoring import scorer_of
-from shared.tasks.verifiers import load_verifier
+from shared.tasks.reference_checks import FILE_ROWS_CHECKED, VERIFIERS, left_out, look
+from shared.tasks.reference_checks import told as left_out_lines
+from shared.tasks.verifiers import load_verifier, scorer_of
 
 if TYPE_CHECKING:
     from shared.config import NodeConfig, TaskSpec

@@ -10,12 +10,16 @@ entries, never from the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY, VERIFIERS
-from shared.tasks.derive import Item, TaskError, from_package
+from shared.contracts.messages import Task
+from shared.contracts.wire import MAX_REWARD
+from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY, VERIFIERS, failure, telling
+from shared.rewards import Mark
+from shared.tasks.answers import MAX_ANSWER_CHARS, extract_answer
+from shared.tasks.derive import Item, TaskError, derive_item, from_package
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -82,3 +86,129 @@ class VerifierChoice:
     def spec_for(self, ref: TaskRef) -> TaskSpec | None:
         """The source whose verifier scores the task; None if its dataset is not among them."""
         return self._exact.get((ref.dataset, ref.config)) or self._by_dataset.get(ref.dataset)
+
+
+# The reward for an answer. Scoring runs no text as code but may take long on hostile text, so
+# foreign text must be scored in the sandbox.
+
+
+Word = memoryview | MutableSequence[int]
+"""A writable sequence with an integer at index 0."""
+
+
+def score_answer(task: Task, text: str, verifier: str = DEFAULT_VERIFIER) -> float:
+    """Reward for a completion's text, in this process.
+
+    The answer is extracted (`extract_answer`) and scored against the task derived again from
+    `task.ref`; the question, answer and metadata in `task` are not used.
+
+    Raises:
+        TaskError: the task cannot be derived from the reference, or the verifier cannot be used for
+            it; or the reward is unknown.
+    """
+    problems: list[str] = []
+    (reward,), _ = score_texts(derive_item(task.ref), verifier, [text], problems=problems)
+    if reward is None:
+        raise TaskError("reward_unknown", f"verifier {verifier} {''.join(problems)}")
+    return reward
+
+
+def scorer_of(verifier: str, item: Item) -> AnswerScorer:
+    """The scorer that a verifier makes for a task.
+
+    Raises:
+        TaskError: there is no such verifier, or it cannot judge this task: it says so, raises
+            anything else, or makes nothing that can be called.
+    """
+    make = load_verifier(verifier)
+    with telling(lambda why: TaskError("task_verifier", f"verifier {verifier} cannot judge this task: {why}"), TaskError):
+        score = make(item)
+    if not callable(score):
+        made = type(score).__name__
+        raise TaskError("task_verifier", f"verifier {verifier} made {made} and no function that scores answers: `return` it")
+    return score
+
+
+def score_texts(
+    item: Item,
+    verifier: str,
+    texts: Sequence[str | None],
+    progress: Word | None = None,
+    first_step: int = 0,
+    problems: list[str] | None = None,
+) -> tuple[list[float | None], list[Mark]]:
+    """The rewards of many texts of one derived task, None where unknown, and what else is known
+    about each. A text that is None has cost a worker before: it is not scored. A verifier of one's
+    own is given the empty answer if a text has none, unless the text is too long.
+
+    A scorer's number is used as it is. What it raises, or returns that is no finite number, makes
+    that answer's reward unknown. Built-in verifiers judge the text alone: one that cannot read a
+    text, or finds it too long, gives 0.
+
+    `progress[0]` is set to `first_step`, `first_step + 1`, ... before each text. What the scorer
+    raised, or returned that is no number, is appended to `problems` for the first such text.
+
+    Raises:
+        TaskError: there is no such verifier, or it cannot be used for this task.
+    """
+    score = scorer_of(verifier, item)
+    unread_is_wrong = is_built_in(verifier, item.task.ref.dataset)
+    word: Word = [0] if progress is None else progress
+    rewards: list[float | None] = []
+    marks: list[Mark] = []
+    step = first_step
+    # Inlined, because on cheap datasets each additional call is a tenth of the scorer's own time.
+    for text in texts:
+        word[0] = step
+        step += 1
+        problem = ""
+        answer = None if text is None else extract_answer(text)
+        if text is None:
+            reward, mark = None, Mark.TIMEOUT
+        elif answer is None and unread_is_wrong:
+            reward, mark = 0.0, Mark.FAILED
+        elif answer is None and len(text) > MAX_ANSWER_CHARS:
+            reward, mark, problem = None, Mark.TOO_LONG, f"scores answers of at most {MAX_ANSWER_CHARS:,} characters"
+        else:
+            try:
+                raw = score(answer or "")
+                if type(raw) is float and -MAX_REWARD <= raw <= MAX_REWARD:
+                    rewards.append(raw)
+                    marks.append(Mark.UNSAID)
+                    continue
+                reward, mark = _read(raw)
+                if reward is None:
+                    problem = f"returned {type(raw).__name__} ({str(raw)[:40]}), which is no finite number"
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # as `telling` does
+                reward, mark, problem = None, Mark.RAISED, f"raised {failure(error)}"
+            if reward is None and unread_is_wrong:
+                reward, mark, problem = 0.0, Mark.FAILED, ""
+        if problem and problems == []:
+            problems.append(problem)
+        rewards.append(reward)
+        marks.append(mark)
+    return rewards, marks
+
+
+def _read(raw: Any) -> tuple[float | None, Mark]:
+    """What a scorer returned: a number; a pair of number and bool; or an object with `reward` and
+    `passed`.
+    """
+    passed: Any = None
+    if isinstance(raw, tuple) and len(raw) == 2:
+        raw, passed = raw
+    elif hasattr(raw, "reward"):
+        raw, passed = raw.reward, getattr(raw, "passed", None)
+    if type(passed).__name__ not in ("NoneType", "bool", "bool_"):  # numpy's too
+        return None, Mark.NOT_A_NUMBER
+    if not hasattr(type(raw), "__float__") and not hasattr(type(raw), "__index__"):
+        return None, Mark.NOT_A_NUMBER
+    try:
+        reward = float(raw)
+    except OverflowError:  # an integer that no float can hold
+        return None, Mark.NOT_A_NUMBER
+    if not -MAX_REWARD <= reward <= MAX_REWARD:  # NaN too
+        return None, Mark.NOT_A_NUMBER
+    return reward, Mark.UNSAID if passed is None else Mark.PASSED if passed else Mark.FAILED

@@ -18,7 +18,7 @@ from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
 from swarm_cli.risky_settings import left_out_rows, soon_used_up
 
 if TYPE_CHECKING:
-    from shared.tasks.file_questions import FileQuestions
+    from shared.tasks.file_rows import FileQuestions
 
 NOTABLE_SKEW_S = 5.0
 

@@ -158,8 +158,8 @@ async def _evaluate(
     """
     from services.generator.engines import EngineError, SamplingParams, create_engine
     from shared.tasks.evaluation import PassRules, judged_answers, summarise
+    from shared.tasks.reference_checks import try_rewards, worth_trying
     from shared.tasks.sandbox import SandboxError, ScorerPool
-    from shared.tasks.trial import try_rewards, worth_trying
 
     tasks = asked.tasks
     started = time.monotonic()

@@ -183,7 +183,7 @@ def main() -> None:
         # from, and where it does not learn that, takes the module's name.
         importlib.metadata.packages_distributions = dict
     from shared.config.sections import ModelSection
-    from shared.tasks.sandbox.limits import limit_data
+    from shared.tasks.sandbox.confinement import limit_data
 
     limit_data(MEMORY_BYTES)
 

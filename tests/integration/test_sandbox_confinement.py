@@ -18,8 +18,8 @@ from shared.contracts.messages import TaskRef
 from shared.identity.keys import load_or_create
 from shared.registry import VERIFIERS
 from shared.tasks.derive import derive_task
-from shared.tasks.sandbox import ScorerPool, ScoringJob, landlock
-from shared.tasks.sandbox.confine import NOBODY, PROTECTIONS
+from shared.tasks.sandbox import ScorerPool, ScoringJob
+from shared.tasks.sandbox.confinement import NOBODY, PROTECTIONS, landlock_abi
 from tests.integration.installed_verifier import DONE, OBEYS, REFUSED, install
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the protections are Linux's")
@@ -89,9 +89,9 @@ async def test_neither_reads_a_key_of_the_same_user_or_the_systems_secrets_and_b
 
 async def test_what_the_system_does_not_give_is_said_with_its_remedy() -> None:
     async with pool() as scorers:
-        print("missing here:", scorers.missing or "nothing", "Landlock ABI:", landlock.abi())
+        print("missing here:", scorers.missing or "nothing", "Landlock ABI:", landlock_abi())
         assert scorers.missing.keys() <= set(PROTECTIONS)
-        assert ("landlock" in scorers.missing) == (landlock.abi() == 0)
+        assert ("landlock" in scorers.missing) == (landlock_abi() == 0)
         for cause in scorers.missing.values():
             assert len(cause) > 40
 
@@ -99,7 +99,7 @@ async def test_what_the_system_does_not_give_is_said_with_its_remedy() -> None:
 AS_ROOT = """
 import os, sys
 import shared.tasks.sandbox.worker
-from shared.tasks.sandbox import confine
+from shared.tasks.sandbox import confinement as confine
 confine.others_can_import = lambda: sys.argv[1] == "yes"
 missing = confine.confine(2**31)
 print(os.getuid(), "unprivileged_user" in missing, flush=True)

@@ -9,8 +9,7 @@ import json
 from typing import Any
 
 from shared.contracts.messages import TaskRef
-from shared.tasks.datasets import datasets
-from shared.tasks.derive import dataset_names, derive_task
+from shared.tasks.derive import dataset_names, datasets, derive_task
 from shared.tasks.sandbox import ScorerPool, ScoringJob
 
 WRONG = ["0", "1.5", "x"]

@@ -17,8 +17,7 @@ from pathlib import Path
 from reasoning_gym.factory import DATASETS
 
 from shared.contracts.messages import TaskRef
-from shared.tasks.config_rules import REFUSED_DATASETS
-from shared.tasks.derive import dataset_names
+from shared.tasks.derive import REFUSED_DATASETS, dataset_names
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 from tests.integration.hostile_answers import hostile_answers
 

@@ -11,7 +11,7 @@ import reasoning_gym
 
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import HASH_ORDERED, Item, derive_item
-from shared.tasks.scoring import score_texts
+from shared.tasks.verifiers import score_texts
 
 FULL_MARKS = 0.99
 QUICK_S = 5.0

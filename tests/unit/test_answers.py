@@ -9,7 +9,7 @@ import pytest
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.answers import FREE_SPACE_CHARS, MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import HASH_ORDERED, Item, TaskError, dataset_names, derive_item
-from shared.tasks.scoring import score_texts
+from shared.tasks.verifiers import score_texts
 from tests.unit.task_answers import items
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.tasks.sandbox.fair_share import FairShare
+from shared.tasks.sandbox.foreign import FairShare
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 5.0), min_size=2), st.integers(50, 200))

@@ -11,7 +11,7 @@ import pytest
 
 from shared.config import NodeConfig, load_config
 from shared.config.task_spec import TaskSpec
-from shared.tasks.file_questions import FileQuestions
+from shared.tasks.file_rows import FileQuestions
 from shared.tasks.specs import check_specs, file_questions
 from swarm_cli.join.command import prepare
 from swarm_cli.local.up import tasks_checked

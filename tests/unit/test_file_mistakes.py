@@ -17,8 +17,7 @@ import pytest
 
 from shared.config import TaskSpec, load_config
 from shared.tasks import TaskConfigError, check_specs
-from shared.tasks.file_mistakes import MOST_FOUND
-from shared.tasks.file_source import FileSourceError, load_rows
+from shared.tasks.file_source import MOST_FOUND, FileSourceError, load_rows
 from shared.tasks.specs import checked_config, source_problems
 
 

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.config import TaskSpec
-from shared.tasks.file_formats import FileSourceError
+from shared.tasks.file_formats import FileSourceError, as_text, exact_number
 from shared.tasks.file_rows import FileRows
 from shared.tasks.file_source import load_rows
-from shared.tasks.file_values import as_text, exact_number
 
 
 def rows_with(folder: Path, literal: str, column: str = "answer") -> FileRows:

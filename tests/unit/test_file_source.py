@@ -33,8 +33,8 @@ from shared.tasks import (
     held_out_tasks,
     score_answer,
 )
+from shared.tasks.file_formats import ValueProblem, as_text
 from shared.tasks.file_source import load_rows, with_rows
-from shared.tasks.file_values import ValueProblem, as_text
 from shared.tasks.specs import checked_config, file_questions
 from tests.unit.test_border import NOW_S, SUBJECT, border, group, signed, taken_in
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.verifier.fair_queue import IN_WORK, IN_WORK_PER_SENDER, InFlightLimit
-from shared.tasks.sandbox.foreign_line import MAX_WAITING, MAX_WAITING_BYTES, ForeignLine
+from shared.tasks.sandbox.foreign import MAX_WAITING, MAX_WAITING_BYTES, ForeignLine
 
 PART = 0.25
 MIB = 2**20

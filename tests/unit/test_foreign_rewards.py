@@ -12,7 +12,7 @@ from services.verifier.rewards import foreign_rewards
 from shared.contracts.messages import TaskRef
 from shared.tasks.derive import derive_task
 from shared.tasks.evaluation import PASS_REWARD
-from shared.tasks.scoring import score_answer
+from shared.tasks.verifiers import score_answer
 
 CONVERSION = TaskRef(dataset="base_conversion", config='{"max_base":9,"max_value":40,"min_base":2,"min_value":2}', seed=7, index=0)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.tasks.sandbox.importable import path_from_elsewhere, readable_paths
+from shared.tasks.sandbox.confinement import path_from_elsewhere, readable_paths
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def told(code: str, cwd: Path, path: str, flag: str = "-P") -> str:
 PASS_ON = f"""
 import os, sys
 sys.path.append({str(ROOT)!r})
-from shared.tasks.sandbox.importable import path_from_elsewhere
+from shared.tasks.sandbox.confinement import path_from_elsewhere
 print(path_from_elsewhere(os.environ["PYTHONPATH"]))
 """
 

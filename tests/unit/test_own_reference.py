@@ -14,7 +14,7 @@ import pytest
 from shared.config import TaskSpec
 from shared.runtime.errors import EXIT_CONFIG
 from shared.tasks import HeldOut, TaskConfigError, TaskSource, check_specs, held_out_tasks
-from shared.tasks.own_reference import FILE_ROWS_CHECKED, left_out, looked_at
+from shared.tasks.reference_checks import FILE_ROWS_CHECKED, left_out, looked_at
 from shared.tasks.specs import file_questions, source_problems
 from tests import forked
 
@@ -111,7 +111,7 @@ def test_of_a_large_file_other_rows_are_looked_at_when_they_are_first_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without time for more rows than those spread over the file, where one of two is bad here."""
-    monkeypatch.setattr("shared.tasks.own_reference.MORE_ROWS_S", 0.0)
+    monkeypatch.setattr("shared.tasks.reference_checks.MORE_ROWS_S", 0.0)
     size = 2 * FILE_ROWS_CHECKED
     bad = {f"_{n}": "four" for n in (0, *range(1, 400, 2))}
     (spec,) = check_specs([source(tmp_path, numbers(size, **bad), "final_number")], 2)

@@ -9,8 +9,8 @@ import struct
 
 import pytest
 
-from shared.tasks.sandbox import seccomp
-from shared.tasks.sandbox.system_calls import NUMBERS
+from shared.tasks.sandbox import confinement
+from shared.tasks.sandbox.confinement import NUMBERS
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
@@ -43,10 +43,10 @@ def verdict(program: bytes, architecture: int, number: int, first_argument: int 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_scorer_computes_and_imports_and_does_nothing_else(machine: str) -> None:
-    program, architecture, numbers = seccomp.program(machine, forking=False), ARCHITECTURES[machine], NUMBERS[machine]
+    program, architecture, numbers = confinement.filter_program(machine, forking=False), ARCHITECTURES[machine], NUMBERS[machine]
     for name in ("read", "write", "openat", "mmap", "brk", "futex", "exit_group", "setitimer", "rt_sigreturn"):
         assert verdict(program, architecture, numbers[name]) == ALLOW, name
-    for name in seccomp.FORKING & numbers.keys():
+    for name in confinement.FORKING & numbers.keys():
         assert verdict(program, architecture, numbers[name]) == REFUSE, name
     for name, number in FORBIDDEN[machine].items():
         assert verdict(program, architecture, number) == REFUSE, name
@@ -54,15 +54,15 @@ def test_a_scorer_computes_and_imports_and_does_nothing_else(machine: str) -> No
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_parent_of_foreign_scorers_may_also_fork_wait_and_kill_and_no_more(machine: str) -> None:
-    program, architecture, numbers = seccomp.program(machine, forking=True), ARCHITECTURES[machine], NUMBERS[machine]
-    for name in seccomp.FORKING & numbers.keys():
+    program, architecture, numbers = confinement.filter_program(machine, forking=True), ARCHITECTURES[machine], NUMBERS[machine]
+    for name in confinement.FORKING & numbers.keys():
         assert verdict(program, architecture, numbers[name]) == ALLOW, name
     for name, number in FORBIDDEN[machine].items():
         assert verdict(program, architecture, number) == REFUSE, name
 
 
 def test_another_architectures_calls_kill_x32_is_refused_and_limits_are_ones_own() -> None:
-    program, numbers = seccomp.program("x86_64", forking=False), NUMBERS["x86_64"]
+    program, numbers = confinement.filter_program("x86_64", forking=False), NUMBERS["x86_64"]
     assert verdict(program, 0x40000003, numbers["read"]) == KILL, "32-bit calls"
     assert verdict(program, ARCHITECTURES["x86_64"], 0x40000000 | numbers["read"]) == REFUSE, "x32"
     assert verdict(program, ARCHITECTURES["x86_64"], numbers["prlimit64"]) == ALLOW
@@ -70,5 +70,5 @@ def test_another_architectures_calls_kill_x32_is_refused_and_limits_are_ones_own
 
 
 def test_an_architecture_without_numbers_is_said_and_not_guessed() -> None:
-    with pytest.raises(seccomp.SeccompUnavailable, match="riscv64"):
-        seccomp.program("riscv64", forking=False)
+    with pytest.raises(confinement.SeccompUnavailable, match="riscv64"):
+        confinement.filter_program("riscv64", forking=False)

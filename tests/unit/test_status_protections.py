@@ -9,7 +9,7 @@ from rich.console import Console
 
 from services.verifier.figures import Figures
 from shared.runtime.status import StatusBoard
-from shared.tasks.sandbox.confine import PROTECTIONS
+from shared.tasks.sandbox.confinement import PROTECTIONS
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.observe.status import show

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from shared.tasks.audit.tasks_doc import BEGIN, END, PAGE, written
-from shared.tasks.config_rules import REFUSED_SETTINGS
-from shared.tasks.derive import Item, TaskError
+from shared.tasks.derive import REFUSED_SETTINGS, Item, TaskError
+from shared.tasks.form_checks import read_json, same_json
 from shared.tasks.forms import NOT_WHOLE, PARTIAL_CEILING
 from shared.tasks.numerals import read_number, rounds_from
-from shared.tasks.strict_json import read_json, same_json
 from tests.long_forms import FULL
 from tests.unit.task_answers import FULL_MARKS, PAYLOAD, QUICK_S, Wrong, items, reward, right
 

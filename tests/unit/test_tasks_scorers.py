@@ -17,13 +17,11 @@ import pytest
 import reasoning_gym
 
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks.arithmetic import evaluate
 from shared.tasks.derive import HASH_ORDERED, derive_item, derive_task
-from shared.tasks.expressions import is_plain_expression
-from shared.tasks.guards import GUARDS
-from shared.tasks.literals import read_literal
-from shared.tasks.scorers import SCORERS
-from shared.tasks.scoring import score_answer
+from shared.tasks.form_checks import read_literal
+from shared.tasks.guards import GUARDS, is_plain_expression
+from shared.tasks.scorers import SCORERS, evaluate
+from shared.tasks.verifiers import score_answer
 
 ASKED = 12
 """So many tasks' accepted answers are given to a scorer of reasoning-gym that is slow."""

@@ -23,8 +23,7 @@ from shared.tasks import (
     derive_task,
     held_out_tasks,
 )
-from shared.tasks.canonical import canonical_json
-from shared.tasks.config_rules import parse_config
+from shared.tasks.derive import canonical_json, parse_config
 from shared.tasks.held_out import HELD_OUT_SEED
 
 SPECS = [

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.contracts.messages import Task, TaskRef
-from shared.tasks.audit.accepted import is_right_after_all
-from shared.tasks.audit.candidates import STYLE, Candidate, candidates, constant_names
-from shared.tasks.audit.witnesses import right_answers
+from shared.tasks.audit.candidates import STYLE, Candidate, candidates, constant_names, is_right_after_all, right_answers
 from shared.tasks.evaluation import PASS_REWARD
 from shared.tasks.sandbox import JobResult, ScorerPool, ScoringJob
 

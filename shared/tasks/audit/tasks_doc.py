@@ -10,8 +10,7 @@ from pathlib import Path
 
 from shared.contracts.messages import TaskRef
 from shared.tasks.audit.run import Finding, audit
-from shared.tasks.config_rules import REFUSED_DATASETS, REFUSED_SETTINGS
-from shared.tasks.derive import dataset_names
+from shared.tasks.derive import REFUSED_DATASETS, REFUSED_SETTINGS, dataset_names
 from shared.tasks.forms import form_of
 from shared.tasks.sandbox import ScorerPool
 

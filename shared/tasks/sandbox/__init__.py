@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from shared.importing import on_first_use
 
 if TYPE_CHECKING:
+    from shared.tasks.sandbox.child import SandboxError
     from shared.tasks.sandbox.foreign import CROWDED_OUT, DROPPED
     from shared.tasks.sandbox.jobs import JobResult, ScoringJob
     from shared.tasks.sandbox.pool import ScorerPool
-    from shared.tasks.sandbox.processes import SandboxError
 
 __all__ = ["CROWDED_OUT", "DROPPED", "JobResult", "SandboxError", "ScorerPool", "ScoringJob"]
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from shared.contracts.messages import Task, TaskRef
 from shared.rewards import Mark
-from shared.tasks.sandbox.replies import BrokenReply, Failed, ForeignResult, Rewarded, TaskTexts, checked, printable
+from shared.tasks.sandbox.protocol import BrokenReply, Failed, ForeignResult, Rewarded, TaskTexts, checked, printable
 
 
 class ScoringJob(Struct, frozen=True, kw_only=True):

@@ -8,17 +8,20 @@ to a separate lane (`foreign`). A job fails for one of the reasons of `TaskError
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from shared.cancelling import cancel_and_wait
 from shared.contracts.messages import Task
 from shared.tasks.derive import TaskError
+from shared.tasks.sandbox.child import NOT_A_REPLY, Child, Processes, SandboxError, WorkerLost
 from shared.tasks.sandbox.foreign import ForeignLane
 from shared.tasks.sandbox.jobs import Entry, JobResult, Request, ScoringJob
-from shared.tasks.sandbox.local import LocalLane
-from shared.tasks.sandbox.processes import Processes, SandboxError
-from shared.tasks.sandbox.protocol import MAX_ANSWERS
+from shared.tasks.sandbox.protocol import DERIVING, MAX_ANSWERS, BrokenReply
 from shared.tasks.verifiers import VerifierChoice
 
 if TYPE_CHECKING:
@@ -179,3 +182,301 @@ class ScorerPool:
     def _fail_waiting(self, error: SandboxError) -> None:
         self._local.fail_waiting(error)
         self._foreign.fail_waiting(error)
+
+
+# The parent's side of local groups: distributes batches among a few workers, finds the answer to
+# blame for a hang, and replaces workers.
+#
+# A job interrupted by another job's hang runs again on the next worker and loses nothing; only the
+# reward of the answer that hung is unknown. Jobs behind a slow one go to other workers, if there
+# are any.
+
+
+_log = logging.getLogger(__name__)
+
+
+class LocalLane:
+    """Local jobs in progress, and the workers that score them."""
+
+    def __init__(self, start_child: Callable[[], Awaitable[Child]], on_end: Callable[[SandboxError], None]) -> None:
+        """`start_child` starts a worker. `on_end` is called with the reason when the last worker
+        cannot be replaced.
+        """
+        self._start_child = start_child
+        self._on_end = on_end
+        self._waiting = WaitingJobs()
+        self._queues: dict[WorkerQueue, asyncio.Event] = {}
+        self._dispatching = False
+        self.runners: list[asyncio.Task[None]] = []
+        """One task per worker. It ends when it is cancelled or cannot start another worker."""
+        self.replaced = 0
+        """Number of workers that were lost or had grown too large, and were replaced."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there are workers."""
+        return not all(runner.done() for runner in self.runners)
+
+    def begin(self, children: Iterable[Child]) -> None:
+        """Score in these workers, and in their replacements, until the runners end."""
+        self.runners = [asyncio.create_task(self._run(child)) for child in children]
+
+    def offer(self, entry: Entry) -> None:
+        """Add a job to the line; `dispatch_soon` sends it."""
+        self._waiting.add(entry)
+
+    def dispatch_soon(self) -> None:
+        """Send waiting jobs at the end of this iteration of the event loop, so that all callers of
+        this iteration share a batch.
+        """
+        if not self._dispatching:
+            self._dispatching = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def fail_waiting(self, error: Exception) -> None:
+        """Fail everything that waits."""
+        self._waiting.fail(error)
+
+    async def _run(self, child: Child) -> None:
+        queue, woken = WorkerQueue(child), asyncio.Event()
+        try:
+            while True:
+                self._queues[queue] = woken
+                self._dispatch()
+                try:
+                    await self._serve(queue, woken)
+                except Exception as error:
+                    lost = await self._loss(queue, error)
+                    del self._queues[queue]
+                    # The remaining jobs stay ahead of everything that came later.
+                    self._waiting.put_back(queue.lose(lost))
+                    self._dispatch()
+                    self.replaced += 1
+                    queue = WorkerQueue(await self._start_child())
+        except SandboxError as error:
+            if all(runner.done() for runner in self.runners if runner is not asyncio.current_task()):
+                self._on_end(error)
+            raise
+        finally:
+            self._queues.pop(queue, None)
+            for entry in queue.release():
+                entry.request.fail(SandboxError("the sandbox was closed"))
+            await queue.child.kill()
+
+    async def _loss(self, queue: WorkerQueue, error: Exception) -> WorkerLost:
+        """Whatever exception a runner raised, its worker counts as lost, so that the next one can
+        be started.
+        """
+        if isinstance(error, WorkerLost):
+            return error
+        _log.error("a worker is started again", exc_info=error)
+        await queue.child.kill()
+        return WorkerLost(f"failed ({type(error).__name__})", None)
+
+    async def _serve(self, queue: WorkerQueue, woken: asyncio.Event) -> None:
+        """Runs until the worker is lost because it hangs or sends an invalid reply, or until it has
+        grown too large. A worker that has grown gets no more jobs, and is replaced once it has
+        answered those it has.
+        """
+        while True:
+            if queue.idle:
+                woken.clear()
+                await woken.wait()
+            results = await queue.child.results(partial(self._relieve, queue))
+            try:
+                queue.take(results, time.monotonic())
+            except (ValueError, TypeError, LookupError) as error:
+                await queue.child.kill()
+                raise WorkerLost(f"{NOT_A_REPLY} ({error})", None) from None
+            if queue.child.has_grown:
+                queue.stall()
+                if queue.idle:
+                    await queue.child.kill()
+                    raise WorkerLost("grew", None)
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Send waiting jobs to workers with room, idle ones first."""
+        self._dispatching = False
+        if not self._waiting:
+            return
+        for queue in sorted(self._queues, key=lambda queue: not queue.idle):
+            while queue.room and (batch := self._waiting.next_batch(queue.room)):
+                queue.send(batch, time.monotonic())
+                self._queues[queue].set()
+
+    def _relieve(self, queue: WorkerQueue, step: tuple[int, int]) -> None:
+        """Give the jobs that wait behind a slow one to other workers. If the slow job finishes in
+        time after all, a job that was done twice counts once.
+        """
+        others = [other for other in self._queues if other is not queue]
+        if others:
+            queue.stall()
+            waiting = queue.besides(step[0])
+            for entry in waiting:
+                entry.held += 1
+            self._waiting.put_back(waiting)
+            self._dispatch()
+
+
+# The jobs sent to one worker, in order, and how many to send at a time. Pure bookkeeping.
+
+
+FIRST_BATCH_JOBS = 4
+MAX_BATCH_JOBS = 128
+BATCH_CHARS = 4_000_000
+BATCH_S = 0.02
+"""Target duration of a batch: long enough to keep the overhead small, short enough to delay few
+jobs when one hangs.
+"""
+BATCHES_IN_WORK = 2
+UNEXPLAINED_LOSSES = 3
+
+
+class WorkerQueue:
+    """A worker and the jobs that were sent to it."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self._entries: deque[Entry] = deque()
+        self._first = 0
+        self._batches: deque[tuple[int, int]] = deque()
+        self._batch_jobs = FIRST_BATCH_JOBS
+        self._busy_since_s = 0.0
+        self._stalled = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether the worker has no jobs."""
+        return not self._entries
+
+    @property
+    def room(self) -> int:
+        """How many jobs may be sent to it now."""
+        return self._batch_jobs if len(self._batches) < BATCHES_IN_WORK and not self._stalled else 0
+
+    def stall(self) -> None:
+        """Send it nothing more until it has finished something."""
+        self._stalled = True
+
+    def send(self, batch: list[Entry], now_s: float) -> None:
+        """Record that a batch was sent."""
+        if not self._entries:
+            self._busy_since_s = now_s
+        for entry in batch:
+            entry.started_s = entry.started_s or now_s
+        self._entries.extend(batch)
+        self._batches.append((self._first + len(self._entries), len(batch)))
+        self.child.send([entry.packed() for entry in batch])
+
+    def take(self, results: list[list[Any]], now_s: float) -> None:
+        """Settle the oldest jobs, and adapt the batch size to finished batches.
+
+        Raises:
+            BrokenReply: a result has the wrong form; its job and those behind it are unchanged.
+        """
+        self._stalled = False
+        for result in results:
+            if not self._entries:
+                raise BrokenReply("more results than jobs")
+            self._entries[0].take(result)
+            self._entries.popleft().held -= 1
+        self._first += len(results)
+        while self._batches and self._batches[0][0] <= self._first:
+            _, jobs = self._batches.popleft()
+            fitting = int(BATCH_S * jobs / max(1e-9, now_s - self._busy_since_s))
+            self._batch_jobs = max(1, self._batch_jobs // 2, min(fitting, 2 * self._batch_jobs, MAX_BATCH_JOBS))
+            self._busy_since_s = now_s
+
+    def besides(self, number: int) -> list[Entry]:
+        """Unsettled jobs other than job `number` that no other worker has, including earlier ones
+        whose results have not been sent yet.
+        """
+        others = [entry for job, entry in enumerate(self._entries, self._first) if job != number]
+        return [entry for entry in others if entry.held == 1 and not entry.over]
+
+    def lose(self, lost: WorkerLost) -> list[Entry]:
+        """Blame the job that the worker was working on. Returns, in order, the unsettled jobs that
+        no other worker has.
+        """
+        entries = list(self._entries)
+        self._entries.clear()
+        for entry in entries:
+            entry.held -= 1
+        guilty = entries[lost.step[0] - self._first] if lost.step and 0 <= lost.step[0] - self._first < len(entries) else None
+        if lost.step is None or guilty is None:
+            _blame_nobody(entries, lost)
+        else:
+            _blame(guilty, lost.step[1], lost)
+        return [entry for entry in entries if entry.held == 0 and not entry.over]
+
+    def release(self) -> list[Entry]:
+        """Return all its jobs and forget them."""
+        entries = list(self._entries)
+        self._entries.clear()
+        return entries
+
+
+def _blame_nobody(entries: list[Entry], lost: WorkerLost) -> None:
+    # The worker died between jobs, so no job is known to be the cause. Counting losses for each of
+    # them ensures that none is retried for ever.
+    for entry in entries:
+        entry.losses += 1
+        if entry.losses >= UNEXPLAINED_LOSSES:
+            entry.finish([], None, "scoring_timeout", f"its worker {lost} {entry.losses} times")
+
+
+def _blame(guilty: Entry, step: int, lost: WorkerLost) -> None:
+    if step == DERIVING:
+        guilty.finish([], None, "scoring_timeout", f"{guilty.job.ref.dataset}: deriving the task: worker {lost}")
+        return
+    if not lost.hung and step - 1 not in guilty.hung:
+        guilty.died.add(step - 1)
+    guilty.hung.add(step - 1)
+
+
+# Local jobs that wait for a worker: urgent ones first, each kind in order.
+
+
+class WaitingJobs:
+    """Two queues of jobs. False when both are empty."""
+
+    def __init__(self) -> None:
+        self._urgent: deque[Entry] = deque()
+        self._others: deque[Entry] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._urgent or self._others)
+
+    def add(self, entry: Entry) -> None:
+        """Add a job at the end of its queue."""
+        self._line_of(entry).append(entry)
+
+    def put_back(self, entries: Sequence[Entry]) -> None:
+        """Put jobs back, in their order, ahead of everything that came later."""
+        for entry in reversed(entries):
+            entry.held = max(1, entry.held)
+            self._line_of(entry).appendleft(entry)
+
+    def next_batch(self, room: int) -> list[Entry]:
+        """Take at most `room` jobs; fewer if their texts are long (`BATCH_CHARS`)."""
+        batch: list[Entry] = []
+        chars = 0
+        for line in (self._urgent, self._others):
+            while line and len(batch) < room and chars < BATCH_CHARS:
+                entry = line.popleft()
+                if entry.over:
+                    entry.held -= 1
+                else:
+                    batch.append(entry)
+                    chars += entry.chars
+        return batch
+
+    def fail(self, error: Exception) -> None:
+        """Fail everything that waits."""
+        for line in (self._urgent, self._others):
+            while line:
+                line.popleft().request.fail(error)
+
+    def _line_of(self, entry: Entry) -> deque[Entry]:
+        return self._urgent if entry.job.urgent else self._others

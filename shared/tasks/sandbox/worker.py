@@ -6,22 +6,25 @@
 
 from __future__ import annotations
 
+import decimal
 import gc
 import logging
 import os
+import random
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from shared.contracts.messages import TaskRef
 from shared.importing import without_collection
 from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_sources
 from shared.tasks.file_rows import hold_inherited
-from shared.tasks.sandbox.clean import clean_numbers, clean_random
-from shared.tasks.sandbox.confine import confine, forbid_system_calls
-from shared.tasks.sandbox.limits import CpuAllowance
+from shared.tasks.sandbox.confinement import CpuAllowance, confine, forbid_system_calls
 from shared.tasks.sandbox.protocol import (
+    MAX_DETAIL_CHARS,
     MAX_FRAME_BYTES,
     READY,
     STEP_BITS,
@@ -30,9 +33,7 @@ from shared.tasks.sandbox.protocol import (
     pack_frame,
     unpack_body,
 )
-from shared.tasks.sandbox.replies import MAX_DETAIL_CHARS
-from shared.tasks.scoring import score_texts
-from shared.tasks.verifiers import preload
+from shared.tasks.verifiers import preload, score_texts
 
 FLUSH_S = 0.005
 GC_THRESHOLD = 20_000
@@ -156,3 +157,38 @@ def read_frame(stream: BinaryIO) -> Any:
 
 if __name__ == "__main__":
     main()
+
+
+# Resets the process state that datasets and scorers change, so that an answer's reward does not
+# depend on earlier ones.
+#
+# A scorer may set the precision of decimals, and code that `codeio` runs may change anything;
+# `derive_item` itself resets what deriving sets. For local groups a reset is enough, and costs half
+# a microsecond per group. Foreign groups choose their configuration, so each gets its own process
+# (`shared.tasks.sandbox.forker`), which starts without any leftover state.
+
+
+RECURSION_LIMIT = 1000
+INTEGER_DIGITS = 4300
+"""Python's default. Converting longer integers takes quadratic time."""
+
+
+def clean_numbers() -> None:
+    """Reset precision, rounding and flags of decimals, and the limits on recursion and on the
+    length of integers in text. Called before each group.
+    """
+    # Set a copy, so that nobody changes the template.
+    decimal.setcontext(decimal.DefaultContext)
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    sys.set_int_max_str_digits(INTEGER_DIGITS)
+
+
+def clean_random() -> None:
+    """Seed the global generators, including sympy's. Datasets do not draw from them unseeded, but a
+    user's own verifier may.
+    """
+    random.seed(0)
+    np.random.seed(0)
+    sympys = sys.modules.get("sympy.core.random")
+    if sympys is not None:
+        sympys.seed(0)

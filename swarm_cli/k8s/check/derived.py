@@ -16,7 +16,7 @@ from swarm_cli.k8s.check.told import mounted_file
 from swarm_cli.task_probe import TasksApart
 
 if TYPE_CHECKING:
-    from shared.tasks.file_questions import FileQuestions
+    from shared.tasks.file_rows import FileQuestions
 
 READ_FILES = ("generator", "verifier")
 _SMALLER = "make the sizes in the `config` of its [[tasks]] smaller; if this machine was busy, try again"

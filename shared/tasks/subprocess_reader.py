@@ -20,9 +20,8 @@ from typing import IO
 
 from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.runtime.parent_death import ending_with_parent
-from shared.tasks.file_formats import Row, require_pyarrow
-from shared.tasks.file_texts import TextRow, text_rows
-from shared.tasks.sandbox.limits import MappedMemory, limit, limit_data
+from shared.tasks.file_formats import Row, TextRow, require_pyarrow, text_rows
+from shared.tasks.sandbox.confinement import MappedMemory, limit, limit_data
 from shared.text import visible
 
 MEMORY_BYTES = 768 * 2**20
@@ -36,12 +35,12 @@ _MAX_FRAME_BYTES = 4 * MAX_TEXT_CHARS
 _GONE_S = 10.0
 """What a process that has closed its output may take to end."""
 _MAX_ERROR_BYTES = 4096
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from shared.tasks.file_apart import main; main()"
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from shared.tasks.subprocess_reader import main; main()"
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Else allocators and threads reserve gigabytes of address space, which is what is limited."""
 
 
-def text_rows_apart(files: Sequence[Path], question: str, answer: str) -> Iterator[TextRow]:
+def read_rows_in_subprocess(files: Sequence[Path], question: str, answer: str) -> Iterator[TextRow]:
     """As `text_rows` for two columns, with at most `MEMORY_BYTES` for reading. What takes more is
     the problem of a last row, as is the end of the process that reads.
 
