@@ -36,7 +36,7 @@ from shared.registry import SCORED_LOCALLY
 from shared.rewards import unknown_of
 from shared.tasks.derive import from_package
 from shared.tasks.evaluation import NO_PASS
-from shared.tasks.file_rows import held, is_file_name
+from shared.tasks.file_rows import find_rows, is_file_name
 from shared.tasks.held_out import HeldOut
 from shared.tasks.sandbox import DROPPED, JobResult
 from shared.tasks.verifiers import VerifierChoice
@@ -525,7 +525,7 @@ def _needs_an_entry(dataset: str) -> bool:
     """Whether only a node that names this dataset in `[[tasks]]` can judge it, because it then has
     the file, or has imported the package. No sender makes a process import another package.
     """
-    return (is_file_name(dataset) and held(dataset) is None) or from_package(dataset)
+    return (is_file_name(dataset) and find_rows(dataset) is None) or from_package(dataset)
 
 
 # Checks whether a foreign completion's lengths, token ids and logprobs can belong to its text.

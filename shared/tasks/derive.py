@@ -35,7 +35,7 @@ from shared.contracts.limits import MAX_TEXT_CHARS
 from shared.contracts.messages import Task, TaskRef
 from shared.registry import PACKAGE_FAILURES, TASK_SOURCES, failure, telling
 from shared.suggestion import did_you_mean
-from shared.tasks.file_rows import FileRows, held, is_file_name
+from shared.tasks.file_rows import FileRows, find_rows, is_file_name
 
 HASH_ORDERED = frozenset(
     {"intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
@@ -190,7 +190,7 @@ def _row_item(ref: TaskRef) -> Item:
 
 
 def _rows(dataset: str, config: str) -> FileRows:
-    rows = held(dataset)
+    rows = find_rows(dataset)
     if rows is None:
         raise TaskError("task_dataset", f"{dataset}: this node has no file with these rows; add it as a [[tasks]] entry")
     if config != "{}":

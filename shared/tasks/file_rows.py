@@ -27,7 +27,7 @@ _DOMAIN = b"swarm task rows 1\x00"
 _ENTRY_BYTES = 8
 
 
-class Places:
+class RowLocations:
     """Where each row is in the user's files: blank lines and rows with mistakes are not held."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class FileRows:
         count: int,
         where: str = "",
         hashes: Sequence[int] | None = None,
-        places: Places | None = None,
+        places: RowLocations | None = None,
     ) -> None:
         """`descriptor`: an open file as `RowsWriter` writes it, kept open. `where`: the file's name
         in error messages. `hashes`: of the questions. `places`: of the rows in the user's files.
@@ -141,7 +141,7 @@ class RowsWriter:
         self._digest = hashlib.sha256(_DOMAIN)
         self._ends = array("Q")
         self._hashes = array("Q")
-        self._places = Places()
+        self._places = RowLocations()
         self.text_bytes = 0
 
     def __len__(self) -> int:
@@ -177,12 +177,12 @@ class RowsWriter:
 _held: dict[str, FileRows] = {}
 
 
-def hold(rows: FileRows) -> None:
+def register_rows(rows: FileRows) -> None:
     """Make the tasks of these rows derivable in this process."""
     _held.setdefault(rows.name, rows)
 
 
-def held(name: str) -> FileRows | None:
+def find_rows(name: str) -> FileRows | None:
     """The rows of this name, if this process's own configuration contains them."""
     return _held.get(name)
 
@@ -192,9 +192,9 @@ def is_file_name(dataset: str) -> bool:
     return dataset.startswith(NAME_PREFIX)
 
 
-def held_of(datasets: Iterable[str]) -> list[FileRows]:
+def find_all_rows(datasets: Iterable[str]) -> list[FileRows]:
     """The rows among these datasets, each once."""
-    return [rows for name in dict.fromkeys(datasets) if (rows := held(name)) is not None]
+    return [rows for name in dict.fromkeys(datasets) if (rows := find_rows(name)) is not None]
 
 
 def inheritance(all_rows: Iterable[FileRows]) -> str:
@@ -202,7 +202,7 @@ def inheritance(all_rows: Iterable[FileRows]) -> str:
     return ",".join(f"{rows.name}:{rows.descriptor}:{len(rows)}" for rows in all_rows)
 
 
-def hold_inherited(text: str) -> int:
+def register_inherited_rows(text: str) -> int:
     """Hold the rows that `inheritance` lists and close the files. Returns the bytes of address
     space that they take.
     """
@@ -211,7 +211,7 @@ def hold_inherited(text: str) -> int:
         name, descriptor, count = entry.split(":")
         rows = FileRows(name, int(descriptor), int(count))
         os.close(rows.descriptor)
-        hold(rows)
+        register_rows(rows)
         mapped += -(-rows.size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     return mapped
 

@@ -21,7 +21,7 @@ from shared.setting_names import entry_lines, told
 from shared.suggestion import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_formats import FileSourceError, Row, TextRow, data_files, place_in, text_rows
-from shared.tasks.file_rows import FileRows, RowsWriter, hold
+from shared.tasks.file_rows import FileRows, RowsWriter, register_rows
 from shared.tasks.subprocess_reader import read_rows_in_subprocess
 from shared.text import visible
 
@@ -63,7 +63,7 @@ def load_rows(spec: TaskSpec) -> FileRows:
         if sum(state.st_size for _, state in stats) > MAX_BYTES:
             raise FileSourceError(f"{spec.path}: {_too_large()}")
         _read[key] = _packed(spec, files)
-    hold(_read[key])
+    register_rows(_read[key])
     return _read[key]
 
 

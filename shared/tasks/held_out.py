@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shared.contracts.messages import Task, TaskRef
 from shared.tasks.derive import TaskError, dataset_size, derive_task
-from shared.tasks.file_rows import held, question_key
+from shared.tasks.file_rows import find_rows, question_key
 from shared.tasks.reference_checks import is_left_out
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def check_share(spec: TaskSpec, count: int, unread: int = 0) -> None:
     Raises:
         TaskError: it has fewer than twice as many.
     """
-    rows = held(spec.dataset)
+    rows = find_rows(spec.dataset)
     if rows is not None and 2 * count > (distinct := rows.distinct_questions() + unread):
         questions = "one question" if distinct == 1 else f"{distinct} different questions"
         held_out = f"{count} of them would" if count < distinct else "all would" if distinct > 1 else "it would"
@@ -132,7 +132,7 @@ def shares(specs: Sequence[TaskSpec], n: int) -> list[int]:
 
 def _places(spec: TaskSpec, size: int, draw: int) -> Iterator[tuple[int, int]]:
     """Where to look for a source's held-out items: (block of `size` seeds, index)."""
-    rows = held(spec.dataset)
+    rows = find_rows(spec.dataset)
     if rows is not None:
         # In the order of their hashes, because a file may be sorted by difficulty.
         yield from ((0, index) for index in rows.shuffled(draw))

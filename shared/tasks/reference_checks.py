@@ -22,7 +22,7 @@ from shared.tasks.answers import CLOSING_TAG, OPENING_TAG, extract_answer
 from shared.tasks.derive import Item, TaskError, dataset_size, derive_item, from_package
 from shared.tasks.evaluation import SAID, PassRules
 from shared.tasks.file_formats import place_in
-from shared.tasks.file_rows import held, is_file_name
+from shared.tasks.file_rows import find_rows, is_file_name
 from shared.tasks.verifiers import is_built_in, scorer_of
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def told(spec: TaskSpec, size: int) -> list[str]:
 
 
 def _places(spec: TaskSpec, indexes: Iterable[int]) -> str:
-    rows = held(spec.dataset)
+    rows = find_rows(spec.dataset)
     if rows is None or rows.places is None:
         return "items " + ", ".join(map(str, indexes))
     (file, number), *others = (rows.places.of(index) for index in indexes)

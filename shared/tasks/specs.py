@@ -14,7 +14,7 @@ from shared.registry import DEFAULT_VERIFIER
 from shared.setting_names import entry_lines, told
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item, forget_derived, from_package
 from shared.tasks.file_formats import FileSourceError, place_in
-from shared.tasks.file_rows import FileQuestions, held, hold
+from shared.tasks.file_rows import FileQuestions, find_rows, register_rows
 from shared.tasks.file_source import first_of, load_rows, with_row_name
 from shared.tasks.held_out import check_share, shares
 from shared.tasks.reference_checks import FILE_ROWS_CHECKED, VERIFIERS, left_out, look
@@ -103,7 +103,7 @@ def _checked(specs: Sequence[TaskSpec], held_out: int) -> tuple[list[TaskSpec], 
         except FileSourceError as error:
             found.append((position, error))
             if error.rest is not None:
-                hold(error.rest)
+                register_rows(error.rest)
                 spec, unread = spec.model_copy(update={"dataset": error.rest.name}), error.unread
             else:
                 found += [(position, problem) for problem in _verifier_problems(spec)]
@@ -175,7 +175,7 @@ def _try_package(spec: TaskSpec, size: int) -> None:
 
 def _row_problems(spec: TaskSpec, size: int) -> Iterator[TaskError]:
     """The rows, of those that are tried, whose answers the verifier cannot judge."""
-    rows = held(spec.dataset)
+    rows = find_rows(spec.dataset)
     lines, reason = [], ""
     for number in range(min(size, FILE_ROWS_CHECKED)):
         index = number * size // min(size, FILE_ROWS_CHECKED)

@@ -28,7 +28,7 @@ _HOMES = {
     **dict.fromkeys(("CROWDED_OUT", "DROPPED"), "foreign"),
     **dict.fromkeys(("JobResult", "ScoringJob"), "jobs"),
     "ScorerPool": "pool",
-    "SandboxError": "processes",
+    "SandboxError": "child",
 }
 
 

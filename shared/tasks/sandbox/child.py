@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import shared
 from shared.cancelling import cancel_and_wait
 from shared.tasks.derive import from_package
-from shared.tasks.file_rows import FileRows, held_of, inheritance
+from shared.tasks.file_rows import FileRows, find_all_rows, inheritance
 from shared.tasks.sandbox.confinement import path_from_elsewhere
 from shared.tasks.sandbox.protocol import MAX_FRAME_BYTES, PROGRESS_BYTES, READY, Progress, frame_length, pack_frame, unpack_body
 from shared.tasks.verifiers import VerifierChoice
@@ -304,7 +304,7 @@ class Processes:
         self._memory_bytes = memory_bytes
         self._sources = [[spec.dataset, spec.canonical_config, spec.verifier] for spec in tasks]
         self._installed = sorted({spec.dataset for spec in tasks if from_package(spec.dataset)})
-        self._rows = held_of(spec.dataset for spec in tasks)
+        self._rows = find_all_rows(spec.dataset for spec in tasks)
         self._verifiers = verifiers
         self._children: set[Child] = set()
         """All that were started and have not been seen to end. Kept here because the task that was

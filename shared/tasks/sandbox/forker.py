@@ -36,7 +36,7 @@ from shared.contracts.messages import TaskRef
 from shared.rewards import Mark
 from shared.runtime.parent_death import end_with_parent
 from shared.tasks.derive import TaskError, derive_item, forget_derived
-from shared.tasks.file_rows import hold_inherited
+from shared.tasks.file_rows import register_inherited_rows
 from shared.tasks.sandbox.confinement import MappedMemory, confine, forbid_system_calls, limit_further
 from shared.tasks.sandbox.protocol import (
     DERIVING,
@@ -105,7 +105,7 @@ def main() -> None:
     """Serve groups until the parent closes the pipe."""
     progress = Progress(int(sys.argv[1]))
     progress.rest()
-    memory_bytes, group_timeout_s = int(sys.argv[2]) + hold_inherited(sys.argv[4]), float(sys.argv[3])
+    memory_bytes, group_timeout_s = int(sys.argv[2]) + register_inherited_rows(sys.argv[4]), float(sys.argv[3])
     mapped = MappedMemory()
     missing = confine(memory_bytes, forking=True)
     requests, results = take_standard_streams()
@@ -277,10 +277,6 @@ def _read_until(descriptor: int, deadline_s: float, most: int) -> tuple[bytes | 
     return None, False
 
 
-if __name__ == "__main__":
-    main()
-
-
 # The process that scores one foreign group: forked from a clean parent, confined further, and ended
 # afterwards.
 #
@@ -373,3 +369,7 @@ def _judge_and_report(job: list[Any], word: memoryview[int]) -> list[Any]:
 def _write(descriptor: int, message: bytes) -> None:
     while message:
         message = message[os.write(descriptor, message) :]
+
+
+if __name__ == "__main__":
+    main()

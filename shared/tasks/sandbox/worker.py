@@ -21,7 +21,7 @@ import numpy as np
 from shared.contracts.messages import TaskRef
 from shared.importing import without_collection
 from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_sources
-from shared.tasks.file_rows import hold_inherited
+from shared.tasks.file_rows import register_inherited_rows
 from shared.tasks.sandbox.confinement import CpuAllowance, confine, forbid_system_calls
 from shared.tasks.sandbox.protocol import (
     MAX_DETAIL_CHARS,
@@ -45,7 +45,7 @@ def main() -> None:
     progress.rest()
     # The rows of files are in memory that all processes share, in addition to what a worker may
     # use.
-    missing = confine(int(sys.argv[2]) + hold_inherited(sys.argv[4]))
+    missing = confine(int(sys.argv[2]) + register_inherited_rows(sys.argv[4]))
     allowance = CpuAllowance(float(sys.argv[3]))
     requests, results = take_standard_streams()
     import_everything(*told_imports(sys.argv[5:]))
@@ -155,10 +155,6 @@ def read_frame(stream: BinaryIO) -> Any:
     return unpack_body(body) if len(body) == length else None
 
 
-if __name__ == "__main__":
-    main()
-
-
 # Resets the process state that datasets and scorers change, so that an answer's reward does not
 # depend on earlier ones.
 #
@@ -192,3 +188,7 @@ def clean_random() -> None:
     sympys = sys.modules.get("sympy.core.random")
     if sympys is not None:
         sympys.seed(0)
+
+
+if __name__ == "__main__":
+    main()
