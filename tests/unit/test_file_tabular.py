@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shared.config import TaskSpec
-from shared.tasks import file_apart
+from shared.tasks import subprocess_reader
 from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_rows import FileRows
 from shared.tasks.file_source import load_rows
@@ -101,8 +101,8 @@ def test_a_column_that_is_there_twice_is_refused_by_name_unless_it_is_not_read(
 def test_how_the_process_that_reads_a_file_ended_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
 ) -> None:
-    monkeypatch.setattr(file_apart, "_START", code)
-    monkeypatch.setattr(file_apart, "_GONE_S", 1.0)
+    monkeypatch.setattr(subprocess_reader, "_START", code)
+    monkeypatch.setattr(subprocess_reader, "_GONE_S", 1.0)
     with pytest.raises(FileSourceError) as caught:
         rows_of(as_parquet(tmp_path, pyarrow.table({"question": ["q"], "answer": ["1"]})))
     assert f"rows.parquet: the process that read it {said}: write it as .jsonl" in str(caught.value)
