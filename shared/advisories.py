@@ -75,7 +75,7 @@ def judge(account: str, request: Request) -> Verdict:
 
 
 def permissions_of(account: str, guest: str) -> Permissions | None:
-    """What the user of the account `guest` may do with the streams in `account`; None if no user
+    """Permissions of the user of the account `guest` with the streams in `account`; None if no user
     has that account (see `guest_account`).
     """
     name = guest.removeprefix(f"{account}_").lower()

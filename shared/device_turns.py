@@ -77,7 +77,7 @@ class DeviceTurns:
             _unlock(held)
 
     def wanted(self) -> bool:
-        """Whether another process waits for the device; False if the files cannot be read."""
+        """Check whether another process waits for the device; False if the files cannot be read."""
         try:
             door = _try_lock(self._door)
         except OSError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Waits:
-    """How often something was waited for, and for how many seconds in all. For several threads."""
+    """Count and total seconds of waits. For several threads."""
 
     count: int = 0
     seconds: float = 0.0

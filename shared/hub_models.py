@@ -47,8 +47,8 @@ def pin_problem(path: str, revision: str) -> str | None:
 
 
 def may_only_be_folder(path: str) -> bool:
-    """Whether a model's path is a folder or could not be a name on the hub, which is `name` or
-    `owner/name`. `models/base` is the toy policy's folder.
+    """Check whether a model's path is a folder or could not be a name on the hub, which is `name`
+    or `owner/name`. `models/base` is the toy policy's folder.
     """
     return Path(path).is_dir() or path.startswith((".", "/", "~", "models/")) or path.count("/") > 1
 
@@ -59,7 +59,7 @@ def how_to_pin(path: str) -> str:
 
 
 def commit_hash(path: str) -> str:
-    """What the commit hash of the hub model `path` is, and where to find it."""
+    """Say what the commit hash of the hub model `path` is, or where to find it."""
     name = path if _HUB_NAME.fullmatch(path) else "OWNER/NAME"
     return (
         "the full hash of the commit that you looked at (40 digits; the model's page shows it under Files, "

@@ -9,7 +9,7 @@ _ASYNCIO = re.compile(r"\[Errno (\d+)\]")
 
 
 def in_words(error: Exception) -> str:
-    """What went wrong, without the system's error number and the file's name: for `[Errno 2] No
+    """Describe an error without the system's error number and the file's name: for `[Errno 2] No
     such file or directory: 'x'` it is `No such file or directory`. For other errors: their text.
     """
     if isinstance(error, UnicodeDecodeError):

@@ -128,7 +128,7 @@ class Registry:
         )
 
     def described(self, name: str) -> str:
-        """How messages name an entry: by its kind, its name and the package that it comes from."""
+        """Name an entry by its kind, its name and its package."""
         installed = name in self.installed and name not in self.built_in
         return f"{self.kind} {name}" + (f" of the package {self.packages(name)}" if installed else "")
 
@@ -174,7 +174,7 @@ def _package(entry: EntryPoint) -> str:
 
 
 def failure(error: BaseException) -> str:
-    """How messages tell what a package's code raised: in one short line, without secrets."""
+    """Describe what a package's code raised in one short line, without secrets."""
     try:
         said = str(error)
     except PACKAGE_FAILURES as another:

@@ -13,8 +13,8 @@ _ABSOLUTE = 1e-12
 
 
 class Mark(IntEnum):
-    """What is known about an answer beside its reward: whether its scorer says that it passes, or
-    why there is no reward.
+    """Mark of an answer beside its reward: whether its scorer says that it passes, or why there is
+    no reward.
     """
 
     UNSAID = 0
@@ -44,12 +44,12 @@ def unknown_of(marks: Iterable[Mark]) -> Counter[str]:
 
 
 def differ(one: float, other: float) -> bool:
-    """Whether two rewards differ by more than rounding."""
+    """Check whether two rewards differ by more than rounding."""
     return abs(one - other) > max(_ABSOLUTE, _RELATIVE * max(abs(one), abs(other)))
 
 
 def is_informative(rewards: Sequence[float]) -> bool:
-    """Whether rewards differ by more than rounding, so that a comparison between completions can
-    teach.
+    """Check whether rewards differ by more than rounding, so that a comparison between completions
+    can teach.
     """
     return len(rewards) > 1 and differ(min(rewards), max(rewards))

@@ -1,4 +1,4 @@
-"""How a setting's place is named to people: as they would count it in their file, from 1."""
+"""Names of settings' places for people: as they would count it in their file, from 1."""
 
 from __future__ import annotations
 

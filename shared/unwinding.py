@@ -58,8 +58,8 @@ def _unwind(number: int, _: object) -> None:
 
 
 def _being_handled(exception: BaseException) -> bool:
-    """Whether the interrupted code is handling `exception`, or another exception raised during that
-    handling.
+    """Check whether the interrupted code is handling `exception`, or another exception raised
+    during that handling.
     """
     handled, seen = sys.exc_info()[1], 0
     while handled is not None and seen < 100:

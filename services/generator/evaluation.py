@@ -43,7 +43,7 @@ _NOT_ANSWERED = Sample((), "", "stop", None)
 
 
 def evaluation_due(version: int, last: int | None, every: int, *, finished: bool) -> bool:
-    """Whether to evaluate version `version` if `last` was evaluated last. Pure.
+    """Decide whether to evaluate version `version` if `last` was evaluated last. Pure.
 
     The base policy (version 0) and the policy of a finished trainer are always evaluated.
     """

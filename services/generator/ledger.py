@@ -28,7 +28,7 @@ from shared.contracts.control import DrawLease, SamplerPosition, TaskLedger
 
 
 def draws_allowed(ledger: TaskLedger, *, groups_per_step: int, max_staleness: int, consumed_local: int, dropped_local: int) -> int:
-    """How many more draws may be handed out now; never negative."""
+    """Count the draws that may be handed out now; never negative."""
     limit = (max_staleness + 1) * groups_per_step + consumed_local + dropped_local
     return max(0, limit - ledger.next_draw)
 

@@ -89,9 +89,9 @@ class PolicyFollower:
             return
 
     def _answers(self, pointer: PolicyPointer) -> bool:
-        """Whether the engine is known to use this policy. An abandoned load may have succeeded
-        after all, and a trainer that goes back a few steps publishes other bytes under the same
-        version.
+        """Check whether the engine is known to use this policy. An abandoned load may have
+        succeeded after all, and a trainer that goes back a few steps publishes other bytes under
+        the same version.
         """
         if self.loaded is None:
             return pointer.version == self._engine.policy_version == 0

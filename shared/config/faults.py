@@ -57,8 +57,8 @@ class Fault(NamedTuple):
         return f"{where}: {self.message}" if field else self.message
 
     def follows_from(self, removed: Iterable[Location], settings: type[BaseModel]) -> bool:
-        """Whether it may be wrong only because the settings at `removed` are no longer there: it is
-        at one of them, or its message names one or the setting that was meant by it.
+        """Check whether a setting may be wrong only because the settings at `removed` are no longer
+        there: it is at one of them, or its message names one or the setting that was meant by it.
         """
         around = ".".join(part for part in self.location if isinstance(part, str))
         for location in removed:
@@ -128,7 +128,7 @@ def without(values: dict[str, Any], locations: Sequence[Location]) -> dict[str, 
 
 
 def _message(problem: ErrorDetails, settings: type[BaseModel]) -> str:
-    """What is wrong, with what was meant where pydantic's own words do not lead there."""
+    """Describe the fault, with what was meant where pydantic's own words do not lead there."""
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         hint = meant_key(problem["loc"], settings) or "remove it or correct its spelling"
@@ -148,7 +148,7 @@ def _message(problem: ErrorDetails, settings: type[BaseModel]) -> str:
 
 
 def _is_path(value: Any) -> bool:
-    """Whether it looks like the path of a file, such as `questions.jsonl`."""
+    """Check whether it looks like the path of a file, such as `questions.jsonl`."""
     return isinstance(value, str) and ("/" in value or "." in value.strip("."))
 
 
@@ -178,8 +178,8 @@ def _full_names(location: Location, settings: type[BaseModel]) -> list[str]:
 
 
 def _names(message: str, name: str, around: str) -> bool:
-    """Whether a message about the section `around` names the setting `name`, in full or from there
-    on.
+    """Check whether a message about the section `around` names the setting `name`, in full or from
+    there on.
     """
     if len(name) > _LONGEST_NAME:
         return False
@@ -188,7 +188,7 @@ def _names(message: str, name: str, around: str) -> bool:
 
 
 def _in_words(pattern: str) -> str:
-    """What a name's pattern asks for; empty for other patterns."""
+    """Describe a name's pattern; empty for other patterns."""
     if pattern.startswith("^(https?://"):
         return "must be an address that begins with http:// or https://"
     name = re.fullmatch(r"\^\(?\[[A-Za-z0-9-]+\]\[([^\]]+)\]\{0,(\d+)\}(?:\)\?)?\$", pattern)
@@ -212,7 +212,7 @@ def _parsed(text: str) -> Any:
 
 
 def reaches(value: Any, location: Location) -> bool:
-    """Whether there is a value at `location` in nested `value`."""
+    """Check whether there is a value at `location` in nested `value`."""
     for part in location:
         try:
             value = value[part]

@@ -1,4 +1,4 @@
-"""How the generator samples. Every field's description states its meaning, its unit and the reason
+"""Settings of the generator. Every field's description states its meaning, its unit and the reason
 for its default.
 """
 

@@ -211,7 +211,7 @@ class _Loading:
         )
 
     def has(self, location: Location) -> bool:
-        """Whether any source sets the value at `location`."""
+        """Check whether any source sets the value at `location`."""
         set_by_variable = variable_at(location, self.variables()) is not None
         return set_by_variable or reaches(self.overrides, location) or reaches(self.file, location)
 

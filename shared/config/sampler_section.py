@@ -1,5 +1,5 @@
-"""How the sampler builds batches. Every field's description states its meaning, its unit and the
-reason for its default.
+"""Settings of the sampler. Every field's description states its meaning, its unit and the reason
+for its default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_GROUPS = 65_536
 
 
 class SamplerSection(Section):
-    """How the sampler builds batches."""
+    """Batches: what the sampler builds them of."""
 
     local: int = Field(
         2, ge=0, le=65_536, description="I: local groups per batch. With the default J, I + J is 8 groups, as in the paper."

@@ -269,7 +269,7 @@ class EvalSection(Section):
 
 
 class PolicyStoreSection(Section):
-    """How policies are transferred from the trainer to the generators."""
+    """Transfer of policies from the trainer to the generators."""
 
     uri: str = Field(
         "",

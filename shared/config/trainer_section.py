@@ -1,5 +1,5 @@
-"""How a node's trainer learns. Every field's description states its meaning, its unit and the
-reason for its default.
+"""Settings of the trainer. Every field's description states its meaning, its unit and the reason
+for its default.
 """
 
 from __future__ import annotations

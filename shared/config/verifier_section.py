@@ -12,7 +12,7 @@ from shared.contracts.limits import VERIFIER_ACK_WAIT_S, VERIFIER_MAX_DELIVER
 
 
 class VerifierSection(Section):
-    """How answers are scored, what is shared, and what the border accepts."""
+    """Scoring of answers, sharing, and the border."""
 
     share: Literal["all", "informative", "none"] = Field(
         "all",

@@ -147,8 +147,8 @@ def _versions(payload: bytes, kind: type[Message]) -> tuple[int | None, int]:
 
 
 def _is_out_of_range(error: Exception) -> bool:
-    """Whether a value has the right type, but is none that this version takes. msgspec has one
-    error for both; its words differ.
+    """Check whether a value has the right type, but is none that this version takes. msgspec has
+    one error for both; its words differ.
     """
     wrong_form = (", got `", "missing required field")
     return isinstance(error, msgspec.ValidationError) and not any(words in str(error) for words in wrong_form)

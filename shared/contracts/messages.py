@@ -90,7 +90,7 @@ class Completion(Message, frozen=True, kw_only=True):
 
 
 class Sampling(Message, frozen=True, kw_only=True):
-    """How completions were sampled. `top_k` 0: off."""
+    """Parameters with which completions were sampled. `top_k` 0: off."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 1.0
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
@@ -212,7 +212,7 @@ class BatchItem(Message, frozen=True, kw_only=True):
 
 
 class Preference(Message, frozen=True, kw_only=True):
-    """How the trainer, which has the model, chooses among the foreign groups when a batch has more
+    """Choice among the foreign groups by the trainer, which has the model, when a batch has more
     than a step takes.
 
     It keeps the `keep` groups whose text is likeliest (`near`) or least likely (`far`) under its

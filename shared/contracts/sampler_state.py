@@ -102,7 +102,7 @@ class TrainedGroups(Message, frozen=True, kw_only=True):
 
 
 class SamplerState(Message, frozen=True, kw_only=True):
-    """What a sampler must know to resume. It is part of each batch, so the newest batch in the log
+    """State from which a sampler resumes. It is part of each batch, so the newest batch in the log
     contains the current state.
 
     `settled` holds the stream positions in `(floor_seq, scored_seq]` that were trained on or

@@ -1,5 +1,5 @@
-"""What a node knows about senders, in its key-value bucket: bans, standings, reputations, and the
-trainer's findings.
+"""Records about senders in its key-value bucket: bans, standings, reputations, and the trainer's
+findings.
 
 `swarm ban` writes the bans by compare-and-set, and verifiers read them every second. Verifiers
 write standings, for people, and the reputation that they need after a restart (one entry for all

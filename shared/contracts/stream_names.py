@@ -19,8 +19,8 @@ _OF_A_NODE = (
 
 
 def is_swarm_stream(name: str) -> bool:
-    """Whether a node or a swarm makes a stream of this name: one of messages, of their chunks, or a
-    bucket.
+    """Check whether a node or a swarm makes a stream of this name: one of messages, of their
+    chunks, or a bucket.
     """
     if name.startswith(bucket_stream("")):
         bucket = bucket_of_stream(name)

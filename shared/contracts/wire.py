@@ -47,8 +47,8 @@ _MAX_DETAIL = 400
 
 
 def is_node_name(text: str) -> bool:
-    """Whether `text` can be a node's name. Needed because subjects and keys may contain anything
-    but white space.
+    """Check whether `text` can be a node's name. Needed because subjects and keys may contain
+    anything but white space.
     """
     return re.fullmatch(_NODE_NAME, text) is not None
 

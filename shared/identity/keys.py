@@ -117,13 +117,13 @@ def _cause(error: OSError) -> str:
 
 
 def is_public_key(text: str) -> bool:
-    """Whether this is a well-formed public nkey of type user, checksum included."""
+    """Check whether this is a well-formed public nkey of type user, checksum included."""
     return _decode_public(text) is not None
 
 
 def is_seed(text: str) -> bool:
-    """Whether this is a well-formed seed of a user (`SU...`), checksum included; loading a seed
-    does not check it.
+    """Check whether this is a well-formed seed of a user (`SU...`), checksum included; loading a
+    seed does not check it.
     """
     try:
         decoded = base64.b32decode(text + "=" * (-len(text) % 8))
@@ -134,7 +134,7 @@ def is_seed(text: str) -> bool:
 
 
 def verify(public_key: str, message: bytes, signature: bytes) -> bool:
-    """Whether `signature` over `message` is by the holder of `public_key`. False for anything
+    """Check whether `signature` over `message` is by the holder of `public_key`. False for anything
     malformed, never raises.
     """
     raw = _decode_public(public_key)

@@ -32,7 +32,7 @@ ADVISORY = "$JS.EVENT.ADVISORY.API"
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What is allowed; everything else is refused."""
+    """Permissions; everything else is refused."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -95,7 +95,7 @@ def node_role(node: str, role: str) -> Permissions:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What one role needs beyond what all roles need: subjects and requests, keys written, streams
+    """Needs of one role beyond those of all roles: subjects and requests, keys written, streams
     read, keys watched.
     """
 

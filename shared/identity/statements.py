@@ -23,7 +23,7 @@ S = TypeVar("S", EvalReport, NodeRecord)
 
 
 class SignatureStatus(StrEnum):
-    """Whether a statement is known to come from its node."""
+    """State of a statement's signature: whether it is known to come from its node."""
 
     SIGNED = "signed"
     UNSIGNED = "unsigned"

@@ -70,7 +70,7 @@ class Newcomer:
 
 
 class Term:
-    """How long a holder may write without asking the server. It counts from the moment when a
+    """Time for which a holder may write without asking the server. It counts from the moment when a
     renewal was sent, which is before any newcomer could have seen it.
     """
 
@@ -83,7 +83,7 @@ class Term:
         self._until_s = max(self._until_s, sent_s + self._term_s)
 
     def holds(self, now_s: float) -> bool:
-        """Whether no newcomer can have taken the lease yet."""
+        """Check whether no newcomer can have taken the lease yet."""
         return now_s < self._until_s
 
 
@@ -146,7 +146,7 @@ class Lease:
         return verdict
 
     def _may_follow(self, found: LeaseRecord) -> bool:
-        """Whether the record can belong to no other running process: it was released, or this
+        """Check whether the record can belong to no other running process: it was released, or this
         process wrote it in an attempt that was not answered, or its writer held the lock file that
         this process holds now and is therefore dead.
         """
@@ -190,7 +190,7 @@ class Lease:
         raise NotConnected(f"bucket {self.bucket}, key {key}: {_WRITTEN_BY_OTHERS}")
 
     def owns(self, bucket: str, key: str) -> bool:
-        """Whether `claim_keys` made it this process's own."""
+        """Check whether `claim_keys` made it this process's own."""
         return bucket == self.bucket and key in self._revisions
 
     async def put(self, key: str, value: bytes) -> int:

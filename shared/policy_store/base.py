@@ -103,7 +103,7 @@ class PolicyStore(Protocol):
 
 
 def policy_label(node: str, version: int) -> str:
-    """How errors name a policy: `policy alpha@41`."""
+    """Name a policy for errors: `policy alpha@41`."""
     return f"policy {node}@{version}"
 
 

@@ -164,7 +164,7 @@ class Delta:
 
     @property
     def info(self) -> DeltaInfo:
-        """What the delta applies to and makes."""
+        """Read what the delta applies to and makes."""
         return DeltaInfo(self._header.base, self._header.makes, self._header.size_bytes)
 
     def apply(self, contents: Bytes) -> None:

@@ -67,7 +67,7 @@ def sync_hashing(file: Path) -> tuple[str, int]:
 
 
 def same_volume(file: Path, folder: Path) -> bool:
-    """Whether `file` can be moved into `folder` without copying it.
+    """Check whether `file` can be moved into `folder` without copying it.
 
     Two mounts of one disk have one device number, and still no file can be moved between them. Only
     trying once shows it.

@@ -1,4 +1,4 @@
-"""How a process exits when it cannot continue."""
+"""Exits of a process that cannot continue."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class HealthServer:
             await asyncio.sleep(0.1)
 
     def _awaited(self, since: float, now: float) -> bool:
-        """Whether a read is still due."""
+        """Check whether a read is still due."""
         for times in list(self._scrapes.values()):
             before, last = times[0], times[-1]
             usual_s = last - before

@@ -41,7 +41,7 @@ _MISSING = "needs the packages of the extra otel, which are not installed: pip i
 
 
 def is_wanted(config: NodeConfig, environment: Mapping[str, str]) -> bool:
-    """Whether an endpoint is configured, by the setting or by OpenTelemetry's own variables."""
+    """Check whether an endpoint is set, by the setting or by OpenTelemetry's own variables."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     return bool(config.tracing.otlp_endpoint or any(environment.get(name) for name in ENDPOINT_VARIABLES))
@@ -56,7 +56,7 @@ def tracing_problems(config: NodeConfig, environment: Mapping[str, str]) -> list
 
 
 def is_installed() -> bool:
-    """Whether the packages of the extra are installed."""
+    """Check whether the packages of the extra are installed."""
     try:
         return all(find_spec(name) for name in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"))
     except ImportError:

@@ -67,7 +67,7 @@ class WorkPace:
 
 
 def late_after_s(usual_s: float | None) -> float | None:
-    """How long after its last unit of work a process counts as late; None if its pace is
+    """Seconds after its last unit of work from which a process counts as late; None if its pace is
     not known.
     """
     return None if usual_s is None else max(LATE_AT_LEAST_S, LATE_FACTOR * usual_s)

@@ -49,7 +49,7 @@ from shared.transport.base import AccessDenied, NotConnected, Transport, Transpo
 
 @dataclass
 class ServiceContext:
-    """What the runtime passes to a service."""
+    """Parts that the runtime passes to a service."""
 
     config: NodeConfig
     role: Role

@@ -55,7 +55,7 @@ def send_to(sink: SpanSink | None) -> None:
 
 
 def wanted() -> bool:
-    """Whether there is a sink."""
+    """Check whether there is a sink."""
     return _sink is not None
 
 

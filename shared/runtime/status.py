@@ -39,8 +39,8 @@ SILENT_S = MISSED_HEARTBEATS * STATUS_INTERVAL_S
 
 
 def is_alive(status: ServiceStatus, now: float) -> bool:
-    """Whether the process that wrote `status` is running: it has not reported its stop, and the
-    status is less than `SILENT_S` old.
+    """Check whether the process that wrote `status` is running: it has not reported its stop, and
+    the status is less than `SILENT_S` old.
     """
     return status.state != STOPPED and now - status.updated_at <= SILENT_S
 

@@ -77,7 +77,7 @@ async def refuse_empty_store(transport: Transport, run_dir: Path, url: str) -> N
 
 
 def lost_sentence(gone: Sequence[str], url: str) -> str:
-    """What is wrong, why and what to do."""
+    """Say what is wrong, why, and what to do."""
     return (
         f"the NATS server at {url} no longer has {', '.join(gone)}: it came back with an empty store, or somebody deleted them. "
         "Stop the node and restore them from a backup (`swarm nats restore`, docs/runbooks/SwarmStreamsLost.md); to go on without "

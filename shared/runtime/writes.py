@@ -1,4 +1,4 @@
-"""What a process writes, told when it fails or is slow.
+"""Writes of a process, which report failures and slowness.
 
 A write that failed is tried again after a wait that doubles each time, up to `LONGEST_WAIT_S`. It
 is logged once for each cause, and counted; the process's status says since when it fails. While the
@@ -81,12 +81,12 @@ class Writes:
                 self._state.labels(kind)
 
     def due(self, kind: str) -> bool:
-        """Whether to write now: nothing failed, or the wait after the last failure is over."""
+        """Decide whether to write: nothing failed, or the wait after the last failure is over."""
         failing = self._failing.get(kind)
         return failing is None or self._clock() >= failing.next_try
 
     def failing(self, kind: str) -> bool:
-        """Whether the last write of this kind failed."""
+        """Check whether the last write of this kind failed."""
         return kind in self._failing
 
     @contextmanager
@@ -134,7 +134,7 @@ class Writes:
 
 
 def _cause(error: Exception) -> str:
-    """What tells causes apart: not the names of drafts and numbers of steps in a message."""
+    """Key that tells causes apart: not the names of drafts and numbers of steps in a message."""
     if isinstance(error, OSError) and error.errno is not None:
         return f"errno {error.errno}"
     return f"{type(error).__name__} {re.sub('[0-9]+', '', str(error))}"

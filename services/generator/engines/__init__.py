@@ -74,7 +74,7 @@ def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = Non
 
 
 def has_cuda_vllm() -> bool:
-    """Whether vLLM's build for CUDA is installed and there is a CUDA GPU."""
+    """Check whether vLLM's build for CUDA is installed and there is a CUDA GPU."""
     import torch
 
     try:

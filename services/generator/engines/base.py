@@ -47,8 +47,8 @@ class UnsupportedByEngine(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `max_new_tokens`
-    includes the end token.
+    """Parameters of sampling. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off;
+    `max_new_tokens` includes the end token.
     """
 
     temperature: float = 1.0

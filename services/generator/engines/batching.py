@@ -1,5 +1,5 @@
-"""How to compute completions in batches without changing their logprobs, tested on the model when
-it is loaded.
+"""Ways of computing completions in batches without changing their logprobs, tested on the model
+when it is loaded.
 
 Architectures differ in how they treat padding and repeated caches, and a wrong method often raises
 no error. So every method is tested on a few tokens, past the model's attention windows, against
@@ -33,7 +33,7 @@ class UnsafeModel(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How rows share a batch.
+    """Way in which rows share a batch.
 
     padded: prompts of different lengths share a batch, padded on the left. repeats: a prompt is
     computed once and its cache repeated for each completion; otherwise each completion computes its
@@ -112,12 +112,12 @@ class BatchRows:
 
     @property
     def can_keep(self) -> bool:
-        """Whether rows can be dropped. If not, they are computed to the end."""
+        """Check whether rows can be dropped. If not, they are computed to the end."""
         return self._way.repeats or not self._way.cached
 
     @property
     def carries_state(self) -> bool:
-        """Whether a layer reads a text token by token into a state. Padding would change that
+        """Check whether a layer reads a text token by token into a state. Padding would change that
         state, if only a little.
         """
         layers = getattr(self._cache, "layers", ())
@@ -236,7 +236,7 @@ def _disagreement(
     *,
     rounded: bool,
 ) -> str:
-    """What is wrong with the logprobs that the engine computes in this way; empty if nothing is.
+    """Describe the first fault in the logprobs that the engine computes in this way, or return "".
     One row is dropped half-way.
     """
     with nullcontext() if rounded else computing_in_float32(model):

@@ -17,7 +17,7 @@ from shared.runtime.errors import FatalError
 async def sampled(
     engine: Engine, prompts: Sequence[Sequence[int]], n: int, params: SamplingParams, *, seed: int
 ) -> list[list[Sample]]:
-    """What the engine generates.
+    """Generate with the engine.
 
     Raises:
         FatalError: it is not `n` usable samples for each prompt, or none for one that a server
@@ -46,8 +46,8 @@ def calls_of(engine: Engine) -> int:
 
 
 def _fault(found: Any, prompts: int, n: int, *, may_refuse: bool) -> str:
-    """What is wrong with samples, of which nothing is taken for granted; empty if nothing is.
-    `may_refuse`: a prompt may have none.
+    """Describe the first fault in an engine's samples, or return "". Engines are plug-ins, so
+    everything is checked. `may_refuse`: a prompt may have none.
     """
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, (list, tuple)) for each in found):
         return f"a {type(found).__name__} that is no list of lists of samples"

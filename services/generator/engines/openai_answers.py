@@ -60,13 +60,13 @@ def read_choices(answer: dict[str, Any], where: str) -> list[Choice]:
 
 
 def most_bytes(body: dict[str, Any]) -> int:
-    """How large the answer to a request may be. Some servers repeat the prompt in each choice."""
+    """Bound the size of the answer to a request. Some servers repeat the prompt in each choice."""
     size: int = body["n"] * (_MOST_BYTES_PER_TOKEN * body["max_tokens"] + 32 * len(body["prompt"]))
     return _MOST_BYTES_BESIDE + size
 
 
 def has_tokens(choice: Choice) -> bool:
-    """Whether the completion comes with token ids and the logprob of each."""
+    """Check whether the completion comes with token ids and the logprob of each."""
     return _tokens(choice) is not None
 
 

@@ -48,7 +48,7 @@ _NO_ENTRY = (401, 403)
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What the server supports. `tokens`: it accepts token ids and returns them with logprobs.
+    """Abilities of the server. `tokens`: it accepts token ids and returns them with logprobs.
     `many`: several completions per request.
     """
 
