@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class DeltaRounding:
-    """How much of the adapters' delta survives the rounding of the merged weights, over all adapted
+    """Share of the adapters' delta survives the rounding of the merged weights, over all adapted
     weights together.
 
     With delta = what the adapters add, in float32, and kept = rounded(base + delta) - base:

@@ -40,7 +40,7 @@ class AnswerTokens:
         self._anchor: int | None = None
 
     def says(self, token_ids: Sequence[int], text: str, *, ended: bool) -> bool:
-        """Whether `token_ids` are one way to write `text`, and nothing else.
+        """Check whether `token_ids` are one way to write `text`, and nothing else.
 
         ended: whether the answer's author states that it ended it. If so, and only then, the last
         token must be an end token. No other control token may occur. If the text contains U+FFFD,
@@ -81,7 +81,7 @@ class AnswerTokens:
         return len(body) < 2 or (answer_text(decode, body[1:]) != text and answer_text(decode, body[:-1]) != text)
 
     def _is_visible(self, token: int) -> bool:
-        """Whether one and two occurrences of the token inside a text each change the text."""
+        """Check whether one and two occurrences of the token inside a text each change the text."""
         if token not in self._shows:
             anchor = self._anchor_token()
             without, once, twice = (answer_text(self._tokenizer, [anchor, *[token] * count, anchor]) for count in range(3))

@@ -63,7 +63,7 @@ class TemplateLimitError(TemplateError):
 
 
 def takes_system_prompt(tokenizer: Any) -> bool:
-    """Whether a system prompt reaches the model; without a template it always does, as plain
+    """Check whether a system prompt reaches the model; without a template it always does, as plain
     text.
     """
     if not tokenizer.chat_template:
@@ -93,8 +93,8 @@ def with_fixed_date(template: str) -> str:
 
 
 def default_system_prompt(tokenizer: Any) -> bool:
-    """Whether the template writes a system turn by default if none is given, which changes what
-    precedes the question.
+    """Check whether the template writes a system turn by default if none is given, which changes
+    what precedes the question.
     """
     if not tokenizer.chat_template or not takes_system_prompt(tokenizer):
         return False
@@ -183,8 +183,9 @@ def _render_all(tokenizer: Any) -> None:
 
 
 def _left_out_opening(tokenizer: Any, text: str, system: str) -> str:
-    """What the template writes between a question and its answer and does not write when it asks
-    for an answer. Templates in which an answer follows the question's end directly need nothing.
+    """Find what the template writes between a question and its answer and does not write when it
+    asks for an answer. Templates in which an answer follows the question's end directly need
+    nothing.
     """
     try:
         if text != rendered(tokenizer, _turns(system=system), opened=False):
@@ -226,7 +227,7 @@ class _Renderer:
         self._start(tokenizer)
 
     def renders(self, tokenizer: Any) -> bool:
-        """Whether it is this process's, and of the template that the tokenizer has now."""
+        """Check whether it is this process's, and of the template that the tokenizer has now."""
         return self._owner == os.getpid() and self._template == tokenizer.chat_template
 
     def render(self, tokenizer: Any, messages: Sequence[Turn], opened: bool, days: int) -> str:

@@ -24,7 +24,7 @@ precision alone breaks, such as a mask that overflows.
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Whether this dtype rounds so coarsely that a small error cannot be told from rounding."""
+    """Check whether the dtype rounds so coarsely that it hides a small error."""
     return torch.finfo(dtype).bits < 32
 
 

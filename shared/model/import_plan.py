@@ -33,8 +33,8 @@ _STORED = {"BF16": "bfloat16", "F16": "float16"}
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What will be read and written. size: the model's. dtype: that of the written weights, a name
-    in `DTYPES`.
+    """Plan of what is read and written. size: the model's. dtype: that of the written weights, a
+    name in `DTYPES`.
     """
 
     source: ImportSource
@@ -129,7 +129,7 @@ def _check_tensors_used(header: GgufHeader, size: ModelSize) -> None:
 
 
 def _own_dtype(files: Sequence[Path]) -> str:
-    """What most of the weights are stored in, whatever config.json states."""
+    """Return the dtype of most stored weights, whatever config.json states."""
     stored: Counter[str] = Counter()
     for file in files:
         for entry in tensors_of(file).values() if file.suffix == ".safetensors" else ():

@@ -197,8 +197,8 @@ def _check_names(origin: str, missing: Collection[str], unexpected: Collection[s
 
 
 def _wrapper(missing: Collection[str], unexpected: Collection[str]) -> str:
-    """What the file's names have more than the model's, at their start or at one other place; empty
-    if that is not how they differ.
+    """Return what the file's names have more than the model's, at their start or at one other
+    place; empty if that is not how they differ.
     """
     found: Counter[str] = Counter()
     for name in unexpected:

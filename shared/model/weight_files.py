@@ -183,7 +183,7 @@ def zero_problem(origin: str, zero: Mapping[str, bool]) -> str:
 
 
 def not_finite(origin: str, tensor: str, *, narrow: bool = False) -> str:
-    """What is said of a weight that is no number. narrow: as it is read, in float16."""
+    """Describe a weight that is no number. narrow: as it is read, in float16."""
     remedy = "set model.dtype to bfloat16 or float32, " if narrow else ""
     return (
         f"{origin}: the weight {tensor} holds NaN or infinity{' in float16' * narrow}, so every answer would be noise: {remedy}"
@@ -192,7 +192,7 @@ def not_finite(origin: str, tensor: str, *, narrow: bool = False) -> str:
 
 
 def tied_and_not(origin: str, tensor: str, other: str) -> str:
-    """What is said of a file with two different tensors where the configuration has one."""
+    """Describe a file with two different tensors where the configuration has one."""
     return (
         f"{origin}: config.json says that {tensor} is {other} (tie_word_embeddings), and the file holds two different tensors, so "
         "that trainer and engines would compute different models: set tie_word_embeddings to false in config.json if the "

@@ -76,7 +76,7 @@ class TaskError(ValueError):
 
     @property
     def only_this_item(self) -> bool:
-        """Whether another item of the dataset may work. A few datasets fail on one item in
+        """Check whether another item of the dataset may work. A few datasets fail on one item in
         thousands, for instance by dividing by zero.
         """
         return self.reason == "task_underivable"
@@ -125,8 +125,8 @@ def dataset_names() -> list[str]:
 
 
 def from_package(dataset: str) -> bool:
-    """Whether an installed task source makes this dataset's tasks. A name of reasoning-gym's is
-    never a package's.
+    """Check whether an installed task source makes this dataset's tasks. A name of reasoning-gym's
+    is never a package's.
     """
     return dataset in TASK_SOURCES.installed and dataset not in datasets()
 

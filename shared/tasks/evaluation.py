@@ -42,8 +42,8 @@ class PassRules:
         """Sources whose scorers say themselves what passes."""
 
     def passed(self, ref: TaskRef, rewards: Sequence[float | None], marks: Sequence[Mark]) -> list[bool] | None:
-        """Whether each answer of a task passes, an unknown reward never does; None if no pass is
-        defined for the task's source.
+        """Check whether each answer of a task passes, an unknown reward never does; None if no
+        pass is defined for the task's source.
         """
         threshold = self._threshold(ref)
         says = self._source(ref) in self._told or any(mark in SAID for mark in marks)
@@ -60,7 +60,7 @@ class PassRules:
         return found
 
     def is_defined(self, ref: TaskRef) -> bool:
-        """Whether a pass is defined for the task's source."""
+        """Check whether a pass is defined for the task's source."""
         return self._threshold(ref) is not None or self._source(ref) in self._told
 
     def note(self, ref: TaskRef, rewards: Sequence[float | None], marks: Sequence[Mark]) -> bool:

@@ -197,7 +197,7 @@ def _saved_files(folder: Path) -> list[Path]:
 
 
 def _other_kind(file: Path) -> str:
-    """What a file is instead of rows of JSON, and what to do; empty if that cannot be seen."""
+    """Say what a file is instead of rows of JSON, and what to do; empty if that cannot be seen."""
     with file.open("rb") as stream:
         begin = stream.read(max(map(len, _OTHER_KINDS)))
     return next((kind for signature, kind in _OTHER_KINDS.items() if begin.startswith(signature)), "")

@@ -188,7 +188,7 @@ def find_rows(name: str) -> FileRows | None:
 
 
 def is_file_name(dataset: str) -> bool:
-    """Whether a dataset's name is that of a file's rows, on whatever node."""
+    """Check whether a dataset's name is that of a file's rows, on whatever node."""
     return dataset.startswith(NAME_PREFIX)
 
 

@@ -154,7 +154,7 @@ def _text_rows(spec: TaskSpec, files: Sequence[Path]) -> Generator[TextRow]:
 
 
 def _note(read: TextRow, columns: Sequence[str], mistakes: Mistakes) -> None:
-    """What is wrong with a row, and which columns it has."""
+    """Note what is wrong with a row, and its columns."""
     if read.row.problem:
         mistakes.add(read.row, read.row.problem)
         return

@@ -34,9 +34,9 @@ def _always(answer: str, entry: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a dataset's answers are read and judged. `also_paid` (answers besides the reference
-    answer) and `stricter` (answers that only reasoning-gym accepts) are texts for the table in
-    docs/tasks.md.
+    """Rules by which a dataset's answers are read and judged. `also_paid` (answers besides the
+    reference answer) and `stricter` (answers that only reasoning-gym accepts) are texts for the
+    table in docs/tasks.md.
     """
 
     also_paid: str = ""

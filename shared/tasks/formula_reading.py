@@ -63,13 +63,13 @@ class Reading:
 
     @property
     def is_unordered(self) -> bool:
-        """Whether its parts may be in any order."""
+        """Check whether its parts may be in any order."""
         return self.kind in ("set", "union", "=", "ne")
 
 
 def read(text: str, *, of_reference: bool = False) -> Reading:
-    """What the whole of `text` says. A reference that may be a decimal or two values, `1,5`, has no
-    one meaning; an answer has that of two values.
+    """Read the whole of `text`. A reference that may be a decimal or two values, `1,5`, has no one
+    meaning; an answer has that of two values.
 
     Raises:
         Unreadable: it says nothing, or nothing that has one meaning.
@@ -85,7 +85,7 @@ def read(text: str, *, of_reference: bool = False) -> Reading:
 
 
 def is_about_as_long(text: str, reference: str) -> bool:
-    """Whether `text` has not many more characters and digits than the reference.
+    """Check whether `text` has not many more characters and digits than the reference.
 
     A term that evaluates to 0 could carry any text, so an answer that is right but much longer, or
     has many more digits, is not accepted.

@@ -70,8 +70,8 @@ def exact_value(side: Any, values: Mapping[str, Fraction]) -> Fraction | None:
 
 
 def same_values(left: Any, right: Any, seed: str) -> bool | None:
-    """Whether two sympy expressions agree; None if no value of the first is known. `seed` selects
-    the points.
+    """Check whether two sympy expressions agree; None if no value of the first is known. `seed`
+    selects the points.
     """
     if is_tame(left) and not is_tame(right):
         return False
@@ -108,7 +108,7 @@ def same_values(left: Any, right: Any, seed: str) -> bool | None:
 
 
 def _agree(one: Any, other: Any) -> bool:
-    """Whether two values are the same to about fifty digits. `e^{-200}` is neither 0 nor
+    """Check whether two values are the same to about fifty digits. `e^{-200}` is neither 0 nor
     `e^{-201}`, however small. A sum that cancels has no known digit, and counts as 0.
     """
     if not all(side.is_Rational or side.is_Float for side in (one, other)):
@@ -118,8 +118,8 @@ def _agree(one: Any, other: Any) -> bool:
 
 
 def is_tame(side: Any) -> bool:
-    """Whether no exponential or sine is taken of an exponential: its value may have more digits
-    than a machine has memory.
+    """Check whether no exponential or sine is taken of an exponential: its value may have more
+    digits than a machine has memory.
     """
     growing = [node for node in sympy.preorder_traversal(side) if _is_exponential(node) or isinstance(node, sympy.Function)]
     outer = [node for node in growing if not isinstance(node, sympy.log)]
@@ -163,8 +163,8 @@ def _bits(value: Fraction) -> int:
 
 
 def is_seen_as_a_whole(answer: Any, reference: Any, numbers: Mapping[Any, Any]) -> bool:
-    """Whether all parts of `answer` are of a size that matters beside those of `reference`, with
-    `numbers` as values of the letters.
+    """Check whether all parts of `answer` are of a size that matters beside those of `reference`,
+    with `numbers` as values of the letters.
     """
     sizes = [size for part in _parts(reference) if (size := _size(part, numbers)) is not None and size > 0]
     smallest, largest = min([sympy.Float(1), *sizes]) / SLACK, max([sympy.Float(1), *sizes]) * SLACK

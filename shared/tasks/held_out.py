@@ -41,7 +41,7 @@ class HeldOut:
         self._questions = frozenset(question_key(task.question) for task in self.tasks)
 
     def contains(self, question: str) -> bool:
-        """Whether this question is in the set, ignoring spacing and case."""
+        """Check whether this question is in the set, ignoring spacing and case."""
         return question_key(question) in self._questions
 
 
@@ -119,7 +119,7 @@ def check_share(spec: TaskSpec, count: int, unread: int = 0) -> None:
 
 
 def shares(specs: Sequence[TaskSpec], n: int) -> list[int]:
-    """How many of `n` held-out tasks each source contributes, by weight (largest remainder)."""
+    """Divide `n` held-out tasks among the sources, by weight (largest remainder)."""
     weights = [spec.weight for spec in specs]
     total = sum(weights)
     exact = [n * weight / total for weight in weights]

@@ -67,8 +67,8 @@ def decimal_places(text: str) -> int:
 
 
 def rounds_from(text: str, exact: Fraction, places: int) -> bool:
-    """Whether `text` equals `exact`, or equals `exact` rounded or truncated to at least `places`
-    decimal places.
+    """Check whether `text` equals `exact`, or equals `exact` rounded or truncated to at least
+    `places` decimal places.
 
     Zero, or a number that is off by a hundredth of the value, never counts as a rounding of it.
     """

@@ -52,7 +52,7 @@ class Looked(NamedTuple):
 
     @property
     def mostly_left_out(self) -> bool:
-        """Whether the verifier is not one for this file."""
+        """Check whether the verifier is not one for this file."""
         return 2 * len(self.left_out) > self.rows
 
 
@@ -79,8 +79,8 @@ def problem_of(verifier: str, item: Item) -> LeftOut | None:
 
 
 def is_left_out(spec: TaskSpec, ref: TaskRef) -> bool:
-    """Whether no answer to this question of the source earns full marks. A row of a file is looked
-    at once.
+    """Check whether no answer to this question of the source earns full marks. A row of a file is
+    looked at once.
     """
     if spec.verifier not in VERIFIERS:
         return False
@@ -135,8 +135,8 @@ def looked_at(spec: TaskSpec) -> int:
 
 
 def told(spec: TaskSpec, size: int) -> list[str]:
-    """How many of a source's rows are left out of those looked at so far, and for each cause where
-    the first ones are; empty for none.
+    """Count a source's rows that were left out so far, and for each cause name the first ones;
+    empty for none.
     """
     known = _known(spec.dataset, spec.canonical_config, spec.verifier)
     looked = Looked(len(known.looked_at), known.left_out)
@@ -169,7 +169,7 @@ def _shortened(text: str) -> str:
 
 
 class _Known:
-    """What has been found out about the rows of one source in this process."""
+    """Findings about the rows of one source in this process."""
 
     def __init__(self, verifier: str) -> None:
         self._verifier = verifier

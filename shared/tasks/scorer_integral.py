@@ -89,8 +89,8 @@ def integral(answer: str, entry: dict[str, Any]) -> float:
 
 
 def _has_kink(formula: Any) -> bool:
-    """Whether an absolute value stands outside of logarithms: the kink may be beyond all points.
-    sympy writes `sqrt((x-5)**2)` so too.
+    """Check whether an absolute value stands outside of logarithms: the kink may be beyond all
+    points. sympy writes `sqrt((x-5)**2)` so too.
     """
     if isinstance(formula, sympy.Abs):
         return True

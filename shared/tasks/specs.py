@@ -126,8 +126,8 @@ def _verifier_problems(spec: TaskSpec) -> Iterator[TaskError]:
 
 
 def _problems(spec: TaskSpec, share: int, unread: int) -> Iterator[TaskError]:
-    """What is wrong with one source. A verifier that is not there does not hide a wrong dataset,
-    nor the reverse. `unread`: a file's rows with mistakes, which may become questions.
+    """List what is wrong with one source. A verifier that is not there does not hide a wrong
+    dataset, nor the reverse. `unread`: a file's rows with mistakes, which may become questions.
     """
     verifies = refused = False
     if spec.source == "file" or spec.verifier != DEFAULT_VERIFIER:

@@ -57,7 +57,7 @@ def preload(names: Iterable[str]) -> None:
 
 
 def is_built_in(verifier: str, dataset: str) -> bool:
-    """Whether the project's own rule scores this dataset, and not a user's or a package's."""
+    """Check whether the project's own rule scores this dataset, and not a user's or a package's."""
     return verifier in VERIFIERS.built_in and not (verifier == DEFAULT_VERIFIER and from_package(dataset))
 
 

@@ -175,7 +175,7 @@ class BadReference(TransportError):
 
 
 class Retention(Enum):
-    """How long a stream keeps a message: until a limit (`LIMITS`) or until it is acknowledged
+    """Time for which a stream keeps a message: until a limit (`LIMITS`) or until it is acknowledged
     (`WORK_QUEUE`).
     """
 
@@ -264,7 +264,7 @@ class Delivery(Protocol):
 
     @property
     def deliveries(self) -> int:
-        """How many times it was delivered, including this time (1 for the first)."""
+        """Count its deliveries, including this time (1 for the first)."""
         ...
 
     async def ack(self) -> None:
@@ -359,7 +359,7 @@ class Fence(Protocol):
         ...
 
     def owns(self, bucket: str, key: str) -> bool:
-        """Whether only this process writes the key, so that `put` must write it."""
+        """Check whether only this process writes the key, so that `put` must write it."""
         ...
 
     async def put(self, key: str, value: bytes) -> int:
@@ -377,7 +377,7 @@ class Transport(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the server can be reached now."""
+        """Check whether the server can be reached now."""
         ...
 
     @property
@@ -490,8 +490,8 @@ class Transport(Protocol):
         ...
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
-        """How many messages the stream keeps on each subject that matches `subject`, for up to
-        about 100,000 subjects. Too expensive for hot loops.
+        """Count the messages that the stream keeps on each subject that matches `subject`, for up
+        to about 100,000 subjects. Too expensive for hot loops.
         """
         ...
 
@@ -550,7 +550,7 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether the deadline has passed."""
+        """Check whether the deadline has passed."""
         return self.left_s <= 0.0
 
 

@@ -151,7 +151,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the process is not known to have ended."""
+        """Check whether the process is not known to have ended."""
         return self._process.returncode is None
 
     def send(self, jobs: list[Any]) -> None:
@@ -233,7 +233,7 @@ class Child:
 
     @property
     def has_grown(self) -> bool:
-        """Whether the process's caches have grown too large."""
+        """Check whether the process's caches have grown too large."""
         return self.resident_bytes() > self._ready_bytes + MAX_GROWTH_BYTES
 
     async def kill(self) -> None:

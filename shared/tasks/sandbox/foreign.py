@@ -50,7 +50,7 @@ class ForeignLane:
 
     @property
     def running(self) -> bool:
-        """Whether there are processes."""
+        """Check whether there are processes."""
         return not all(runner.done() for runner in self.runners)
 
     def begin(self, children: Iterable[Child]) -> None:

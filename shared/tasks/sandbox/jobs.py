@@ -116,7 +116,7 @@ class Entry:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for the result any more."""
+        """Check whether nobody waits for the result any more."""
         return self.finished or self.request.done.done()
 
     def packed(self) -> list[Any]:

@@ -53,7 +53,7 @@ class TransferLost(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What the server says of the stream whose snapshot it took."""
+    """State of a stream whose snapshot the server took."""
 
     config: dict[str, Any]
     state: dict[str, Any]
@@ -219,7 +219,7 @@ class Listed:
 
 
 async def account(connection: Connection, deadline: Deadline) -> dict[str, Any]:
-    """What the user's account uses and may use."""
+    """Usage and limits of the user's account."""
     found: dict[str, Any] = await call(connection, "INFO", None, deadline, "the account's figures")
     return found
 

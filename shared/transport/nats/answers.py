@@ -22,8 +22,8 @@ LARGEST_COUNT = 2**62
 
 
 def said(text: object) -> str:
-    """What a server said, as one line that is not endless and does nothing to a terminal: errors
-    quote it, and whoever shows an error keeps its line breaks.
+    """Quote what a server said in one line that is not endless and does nothing to a terminal:
+    errors quote it, and whoever shows an error keeps its line breaks.
     """
     return visible(str(text), SAID_CHARACTERS)
 

@@ -166,12 +166,12 @@ _FIRST_OF_SERVER = b"Nats-Subject: "
 
 
 def is_oversized(block: bytes) -> bool:
-    """Whether a header block is larger than any honest publisher's."""
+    """Check whether a header block is larger than any honest publisher's."""
     return len(block) > MAX_HEADER_BYTES or block.count(b"\n") > MAX_HEADER_LINES
 
 
 def is_stored(block: bytes) -> bool:
-    """Whether the server says where the message is stored."""
+    """Check whether the server says where the message is stored."""
     return b"\r\nNats-Sequence: " in block[-_TAIL_BYTES:]
 
 

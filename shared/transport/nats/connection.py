@@ -105,7 +105,7 @@ class Complaints:
             )
 
     def forbids(self, subject: str) -> bool:
-        """Whether the last permissions violation was about `subject`."""
+        """Check whether the last permissions violation was about `subject`."""
         return f'"{subject}"'.lower() in self._forbidden
 
     def settle(self) -> None:
@@ -131,7 +131,7 @@ _HUB = "check the network on the way and the hub's server"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to reach a server. Secrets are given as files, never as values."""
+    """Ways to reach a server. Secrets are given as files, never as values."""
 
     url: str
     name: str
@@ -156,12 +156,12 @@ class Options:
 
     @property
     def if_absent(self) -> str:
-        """What to do if the server does not answer a first connection."""
+        """Say what to do if the server does not answer a first connection."""
         return f"{_HUB}, or set nats.swarm_url" if self.hub else "start one with `swarm up` (`make run`), or set nats.node_url"
 
     @property
     def if_lost(self) -> str:
-        """What to do if the server does not come back."""
+        """Say what to do if the server does not come back."""
         again = "start it again (`swarm restart nats` in a running swarm, `swarm up` otherwise)"
         return f"if it stays away, {_HUB if self.hub else again}"
 
@@ -172,7 +172,9 @@ class Options:
 
     @property
     def demands_tls(self) -> bool:
-        """Whether this connection must be encrypted: it has an authority file or a `tls://` url."""
+        """Check whether this connection must be encrypted: it has an authority file or a `tls://`
+        url.
+        """
         return self.ca_file is not None or any(url.startswith("tls://") for url in self.servers)
 
 
@@ -200,7 +202,7 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether the server can be reached now."""
+        """Check whether the server can be reached now."""
         return self._client is not None and bool(self._client.is_connected)
 
     @property

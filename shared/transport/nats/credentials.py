@@ -86,7 +86,7 @@ def denial(error: Exception, url: str, key_file: str | None, ca_file: str | None
 
 
 def is_key_refusal(error: Exception) -> bool:
-    """Whether the server does not know the key, or no longer knows it."""
+    """Check whether the server does not know the key, or no longer knows it."""
     return any(words in str(error).lower() for words in _REFUSALS)
 
 

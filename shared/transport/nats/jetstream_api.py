@@ -81,8 +81,8 @@ class ApiError(TransportError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may succeed later, because the server is starting, electing a
-        leader or overloaded.
+        """Check whether the same request may succeed later, because the server is starting,
+        electing a leader or overloaded.
         """
         return self.code in (429, 503)
 

@@ -54,7 +54,7 @@ class NatsDelivery:
 
     @property
     def deliveries(self) -> int:
-        """How many times it was delivered, including this time."""
+        """Count its deliveries, including this time."""
         return self._deliveries
 
     async def ack(self) -> None:

@@ -48,7 +48,7 @@ class NatsTransport:
 
     @property
     def connected(self) -> bool:
-        """Whether the server can be reached now."""
+        """Check whether the server can be reached now."""
         return self._connection.connected
 
     @property
@@ -169,7 +169,7 @@ class NatsTransport:
         return await api.stream_state(self._connection, stream)
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
-        """How many messages the stream keeps on each subject that matches."""
+        """Count the messages that the stream keeps on each subject that matches."""
         _check_may_ask(self._connection, stream)
         return await api.counts(self._connection, stream, subject)
 
