@@ -210,7 +210,7 @@ class Mistakes:
 
     @property
     def full(self) -> bool:
-        """Whether there are so many that reading on would help nobody."""
+        """Check whether there are so many that reading on would help nobody."""
         return len(self._found) >= MOST_FOUND
 
     def add(self, row: Row, problem: str) -> None:

@@ -94,8 +94,8 @@ def _plain_roles(entry: dict[str, Any]) -> list[str]:
 
 
 def codeio_readable(answer: str, entry: dict[str, Any]) -> bool:
-    """Whether the similarity of answer and reference can be computed quickly enough to give partial
-    credit.
+    """Check whether the similarity of answer and reference can be computed quickly enough to give
+    partial credit.
     """
     if len(answer) * len(entry["answer"]) > MAX_CODEIO_WORK:
         return same_text(answer, entry)

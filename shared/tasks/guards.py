@@ -106,8 +106,8 @@ _EXPONENT = re.compile(r"(?<![A-Za-z0-9_])[0-9.][0-9_.]*[eE]")
 
 
 def is_plain_expression(text: str, names: Collection[str], max_digits: int = 15) -> bool:
-    """Whether `text` is arithmetic over `names`, `CONSTANTS` and `FUNCTIONS` with bounded powers
-    and numbers of `max_digits`.
+    """Check whether `text` is arithmetic over `names`, `CONSTANTS` and `FUNCTIONS` with bounded
+    powers and numbers of `max_digits`.
     """
     if len(text) > MAX_CHARS or not _CHARACTERS.fullmatch(text) or _depth(text) > MAX_DEPTH:
         return False

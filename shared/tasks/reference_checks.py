@@ -225,7 +225,7 @@ class Trial:
 
     @property
     def built_in(self) -> bool:
-        """Whether the project's own rule was tried, and not a user's or a package's."""
+        """Check whether the project's own rule was tried, and not a user's or a package's."""
         return is_built_in(self.spec.verifier, self.spec.dataset)
 
     @property
@@ -252,8 +252,8 @@ class Trial:
 
 
 def worth_trying(spec: TaskSpec) -> bool:
-    """Whether a source's reward is the user's choice. Those of reasoning-gym's own datasets are
-    tried by this project's tests.
+    """Check whether a source's reward is the user's choice. Those of reasoning-gym's own datasets
+    are tried by this project's tests.
     """
     return spec.source == "file" or spec.verifier != DEFAULT_VERIFIER or from_package(spec.dataset)
 

@@ -467,7 +467,7 @@ OTHER_RIGHT: dict[str, frozenset[str]] = {
 
 
 def is_right_after_all(dataset: str, candidate: Candidate) -> bool:
-    """Whether the dataset's rules justify full marks for this candidate."""
+    """Check whether the dataset's rules justify full marks for this candidate."""
     if candidate.kind == CHANGE and dataset in SEVERAL:
         return True
     return candidate.name in OTHER_RIGHT.get(dataset, frozenset())

@@ -478,7 +478,7 @@ def path_from_elsewhere(entries: str) -> str:
 
 
 def others_can_import() -> bool:
-    """Whether a user without privileges can read all of it."""
+    """Check whether a user without privileges can read all of it."""
     needed = {Path(sys.executable), Path(sysconfig.get_paths()["stdlib"]), *import_folders()}
     return all(_open_to_others(path.resolve()) for path in needed)
 

@@ -214,7 +214,7 @@ class LocalLane:
 
     @property
     def running(self) -> bool:
-        """Whether there are workers."""
+        """Check whether there are workers."""
         return not all(runner.done() for runner in self.runners)
 
     def begin(self, children: Iterable[Child]) -> None:
@@ -347,7 +347,7 @@ class WorkerQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether the worker has no jobs."""
+        """Check whether the worker has no jobs."""
         return not self._entries
 
     @property
