@@ -24,7 +24,7 @@ TOLD_WITHOUT_REASON = re.compile(r"  # (type: ignore|noqa)[^()#\n]*$", re.MULTIL
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 CALLED_BY_OTHERS = {
     "shared/registry.py: look_again": "tests that install a package while they run",
-    "shared/tasks/subprocess_reader.py: main": "the program text that file_apart starts Python with",
+    "shared/tasks/subprocess_reader.py: main": "the program text that subprocess_reader starts Python with",
     "shared/tasks/verifiers.py: score_answer": "tests of the scorers, for one answer; services score many by score_texts",
     "describe": "prometheus_client asks collectors for it",
     **dict.fromkeys(("do_GET", "log_message", "redirect_request"), "http.server and urllib call it"),
