@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -44,9 +43,11 @@ NAME_CHARACTERS = 32
 
 
 def node_lines(node: NodeState, *, fresh: bool = True) -> list[Text]:
-    """The three lines; one for a node without any. fresh: what is shown is of now; else it was seen
-    last, and no rate holds.
+    """The three lines; one for a node whose streams are gone. fresh: what is shown is of now; else
+    it was seen last, and no rate holds.
     """
+    if node.lost:
+        return [Text.assemble((visible(node.node, NAME_CHARACTERS), "bold"), (f"  {MARKS['lost']} {node.words}", STYLES["bad"]))]
     return [_head(node, fresh), Text("  ").append(_groups(node)), Text("  ").append(_doings(node, fresh))]
 
 
@@ -103,9 +104,14 @@ def _head(node: NodeState, fresh: bool) -> Text:
 
 def _groups(node: NodeState) -> Text:
     """What became of groups, with the reason for most refusals."""
-    made = node.total("generator", StatusFigure.GROUPS_GENERATED)
-    shared, taken, refused = (
-        node.total("verifier", figure) for figure in (StatusFigure.SHARED, StatusFigure.ACCEPTED, StatusFigure.REFUSED)
+    made, shared, taken, refused = (
+        node.total(role, figure) if any(status.figures for status in node.statuses) else None
+        for role, figure in (
+            ("generator", StatusFigure.GROUPS_GENERATED),
+            ("verifier", StatusFigure.SHARED),
+            ("verifier", StatusFigure.ACCEPTED),
+            ("verifier", StatusFigure.REFUSED),
+        )
     )
     text = Text(f"made {number(made)}  shared {number(shared)}  taken {number(taken)}  ")
     mostly = node.refusals().partition(": ")[2]
@@ -128,7 +134,9 @@ def _doings(node: NodeState, fresh: bool) -> Text:
     text = Text()
     for words in findings(node):
         text.append(f"{words}; ", style=STYLES[node.health] if node.health in ("bad", "warn") else "yellow")
-    text.append(" · ".join(f"{role} {visible(node.role_words(role), 2 * NAME_CHARACTERS)}" for role in ROLES))
+    unwell = (*node.gone, *node.late)
+    roles = sorted(ROLES, key=lambda role: role not in unwell)  # a long line is cut at its end
+    text.append(" · ".join(f"{role} {visible(node.role_words(role), 2 * NAME_CHARACTERS)}" for role in roles))
     if fresh and node.alive("trainer") and not node.trouble:
         shares = {words: node.figure("trainer", FigureFamily.SHARE.of(phase)) for phase, words in PHASES.items()}
         largest = sorted(shares.items(), key=lambda each: -each[1])[:2]
@@ -138,8 +146,10 @@ def _doings(node: NodeState, fresh: bool) -> Text:
 
 
 def findings(node: NodeState) -> list[str]:
-    """What a person should act on or know, in words: first what keeps the node from its work."""
-    found = [*([node.words] if node.lost else node.absent or node.trouble)]
+    """What a person should act on or know, in words: first what keeps the node from its work. A
+    process that is late with its word is told where its role is.
+    """
+    found = node.absent or ([node.stall.words] if node.stall else [])
     if node.none_taken:
         found.append(node.none_taken + (f" (mostly {visible(node.mostly_refused, 40)})" if node.mostly_refused else ""))
     if others := node.held_on():
@@ -169,7 +179,7 @@ def elsewhere_table(nodes: Sequence[NodeState], known: Collection[str] = ()) -> 
     """The nodes on other servers. known: names that have signed for long, or that a roster lists;
     once there are some, the others are marked as new.
     """
-    rows = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("node", "held-out", "gain", "version", "shares", "seen", "model"):
         rows.add_column(column, no_wrap=True)
     some_are_known = any(node.signed and node.node in known for node in nodes)

@@ -554,7 +554,7 @@ class NodeState:
     def words(self) -> str:
         """What the node is doing, or what keeps it from it."""
         if self.lost:
-            return f"its streams are gone from the server ({len(self.lost)})"
+            return f"lost: {len(self.lost)} of its streams are gone from the server"
         if self.elsewhere:
             return self.doubt or "on another server"
         missing = self.missing

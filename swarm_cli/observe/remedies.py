@@ -13,7 +13,7 @@ from shared.roles import ROLES
 from shared.runtime.deaths import Deaths, deaths_file, read_deaths
 from shared.runtime.errors import EXIT_CONFIG
 from shared.runtime.status import STATUS_INTERVAL_S, STOPPED
-from shared.runtime.streams import lost_sentence
+from shared.runtime.streams import names_of
 from shared.runtime.supervise import CRASH_WINDOW_S
 from shared.text import visible
 from swarm_cli.observe.node_state import QUIET_S, START_AGAIN_S, NodeState, duration
@@ -109,9 +109,21 @@ def server_trouble(nodes: Sequence[NodeState], var_dir: Path, target: Target) ->
     """
     if target.ended is not None:
         return ""
-    if gone := [stream for node in nodes for stream in node.lost]:
-        return lost_sentence([visible(stream, 80) for stream in gone], visible(target.node_url, 200))
+    if emptied := [node for node in nodes if node.lost]:
+        return _restoring(emptied, target.node_url)
     return cannot_store(var_dir, target.node_url) or (silent_together(var_dir, target.node_url) if all_silent(nodes) else "")
+
+
+def _restoring(emptied: Sequence[NodeState], node_url: str) -> str:
+    """Explain which nodes' streams the server no longer has, and how they are restored."""
+    names = ", ".join(visible(node.node, 40) for node in emptied[:MOST]) + (" and others" if len(emptied) > MOST else "")
+    whole = all(len(node.lost) >= len(names_of(node.node)) for node in emptied)
+    what = "came back with an empty store" if whole else "has lost streams"
+    return (
+        f"the NATS server at {visible(node_url, 200)} {what}: those of {names} are gone. Stop the run and restore them from a "
+        "backup (`swarm nats restore`, docs/runbooks/SwarmStreamsLost.md); to go on without what they held, create them empty with "
+        "`swarm nats init --plane node`"
+    )
 
 
 def all_silent(nodes: Iterable[NodeState]) -> bool:

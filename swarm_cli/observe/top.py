@@ -99,7 +99,7 @@ def screen(
     here = sorted(swarm.here, key=lambda node: (_FIRST[node.health], node.node))
     elsewhere = [node for node in swarm.nodes if node.elsewhere]
     told = sum(-(-len(text) // width) for text in (visible(notice), visible(closing)))
-    rest = 2 + told + (len(elsewhere) + 3 if elsewhere else 0)
+    rest = 2 + told + (len(elsewhere) + 1 if elsewhere else 0)
     lines = _lines(here, None if height is None else max(1, height - rest), fresh=age_s <= 0)
     for line in (parts[0], *lines) if height is not None else ():
         if isinstance(line, Text):
@@ -118,9 +118,9 @@ def _lines(nodes: Sequence[NodeState], most: int | None, *, fresh: bool) -> list
     counted.
     """
     each = [node_lines(node, fresh=fresh) for node in nodes]
-    if most is None or 3 * len(each) <= most:
+    if most is None or sum(map(len, each)) <= most:
         return [line for lines in each for line in lines]
-    short = [lines[0].append("  ").append(lines[2]) for lines in each]
+    short = [lines[0].append("  ").append(lines[-1]) if len(lines) > 1 else lines[0] for lines in each]
     left = len(short) - most + 1
     return (
         short

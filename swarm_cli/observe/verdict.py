@@ -142,6 +142,10 @@ def margin(one: Evaluation, other: Evaluation, looks: int) -> float:
 
 def _held_out(evaluations: Sequence[Evaluation]) -> tuple[Outcome, str]:
     """The outcome by the held-out tasks alone, and a sentence about it."""
+    if evaluations and not evaluations[-1].n and evaluations[-1].unknown:
+        last = evaluations[-1]
+        return Outcome.UNKNOWN, f"none of the {last.unknown:,} held-out answers of version {last.policy_version} has a known reward"
+    evaluations = [each for each in evaluations if each.n or not each.unknown]
     base = next((each for each in evaluations if each.policy_version == 0), None)
     if base is None or len(evaluations) < 2:
         return Outcome.UNKNOWN, "held-out tasks were not evaluated before and after (eval.tasks, eval.every_versions)"

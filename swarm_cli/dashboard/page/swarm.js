@@ -50,7 +50,7 @@ function banner(told) {
     told.state === "failed" || trouble ? el("p", {}, ...wrong(told.nodes.filter(unwell))) : null,
     ...(told.state === "failed" ? remedies(told, told.nodes.filter(unwell).flatMap(({ away }) => away)) : []),
     el("p", { class: "facts" }, told.server ? el("span", {}, "server ", name(told.server)) : null, told.swarm ? el("span", {}, "swarm ", name(told.swarm)) : null, told.problem && !isFaulty(told) ? el("span", {}, el("bdi", {}, ...worded(told.problem))) : null),
-    ...(told.nodes || []).flatMap((node) => (node.rewards || []).map((words) => el("p", {}, name(node.node), `: ${words}`))).slice(0, 3),
+    ...(told.nodes || []).flatMap((node) => (node.rewards || []).map((words) => el("p", {}, name(node.node), ": ", ...worded(words)))).slice(0, 3),
     told.swarm_reachable === false ? el("p", { text: "The swarm plane cannot be reached: nodes train alone until it is back." }) : null);
 }
 
@@ -159,9 +159,9 @@ function nodesSection(told) {
   const lines = nodes.map((node) => stacked(head,
     el("th", { scope: "row" }, el("a", { href: route("node", node.node) }, name(node.node))),
     does(node, isUnsure(told)),
-    el("td", { text: node.kind === "elsewhere" ? "–" : count(node.step) }), el("td", { text: count(node.version) }),
-    ...(listed ? [el("td", { class: "words" }, name(node.model)),
-    el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ")), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
+    el("td", { text: node.kind === "elsewhere" || node.kind === "lost" ? "–" : count(node.step) }), el("td", { text: node.kind === "lost" ? "–" : count(node.version) }),
+    ...(listed ? [el("td", { class: "words" }, name(node.model || "–")),
+    el("td", { class: "words" }, name(node.tasks.slice(0, 4).join(", ") || "–"), node.tasks.length + node.tasks_left_out > 4 ? ` and ${node.tasks.length + node.tasks_left_out - 4} more` : null),
     el("td", { class: "words" }, standing(node.entry, node.problem), node.heard_s === null ? null : el("small", { text: isOver(told) ? `, ${timeOf(told.at - node.heard_s)}` : `, ${ago(node.heard_s)} ago` }))] : [])));
   return section("nodes", "Nodes", scrolled("Table of nodes", el("table", { class: "stacks" }, el("caption", { text: `${many(nodes.length + told.nodes_left_out, "node")} known here` }), el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col", text })))), el("tbody", {}, ...lines))), leftOut(told.nodes_left_out, "node"), told.earlier?.length ? el("p", { class: "hint", text: `Not shown, as earlier runs left them on this server: ${told.earlier.slice(0, 8).join(", ")}${told.earlier.length > 8 ? ` and ${told.earlier.length - 8} more` : ""}.` }) : null, leftOut(told.unreadable, "unreadable entry in the directory", "unreadable entries in the directory"));
 }
@@ -237,6 +237,7 @@ async function showSwarm() {
   byId("heard").textContent = told.state === "waiting" ? "" : told.state === "ended" && told.ended ? `ended ${ago(told.now - told.ended.at)} ago` : `seen ${ago(told.now - told.at)} ago`;
   document.title = `${STATES[told.state][1]} · swarm`;
   const quiet = told.state === "waiting" || told.state === "empty" || (told.state === "ended" && !told.ended.seen);
+  if (told.state === "emptied" && !told.leaderboard.length) return [banner(told), nodesSection(told)];
   return [banner(told), ...(quiet ? [] : [leaderboardSection(told), exchangeSection(told), nodesSection(told), textsSection(told)])];
 }
 
