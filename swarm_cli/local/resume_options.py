@@ -17,7 +17,7 @@ from swarm_cli.local.procfile import MAX_NODES, Layout
 from swarm_cli.runs import Given, as_options, in_a_run, is_own, options_in, read_note
 
 
-def going_on(given: Given, run: str) -> tuple[Given, list[str]]:
+def resume_options(given: Given, run: str) -> tuple[Given, list[str]]:
     """`given`, completed with the options of the run's earlier start that are missing now; and a
     list of the options added. An earlier option that contradicts a given one is left out.
 

@@ -36,7 +36,7 @@ from swarm_cli.local.procfile import (
     process_lines,
     render_procfile,
 )
-from swarm_cli.local.resume_options import going_on
+from swarm_cli.local.resume_options import resume_options
 from swarm_cli.local.run_messages import RunSummary, announce, explain_end, swarm_of_run
 from swarm_cli.risky_settings import left_out_rows, ruinous_settings, soon_used_up
 from swarm_cli.runs import Given, forget_end, write_end
@@ -84,7 +84,7 @@ def up(
     """
     if steps and not progress:
         raise CommandError("--steps needs the progress view, which ends the run: omit --no-progress")
-    given, taken = going_on(Given(nodes, tuple(name or []), config, nats_port, nats_url, base_port), checked_run(run))
+    given, taken = resume_options(Given(nodes, tuple(name or []), config, nats_port, nats_url, base_port), checked_run(run))
     if taken and not print_procfile:
         note(f"run {run}: continued with its earlier options, {' '.join(taken)}")
     nodes = given.nodes or len(given.names) or Layout().nodes

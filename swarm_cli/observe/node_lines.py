@@ -114,8 +114,8 @@ def _groups(node: NodeState) -> Text:
         )
     )
     text = Text(f"made {number(made)}  shared {number(shared)}  taken {number(taken)}  ")
-    mostly = node.refusals().partition(": ")[2]
-    text.append(f"refused {number(refused)}{f' (mostly {mostly})' if mostly else ''}", style="yellow" if refused else "")
+    reasons = node.refusals()
+    text.append(f"refused {number(refused)}{f': {reasons}' if reasons else ''}", style="yellow" if refused else "")
     dead = next((fill.state.messages for fill in node.streams if fill.stream == subjects.node_dead_letters_stream(node.node)), 0)
     if dead:
         text.append(f"  dead letters {number(dead)}", style="red")

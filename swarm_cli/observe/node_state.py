@@ -38,6 +38,7 @@ FEW_REFUSED = 16
 STILL_SENT_S = 60.0
 _WAITING = ("waiting", "held back")
 """How the state of a process begins that says that it does no work now."""
+UNEXAMINED = {"surplus": " (never examined)"}
 _RATE_WINDOW_S = 60.0
 
 _WORK: dict[Role, str] = {"trainer": "step", "sampler": "batch", "generator": "group", "verifier": "group scored"}
@@ -463,12 +464,13 @@ class NodeState:
         return max(counts, key=lambda reason: counts[reason], default="")
 
     def refusals(self, since: float = 0.0) -> str:
-        """The most frequent reason for refusals and its count, such as `120 refused: repeated`;
-        empty if nothing was refused in this life and since `since`.
+        """The two most frequent reasons for refusals, such as `4,000 surplus (never examined), 300
+        repeated`; empty if nothing was refused in this life and since `since`. Surplus is nobody's
+        fault and must not hide the reason for the rest.
         """
         counts = self._by_label(self._reported_since("verifier", since), FigureFamily.REFUSED)
-        most = max(counts, key=lambda name: counts[name], default="")
-        return f"{int(counts[most]):,} refused: {visible(most, 40)}" if most and counts[most] > 0 else ""
+        most = sorted((name for name, count in counts.items() if count > 0), key=lambda name: -counts[name])[:2]
+        return ", ".join(f"{int(counts[name]):,} {visible(name, 40)}{UNEXAMINED.get(name, '')}" for name in most)
 
     @staticmethod
     def _by_label(statuses: Iterable[ServiceStatus], family: FigureFamily) -> dict[str, float]:

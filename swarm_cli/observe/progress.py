@@ -68,7 +68,7 @@ def row_lines(node: NodeState, elapsed_s: float, since: float = 0.0, staleness: 
         f"{_newest(node):>9}{node.base_score or '–'!s:>7}"
         f"{_groups(node, since)}{_number(staleness, 6, 2)}"
     )
-    words = visible("; ".join(filter(None, (node.words, node.refusals(since)))), STATE_CHARACTERS)
+    words = visible("; ".join(filter(None, (node.words, _refused(node, since)))), STATE_CHARACTERS)
     line = f"{figures}  {words}"
     return [line] if len(line) <= LINE_CHARACTERS else [figures, f"{'':>9}{words}"]
 
@@ -95,10 +95,15 @@ def summary(nodes: Sequence[NodeState], since: float = 0.0, *, went_on: bool = F
         )
         if newest and newest.n and newest.pass_rate is None:
             lines.append(f"({NO_PASS_SHOWN})")
-    lines += [f"{visible(node.node)}: {words}" for node in nodes if (words := node.refusals(since))]
+    lines += [f"{visible(node.node)}: {words}" for node in nodes if (words := _refused(node, since))]
     if went_on:
         lines.append("(made, shared, taken, refused: since this start; shared may include groups made before it)")
     return lines
+
+
+def _refused(node: NodeState, since: float) -> str:
+    reasons = node.refusals(since)
+    return f"refused: {reasons}" if reasons else ""
 
 
 def _newest(node: NodeState) -> str:

@@ -30,7 +30,7 @@ def test_a_node_that_takes_no_more_is_told_by_every_display() -> None:
     assert dry.takes_none_s == 250 and dry.words == "working, no foreign group taken for 4m"
     line = next(line for line in shown(dry).splitlines() if "no foreign group taken for 4m" in line)
     assert line.startswith("  no foreign group"), "before what the processes do"
-    assert "taken 800  refused 12,345 (mostly repeated)" in shown(dry)
+    assert "taken 800  refused 12,345: 900 repeated, 9 flood" in shown(dry)
     assert "no foreign group taken for 4m" in shown(dry, node("beta"), height=5)
     (seen,) = swarm_object(SwarmState(NOW, (dry,), (), True), [], RecentGroups())["nodes"]
     assert (seen["kind"], seen["words"]) == ("running", "working, no foreign group taken for 4m")
@@ -66,7 +66,7 @@ def test_a_verifier_counts_what_it_refuses_since_it_accepted_a_group() -> None:
 def test_while_none_is_taken_the_reason_is_that_of_what_was_examined_since() -> None:
     figures = USED_UP | {"refused_repeated": 300.0, "refused_surplus": 4_000.0, "since_taken_mostly_repeated": 40.0}
     dry = node(refused=4_943.0, **figures)
-    assert dry.mostly_refused == "repeated" and dry.refusals() == "4,000 refused: surplus"
+    assert dry.mostly_refused == "repeated" and dry.refusals() == "4,000 surplus (never examined), 300 repeated"
     assert "no foreign group taken for 4m (mostly repeated)" in shown(dry)
     assert "mostly repeated" not in shown(node(refused=4_943.0, **figures | {"last_taken_at": NOW - 1}))
 

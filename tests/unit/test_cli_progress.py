@@ -198,8 +198,8 @@ def test_a_time_that_is_yet_to_come_by_another_clock_is_never_negative() -> None
 def test_a_row_and_the_summary_name_the_reason_for_most_refusals() -> None:
     refused = status("verifier", refused=160.0, refused_repeated=120.0, refused_stale=40.0)
     row = view(12, statuses=(*(status(role) for role in ROLES if role != "verifier"), refused), rate=7.5)
-    assert row_lines(row, 65.0)[-1].strip().endswith("working; 120 refused: repeated")
-    assert "alpha: 120 refused: repeated" in summary([row])
+    assert row_lines(row, 65.0)[-1].strip().endswith("working; refused: 120 repeated, 40 stale")
+    assert "alpha: refused: 120 repeated, 40 stale" in summary([row])
 
 
 def test_a_run_is_done_when_the_slowest_node_has_taken_and_published_its_steps() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.local.resume_options import going_on
+from swarm_cli.local.resume_options import resume_options
 from swarm_cli.local.run_messages import write_note
 from swarm_cli.runs import Given, RunNote, goes_on
 
@@ -29,32 +29,32 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
 
 
 def test_what_is_not_given_is_as_the_run_last_had_it_and_is_named(before: Given) -> None:
-    given, added = going_on(DEFAULT, "mine")
+    given, added = resume_options(DEFAULT, "mine")
     assert given == before
     said = "--nodes 1 --name gamma --config '/my node.toml' --nats-port 31460 --base-port 31470"
     assert " ".join(added) == said
 
 
 def test_what_is_given_counts_more_and_nothing_contradicts_it(before: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, added = going_on(Given(nodes=2, nats_url="nats://hub:4222", config=DEMO_CONFIG), "mine")
+    given, added = resume_options(Given(nodes=2, nats_url="nats://hub:4222", config=DEMO_CONFIG), "mine")
     assert given == Given(2, (), DEMO_CONFIG, None, "nats://hub:4222", 31_470) and added == ["--base-port 31470"]
     monkeypatch.setenv("SWARM_CONFIG", str(DEMO_CONFIG))
-    assert going_on(DEFAULT, "mine")[0].config is None
+    assert resume_options(DEFAULT, "mine")[0].config is None
 
 
 def test_names_that_are_given_are_as_many_nodes_as_they_are(before: Given) -> None:
-    assert going_on(Given(names=("a", "b", "c")), "mine")[0].nodes is None, "and not the one that the run had"
+    assert resume_options(Given(names=("a", "b", "c")), "mine")[0].nodes is None, "and not the one that the run had"
 
 
 def test_a_new_run_and_one_that_was_no_swarm_up_take_nothing(before: Given, tmp_path: Path) -> None:
-    assert going_on(DEFAULT, "") == going_on(DEFAULT, "new") == (DEFAULT, [])
+    assert resume_options(DEFAULT, "") == resume_options(DEFAULT, "new") == (DEFAULT, [])
     write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "the same `swarm join`"))
-    assert going_on(DEFAULT, "mine") == (DEFAULT, [])
+    assert resume_options(DEFAULT, "mine") == (DEFAULT, [])
 
 
 def test_a_note_with_a_quotation_that_does_not_end_says_nothing(before: Given, tmp_path: Path) -> None:
     write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "swarm up --run mine --config 'a"))
-    assert going_on(DEFAULT, "mine") == (DEFAULT, [])
+    assert resume_options(DEFAULT, "mine") == (DEFAULT, [])
 
 
 def test_a_configuration_in_the_run_s_own_folder_is_used_only_if_it_is_given(
@@ -69,8 +69,8 @@ def test_a_configuration_in_the_run_s_own_folder_is_used_only_if_it_is_given(
     for named in ("runs/mine/c.toml", "outside.toml", folder / "link.toml", "runs/none/../mine/c.toml", "runs/other/c.toml"):
         write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes 1 --config {named}"))
         with pytest.raises(CommandError, match=r"lies in a run's folder.*--config"):
-            going_on(DEFAULT, "mine")
-        assert going_on(Given(config=DEMO_CONFIG), "mine")[0].config == DEMO_CONFIG
+            resume_options(DEFAULT, "mine")
+        assert resume_options(Given(config=DEMO_CONFIG), "mine")[0].config == DEMO_CONFIG
 
 
 def test_a_relative_configuration_of_an_older_note_is_used_only_if_it_is_given(
@@ -81,8 +81,8 @@ def test_a_relative_configuration_of_an_older_note_is_used_only_if_it_is_given(
     shutil.copy(DEMO_CONFIG, "node.toml")
     write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", "swarm up --run mine --config node.toml"))
     with pytest.raises(CommandError, match=r"configuration node.toml, and its note does not say in which folder: .*--config"):
-        going_on(DEFAULT, "mine")
-    assert going_on(Given(config=Path("node.toml")), "mine")[0] == Given(config=Path("node.toml"))
+        resume_options(DEFAULT, "mine")
+    assert resume_options(Given(config=Path("node.toml")), "mine")[0] == Given(config=Path("node.toml"))
     assert goes_on(tmp_path / "runs" / "mine") == "swarm up --run mine, with the options that it was started with"
 
 
@@ -97,22 +97,22 @@ def test_a_configuration_or_server_that_only_a_copied_runs_note_names_must_be_gi
     note = (folder.with_name("moved") / "up.json").read_text().replace("--run mine", "--run moved")
     (folder.with_name("moved") / "up.json").write_text(note)
     with pytest.raises(CommandError, match=rf"copied here.*{named}"):
-        going_on(DEFAULT, "moved")
-    assert going_on(DEFAULT, "mine")[0].nodes == 1
+        resume_options(DEFAULT, "moved")
+    assert resume_options(DEFAULT, "mine")[0].nodes == 1
     given = Given(config=DEMO_CONFIG, nats_port=4333)
-    assert going_on(given, "moved")[0] == Given(1, (), DEMO_CONFIG, 4333)
+    assert resume_options(given, "moved")[0] == Given(1, (), DEMO_CONFIG, 4333)
 
 
 def test_a_copied_runs_nodes_and_ports_are_as_they_were(before: Given, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "mine"
     shutil.copytree(folder, folder.with_name("copy"))
-    assert going_on(Given(config=DEMO_CONFIG), "copy")[0] == Given(1, ("gamma",), DEMO_CONFIG, 31_460, "", 31_470)
+    assert resume_options(Given(config=DEMO_CONFIG), "copy")[0] == Given(1, ("gamma",), DEMO_CONFIG, 31_460, "", 31_470)
 
 
 def test_a_number_that_no_start_has_is_not_taken(before: Given, tmp_path: Path) -> None:
     for number in ("9" * 5_000, "65000"):
         write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine --nodes {number}"))
-        assert going_on(DEFAULT, "mine") == (DEFAULT, [])
+        assert resume_options(DEFAULT, "mine") == (DEFAULT, [])
 
 
 @pytest.mark.parametrize("many", ["--nodes 64", "--name a --name b --name c"])
@@ -121,18 +121,18 @@ def test_more_nodes_than_usual_must_be_given_where_only_a_copied_runs_note_names
 ) -> None:
     folder = tmp_path / "runs" / "mine"
     write_note(folder, RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine {many}"))
-    taken = going_on(DEFAULT, "mine")[0]
+    taken = resume_options(DEFAULT, "mine")[0]
     assert taken.nodes == 64 or taken.names == ("a", "b", "c"), "this user's own"
     (folder / "up.own").unlink()
     with pytest.raises(CommandError, match=rf"copied here.*{many}.*--nodes"):
-        going_on(DEFAULT, "mine")
-    assert going_on(Given(nodes=3), "mine")[0] == Given(nodes=3)
+        resume_options(DEFAULT, "mine")
+    assert resume_options(Given(nodes=3), "mine")[0] == Given(nodes=3)
 
 
 def test_more_names_than_nodes_fit_on_a_machine_are_not_taken(before: Given, tmp_path: Path) -> None:
     names = " ".join(f"--name n{number}" for number in range(65))
     write_note(tmp_path / "runs" / "mine", RunNote("nats://127.0.0.1:1", "none", f"swarm up --run mine {names}"))
-    assert going_on(DEFAULT, "mine") == (DEFAULT, [])
+    assert resume_options(DEFAULT, "mine") == (DEFAULT, [])
 
 
 def test_a_run_whose_model_lies_where_it_was_started_goes_on_there_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,10 +144,10 @@ def test_a_run_whose_model_lies_where_it_was_started_goes_on_there_only(tmp_path
         each.mkdir(parents=True)
     write_note(folder, RunNote("nats://127.0.0.1:31460", "none", "swarm up --run mine", "mine", str(started)))
     monkeypatch.chdir(started)
-    assert going_on(DEFAULT, "mine")[0] == DEFAULT
+    assert resume_options(DEFAULT, "mine")[0] == DEFAULT
     monkeypatch.chdir(other)
     with pytest.raises(CommandError, match="names models/base relative to that folder: start it there") as refused:
-        going_on(DEFAULT, "mine")
+        resume_options(DEFAULT, "mine")
     assert str(started) in str(refused.value)
     monkeypatch.setenv("SWARM_MODEL__PATH", str(started / "models" / "base"))
-    assert going_on(DEFAULT, "mine")[0] == DEFAULT, "a whole path is the same from anywhere"
+    assert resume_options(DEFAULT, "mine")[0] == DEFAULT, "a whole path is the same from anywhere"
