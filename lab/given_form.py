@@ -27,7 +27,7 @@ from shared.config.sections import ModelSection
 from shared.contracts.messages import Task
 from shared.model.prompts import render_prompt
 from shared.model.reading import load_tokenizer
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 from shared.tasks import held_out_tasks
 
 NEW_TOKENS = 10

@@ -15,9 +15,8 @@ from services.sampler.reports import Figures as SamplerFigures
 from services.trainer.figures import TrainerGauges
 from services.verifier.figures import Figures as VerifierFigures
 from shared.roles import Role
-from shared.runtime.clock import ClockSkew
 from shared.runtime.metrics import PlaneMetrics, service_registry
-from shared.runtime.status import StatusBoard
+from shared.runtime.status import ClockSkew, StatusBoard
 from shared.runtime.watch_figures import Figures as WatchFigures
 from shared.runtime.writes import SyncMetrics, Writes
 

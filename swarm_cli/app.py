@@ -141,7 +141,7 @@ def _exit_code(error: Exception) -> int | None:
     shows its traceback.
     """
     from shared.config import ConfigError
-    from shared.runtime.errors import EXIT_CONFIG
+    from shared.runtime.exits import EXIT_CONFIG
     from shared.transport.base import TransportError
     from swarm_cli.errors import CommandError
 

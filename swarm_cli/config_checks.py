@@ -14,7 +14,7 @@ from shared.config import NodeConfig, TaskSpec
 from shared.config.meant_keys import meant_key
 from shared.ignored_entries import chosen_entries
 from shared.registry import ENGINES, OBJECTIVES, POLICY_STORES, STRATEGIES
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 
 

@@ -20,9 +20,9 @@ from shared.ignored_entries import ignored_entries
 from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.roles import ROLES
-from shared.runtime.errors import EXIT_CONFIG
-from shared.runtime.otel import tracing_problems
+from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import for_process
+from shared.runtime.spans import tracing_problems
 from shared.setting_names import told
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
@@ -280,7 +280,7 @@ async def _openai_problems(config: NodeConfig) -> list[str]:
     from services.generator.engines.base import EngineError
     from services.generator.engines.openai_requests import OpenAiRequests
     from services.generator.server_key import server_key
-    from shared.runtime.errors import FatalError
+    from shared.runtime.exits import FatalError
 
     try:
         server = OpenAiRequests(config.generator.openai_url, server_key(config.generator), CONNECT_S, max_connections=1)

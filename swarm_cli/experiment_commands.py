@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from shared.os_words import in_words
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 

@@ -15,8 +15,8 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.limits import NODE_LIMITS
-from shared.contracts.senders import BANS_KEY, MAX_BANS, SENDERS_PREFIX, Ban, BanList, SendersReport
-from shared.contracts.subjects import node_dead_letters_stream
+from shared.contracts.senders import MAX_BANS, Ban, BanList, SendersReport
+from shared.contracts.subjects import BANS_KEY, SENDERS_PREFIX, node_dead_letters_stream
 from shared.contracts.wire import MessageError, is_node_name
 from shared.dead_letters import DeadLetter, read_letters, requeue
 from shared.identity.keys import is_public_key

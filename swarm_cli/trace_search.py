@@ -14,8 +14,7 @@ from services.verifier.border import without_tokens
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, decode_foreign, encode
-from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, signed_bytes
-from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
+from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, claimed_rollout_id, rollout_id_of, signed_bytes
 from shared.contracts.wire import MessageError
 from shared.identity.keys import verify
 from shared.run_records import BATCHES_FILE

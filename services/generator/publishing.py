@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from services.generator.figures import Figures
 from shared.cancelling import together
 from shared.contracts.codec import content_id, encode
-from shared.contracts.messages import RolloutGroup
-from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, rollout_id_of
 from shared.contracts.subjects import node_rollouts, node_rollouts_stream
 from shared.runtime import ServiceContext, spans
 from shared.transport.base import NotConnected, StreamFull, TransportError

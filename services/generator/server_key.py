@@ -8,7 +8,7 @@ import re
 from shared.config.sections import GeneratorSection
 from shared.os_words import in_words
 from shared.plain_files import read_named
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 
 MAX_BYTES = 2**14
 """Of a key file. The longest keys are tokens of some thousand characters."""

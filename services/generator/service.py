@@ -30,6 +30,7 @@ from services.generator.publishing import GroupPublisher
 from services.generator.server_key import server_key
 from services.generator.tasks import PromptedTask, Prompter
 from services.generator.waiting import ServerWait
+from shared.cancelling import run_until_stopped
 from shared.config import NodeConfig
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
@@ -39,7 +40,7 @@ from shared.contracts.wire import MessageError
 from shared.device_turns import device_turns
 from shared.model.reading import load_tokenizer, model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash
-from shared.runtime import FatalError, ServiceContext, run_until_stopped
+from shared.runtime import FatalError, ServiceContext
 from shared.runtime.metrics import DefaultRegistryMetrics
 from shared.runtime.status import EVALUATING_BASE
 from shared.tasks import HeldOut, TaskConfigError, dataset_size, held_out_tasks

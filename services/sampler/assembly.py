@@ -51,8 +51,7 @@ from services.sampler.strategies.base import Strategy, available, candidates, dr
 from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import encode
 from shared.contracts.control import TrainerPosition
-from shared.contracts.messages import Batch, BatchItem, Preference, ScoredGroup
-from shared.contracts.rollout_id import rollout_id_of
+from shared.contracts.messages import Batch, BatchItem, Preference, ScoredGroup, rollout_id_of
 from shared.contracts.sampler_state import SamplerState
 from shared.runtime.logs import Log
 from shared.seeds import number_from

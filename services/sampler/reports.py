@@ -15,7 +15,7 @@ from services.sampler.pool import PoolEntry
 from services.sampler.share_controller import Shares
 from shared.contracts.codec import encode
 from shared.contracts.control import SamplerPosition
-from shared.contracts.rollout_id import rollout_id_of
+from shared.contracts.messages import rollout_id_of
 from shared.contracts.sampler_state import SharingState
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket

@@ -20,12 +20,13 @@ from services.sampler.pool import knowledge_of
 from services.sampler.reports import ConsumedReport, Figures, WaitingReport, log_gone, log_move, log_unreadable
 from services.sampler.share_controller import after_batch, moves, next_shares, reconciled
 from services.sampler.strategies import strategy_named
+from shared.cancelling import run_until_stopped
 from shared.config import NodeConfig
 from shared.contracts.limits import NODE_LIMITS
-from shared.contracts.rollout_id import batch_fields
+from shared.contracts.messages import batch_fields
 from shared.contracts.sampler_state import SamplerState, SharingState
 from shared.contracts.wire import MessageError
-from shared.runtime import FatalError, ServiceContext, run_until_stopped, spans
+from shared.runtime import FatalError, ServiceContext, spans
 from shared.transport.base import Conflict, StreamFull, TooLarge, TransportError
 
 IDLE_S = 0.02

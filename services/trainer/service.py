@@ -26,16 +26,16 @@ from services.trainer.records import MetricsLog, StepRecord, batch_line, scalars
 from services.trainer.selection.left_out import LeftOutReport
 from services.trainer.step_publisher import CheckpointKeeper, StepPublisher
 from services.trainer.tracking.base import Feeds, open_feeds, tracking_problems
+from shared.cancelling import sleep_unless_stopped, unless_stopped
 from shared.config import NodeConfig
-from shared.contracts.messages import Batch
-from shared.contracts.rollout_id import batch_fields
+from shared.contracts.messages import Batch, batch_fields
 from shared.contracts.status_figures import StatusFigure
 from shared.device_turns import TurnError, device_turns
 from shared.json_lines import BoundedLines
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
 from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, TRAINED_FILE, TRAINED_MAX_BYTES
-from shared.runtime import FatalError, ServiceContext, sleep_unless_stopped, unless_stopped
+from shared.runtime import FatalError, ServiceContext
 from shared.runtime.logs import Log
 from shared.runtime.status import FIRST_GROUPS
 from shared.transport.base import NotConnected, TransportError

@@ -21,14 +21,13 @@ from services.verifier.refusals import Refusal, Refused, beyond_budget
 from services.verifier.refused_messages import RefusedMessages, RefusedRecord
 from services.verifier.rewards import RewardKnowledge
 from services.verifier.swarm_reader import BURST_S, SwarmLink, SwarmReader
-from shared.cancelling import cancel_and_wait
+from shared.cancelling import cancel_and_wait, run_until_stopped
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
-from shared.contracts.messages import ScoredGroup
-from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts.messages import ROLLOUT_ID_HEADER, ScoredGroup, rollout_id_of
 from shared.contracts.wire import MessageError
-from shared.runtime import run_until_stopped, spans
+from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.tasks.sandbox import CROWDED_OUT, JobResult, ScorerPool, ScoringJob
 from shared.transport.base import BadReference, NotConnected, StoredMessage, Transport, TransportError

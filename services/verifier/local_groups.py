@@ -23,8 +23,7 @@ from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
-from shared.contracts.messages import RolloutGroup, ScoredGroup
-from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
+from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, claimed_rollout_id, rollout_id_of
 from shared.contracts.wire import MessageError
 from shared.dead_letters import attempt_id, bury, spent_seq
 from shared.rewards import unknown_of

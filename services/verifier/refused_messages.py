@@ -18,8 +18,7 @@ import msgspec
 from services.verifier.border import Candidate
 from services.verifier.figures import Figures
 from services.verifier.refusals import Refusal, Refused
-from shared.contracts.messages import RolloutGroup
-from shared.contracts.rollout_id import claimed_rollout_id, rollout_id_of
+from shared.contracts.messages import RolloutGroup, claimed_rollout_id, rollout_id_of
 from shared.drafts import remove_abandoned_drafts, replace_text
 from shared.json_lines import read_jsonl
 from shared.run_records import refused_file, refused_files

@@ -21,12 +21,8 @@ from services.verifier.trust import Bans, RosterKeys, Trust
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.senders import (
-    BANS_KEY,
-    FINDINGS_KEY,
     MAX_REPUTATIONS,
     MAX_SENDERS,
-    REPUTATION_KEY,
-    SENDERS_PREFIX,
     AbsurdText,
     BanList,
     KeyReputation,
@@ -35,6 +31,7 @@ from shared.contracts.senders import (
     SenderStanding,
     TrainerFindings,
 )
+from shared.contracts.subjects import BANS_KEY, FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
 from shared.contracts.wire import MessageError
 from shared.identity.roster import RosterError
 from shared.runtime.logs import Log

@@ -18,13 +18,14 @@ from services.verifier.rewards import RewardKnowledge
 from services.verifier.sharing import Outbox, Reports
 from services.verifier.swarm_reader import SwarmLink
 from services.verifier.trust import KnownKeys, RosterKeys
+from shared.cancelling import run_until_stopped
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.messages import RolloutGroup
 from shared.contracts.streams import verifier_consumer
 from shared.identity.keys import KeyFileError, load, load_or_create
 from shared.identity.roster import RosterError
-from shared.runtime import FatalError, ServiceContext, run_until_stopped
+from shared.runtime import FatalError, ServiceContext
 from shared.runtime.logs import Log
 from shared.tasks.derive import TaskError
 from shared.tasks.held_out import HeldOut, held_out_tasks

@@ -20,11 +20,9 @@ from shared.config import NodeConfig
 from shared.config.sections import VerifierSection
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
-from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer
-from shared.contracts.lease import NameInSwarm
+from shared.contracts.control import EvalReport, NameInSwarm, NodeRecord, PolicyPointer
 from shared.contracts.limits import SWARM_LIMITS
-from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, signed_bytes
-from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts.messages import ROLLOUT_ID_HEADER, RolloutGroup, ScoredGroup, SignedRollouts, rollout_id_of, signed_bytes
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError
 from shared.identity.keys import SigningKey
 from shared.identity.statements import SignatureStatus, hear, sign_statement

@@ -14,10 +14,6 @@ from msgspec import Meta
 
 from shared.contracts.wire import Count, Message, NodeId, Number, SchemaVersion, Seconds, Share, ShortText, UnixTime
 
-BANS_KEY = "bans"
-SENDERS_PREFIX = "senders."
-REPUTATION_KEY = "reputation"
-FINDINGS_KEY = "findings"
 MAX_BANS = 4096
 MAX_SENDERS = 16
 MAX_REPUTATIONS = 1000

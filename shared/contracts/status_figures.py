@@ -18,7 +18,7 @@ class StatusFigure(StrEnum):
     WORKED_AT = "worked_at"
     """Unix time of the last unit of work: a generator's call, a group scored, a batch, a step."""
     WORK_EVERY_S = "work_every_s"
-    """Usual number of seconds between two units of work (`shared.runtime.pace`)."""
+    """Usual number of seconds between two units of work (`shared.runtime.status`)."""
 
     DISK_SYNC_S = "disk_sync_s"
     """Seconds that a sync to disk takes; only while the disk is slow."""

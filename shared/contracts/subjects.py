@@ -120,6 +120,10 @@ def node_of_bucket(bucket: str) -> str | None:
 
 POLICY_KEY = "policy"
 POLICY_REFUSED_KEY = "policy_refused"
+BANS_KEY = "bans"
+REPUTATION_KEY = "reputation"
+SENDERS_PREFIX = "senders."
+FINDINGS_KEY = "findings"
 TRAINER_KEY = "trainer"
 SAMPLER_KEY = "sampler"
 LEDGER_KEY = "ledger"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.contracts import subjects
-from shared.contracts.senders import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
+from shared.contracts.subjects import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
 from shared.roles import ROLES, SEVERAL
 from shared.transport.base import bucket_stream
 from shared.transport.blobs import companion_name, companion_subject

@@ -21,7 +21,7 @@ from typing import Literal
 from msgspec import structs
 
 from shared.contracts.codec import decode, encode
-from shared.contracts.lease import LeaseRecord
+from shared.contracts.control import LeaseRecord
 from shared.contracts.wire import MessageError
 from shared.transport.base import Conflict, KeyValue, NotConnected
 

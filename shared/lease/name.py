@@ -13,7 +13,7 @@ import time
 import uuid
 
 from shared.contracts.codec import decode, encode
-from shared.contracts.lease import NameOwner
+from shared.contracts.control import NameOwner
 from shared.contracts.subjects import node_name, node_name_stream
 from shared.contracts.wire import MessageError
 from shared.transport.base import Conflict, NotConnected, Transport, TransportError

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from transformers.utils import logging as transformers_logging
 
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 
 _MOST_CHARACTERS = 240
 

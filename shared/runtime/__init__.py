@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from shared.importing import on_first_use
 
 if TYPE_CHECKING:
-    from shared.runtime.errors import EXIT_CONFIG, FatalError
+    from shared.runtime.exits import EXIT_CONFIG, FatalError
     from shared.runtime.service import Service, ServiceContext, main
-    from shared.runtime.tasks import run_until_stopped, sleep_unless_stopped, unless_stopped
 
 __all__ = [
     "EXIT_CONFIG",
@@ -20,15 +19,11 @@ __all__ = [
     "Service",
     "ServiceContext",
     "main",
-    "run_until_stopped",
-    "sleep_unless_stopped",
-    "unless_stopped",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("EXIT_CONFIG", "FatalError"), "errors"),
+    **dict.fromkeys(("EXIT_CONFIG", "FatalError"), "exits"),
     **dict.fromkeys(("Service", "ServiceContext", "main"), "service"),
-    **dict.fromkeys(("run_until_stopped", "sleep_unless_stopped", "unless_stopped"), "tasks"),
 }
 
 

@@ -10,20 +10,42 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from shared.port_holder import port_holder
-from shared.runtime.errors import FatalError
+from shared.cancelling import sleep_unless_stopped
+from shared.runtime.exits import FatalError
 from shared.runtime.logs import Log
 from shared.runtime.status import SILENT_S
-from shared.runtime.tasks import sleep_unless_stopped
+from shared.text import visible
+
+
+def port_holder(port: int) -> str:
+    """`, which process 123 (python3) has`, of a listening TCP port of this machine; empty if the
+    system does not show who has it.
+    """
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+            inodes |= {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for process in Path("/proc").glob("[0-9]*") if wanted else ():
+        with suppress(OSError):  # it has ended, or is another user's
+            if any(os.readlink(each) in wanted for each in (process / "fd").iterdir()):
+                name = (process / "comm").read_text().strip()
+                return f", which process {process.name} ({visible(name, 40)}) has"
+    return ""
+
 
 PORT_PATIENCE_S, PORT_PAUSE_S = 30.0, 0.5
 

@@ -27,7 +27,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from shared.runtime.deaths import FILE_VARIABLE
+from shared.runtime.exits import FILE_VARIABLE
 from shared.text import visible, visible_json, visible_lines
 
 Log: TypeAlias = FilteringBoundLogger

@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
-from shared.contracts.lease import LeaseRecord
-from shared.contracts.senders import FINDINGS_KEY, SENDERS_PREFIX
+from shared.contracts.control import LeaseRecord
+from shared.contracts.subjects import FINDINGS_KEY, SENDERS_PREFIX
 from shared.lease.folder import FolderLock, FolderTaken
 from shared.lease.holder import Lease, LeaseLost, described
 from shared.lease.name import NameTaken, take_name

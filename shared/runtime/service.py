@@ -32,16 +32,14 @@ from shared.lease.holder import Lease
 from shared.lease.name import NameTaken, check_name
 from shared.roles import Role
 from shared.runtime import spans
-from shared.runtime.clock import ClockSkew
-from shared.runtime.deaths import FILE_VARIABLE, note_death
-from shared.runtime.errors import EXIT_CONFIG, FatalError
+from shared.runtime.exits import EXIT_CONFIG, FILE_VARIABLE, FatalError, note_death
 from shared.runtime.health import HealthServer, Heartbeat, until_listening
 from shared.runtime.logs import Log, configure_logging
 from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.naming import leased, lock_folder, take_lease
-from shared.runtime.otel import open_spans
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.runtime.status import STOPPED, StatusBoard
+from shared.runtime.spans import open_spans
+from shared.runtime.status import STOPPED, ClockSkew, StatusBoard
 from shared.runtime.streams import KnownStreams, StreamsReplaced, refuse_empty_store
 from shared.runtime.writes import SyncMetrics, Writes, watch_storage
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError

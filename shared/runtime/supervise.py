@@ -10,7 +10,7 @@ because restarting will not cure their cause. A program that is not there ends i
 once, and if the NATS server goes first every service waits for an answer. `swarm up` stops the
 server last and sends SIGINT, which is passed on without delay.
 
-It notes each crash in the file that `SUPERVISE_DEATHS` names (`shared.runtime.deaths`), so that
+It notes each crash in the file that `SUPERVISE_DEATHS` names (`shared.runtime.exits`), so that
 commands and page can say that the child is being started again.
 
 A kill leaves no orphans: the supervisor ends with its parent, and the child with the supervisor.
@@ -27,8 +27,7 @@ from collections import deque
 from pathlib import Path
 from types import FrameType
 
-from shared.runtime.deaths import FILE_VARIABLE, note_death
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG, FILE_VARIABLE, note_death
 from shared.runtime.parent_death import end_with_parent, ending_with_parent
 
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)

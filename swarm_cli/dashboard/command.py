@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shared.runtime.tasks import sleep_unless_stopped
+from shared.cancelling import sleep_unless_stopped
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen
 from swarm_cli.console import count, note
 from swarm_cli.dashboard.server import PageServer

@@ -24,7 +24,7 @@ from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.config.sections import ModelSection
 from shared.identity.permissions import OBSERVER
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from shared.setting_names import told
 from swarm_cli.config_checks import check_objective
 from swarm_cli.console import indented, note, say

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shared.config import NodeConfig, TaskSpec
 from shared.hub_models import pin_problem
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 

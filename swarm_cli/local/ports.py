@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from shared.port_holder import port_holder
+from shared.runtime.health import port_holder
 from swarm_cli.errors import CommandError
 
 OTHER_PORTS = "--nats-port 4333 --base-port 9500"

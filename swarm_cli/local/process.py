@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from shared.cancelling import cancel_and_wait
-from shared.runtime.deaths import FILE_VARIABLE, deaths_file, forget_deaths, note_death
+from shared.runtime.exits import FILE_VARIABLE, deaths_file, forget_deaths, note_death
 from shared.runtime.parent_death import ending_with_parent
 
 RUN_VARIABLE = "SUPERVISE_RUN"

@@ -14,7 +14,7 @@ import msgspec
 
 from shared.config import NodeConfig
 from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.console import count, note
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, Outcome

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shared.contracts.stream_names import is_swarm_stream
+from shared.contracts.streams import is_swarm_stream
 from shared.plain_files import NO_FILE, read_plain
 from shared.text import visible
 from swarm_cli.errors import CommandError

@@ -17,7 +17,7 @@ from shared.config import NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import is_node_name
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from shared.setting_names import told
 from swarm_cli.config_checks import check_objective
 from swarm_cli.console import note

@@ -28,15 +28,14 @@ import structlog
 import typer
 
 from shared.advisories import Verdict, judge, parse
-from shared.cancelling import cancel_and_wait
+from shared.cancelling import cancel_and_wait, run_until_stopped, sleep_unless_stopped
 from shared.identity.permissions import ADVISORY
 from shared.os_words import in_words
 from shared.plain_files import read_named
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import configure_logging
 from shared.runtime.metrics import service_registry
-from shared.runtime.tasks import run_until_stopped, sleep_unless_stopped
 from shared.runtime.watch_figures import Figures
 from shared.transport.base import TransportError
 from shared.transport.nats.answers import readable

@@ -22,7 +22,7 @@ from shared.contracts.streams import (
 from shared.contracts.subjects import node_rollouts_stream
 from shared.identity.permissions import OPERATOR, WATCH
 from shared.policy_store.jetstream import policies_stream, prepare_policies_stream
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Lowering, WouldLower
 from swarm_cli.chosen_config import LOOPBACK, ConfigOption, NodeUrlOption, SwarmUrlOption, load_chosen

@@ -10,14 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
-from shared.contracts.lease import LeaseRecord
+from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.contracts.status_figures import FamilyFigure, FigureFamily, StatusFigure
 from shared.identity.statements import Heard, SignatureStatus
 from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
-from shared.runtime.pace import late_after_s
-from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING, STATUS_INTERVAL_S, STOPPED, is_alive
+from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING, STATUS_INTERVAL_S, STOPPED, is_alive, late_after_s
 from shared.text import visible
 from shared.transport.base import ConsumerState, StreamState
 from swarm_cli.observe.run_files import NO_PASS_SHOWN, Evaluation, gain_of

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from shared.contracts.wire import is_node_name
 from shared.roles import ROLES
-from shared.runtime.deaths import Deaths, deaths_file, read_deaths
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG, Deaths, deaths_file, read_deaths
 from shared.runtime.status import STATUS_INTERVAL_S, STOPPED
 from shared.runtime.streams import names_of
 from shared.runtime.supervise import CRASH_WINDOW_S

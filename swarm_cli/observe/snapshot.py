@@ -18,8 +18,7 @@ from pathlib import Path
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode
-from shared.contracts.control import EvalReport, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
-from shared.contracts.lease import LeaseRecord
+from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
 from shared.identity.permissions import OPERATOR

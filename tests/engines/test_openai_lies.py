@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from services.generator.engines import EngineError, Sample, SamplingParams, create_engine
 from services.generator.engines.base import WrongSetting
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from tests.engines.openai_server import Behaviour, openai_server
 from tests.engines.served_node import served_node
 

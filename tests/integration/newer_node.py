@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from shared.contracts import control, messages, statements
+from shared.contracts import control, messages
+from shared.identity import statements
 
 
 def newer(kind: type[msgspec.Struct], **changed: type) -> type[msgspec.Struct]:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from shared.contracts.streams import ensure_node_streams
-from shared.runtime.clock import ClockSkew, ahead_s
 from shared.runtime.metrics import PlaneMetrics
-from shared.runtime.status import StatusBoard
+from shared.runtime.status import ClockSkew, StatusBoard, ahead_s
 from shared.transport.connect import connect
 from tests.nats_server import NatsServer, own_plane
 from tests.secured_server import make_certificates

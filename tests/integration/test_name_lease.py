@@ -20,7 +20,7 @@ import pytest
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.contracts.codec import decode
-from shared.contracts.lease import LeaseRecord
+from shared.contracts.control import LeaseRecord
 from shared.contracts.messages import Batch
 from shared.contracts.subjects import TRAINER_KEY, lease_key, node_bucket
 from shared.model.reading import load_tokenizer

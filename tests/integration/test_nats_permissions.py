@@ -26,8 +26,7 @@ from services.verifier.trust import KnownKeys
 from shared.config import load_config
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
-from shared.contracts.control import PolicyPointer
-from shared.contracts.lease import LeaseRecord, NameOwner
+from shared.contracts.control import LeaseRecord, NameOwner, PolicyPointer
 from shared.contracts.messages import SignedRollouts
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.identity.keys import SigningKey, new_seed

@@ -19,7 +19,7 @@ from shared.contracts.control import RewardValues
 from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef
 from shared.json_lines import read_jsonl
 from shared.run_records import unknown_file
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks.derive import derive_task
 from shared.tasks.verifiers import load_verifier
 from swarm_cli.app import app

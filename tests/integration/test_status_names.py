@@ -12,7 +12,7 @@ from rich.console import Console
 
 from shared.config import load_config
 from shared.contracts.codec import encode
-from shared.contracts.lease import LeaseRecord
+from shared.contracts.control import LeaseRecord
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import node_bucket
 from shared.transport.connect import connect

@@ -17,8 +17,7 @@ from services.verifier.refused_messages import RefusedGroup, excerpt_of
 from services.verifier.sharing import sign
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
-from shared.contracts.messages import Batch, RolloutGroup, ScoredGroup
-from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, rollout_id_of
+from shared.contracts.messages import ROLLOUT_ID_HEADER, Batch, RolloutGroup, ScoredGroup, rollout_id_of
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
 from shared.json_lines import BoundedLines

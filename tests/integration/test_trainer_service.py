@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from services.trainer.export import export_policy
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, PolicyPointer
-from shared.contracts.senders import FINDINGS_KEY, TrainerFindings
+from shared.contracts.senders import TrainerFindings
 from shared.contracts.status_figures import FigureFamily
-from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, node_bucket
+from shared.contracts.subjects import EVAL_KEY, FINDINGS_KEY, POLICY_KEY, node_bucket
 from shared.json_lines import read_jsonl
 from shared.policy_store import open_policy_store
 from shared.run_records import TRAINED_FILE

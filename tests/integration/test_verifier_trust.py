@@ -19,17 +19,8 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import SignedRollouts
-from shared.contracts.senders import (
-    BANS_KEY,
-    FINDINGS_KEY,
-    REPUTATION_KEY,
-    SENDERS_PREFIX,
-    AbsurdText,
-    KeyReputation,
-    ReputationState,
-    SendersReport,
-    TrainerFindings,
-)
+from shared.contracts.senders import AbsurdText, KeyReputation, ReputationState, SendersReport, TrainerFindings
+from shared.contracts.subjects import BANS_KEY, FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.roster import RosterEntry, write_roster

@@ -31,7 +31,7 @@ from shared.contracts.subjects import (
     node_scored,
     node_scored_stream,
 )
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
 from shared.transport.connect import connect
 from swarm_cli.installation import NATS_CONFIG

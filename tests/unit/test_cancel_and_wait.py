@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from shared.cancelling import StillRunningError, cancel_and_wait, together
-from shared.runtime import run_until_stopped
+from shared.cancelling import StillRunningError, cancel_and_wait, run_until_stopped, together
 
 
 class Swallowing:

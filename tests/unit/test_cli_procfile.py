@@ -12,7 +12,7 @@ import pytest
 
 from shared.config import NodeConfig, load_config
 from shared.roles import ROLES
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG
 from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile

@@ -7,8 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from shared.contracts.codec import encode
-from shared.contracts.control import EvalReport, PolicyPointer, ServiceStatus, TrainerPosition
-from shared.contracts.lease import LeaseRecord
+from shared.contracts.control import EvalReport, LeaseRecord, PolicyPointer, ServiceStatus, TrainerPosition
 from shared.roles import ROLES
 from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING
 from shared.transport.base import KvEntry

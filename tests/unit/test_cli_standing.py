@@ -16,8 +16,7 @@ from rich.console import Console
 from shared.contracts.control import ServiceStatus, TrainerPosition
 from shared.contracts.status_figures import StatusFigure
 from shared.roles import ROLES, Role
-from shared.runtime.pace import KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, PAUSES_KEPT, WorkPace, late_after_s
-from shared.runtime.status import StatusBoard
+from shared.runtime.status import KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, PAUSES_KEPT, StatusBoard, WorkPace, late_after_s
 from swarm_cli.local.control import holding_run
 from swarm_cli.observe.node_state import FIRST_WORK_S, NodeState
 from swarm_cli.observe.remedies import remedies, unanswered

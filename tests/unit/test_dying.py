@@ -21,8 +21,7 @@ from rich.console import Console
 
 from shared.config import load_config
 from shared.roles import ROLES
-from shared.runtime.deaths import KEPT, Deaths, deaths_file, note_death, read_deaths
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG, KEPT, Deaths, deaths_file, note_death, read_deaths
 from swarm_cli.dashboard.page_state import name_logs, swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.installation import DEMO_CONFIG

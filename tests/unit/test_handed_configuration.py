@@ -18,7 +18,7 @@ from services.generator.server_key import server_key
 from shared.config import NodeConfig, load_config
 from shared.identity.keys import KeyFileError, load, new_seed
 from shared.identity.roster import RosterError, read_roster
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 from shared.tasks.file_formats import FileSourceError
 from shared.tasks.file_source import load_rows
 from shared.transport.base import AccessDenied

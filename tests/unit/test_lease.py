@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.contracts.lease import LeaseRecord
+from shared.contracts.control import LeaseRecord
 from shared.contracts.streams import prepare_node_streams
 from shared.contracts.subjects import node_bucket
 from shared.lease import folder

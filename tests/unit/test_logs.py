@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from shared.identity.keys import new_seed
-from shared.runtime.deaths import FILE_VARIABLE
+from shared.runtime.exits import FILE_VARIABLE
 from shared.runtime.logs import configure_logging
 
 

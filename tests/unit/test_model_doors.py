@@ -29,7 +29,7 @@ from shared.model.loading import load_causal_lm
 from shared.model.prompts import render_prompt
 from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import load_tokenizer
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.model import facts
 from swarm_cli.model.commands import export_node

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.contracts.stream_names import is_swarm_stream
-from shared.contracts.streams import node_streams, swarm_streams
+from shared.contracts.streams import is_swarm_stream, node_streams, swarm_streams
 from shared.transport.blobs import companion_name
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run

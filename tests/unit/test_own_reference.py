@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shared.config import TaskSpec
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks import HeldOut, TaskConfigError, TaskSource, check_specs, held_out_tasks
 from shared.tasks.reference_checks import FILE_ROWS_CHECKED, left_out, looked_at
 from shared.tasks.specs import file_questions, source_problems

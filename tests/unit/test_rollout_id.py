@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.contracts.codec import content_id
-from shared.contracts.rollout_id import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
+from shared.contracts.messages import ROLLOUT_ID_HEADER, claimed_rollout_id, rollout_id_of
 
 
 def test_what_one_process_puts_into_the_header_another_reads_out_of_it():

@@ -11,7 +11,7 @@ import pytest
 from shared.config import NodeConfig, load_config
 from shared.contracts.control import ServiceStatus
 from shared.roles import ROLES
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run

@@ -13,7 +13,8 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
-from shared.runtime import EXIT_CONFIG, FatalError, run_until_stopped
+from shared.cancelling import run_until_stopped
+from shared.runtime import EXIT_CONFIG, FatalError
 from shared.runtime.health import HealthServer, Heartbeat, until_listening
 from shared.runtime.supervise import MAX_CRASHES, RestartPolicy
 

@@ -21,15 +21,8 @@ from services.verifier.reputation import FIRST_S, MAX_EVENTS, Reputation, Sender
 from services.verifier.trust import KnownKeys
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
-from shared.contracts.senders import (
-    FINDINGS_KEY,
-    MAX_FINDINGS,
-    MAX_REPUTATIONS,
-    REPUTATION_KEY,
-    AbsurdText,
-    ReputationState,
-    TrainerFindings,
-)
+from shared.contracts.senders import MAX_FINDINGS, MAX_REPUTATIONS, AbsurdText, ReputationState, TrainerFindings
+from shared.contracts.subjects import FINDINGS_KEY, REPUTATION_KEY
 from shared.transport.base import Transport
 from tests.nats_server import own_plane
 

@@ -19,8 +19,8 @@ import pytest
 import structlog
 
 from shared.config import ConfigError, NodeConfig, load_config
-from shared.runtime import FatalError, otel, spans
-from shared.runtime.otel import QUEUE, OtlpSpans, open_spans, tracing_problems
+from shared.runtime import FatalError, spans
+from shared.runtime.spans import QUEUE, OtlpSpans, open_spans, tracing_problems
 from tests.otlp_collector import collecting
 
 GROUP, SHARED = (hashlib.sha256(name).hexdigest() for name in (b"one", b"as the swarm knows it"))
@@ -187,7 +187,7 @@ def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_an_endpoint_that_answers_a_byte_at_a_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.sdk")
-    monkeypatch.setattr(otel, "STUCK_S", 0.3)
+    monkeypatch.setattr(spans, "STUCK_S", 0.3)
     over, told = threading.Event(), list[str]()
 
     def dribble(request: Hostile) -> None:
@@ -238,7 +238,7 @@ def test_a_missing_extra_is_named_with_its_command_where_the_setting_asks_and_is
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The packages are here, so looking for them is replaced."""
-    monkeypatch.setattr(otel, "find_spec", lambda name: None if name.startswith("opentelemetry") else pytest.fail(name))
+    monkeypatch.setattr(spans, "find_spec", lambda name: None if name.startswith("opentelemetry") else pytest.fail(name))
     sentence = "which are not installed: pip install 'swarm-rl[otel]'"
     with pytest.raises(FatalError) as said:
         open_spans(configured("http://collector:4318"), "trainer", structlog.get_logger())

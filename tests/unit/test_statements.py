@@ -10,10 +10,9 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord, TaskScore
 from shared.contracts.messages import ModelIdentity, Task, TaskRef
-from shared.contracts.statements import SignedStatement
 from shared.contracts.wire import MessageError
 from shared.identity.keys import SigningKey, new_seed
-from shared.identity.statements import SignatureStatus, hear, said_in, sign_statement
+from shared.identity.statements import SignatureStatus, SignedStatement, hear, said_in, sign_statement
 from shared.tasks.held_out import held_out_id
 from swarm_cli.observe.evaluation_log import (
     KEYS_A_NAME,

@@ -24,7 +24,7 @@ from services.trainer.service import TrainerService
 from services.trainer.tracking.base import Feed, Feeds, TrackedRun, chosen_trackers, open_feeds, tracking_problems
 from shared import registry
 from shared.config import ConfigError, NodeConfig, load_config
-from shared.runtime import FatalError, otel
+from shared.runtime import FatalError, spans
 from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
 from tests import forked
@@ -199,7 +199,7 @@ def test_config_check_names_missing_extras(tmp_path: Path, monkeypatch: pytest.M
     file = tmp_path / "node.toml"
     asked = '[tracking]\ntrackers = ["trackio"]\n[tracing]\notlp_endpoint = "http://collector:4318"\n'
     file.write_text(f'[[tasks]]\ndataset = "gcd"\n{asked}')
-    monkeypatch.setattr(otel, "is_installed", lambda: False)
+    monkeypatch.setattr(spans, "is_installed", lambda: False)
     with pytest.raises(CommandError, match=r"trackio, which is not installed: pip install 'swarm-rl\[trackio\]'") as said:
         check(file)
     assert "tracing.otlp_endpoint needs the packages of the extra otel" in str(said.value)

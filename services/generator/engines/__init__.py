@@ -22,7 +22,7 @@ from services.generator.engines.base import (
 from services.generator.engines.turns import TurnTakingEngine
 from shared.device_turns import DeviceTurns
 from shared.registry import ENGINES, telling
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 
 __all__ = [
     "Engine",

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from services.generator.engines.base import Engine, EngineError, FinishReason, Sample, SamplingParams
 from shared.contracts.codec import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from shared.registry import ENGINES
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 
 
 async def sampled(

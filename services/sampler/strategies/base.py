@@ -17,7 +17,7 @@ from typing import Any, Literal
 from services.sampler.pool import Knowledge, PoolEntry
 from shared.registry import STRATEGIES
 from shared.returned_numbers import finite_numbers
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 
 # The arithmetic of a draw: how many groups one node may have, and how entries are taken in a
 # given order. Pure.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shared.registry import OBJECTIVES
-from shared.runtime.errors import FatalError
+from shared.runtime.exits import FatalError
 
 if TYPE_CHECKING:
     from torch import Tensor

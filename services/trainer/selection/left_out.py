@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from services.trainer.selection.group_tokens import GROUP_BUDGET, SENDER_BUDGET
 from shared.contracts.codec import encode
-from shared.contracts.senders import FINDINGS_KEY, MAX_FINDINGS, AbsurdText, TrainerFindings
-from shared.contracts.subjects import node_bucket
+from shared.contracts.senders import MAX_FINDINGS, AbsurdText, TrainerFindings
+from shared.contracts.subjects import FINDINGS_KEY, node_bucket
 from shared.transport.base import Transport
 
 _FORMAT = "compare the tokenizer's and the generator's model (model.path, model.revision)"

@@ -18,7 +18,7 @@ from pathlib import Path
 from shared.config import ConfigError, NodeConfig, load_config
 from shared.config.environment import CONFIG_FILE_VARIABLE
 from shared.roles import ROLES
-from shared.runtime.errors import EXIT_CONFIG
+from shared.runtime.exits import EXIT_CONFIG
 from shared.setting_names import task_entry
 from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.config_checks import objective_problem

@@ -1,5 +1,6 @@
-"""A small file about each process of a run that is started again: when it died, and when it starts
-next. Its supervisor writes it, commands and page read it.
+"""The exit code of a process that cannot continue, and a small file about each process of a run
+that is started again: when it died, and when it starts next. Its supervisor writes the file,
+commands and page read it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,18 @@ from pathlib import Path
 from shared.drafts import replace_text
 from shared.plain_files import read_plain
 from shared.text import visible
+
+EXIT_CONFIG = 78
+"""Exit code (`EX_CONFIG` of sysexits.h) for a failure that a restart would only repeat; the
+supervisor does not restart the process.
+"""
+
+
+class FatalError(Exception):
+    """The process cannot continue and a restart would not help. The message names the cause and the
+    remedy; no traceback is shown.
+    """
+
 
 FILE_VARIABLE = "SUPERVISE_DEATHS"
 """Names the file for `shared.runtime.supervise`. Not a setting: it differs between the processes of
