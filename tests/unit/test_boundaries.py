@@ -56,7 +56,7 @@ def test_no_module_that_is_kept_free_of_torch_brings_it_in_when_it_is_imported()
     """The contract sees who imports a package called torch, not packages that import it in turn."""
     ran = subprocess.run([sys.executable, "-c", IMPORT_ALL], cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout) > 200
+    assert int(ran.stdout) > 100
 
 
 def torch_parts(text: str) -> list[str]:
@@ -78,7 +78,7 @@ def test_no_part_of_another_package_that_is_made_for_torch_is_imported_later_eit
     assert torch_parts("from shared.torchless import a\nimport numpy") == []
     files = [file for root in ("services/sampler", "services/verifier", "shared") for file in (REPO / root).rglob("*.py")]
     kept = [file for file in files if not file.is_relative_to(REPO / "shared/model")]
-    assert len(kept) > 200
+    assert len(kept) > 100
     assert {str(file): parts for file in kept if (parts := torch_parts(file.read_text()))} == {}
 
 
