@@ -113,7 +113,9 @@ def _groups(node: NodeState) -> Text:
             ("verifier", StatusFigure.REFUSED),
         )
     )
-    text = Text(f"made {number(made)}  shared {number(shared)}  taken {number(taken)}  ")
+    waits = node.figure("verifier", StatusFigure.OUTBOX)
+    sent = f"shared {number(shared)}{f' (outbox {number(waits)})' if waits else ''}"
+    text = Text(f"made {number(made)}  {sent}  taken {number(taken)}  ")
     reasons = node.refusals()
     text.append(f"refused {number(refused)}{f': {reasons}' if reasons else ''}", style="yellow" if refused else "")
     dead = next((fill.state.messages for fill in node.streams if fill.stream == subjects.node_dead_letters_stream(node.node)), 0)

@@ -100,7 +100,7 @@ def shown(*nodes: NodeState, height: int | None = None, notice: str = "", reacha
 def test_three_lines_say_how_far_a_node_is_what_became_of_groups_and_what_its_processes_do() -> None:
     _, first, second, third, last = shown(node()).splitlines()
     assert first == "alpha  ● running  step 1,200  2.00 steps/s  version 1,200  held-out 0.700 @50 base 0.100 +0.600  ▁▅█"
-    words = "made 1,000  shared 900  taken 800  refused 12: 9 flood, 3 too_old  reward 0.750  foreign 0.500  stale 1.5"
+    words = "made 1,000  shared 900 (outbox 4)  taken 800  refused 12: 9 flood, 3 too_old  reward 0.750  foreign 0.500  stale 1.5"
     assert second == f"  {words}"
     doings = " · ".join(f"{role} working" for role in ROLES)
     assert third == f"  {doings} (wait 60%, compute 30%)"
