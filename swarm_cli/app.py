@@ -54,6 +54,8 @@ process.
 MOVED = {"observe": "`swarm status --url ADDRESS` or `swarm status --token TOKEN` shows a swarm from outside"}
 """Commands of earlier versions, and what does the same now."""
 
+EXIT_REPLACED = 78
+REMEDY = "give Swarm an environment of its own (`python -m venv swarm-env`, and install it there)"
 _VERSION = "--version"
 _LOOKING_COMMANDS = {"ban", "dlq", "rollouts", "status", "top", "trace", "unban"}
 _READING_COMMANDS = {"rollouts", "status", "top", "trace"}
@@ -111,6 +113,7 @@ def main() -> NoReturn:
     """Run a command. Report a failure as a sentence on standard error and an exit code, not as a
     traceback.
     """
+    _refuse_replaced_packages()
     asked = sys.argv[1] if sys.argv[1:] else ""
     if asked in _DERIVING_COMMANDS:
         _fix_hash_seed()
@@ -134,6 +137,15 @@ def main() -> NoReturn:
         note(f"swarm: {error}{_where_to_look(asked, error)}")
         sys.exit(code)
     sys.exit(0)
+
+
+def _refuse_replaced_packages() -> None:
+    """End with a sentence if another project's packages are in the place of ours."""
+    try:
+        import services.installed  # noqa: F401
+    except ImportError as error:
+        print(f"swarm: Python finds another project's package `services` first ({error}): {REMEDY}", file=sys.stderr)
+        sys.exit(EXIT_REPLACED)
 
 
 def _exit_code(error: Exception) -> int | None:

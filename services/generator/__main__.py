@@ -1,5 +1,6 @@
 """`python -m services.generator`."""
 
+import services.installed  # noqa: F401  (before all else)
 from shared.importing import without_collection
 from shared.runtime import main
 

@@ -1,5 +1,6 @@
 """`python -m services.sampler`."""
 
+import services.installed  # noqa: F401  (before all else)
 from services.sampler.service import SamplerService
 from shared.runtime import main
 

@@ -4,6 +4,7 @@ too large for one GPU.
 
 import os
 
+import services.installed  # noqa: F401  (before all else)
 from shared.importing import without_collection
 from shared.runtime import main
 

@@ -1,5 +1,6 @@
 """`python -m services.verifier`."""
 
+import services.installed  # noqa: F401  (before all else)
 from services.verifier.service import VerifierService
 from shared.runtime import main
 

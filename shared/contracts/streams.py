@@ -325,6 +325,12 @@ _OF_A_NODE = (
 )
 
 
+REACHING_BEYOND = ("republish", "mirror", "sources", "subject_transform")
+"""Settings that make a stream send messages elsewhere or fetch them from elsewhere. No stream of a
+swarm has one.
+"""
+
+
 def is_swarm_stream(name: str) -> bool:
     """Check whether a node or a swarm makes a stream of this name: one of messages, of their
     chunks, or a bucket.

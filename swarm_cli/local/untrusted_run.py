@@ -14,11 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shared.contracts.streams import is_swarm_stream
+from shared.contracts.streams import REACHING_BEYOND, is_swarm_stream
 from shared.plain_files import NO_FILE, read_plain
 from shared.text import visible
 from swarm_cli.errors import CommandError
-from swarm_cli.nats.backup import REACHING_BEYOND
 
 _STORE = "jetstream"
 _STREAMS = "streams"

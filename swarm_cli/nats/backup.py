@@ -23,6 +23,7 @@ import msgspec
 import typer
 
 from shared.config import NodeConfig
+from shared.contracts.streams import REACHING_BEYOND
 from shared.contracts.subjects import node_bucket
 from shared.identity.permissions import OPERATOR
 from shared.new_folder import appearing_whole, refuse_filled
@@ -103,10 +104,6 @@ MANIFEST = "backup.json"
 PART_BYTES = 128 * 1024
 _MANIFEST_BYTES = 64 * 2**20
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
-REACHING_BEYOND = ("republish", "mirror", "sources", "subject_transform")
-"""Settings that make a stream send messages elsewhere or fetch them from elsewhere. No stream of a
-swarm has one.
-"""
 _REFERRING = ("_BATCHES", "_ROLLOUTS", "_SCORED")
 """Name endings of streams that refer to other streams, in the order of `backup_order`."""
 

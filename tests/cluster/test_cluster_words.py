@@ -59,7 +59,6 @@ def test_the_check_names_before_apply_what_the_cluster_would_say_afterwards(clus
     stops = [line for line in done.stdout.splitlines() if line.startswith("stops")]
     assert done.returncode == 1, done.stderr
     for words in (
-        "does not know the kind ScaledObject (keda.sh)",
         "RuntimeClass nvidia does not exist",
         "storage class fast of var-alpha-trainer",
         "offers nvidia.com/gpu",
@@ -68,3 +67,5 @@ def test_the_check_names_before_apply_what_the_cluster_would_say_afterwards(clus
         "no image is named yet",
     ):
         assert any(words in line for line in stops), f"{words}\n{done.stdout}{done.stderr}"
+    dry_run = cluster.kubectl("apply", "--dry-run=server", "-k", str(overlay), check=False)
+    assert dry_run.returncode != 0 and 'no matches for kind "ScaledObject"' in dry_run.stderr, "which the check leaves to it"

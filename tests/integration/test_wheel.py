@@ -121,3 +121,35 @@ def test_swarm_up_runs_from_any_folder_with_ports_and_files_where_the_configurat
     assert {"alpha", "nats.log", "jetstream"} <= written
     log = (folder / "else where" / "runs" / "first" / "alpha" / "generator.log").read_text()
     assert re.search(rf"http_port\W+{base_port}\b", log)
+
+
+def another_project(installed: Path, folder: Path) -> Path:
+    """A copy of the installed package, in which another project has installed its own `shared`."""
+    copied = shutil.copytree(installed, folder / "environment")
+    (copied / "shared" / "text.py").write_text("VISIBLE = True\n")
+    (copied / "unlucky-1.0.dist-info").mkdir()
+    (copied / "unlucky-1.0.dist-info" / "RECORD").write_text("shared/__init__.py,,\nshared/text.py,,15\n")
+    return copied
+
+
+@pytest.mark.parametrize("module", ["swarm_cli", "services.generator", "services.verifier", "services.sampler", "services.trainer"])
+def test_a_package_that_another_project_has_replaced_is_told_at_the_start_with_the_remedy(
+    module: str, installed: Path, tmp_path: Path
+) -> None:
+    assert run(installed, tmp_path, "-m", "swarm_cli", "--version").returncode == 0
+    replaced = another_project(installed, tmp_path)
+    refused = run(replaced, tmp_path, "-m", module, *(["--version"] if module == "swarm_cli" else []))
+    assert refused.returncode == 78 and "Traceback" not in refused.stderr, refused.stderr
+    assert "shared/text.py" in refused.stderr and "unlucky-1.0" in refused.stderr and "-m venv" in refused.stderr
+    (replaced / "shared" / "text.py").unlink()  # as `pip uninstall unlucky` does
+    shutil.rmtree(replaced / "unlucky-1.0.dist-info")
+    refused = run(replaced, tmp_path, "-m", module)
+    assert refused.returncode == 78 and "shared/text.py of Swarm is missing" in refused.stderr, refused.stderr
+
+
+def test_a_package_of_that_name_that_python_finds_first_is_told(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "__init__.py").write_text("")
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.path.insert(0, {str(tmp_path)!r}); import services.installed"
+    refused = run(tmp_path, tmp_path, "-c", code)
+    assert refused.returncode == 78 and str(tmp_path / "shared" / "__init__.py") in refused.stderr, refused.stderr

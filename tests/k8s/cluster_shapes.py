@@ -71,11 +71,6 @@ def quota(name: str, **hard: str) -> Object:
     return {"kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
 
 
-def metrics_service(available: str = "True") -> Object:
-    conditions = [{"type": "Available", "status": available, "reason": "Passed"}]
-    return named("APIService", "v1beta1.metrics.k8s.io", status={"conditions": conditions})
-
-
 def fitting() -> dict[str, list[Object]]:
     """A cluster that the cluster overlay fits, without its Secrets: three machines of four GPUs,
     three without; of two storage classes the default is for many machines.
@@ -89,8 +84,6 @@ def fitting() -> dict[str, list[Object]]:
         "runtimeclasses": [],
         "storageclasses": [storage_class("files", "nfs.csi.k8s.io", default=True), storage_class("disks", "ebs.csi.aws.com")],
         "priorityclasses": [named("PriorityClass", "system-cluster-critical", value=2000000000)],
-        "apiservices": [metrics_service()],
-        "customresourcedefinitions": [],
         "persistentvolumeclaims": [],
         "resourcequotas": [],
         "serviceaccounts": [named("ServiceAccount", "default")],

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from swarm_cli.k8s import certificates
-from swarm_cli.k8s.check import images
 from swarm_cli.k8s.check.cluster import Cluster
 from swarm_cli.k8s.check.command import findings
-from swarm_cli.k8s.check.overlay import Overlay
-from swarm_cli.k8s.check.quantity import quantity
-from tests.k8s.cluster_shapes import Listed, dns_pod, machine, metrics_service, named, no_plugin, quota, storage_class
+from swarm_cli.k8s.check.overlay import Overlay, quantity
+from swarm_cli.k8s.check.rules import image_findings
+from tests.k8s.cluster_shapes import Listed, dns_pod, machine, named, no_plugin, quota, storage_class
 from tests.k8s.manifests import render
 
 NOW = datetime.now(UTC)
@@ -27,8 +26,7 @@ NOW = datetime.now(UTC)
 
 def told(listed: Listed, variant: str = "cluster", **more: Any) -> list[str]:
     overlay = Overlay([each for each in render(variant) if each])
-    custom = frozenset(each["metadata"]["name"] for each in listed.get("customresourcedefinitions", []))
-    return [str(each) for each in findings(overlay, Cluster(listed, custom=custom, **more), NOW)]
+    return [str(each) for each in findings(overlay, Cluster(listed, **more), NOW)]
 
 
 def only(found: list[str]) -> str:
@@ -39,7 +37,7 @@ def only(found: list[str]) -> str:
 def test_nothing_is_said_of_a_cluster_that_fits(cluster: Listed) -> None:
     assert [line for line in told(cluster) if "network file system" not in line] == []
     cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
-    assert told(cluster, minor=33) == []
+    assert told(cluster) == []
 
 
 def test_volumes_of_nats_on_a_network_file_system_are_said_and_stop_nothing(cluster: Listed) -> None:
@@ -147,14 +145,6 @@ def disks_only(listed: Listed) -> None:
     listed["storageclasses"] = [storage_class("gp3", "ebs.csi.aws.com", default=True)]
 
 
-def priorities_forbidden(listed: Listed) -> None:
-    del listed["priorityclasses"][:]
-
-
-def no_metrics(listed: Listed) -> None:
-    listed["apiservices"] = [metrics_service("False")]
-
-
 def dns_elsewhere(listed: Listed) -> None:
     listed["dns"] = [dns_pod("networking")]
 
@@ -169,21 +159,6 @@ def cloud_dns(listed: Listed) -> None:
 
 def small_quota(listed: Listed) -> None:
     listed["resourcequotas"] = [quota("team", **{"requests.nvidia.com/gpu": "8", "pods": "100"})]
-
-
-def few_objects(listed: Listed) -> None:
-    hard = {"count/deployments.apps": "5", "services": "40", "count/replicasets.apps": "1000", "count/secrets": "30"}
-    listed["resourcequotas"] = [quota("team", **hard, **{"count/jobs.batch": "0", "limits.cpu": "4k"})]
-
-
-def few_secrets(listed: Listed) -> None:
-    """The cluster's other Secrets count too."""
-    listed["secrets"].append(named("Secret", "of-another-team", data={}))
-    listed["resourcequotas"] = [quota("team", secrets="22")]
-
-
-def few_services(listed: Listed) -> None:
-    listed["resourcequotas"] = [quota("team", **{"services": "1", "count/services": "100"})]
 
 
 @pytest.mark.parametrize(
@@ -214,13 +189,9 @@ def few_services(listed: Listed) -> None:
         (cordoned, True, ["no machine that takes pods", "uncordon"]),
         (no_default_class, True, ["no default storage class", "is-default-class=true"]),
         (disks_only, True, ["ask for ReadWriteMany, which the class gp3 (ebs.csi.aws.com) refuses", "alpha-model"]),
-        (no_metrics, False, ["nothing serves metrics.k8s.io", "metrics-server"]),
         (dns_elsewhere, True, ["DNS is in the namespace networking", "default-deny.yaml"]),
         (dns_on_machines, True, ["DNS answers at 169.254.25.10"]),
         (cloud_dns, False, ["no pod answers DNS", "169.254.169.254"]),
-        (few_objects, True, ["ResourceQuota team allows 5 count/deployments.apps and the overlay asks for 13"]),
-        (few_secrets, True, ["ResourceQuota team allows 22 secrets and the overlay asks for 21, besides 2 that are there already"]),
-        (few_services, True, ["ResourceQuota team allows 1 services and the overlay asks for"]),
         (small_quota, True, ["ResourceQuota team allows 8 requests.nvidia.com/gpu and the overlay asks for 12"]),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -246,49 +217,10 @@ def test_a_certificate_without_the_name_by_which_pods_connect_is_told(cluster: L
     assert "--namespace" in line
 
 
-def test_an_overlay_that_names_another_class_than_its_claims_have_is_told_that_apply_is_refused(cluster: Listed) -> None:
-    made: dict[str, Any] = {"spec": {"storageClassName": "files"}, "status": {"phase": "Bound"}}
-    cluster["persistentvolumeclaims"] = [named("PersistentVolumeClaim", each, **made) for each in ("alpha-model", "data-nats-0")]
-    objects = copy.deepcopy([each for each in render("cluster") if each])
-    templates = [claim for each in objects for claim in each.get("spec", {}).get("volumeClaimTemplates", [])]
-    for each in [*templates, *(each for each in objects if each["kind"] == "PersistentVolumeClaim")]:
-        each["spec"]["storageClassName"] = "fast"
-    found = [str(each) for each in findings(Overlay(objects), Cluster(cluster), NOW)]
-    line = only([each for each in found if "made with" in each])
-    assert line.startswith("stops  alpha-model, data-nats-0 were made with the class files, and the overlay names fast")
-    assert not [each for each in told(cluster) if "made with" in each]
-
-
-def test_a_runtime_class_a_label_and_custom_kinds_that_are_missing_are_said(cluster: Listed) -> None:
+def test_a_runtime_class_and_a_label_that_are_missing_are_said(cluster: Listed) -> None:
     lines = [line for line in told(cluster, "cluster-gpu-operator") if line.startswith("stops")]
     assert "RuntimeClass nvidia does not exist, and no pod of alpha-generator" in lines[0] and "gpu-nvidia-operator" in lines[0]
     assert "no machine has the label nvidia.com/gpu.present=true" in lines[1] and len(lines) == 2
-    lines = [line for line in told(cluster, "cluster-everything") if line.startswith("stops")]
-    kinds = [line.split("the kind ")[1].split(" ")[0] for line in lines if "does not know the kind" in line]
-    assert sorted(set(kinds)) == sorted(kinds) and {"ScaledObject", "PrometheusRule", "PodMonitor"} <= set(kinds)
-    cluster["customresourcedefinitions"] = [
-        named("CustomResourceDefinition", name)
-        for name in ("scaledobjects.keda.sh", "prometheusrules.monitoring.coreos.com", "podmonitors.monitoring.coreos.com")
-    ]
-    assert not [line for line in told(cluster, "cluster-everything") if "does not know the kind" in line]
-
-
-def test_only_pods_with_gpus_are_queued_and_a_queue_that_is_missing_holds_them(cluster: Listed) -> None:
-    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
-    assert only(told(cluster, "cluster-kueue")).startswith("note   Kueue is not installed")
-    cluster["customresourcedefinitions"] = [named("CustomResourceDefinition", "localqueues.kueue.x-k8s.io")]
-    cluster["localqueues"] = [named("LocalQueue", "other")]
-    line = only(told(cluster, "cluster-kueue"))
-    queued = "alpha-generator, alpha-trainer, beta-generator, beta-trainer, gamma-generator, gamma-trainer"
-    assert f"stops  LocalQueue swarm does not exist in swarm, and Kueue holds {queued} back" in line
-    cluster["localqueues"].append(named("LocalQueue", "swarm"))
-    assert told(cluster, "cluster-kueue") == []
-
-
-def test_priority_classes_that_may_not_be_made_and_an_old_cluster_stop_it(cluster: Listed) -> None:
-    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
-    assert "you may not create PriorityClasses" in only(told(cluster, may_create_priorities=False))
-    assert "Kubernetes 1.22" in only(told(cluster, minor=22))
 
 
 def test_of_what_could_not_be_read_nothing_is_said_but_that(cluster: Listed) -> None:
@@ -297,22 +229,6 @@ def test_of_what_could_not_be_read_nothing_is_said_but_that(cluster: Listed) -> 
     why = {"secrets": 'secrets is forbidden: User "dev" cannot list resource "secrets"', "nodes": "forbidden"}
     lines = told(cluster, unread=why)
     assert len(lines) == 2 and all(line.startswith("note") and "could not be read" in line for line in lines)
-
-
-def test_a_service_account_that_does_not_exist_is_told_unless_the_overlay_brings_it(cluster: Listed) -> None:
-    cluster["storageclasses"][0]["provisioner"] = "rook-ceph.cephfs.csi.ceph.com"
-    objects = copy.deepcopy([each for each in render("cluster") if each])
-    for name in ("alpha-trainer", "beta-trainer"):
-        next(each for each in objects if each["metadata"]["name"] == name and each["kind"] == "StatefulSet")["spec"]["template"][
-            "spec"
-        ]["serviceAccountName"] = "trainers"
-    line = only([str(each) for each in findings(Overlay(objects), Cluster(cluster), NOW)])
-    assert line.startswith(
-        "stops  ServiceAccount trainers does not exist, and no pod of alpha-trainer, beta-trainer is ever created"
-    )
-    assert line.endswith("run `kubectl -n swarm create serviceaccount trainers`, or name one that does exist")
-    brought = [*objects, {"apiVersion": "v1", **named("ServiceAccount", "trainers")}]
-    assert list(findings(Overlay(brought), Cluster(cluster), NOW)) == []
 
 
 def test_a_claim_that_is_bound_is_not_judged_by_its_class(cluster: Listed) -> None:
@@ -335,9 +251,9 @@ def test_a_claim_that_is_bound_is_not_judged_by_its_class(cluster: Listed) -> No
 def test_an_image_that_no_registry_has_is_said(image: str, words: str) -> None:
     pod = {"containers": [{"name": "it", "image": image}]}
     each = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "it"}, "spec": {"template": {"spec": pod}}}
-    assert words in only([str(found) for found in images.findings(Overlay([each]))])
+    assert words in only([str(found) for found in image_findings(Overlay([each]))])
     pod["containers"][0]["image"] = "registry.example.org:5000/swarm@sha256:" + "4" * 64
-    assert list(images.findings(Overlay([each]))) == []
+    assert list(image_findings(Overlay([each]))) == []
 
 
 def test_quantities_are_kubernetes_own() -> None:

@@ -31,17 +31,12 @@ elif words[0] == "version":
     if "serverVersion" not in told:
         sys.exit("Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout")
     print(json.dumps({{"clientVersion": {{"minor": "34"}}, "serverVersion": told["serverVersion"]}}, indent=2))
-elif words[:2] == ["auth", "can-i"]:
-    print("yes")
 elif words[0] == "get":
     kind = "dns" if words[1] == "pods" else words[1]
     if kind not in told:
         sys.exit(f'Error from server (Forbidden): {{kind}} is forbidden: User "dev" cannot list resource "{{kind}}"')
-    if "name" in words:
-        print("\\n".join(f"customresourcedefinition.apiextensions.k8s.io/{{each['metadata']['name']}}" for each in told[kind]))
-    else:
-        items = [] if "daemonset-dns" in " ".join(words) else told[kind]
-        print(json.dumps({{"apiVersion": "v1", "kind": "List", "items": items}}))
+    items = [] if "daemonset-dns" in " ".join(words) else told[kind]
+    print(json.dumps({{"apiVersion": "v1", "kind": "List", "items": items}}))
 else:
     sys.exit(f"not expected: {{words}}")
 """

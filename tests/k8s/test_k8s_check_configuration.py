@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from swarm_cli.k8s.check.configuration import findings
+from swarm_cli.k8s.check.configuration import configuration_findings as findings
 from swarm_cli.k8s.check.overlay import Overlay
-from swarm_cli.k8s.check.toml_line import line_of
 from swarm_cli.task_probe import TasksApart
 from tests.k8s.manifests import REPOSITORY, Object, find, name_of, pod_of, render, with_kind
 
@@ -61,10 +60,6 @@ def replace(objects: list[Object], old: str, new: str, node: str = "alpha") -> N
     data[FILE] = data[FILE].replace(old, new)
 
 
-def line(objects: list[Object], text: str, node: str = "alpha") -> int:
-    return config_map(objects, f"{node}-node")["data"][FILE].splitlines().index(text) + 1
-
-
 @pytest.mark.parametrize("variant", SHAPES)
 def test_nothing_stops_an_overlay_as_it_is(variant: str, told: Told) -> None:
     assert told(overlay_of(variant)) == []
@@ -72,23 +67,22 @@ def test_nothing_stops_an_overlay_as_it_is(variant: str, told: Told) -> None:
 
 def unknown_key(objects: list[Object]) -> str:
     replace(objects, "learning_rate = 1e-6", "learing_rate = 1e-6")
-    return f"{FILE} line {line(objects, 'learing_rate = 1e-6')}: trainer.learing_rate: unknown key; did you mean learning_rate?"
+    return f"{FILE}: trainer.learing_rate: unknown key; did you mean learning_rate?"
 
 
 def wrong_value(objects: list[Object]) -> str:
     replace(objects, "completions = 8", "completions = 1.5")
-    return f"{FILE} line {line(objects, 'completions = 1.5')}: generator.completions: "
+    return f"{FILE}: generator.completions: "
 
 
 def unknown_task(objects: list[Object]) -> str:
     replace(objects, 'dataset = "gcd"', 'dataset = "gdc"')
-    at = line(objects, 'dataset = "gdc"') - 1
-    return f"{FILE} line {at}: [[tasks]] 3: "
+    return f"{FILE}: [[tasks]] 3: "
 
 
 def unknown_key_of_a_task(objects: list[Object]) -> str:
     replace(objects, 'dataset = "gcd"', 'dataset = "gcd"\nweigth = 2')
-    return f"{FILE} line {line(objects, 'weigth = 2')}: [[tasks]] 3: weigth: unknown key"
+    return f"{FILE}: [[tasks]] 3: weigth: unknown key"
 
 
 def wrong_config_of_a_task(objects: list[Object]) -> str:
@@ -98,7 +92,7 @@ def wrong_config_of_a_task(objects: list[Object]) -> str:
 
 def unknown_section(objects: list[Object]) -> str:
     replace(objects, "[eval]", "[evaluation]")
-    return f"{FILE} line {line(objects, '[evaluation]')}: evaluation: unknown key"
+    return f"{FILE}: evaluation: unknown key"
 
 
 def no_toml(objects: list[Object]) -> str:
@@ -114,12 +108,12 @@ def no_tasks(objects: list[Object]) -> str:
 
 def settings_together(objects: list[Object]) -> str:
     replace(objects, "local = 8\nexternal = 8", "local = 0\nexternal = 0")
-    return f"{FILE} line {line(objects, 'local = 0')}: sampler.local + sampler.external is 0"
+    return f"{FILE}: sampler.local + sampler.external is 0"
 
 
 def objective(objects: list[Object]) -> str:
     replace(objects, "[trainer]", '[trainer]\nobjective = "rloo"\nadvantage_scale = "batch"')
-    return f"{FILE} line {line(objects, '[trainer]') + 1}: trainer.objective rloo centres each reward"
+    return f"{FILE}: trainer.objective rloo centres each reward"
 
 
 def no_entry(objects: list[Object]) -> str:
@@ -160,7 +154,7 @@ def test_a_nodes_name_that_is_not_its_folders_is_told_with_its_line(told: Told) 
     objects = overlay_of()
     replace(objects, 'id = "alpha"', 'id = "alhpa"')
     said = only(told(objects))
-    assert said.startswith("stops") and f"line {line(objects, '[node]') + 1}: node.id is alhpa" in said
+    assert said.startswith("stops") and "node.id is alhpa" in said
     assert "those of node alpha" in said and "denied by the servers" in said
     objects = overlay_of("single-box")  # without keys it would run
     replace(objects, 'id = "alpha"', 'id = "alhpa"')
@@ -203,8 +197,7 @@ def test_a_port_or_an_address_at_which_no_probe_finds_the_service_is_told(told: 
     replace(objects, "[eval]", '[http]\nport = 9400\nhost = "127.0.0.1"\n[eval]')
     del settings(objects)["SWARM_HTTP__HOST"]
     found = told(objects)
-    at = line(objects, 'host = "127.0.0.1"')
-    assert len(found) == 4 and all(f"{FILE} line {at}: http.host is 127.0.0.1" in each for each in found), found
+    assert len(found) == 4 and all(f"{FILE}: http.host is 127.0.0.1" in each for each in found), found
 
 
 def test_settings_without_effect_or_likely_to_ruin_the_run_are_notes_and_so_are_files_that_only_the_pod_has(told: Told) -> None:
@@ -213,45 +206,9 @@ def test_settings_without_effect_or_likely_to_ruin_the_run_are_notes_and_so_are_
     replace(objects, 'dataset = "gcd"', 'source = "file"\npath = "/data/mine.jsonl"')
     found = told(objects)
     assert len(found) == 3 and all(each.startswith("note ") for each in found), found
-    assert f"line {line(objects, 'learning_rate = 0.1')}: trainer.learning_rate = 0.1: the policy forgets" in found[0]
-    assert f"line {line(objects, 'cispo_max = 7.0')}: trainer.cispo_max = 7.0 has no effect" in found[1]
+    assert "trainer.learning_rate = 0.1: the policy forgets" in found[0]
+    assert "trainer.cispo_max = 7.0 has no effect" in found[1]
     assert "the rows of /data/mine.jsonl were not checked" in found[2]
-
-
-@pytest.mark.parametrize(
-    ("path", "number"),
-    [
-        (("a",), 1),
-        (("t", "b"), 4),
-        (("t", "inner", "c"), 7),
-        (("t", "absent"), 3),
-        (("list", "0", "d", "x"), 9),
-        (("list", 1, "d"), 15),
-        (("list", 1, "sub", "e"), 17),
-        (("absent",), 0),
-        (("t", "many"), 5),
-    ],
-)
-def test_a_settings_line_is_found(path: tuple[str | int, ...], number: int) -> None:
-    text = """a = 1
-# b = 0
-[t]
-b = 2
-"many" = [1]
-[t.inner]
-c = 3
-[[list]]
-d.x = 1
-z = '''
-[t]
-absent = 1
-'''
-[[list]]
-d = 2
-[list.sub]
-e = 1
-"""
-    assert line_of(text, path) == number
 
 
 @pytest.mark.slow
@@ -304,8 +261,8 @@ def rows(count: int) -> list[str]:
 def test_a_file_that_the_pods_have_from_a_config_map_is_read_and_few_rows_are_a_note(told: Told) -> None:
     objects = overlay_of()
     with_rows(objects, rows(ROWS))
-    found, at = only(told(objects)), line(objects, 'source = "file"') - 1
-    assert found.startswith("note ") and f"line {at}: [[tasks]] 3: /etc/tasks/mine.jsonl: few rows" in found, found
+    found = only(told(objects))
+    assert found.startswith("note ") and "[[tasks]] 3: /etc/tasks/mine.jsonl: few rows" in found, found
     assert "Use more rows" in found and found.endswith("add rows to that file's entry of its ConfigMap")
     objects = overlay_of()
     with_rows(objects, [*rows(ROWS), '{"question": "And this?"}'])

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from swarm_cli.k8s.check.models import findings
 from swarm_cli.k8s.check.overlay import Overlay
+from swarm_cli.k8s.check.rules import model_findings as findings
 from tests.k8s.manifests import name_of, pod_of, render, with_kind, workloads
 
 Object = dict[str, Any]
@@ -60,14 +60,6 @@ def test_a_revision_that_is_no_full_commit_hash_is_told(revision: str, start: st
     objects = overlay_of("cluster")  # nothing is downloaded
     alphas(objects)["data"]["model-revision"] = revision
     assert told(objects) == []
-
-
-def test_another_model_than_the_one_that_is_trained_is_told() -> None:
-    objects = overlay_of("cluster-downloading")
-    alphas(objects)["data"]["model"] = "Qwen/Qwen2.5-7B-Instruct"
-    (line,) = told(objects)
-    assert line.startswith("note ") and "model is Qwen/Qwen2.5-7B-Instruct, which is downloaded" in line
-    assert "model.name in node.toml is Qwen/Qwen2.5-0.5B-Instruct" in line
 
 
 def test_an_entry_that_a_variable_picks_and_a_config_map_of_the_overlay_lacks_stops_it() -> None:

@@ -9,11 +9,19 @@ from typing import Annotated
 import typer
 
 from swarm_cli.console import note, say
-from swarm_cli.k8s.check import configuration, control_plane, images, machines, models, mounted, names, storage
-from swarm_cli.k8s.check.cluster import Cluster
-from swarm_cli.k8s.check.findings import Finding
-from swarm_cli.k8s.check.kubectl import current_context, read_cluster, rendered, why_no_cluster
-from swarm_cli.k8s.check.overlay import Overlay
+from swarm_cli.k8s.check.cluster import Cluster, current_context, read_cluster, rendered, why_no_cluster
+from swarm_cli.k8s.check.configuration import configuration_findings
+from swarm_cli.k8s.check.overlay import Finding, Overlay
+from swarm_cli.k8s.check.rules import (
+    class_findings,
+    dns_findings,
+    image_findings,
+    machine_findings,
+    model_findings,
+    quota_findings,
+    storage_findings,
+)
+from swarm_cli.k8s.check.secrets import mounted_findings
 from swarm_cli.task_probe import TasksApart
 
 
@@ -36,7 +44,7 @@ def check(
     """
     objects = rendered(overlay)
     with TasksApart() as apart:
-        found = [*images.findings(objects), *configuration.findings(objects, apart), *models.findings(objects)]
+        found = [*image_findings(objects), *configuration_findings(objects, apart), *model_findings(objects)]
     asked = current_context(context) if cluster else ""
     if asked:
         found += findings(objects, read_cluster(objects.namespace, asked), datetime.now(UTC))
@@ -55,11 +63,12 @@ def check(
 def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> list[Finding]:
     """The findings of all rules about an overlay and a cluster."""
     return [
-        *control_plane.findings(overlay, cluster),
-        *mounted.findings(overlay, cluster, now),
-        *storage.findings(overlay, cluster),
-        *machines.findings(overlay, cluster),
-        *names.findings(overlay, cluster),
+        *class_findings(overlay, cluster),
+        *quota_findings(overlay, cluster),
+        *mounted_findings(overlay, cluster, now),
+        *storage_findings(overlay, cluster),
+        *machine_findings(overlay, cluster),
+        *dns_findings(overlay, cluster),
         *_unread(cluster),
     ]
 

@@ -1,4 +1,6 @@
-"""Checks the Secrets and ConfigMaps that pods mount or read: missing, incomplete or unusable."""
+"""Secrets and ConfigMaps that pods mount or read: missing, incomplete or unusable; the certificate
+of the servers, and whether clients trust it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,118 @@ from datetime import datetime
 
 from shared.identity.keys import is_public_key, is_seed
 from swarm_cli.k8s import certificates
-from swarm_cli.k8s.check import server_certificate
 from swarm_cli.k8s.check.cluster import Cluster, Object
-from swarm_cli.k8s.check.findings import Finding, agree, listed
-from swarm_cli.k8s.check.made_by import MAKE, how_added, how_made, made_by_apply
-from swarm_cli.k8s.check.overlay import Overlay, Reference
-from swarm_cli.k8s.check.told import entry_texts
-from swarm_cli.k8s.secret_objects import ACCOUNTS_FILE, SERVER_TLS, SIGNING
+from swarm_cli.k8s.check.overlay import Finding, Overlay, Reference, agree, entry_texts, listed, variables
+from swarm_cli.k8s.secret_objects import ACCOUNTS, ACCOUNTS_FILE, AUTHORITY, SERVER_TLS, SIGNING, expected
 from swarm_cli.nats.server_config import MAX_CONNECTIONS_VARIABLE
+
+MAKE = "run `swarm k8s secrets --nodes ... | kubectl apply --server-side --filename -`"
+HUB = "nats-hub"
+"""The ConfigMap with the authority of a hub, which only leaf servers mount."""
+
+
+def made_by_apply(overlay: Overlay, reference: Reference) -> bool:
+    """Whether cert-manager makes the object when the overlay is applied."""
+    return reference.kind == "Secret" and reference.name in {
+        each["spec"].get("secretName") for each in overlay.with_kind("Certificate")
+    }
+
+
+def how_made(overlay: Overlay, reference: Reference) -> str:
+    """The command that makes an object, as a remedy."""
+    if reference.use == "pull":
+        login = "--docker-server=... --docker-username=... --docker-password=..."
+        return f"run `kubectl -n {overlay.namespace} create secret docker-registry {reference.name} {login}`"
+    if reference.name in _made_by_hand(overlay):
+        return 'make it by hand (docs/kubernetes-change.md, "Join from outside the cluster")'
+    if (reference.kind, reference.name) in {(each.kind, each.name) for each in expected(overlay.nodes())}:
+        return MAKE
+    kind = "secret generic" if reference.kind == "Secret" else "configmap"
+    sources = " ".join(f"--from-file={key}=FILE" for key in sorted(reference.keys)) or "..."
+    return f"nothing in Swarm makes it: run `kubectl -n {overlay.namespace} create {kind} {reference.name} {sources}`"
+
+
+def how_added(overlay: Overlay, reference: Reference, key: str) -> str:
+    """How one entry of an object is corrected, as a remedy."""
+    made = how_made(overlay, reference)
+    return (
+        made
+        if made == MAKE
+        else f"write {key} with `kubectl -n {overlay.namespace} edit {reference.kind.lower()} {reference.name}`"
+    )
+
+
+def _made_by_hand(overlay: Overlay) -> set[str]:
+    """Names of the objects with which nodes join a hub elsewhere."""
+    names = {each.name for each in overlay.references()}
+    found = {HUB, f"{HUB}-keys", *(f"{node}-swarm" for node in overlay.nodes())}
+    if HUB in names:
+        found.add(ACCOUNTS)
+    if ACCOUNTS not in names:  # its servers know no users, and `swarm k8s secrets` makes much that is not needed
+        found |= {f"{node}-{SIGNING}" for node in overlay.nodes()}
+    return found
+
+
+_TLS_HOST = re.compile(r"tls://([A-Za-z0-9.-]+)")
+_NAME = f"Secret {SERVER_TLS}"
+_ANEW = "run `swarm k8s secrets` again where keys/ca.key is, apply its output, and reload the servers"
+
+
+def certificate_findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Finding]:
+    """Findings about Secret `nats-server-tls` and the authority that clients trust."""
+    secret = cluster.find("secrets", SERVER_TLS)
+    if secret is None:
+        return
+    entries = entry_texts(secret)
+    try:
+        yield from _certificate(entries, _asked_names(overlay), now)
+    except certificates.CertificateError as error:
+        yield Finding(True, f"{_NAME}: tls.crt or tls.key cannot be read: {error}", _ANEW)
+        return
+    trusted = cluster.find("configmaps", AUTHORITY)
+    if trusted is None or not any(each.name == AUTHORITY for each in overlay.references()):
+        return
+    try:
+        accepted = certificates.leads_to(entries["tls.crt"], entry_texts(trusted).get("ca.crt", ""))
+    except certificates.CertificateError:
+        return  # told with the ConfigMap's entries
+    if not accepted:
+        what = f"ConfigMap {AUTHORITY}: ca.crt is another authority than the one that signed {SERVER_TLS}, and no client connects"
+        yield Finding(True, what, f"{_ANEW}; restart the pods, which read the authority when they start")
+
+
+def _asked_names(overlay: Overlay) -> list[str]:
+    """The names by which the overlay's containers connect to its servers over TLS."""
+    services = {each["metadata"]["name"] for each in overlay.with_kind("Service")}
+    found = {"nats"}
+    for workload in overlay.workloads():
+        for container in workload.containers:
+            words = [each.value for each in variables(overlay, workload, container).values()]
+            for word in [*words, *container.get("command", []), *container.get("args", [])]:
+                found |= {host for host in _TLS_HOST.findall(str(word)) if host.split(".")[0] in services}
+    return sorted(found)
+
+
+def _certificate(entries: dict[str, str], asked: list[str], now: datetime) -> Iterator[Finding]:
+    """Check the servers' certificate the way a client will that knows them by a name in `asked`."""
+    certificate, key, authority = (entries.get(name, "") for name in ("tls.crt", "tls.key", "ca.crt"))
+    said = certificates.read(certificate)
+    if said.not_after <= now:
+        yield Finding(True, f"{_NAME}: the certificate expired on {said.not_after:%Y-%m-%d}, and no client can connect", _ANEW)
+    elif said.not_after - now < certificates.RENEWED_WITHIN:
+        yield Finding(False, f"{_NAME}: the certificate expires on {said.not_after:%Y-%m-%d}", _ANEW)
+    if not certificates.belongs(key, certificate):
+        yield Finding(True, f"{_NAME}: tls.key is not the key of tls.crt, and no server starts", _ANEW)
+    if missing := [each for each in asked if each not in said.names]:
+        names = f"{agree(missing, 'name', 'names')} {listed(missing)}"
+        what = f"{_NAME}: the certificate lacks the {names}, by which pods connect, and they refuse the servers"
+        yield Finding(True, what, f"{_ANEW} (with --namespace, or --server-name for another name)")
+    try:
+        if authority and not certificates.is_signed_by(certificate, authority):
+            yield Finding(False, f"{_NAME}: ca.crt did not sign tls.crt directly", "ignore this if an intermediate certificate did")
+    except certificates.CertificateError as error:
+        yield Finding(True, f"{_NAME}: ca.crt cannot be read, and no server starts: {error}", _ANEW)
+
 
 _KINDS = {"Secret": "secrets", "ConfigMap": "configmaps"}
 _WITHOUT = {
@@ -28,7 +134,7 @@ _NKEY = re.compile(r"^\s*nkey: (\S+)$", re.MULTILINE)
 _SERVER = re.compile(r"(nats|tls)://[^\s/@,]+:\d+")
 
 
-def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Finding]:
+def mounted_findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Finding]:
     """Findings about objects that the overlay's pods need to start but the overlay lacks."""
     references = overlay.references()
     for kind, kinds in _KINDS.items():
@@ -45,7 +151,7 @@ def findings(overlay: Overlay, cluster: Cluster, now: datetime) -> Iterator[Find
             yield from _contents(overlay, cluster, reference, there, workloads)
     yield from _addresses(overlay, cluster)
     if any(each.name == SERVER_TLS for each in references):
-        yield from server_certificate.findings(overlay, cluster, now)
+        yield from certificate_findings(overlay, cluster, now)
 
 
 def _missing(overlay: Overlay, missing: Sequence[Reference]) -> Iterator[Finding]:
