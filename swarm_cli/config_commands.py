@@ -25,7 +25,7 @@ from shared.runtime.planes import for_process
 from shared.runtime.spans import tracing_problems
 from shared.setting_names import told
 from shared.transport.base import Transport, TransportError
-from shared.transport.nats.credentials import MAXMAX_KEY_BYTES, authority_context
+from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
 from swarm_cli.chosen_config import ConfigOption, load_chosen, sources
 from swarm_cli.config_checks import Checkable, entry_problems, objective_problem
 from swarm_cli.console import count, say
