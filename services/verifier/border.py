@@ -398,20 +398,17 @@ def without_tokens(group: RolloutGroup) -> RolloutGroup:
     return msgspec.structs.replace(group, completions=completions, prompt_ids=None)
 
 
-# Examines foreign messages without blocking the rest of the verifier: payloads that take longer
-# than about a millisecond are processed in a thread.
-#
-# Decoding, hashing and verifying 8 MiB takes a few hundred milliseconds, and fingerprints of 64
-# KiB take five, during which no local group would get its rewards. There is one thread, first
-# come first served, so that all strangers together use at most one processor. The border's
-# memories are changed only in the event loop; later checks see what changed there while the
-# thread was working.
-
 AT_ONCE_BYTES = 8 * 1024
 
 
 class Examiner:
-    """Drives `Border.examination`."""
+    """Drives `Border.examination` without blocking local groups: payloads that may take longer than
+    a millisecond are processed in a thread.
+
+    There is one thread, so that all strangers together use at most one processor. The border's
+    memories are changed only in the event loop; later checks see what changed there while the
+    thread was working.
+    """
 
     def __init__(self, border: Border) -> None:
         self._border = border
@@ -437,9 +434,6 @@ class Examiner:
     async def _apart(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-
-# The border's checks that need no memory: they depend only on the node's configuration and the
-# group.
 
 Accept = Literal["same", "dataset", "any"]
 
@@ -526,10 +520,6 @@ def _needs_an_entry(dataset: str) -> bool:
     the file, or has imported the package. No sender makes a process import another package.
     """
     return (is_file_name(dataset) and find_rows(dataset) is None) or from_package(dataset)
-
-
-# Checks whether a foreign completion's lengths, token ids and logprobs can belong to its text.
-# Pure.
 
 
 def token_ids_problem(packed: bytes) -> tuple[Refusal, str] | None:

@@ -505,9 +505,6 @@ def _may_precede(new: _Seen, seen: _Seen) -> bool:
     return new.seq < seen.seq or new.stored_at_s < seen.stored_at_s
 
 
-# Remembers the accepted foreign groups, so that none counts twice, even after a restart or at
-# another replica on the same machine.
-
 _LINE = re.compile(r"([0-9a-f]{64})(?: ([0-9]{1,11}))?")
 """An id and when it was accepted, in Unix seconds; files of earlier versions have no time."""
 _MARK_BYTES = 34
@@ -517,7 +514,8 @@ _SPARE_LINES = 1024
 
 
 class ReplayMemory:
-    """The ids of accepted groups: the last `capacity`, none for longer than `keep_s`, after which
+    """The ids of accepted groups, so that none counts twice, even after a restart or at another
+    replica on the same machine: the last `capacity`, none for longer than `keep_s`, after which
     their age alone refuses them.
 
     The file only grows by appending, until most of it is no longer needed and it is rewritten. Any

@@ -92,13 +92,11 @@ class Intake:
         self._refused = RefusedMessages(figures, log, time.time(), record, lambda name: border.sender(name, time.time()).known)
         self._chunks = ClaimedChunks()
         self._in_work: set[asyncio.Task[None]] = set()
-        self._places = InFlightLimit()
+        self._in_flight = InFlightLimit()
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Read the swarm for ever; does nothing on a node without a swarm."""
-        if self._config.nats.swarm_url is None:
-            return
+        """Read the swarm for ever."""
         try:
             await run_until_stopped(asyncio.Event(), self._read_swarm(), self._admit_waiting())
         finally:
@@ -108,7 +106,7 @@ class Intake:
     async def _read_swarm(self) -> None:
         while True:
             try:
-                more = await self._turn()
+                more = await self._read_once()
             except (TransportError, ValueError, OSError, ArithmeticError) as error:
                 self._log.warning("intake_delayed", reason=str(error), retry_s=RETRY_S)
                 more = False
@@ -127,8 +125,8 @@ class Intake:
                 self._in_work.discard(task)
                 task.result()
             swarm = self._link.transport
-            while swarm is not None and self._places.free:
-                found = self._waiting.next(time.monotonic(), self._places.fits())
+            while swarm is not None and self._in_flight.free:
+                found = self._waiting.next(time.monotonic(), self._in_flight.fits())
                 if found is None:
                     break
                 self._start(swarm, *found)
@@ -141,13 +139,13 @@ class Intake:
                 continue
 
     def _start(self, swarm: Transport, sender: str, message: StoredMessage) -> None:
-        self._places.take(sender, message.size_bytes)
+        self._in_flight.take(sender, message.size_bytes)
         task = asyncio.create_task(self._admit(swarm, sender, message))
-        task.add_done_callback(partial(self._worked, sender, message.size_bytes))
+        task.add_done_callback(partial(self._finish, sender, message.size_bytes))
         self._in_work.add(task)
 
-    def _worked(self, sender: str, size_bytes: int, _: object) -> None:
-        self._places.leave(sender, size_bytes)
+    def _finish(self, sender: str, size_bytes: int, _: object) -> None:
+        self._in_flight.leave(sender, size_bytes)
         self._news.set()
 
     def _drop_left_out(self) -> None:
@@ -159,12 +157,12 @@ class Intake:
             if self._border.left_out(key, now_s):
                 self._pool.drop(key)
 
-    async def _turn(self) -> bool:
+    async def _read_once(self) -> bool:
         """Read as much as is allowed now. True if there is more to read."""
         swarm = self._link.transport
         if swarm is None:
             return False
-        if len(self._waiting) > MAX_WAITING // 2 and self._waiting.may_go_on(time.monotonic(), self._places.fits()):
+        if len(self._waiting) > MAX_WAITING // 2 and self._waiting.may_go_on(time.monotonic(), self._in_flight.fits()):
             # This node was slow for a moment. That is no flood: what waits in the stream stays.
             await asyncio.sleep(BUSY_S)
             return True
@@ -172,7 +170,7 @@ class Intake:
         if messages:
             await self._catch_up()
         for message in messages:
-            self._line_up(message)
+            self._enqueue(message)
         if messages:
             self._news.set()
         return more
@@ -185,7 +183,7 @@ class Intake:
                 "accepted_groups_not_read", reason=str(error), consequence="copies of other verifiers' groups may get in"
             )
 
-    def _line_up(self, message: StoredMessage) -> None:
+    def _enqueue(self, message: StoredMessage) -> None:
         sender = subjects.rollouts_author(message.subject) or ""
         if sender == self._id:
             return
@@ -234,9 +232,19 @@ class Intake:
         await self._store.store(examined, result, message.size_bytes)
 
     async def _score(self, sender: str, size_bytes: int, candidate: Candidate) -> JobResult:
-        signer = self._border.signer(candidate.public_key, time.time())
-        job = _scoring_job(candidate, size_bytes, established=signer.established)
-        with self._places.lent(sender, size_bytes):
+        """Derive the task again and score the answers. Of the group's task only the reference is
+        used; the rest must equal the derived one.
+        """
+        group = candidate.group
+        job = ScoringJob(
+            ref=group.task.ref,
+            texts=[completion.text for completion in group.completions],
+            expected=group.task,
+            sender=candidate.public_key,
+            established=self._border.signer(candidate.public_key, time.time()).established,
+            size_bytes=size_bytes,
+        )
+        with self._in_flight.lent(sender, size_bytes):
             self._news.set()
             (result,) = await self._pool.run([job])
         return result
@@ -262,7 +270,7 @@ class Intake:
                 return None
             verdict = await self._examiner.examine(message.subject, payload, time.time(), message.seq, message.stored_at)
         if isinstance(verdict, Candidate):
-            if _charged(self._border, self._waiting, sender, verdict, message.size_bytes):
+            if self._charge_signer(sender, verdict, message.size_bytes):
                 return verdict
             reason = self._beyond_budget(verdict.sender, message, exceeds=True)  # its key has used up its turns
             verdict = Refused(reason, verdict.sender, FLOODED)
@@ -274,46 +282,21 @@ class Intake:
             self._news.set()
         return None
 
+    def _charge_signer(self, share: str, candidate: Candidate, size_bytes: int) -> bool:
+        """Charge a message under an unclaimed name (`share`) to the key that signed it; otherwise
+        many names would multiply the key's share. Return False if its budget is used up.
 
-def _charged(border: Border, waiting: FairQueue[StoredMessage], share: str, candidate: Candidate, size_bytes: int) -> bool:
-    """Charges a message that waited under a name of nobody's to the key that signed it, so that
-    several names do not multiply the key's share. False if that is used up.
+        If the key has the name by now, the rest of what waits under it moves to the key's queue,
+        and the few messages that were already on their way are paid for later.
+        """
+        if share != candidate.sender:
+            return True
+        now_s, signer = time.monotonic(), self._border.signer(candidate.public_key, time.time())
+        owned = self._border.sender(share, time.time()).share == signer.share
+        if owned:
+            self._waiting.move(share, signer.share, now_s, signer.earned)
+        return self._waiting.charge(signer.share, now_s, signer.earned, size_bytes, on_credit=owned)
 
-    If the key has the name by now, the rest of what waits under it moves to the key's queue, and
-    the few messages that were already on their way are paid for later. `share`: the one that the
-    message waited for.
-    """
-    if share != candidate.sender:
-        return True
-    now_s, signer = time.monotonic(), border.signer(candidate.public_key, time.time())
-    owned = border.sender(share, time.time()).share == signer.share
-    if owned:
-        waiting.move(share, signer.share, now_s, signer.earned)
-    return waiting.charge(signer.share, now_s, signer.earned, size_bytes, on_credit=owned)
-
-
-def _scoring_job(candidate: Candidate, size_bytes: int, *, established: bool) -> ScoringJob:
-    """The job that derives the task again and scores the answers. Of the group's task only the
-    reference is used; the rest must equal the derived one.
-    """
-    task = candidate.group.task
-    return ScoringJob(
-        ref=task.ref,
-        texts=[completion.text for completion in candidate.group.completions],
-        expected=task,
-        sender=candidate.public_key,
-        established=established,
-        size_bytes=size_bytes,
-    )
-
-
-# Stores accepted foreign groups where the sampler finds them, and learns from the same stream
-# what the node's other verifiers have accepted.
-#
-# The stream of scored groups is the one memory that all of a node's verifiers have in common.
-# Each has its own memories of copies, replays and names, and reads there what it did not store
-# itself, so that a copy does not get in at the next replica. Of a group and its copy that two
-# replicas accept within the same few milliseconds, both get in; the copy's key is then blamed.
 
 STORE_ATTEMPTS = 5
 STORE_RETRY_S = 1.0
@@ -326,7 +309,14 @@ LOOKED_AT_AFTER_S = 60.0
 
 
 class ForeignStore:
-    """Foreign groups in the node's stream of scored groups."""
+    """Stores accepted foreign groups where the sampler finds them, and learns from the same stream
+    what the node's other verifiers have accepted.
+
+    Each verifier has its own memories of copies, replays and names, and reads in this stream what
+    it did not store itself, so that a copy does not get in at the next replica. Of a group and its
+    copy that two replicas accept within the same few milliseconds, both get in; the copy's key is
+    then blamed.
+    """
 
     def __init__(
         self,

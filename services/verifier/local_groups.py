@@ -176,9 +176,6 @@ class LocalScorer:
         )
 
 
-# Stores the outcome of a local group: in the stream of scored groups, or as a dead letter.
-
-
 class LocalOutcomes:
     """Stores the outcomes of local groups, each under its own message id, so that a retry stores
     nothing twice.
@@ -237,16 +234,15 @@ class LocalOutcomes:
         )
 
 
-# Finds local groups that have used up their deliveries, which the server no longer delivers, and
-# makes them dead letters.
-
 NOTICES_PERIOD_S = 2.0
 SWEPT = 16
 """Number of oldest groups that one sweep examines."""
 
 
 class ExhaustedDeliveries:
-    """Handles groups that have used up their deliveries."""
+    """Makes dead letters of local groups that have used up their deliveries, which the server no
+    longer delivers.
+    """
 
     def __init__(self, config: NodeConfig, node: Transport, scored: LocalOutcomes, figures: Figures, log: Log) -> None:
         self._config, self._id, self._node = config, config.node.id, node

@@ -112,19 +112,14 @@ class RefusedMessages:
             self._log.warning("group_of_another_swarm", sender=refused.sender, detail=refused.detail, remedy=remedy)
 
 
-# Senders whose tasks this node does not take in, because the two nodes are configured differently
-# or have other versions of a package. Nobody is blamed for that. Pure; time is an argument.
-#
-# `OtherTasks` decides when the operator is told: a single such group means nothing, a sender of
-# nothing else is reported once. `DerivedOtherwise` saves the work: deriving a task takes a
-# process and up to a second of CPU time, so a key cannot have it done for each of its messages.
-
 TOLD_AFTER = 8
 MAX_SENDERS = 1024
 
 
 class OtherTasks:
-    """Counts groups with refused tasks, by sender, for senders that have sent nothing else."""
+    """Counts groups with refused tasks, by sender, for senders that have sent nothing else: the two
+    nodes are configured differently, or have other versions of a package.
+    """
 
     def __init__(self) -> None:
         self._refused: OrderedDict[str, int] = OrderedDict()
@@ -147,13 +142,6 @@ class OtherTasks:
         """Number of senders that have been reported."""
         return sum(count >= TOLD_AFTER for count in self._refused.values())
 
-
-# The last refusals, so that people can ask why a group was refused. Pure.
-#
-# The memory is bounded in every respect and divided among senders, so that nobody's flood pushes
-# out what is known of others. A sender has a fixed number of places, and its own entries are
-# dropped first, starting with its most frequent reason. Names that belong to a key and names that
-# anybody may claim have separate places.
 
 KNOWN_SENDERS = 64
 STRANGERS = 32
@@ -200,7 +188,10 @@ def excerpt_of(group: RolloutGroup) -> dict[str, Any]:
 
 
 class RefusedMemory:
-    """The last refusals of each of the last senders."""
+    """The last refusals, bounded and divided among senders, so that nobody's flood pushes out what
+    is known of others. A sender's own entries are dropped first, starting with its most frequent
+    reason. Names that belong to a key and names that anybody may claim have separate places.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, list[RefusedGroup]] = OrderedDict()
@@ -242,20 +233,16 @@ def _gives_way(kept: list[RefusedGroup]) -> int:
     return next(place for place, each in enumerate(kept) if counts[each.reason] == most)
 
 
-# Writes the last refusals to `refused-<replica>.jsonl` in the node's run folder, for `swarm
-# rollouts --refused` and `swarm trace`.
-#
-# The file is a snapshot of a bounded memory. It is written anew in a thread at most every
-# `WRITE_PERIOD_S`, so however many messages are refused, it neither grows nor slows the border.
-# Nothing else depends on it.
-
 WRITE_PERIOD_S = 5.0
 FILES_KEPT = 8
 """Files of former replicas that are kept."""
 
 
 class RefusedRecord:
-    """The refusals of one verifier replica."""
+    """Writes the last refusals of one replica to `refused-<replica>.jsonl` in the run's folder, for
+    `swarm rollouts --refused` and `swarm trace`: a snapshot, written in a thread at most every
+    `WRITE_PERIOD_S`, so however many messages are refused, it neither grows nor slows the border.
+    """
 
     def __init__(self, run_dir: Path, replica: str, writes: Writes) -> None:
         """Continues with what this replica wrote before a restart."""

@@ -220,16 +220,14 @@ class Reputation:
         )
 
 
-# Which senders are quarantined, and for how long. The reputation decides why.
-
 FIRST_S = 60.0
 LONGEST_S = 3600.0
 MAX_QUARANTINED = 10_000
 
 
 class Quarantine:
-    """Each strike doubles the duration, which returns to the first length after a quiet hour. Time
-    is an argument.
+    """Which keys are quarantined, and for how long. Each strike doubles the duration, which returns
+    to the first length after a quiet hour.
     """
 
     def __init__(self) -> None:
@@ -284,19 +282,13 @@ def intake_share(accepted: int, suspicion: float, needed: int) -> float:
     and suspicion up to `TOLERATED`.
 
     It grows in proportion to the accepted groups and falls linearly with the suspicion, to its
-    minimum where quarantine begins.
+    minimum where quarantine begins. Shares matter only when there is not enough for all: in a young
+    swarm, in which every node is new, all work at full speed.
     """
     grown = min(ESTABLISHED, (1 + accepted) / (1 + needed))
     lost = max(0.0, suspicion - TOLERATED) / (LIMIT - TOLERATED)
     return max(LEAST, grown * (1.0 - min(1.0, lost)))
 
-
-# Determines whose share of the intake and of a batch a group uses, and how large that share is:
-# by key if it is known. Pure; time is an argument.
-#
-# All keys that were repeatedly caught copying foreign groups share one sender's quota, so a
-# cluster that sends the same material under many keys gains nothing by their number. A key leaves
-# that set an hour after it was last caught.
 
 COPIERS = "~copiers"
 """The share of all keys caught copying; it is neither a node's name nor a key."""
@@ -334,7 +326,13 @@ class _Caught:
 
 
 class Senders:
-    """Looks up senders in the records of names, keys and reputations."""
+    """Whose share of the intake and of a batch a group uses, and how large it is: by key if it is
+    known.
+
+    All keys that were repeatedly caught copying foreign groups share one sender's quota, so a
+    cluster that sends the same material under many keys gains nothing by their number. A key leaves
+    that set an hour after it was last caught.
+    """
 
     def __init__(self, trust: Trust, reputation: Reputation, needed: int) -> None:
         """`needed`: accepted groups until a sender has a whole share."""
@@ -374,15 +372,6 @@ class Senders:
         return caught is not None and caught.times >= CAUGHT and now_s - caught.last_s <= CAUGHT_S
 
 
-# Tracks what each key's groups cost in the scorers, and decides when that is too much. Pure; time
-# is an argument.
-#
-# Every hang costs something, but a single slow answer is no offence: a key may use `GRACE_S`
-# seconds of CPU time, and `PER_GROUP_S` more for each of its accepted groups. Both decay with the
-# half-life `COST_HALF_LIFE_S`. CPU time, not wall-clock time, counts, so that a busy machine
-# blames nobody. What a key costs at any one moment is already limited by the group's deadline and
-# by the fair division of the scorers' time by key (`shared.tasks.sandbox.foreign`).
-
 GRACE_S = 15.0
 PER_GROUP_S = 0.5
 """Groups of eight answers to reasoning-gym's datasets cost 0.01 s at the median and 0.23 s at most,
@@ -400,7 +389,14 @@ class _Account:
 
 
 class ScoringCost:
-    """One account per key; the one that was unused for longest is forgotten first."""
+    """What each key's groups cost in the scorers; the account that was unused for longest is
+    forgotten first.
+
+    Every hang costs something, but a single slow answer is no offence: a key may use `GRACE_S`
+    seconds of CPU time, and `PER_GROUP_S` more for each of its accepted groups. Both decay with the
+    half-life `COST_HALF_LIFE_S`. CPU time, not wall-clock time, counts, so that a busy machine
+    blames nobody.
+    """
 
     def __init__(self) -> None:
         self._accounts: OrderedDict[str, _Account] = OrderedDict()
@@ -441,7 +437,8 @@ class _Otherwise:
 
 class DerivedOtherwise:
     """Remembers the datasets whose tasks come out otherwise here than a key's node said, or cannot
-    be derived or judged here.
+    be derived or judged here. Deriving one takes a process and up to a second of CPU time, so a key
+    cannot have that done for each of its messages.
     """
 
     def __init__(self) -> None:
@@ -473,15 +470,6 @@ class DerivedOtherwise:
         return reason, f"{known.times} tasks of {dataset} differed here, so this one was not derived. The last: {detail}"
 
 
-# Keeps the reputation of keys in the node's bucket, so that it survives a restart and all
-# replicas share it.
-#
-# Each replica applies its events to the common state by compare-and-set and adopts the result.
-# The replica that reads the trainer's findings of absurd text first applies them; the state
-# records up to which batch. A state that cannot be read is discarded with a log line: all senders
-# are newcomers again, which costs nobody anything while there is room.
-
-
 def apply_findings(reputation: Reputation, trust: Trust, found: Iterable[AbsurdText], after_batch: int, now_s: float) -> int:
     """Count the trainer's findings in batches after `after_batch` against the keys that they
     concern, in proportion, and never enough for quarantine. Returns the newest of these batches.
@@ -499,7 +487,14 @@ def apply_findings(reputation: Reputation, trust: Trust, found: Iterable[AbsurdT
 
 
 class SharedReputation:
-    """One replica's access to the common reputation."""
+    """The reputation of keys in the node's bucket, so that it survives a restart and all replicas
+    share it.
+
+    Each replica applies its events to the common state by compare-and-set and adopts the result.
+    The replica that reads the trainer's findings of absurd text first applies them; the state
+    records up to which batch. A state that cannot be read is discarded: all senders are newcomers
+    again, which costs nobody anything while there is room.
+    """
 
     def __init__(self, node_id: str, node: Transport, reputation: Reputation, trust: Trust, log: Log) -> None:
         self._node_id = node_id
@@ -559,19 +554,18 @@ class SharedReputation:
             return None
 
 
-# Keeps the border's lists of senders up to date (bans from the node's bucket, the roster from its
-# file, the shared reputation) and reports the worst senders.
-#
-# It polls, because a watch can die silently: a ban takes effect within `WATCH_PERIOD_S` plus the
-# time of one request.
-
 WATCH_PERIOD_S = 1.0
 REPORT_PERIOD_S = 5.0
 COMPLAIN_EVERY_S = 60.0
 
 
 class SenderWatch:
-    """The watch of one verifier replica."""
+    """Keeps the border's lists of senders up to date (bans from the node's bucket, the roster from
+    its file, the shared reputation) and reports the worst senders.
+
+    It polls, because a watch can die silently: a ban takes effect within `WATCH_PERIOD_S` plus the
+    time of one request.
+    """
 
     def __init__(
         self,

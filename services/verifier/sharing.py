@@ -160,8 +160,6 @@ def _check_size(payload: bytes) -> None:
         raise TooLarge(f"stream {subjects.SWARM_ROLLOUTS} accepts payloads up to {most} bytes, this one has {len(payload)}", most)
 
 
-# Which local groups a node shares, and which parts of them.
-
 _MESSAGE_ID_DOMAIN = b"swarm-message-id\x00"
 
 
@@ -190,9 +188,6 @@ def message_id(shared_id: str, key: SigningKey) -> str:
     """
     return hashlib.sha256(key.sign(_MESSAGE_ID_DOMAIN + shared_id.encode())).hexdigest()
 
-
-# The signed statements of the node to the swarm: its entry in the directory and its held-out
-# scores.
 
 RECORD_PERIOD_S = SWARM_LIMITS.node_renewed_s
 EVAL_PERIOD_S = 2.0
@@ -283,15 +278,6 @@ class Reports:
             self._own.learn(scored.group)
 
 
-# The node's name in the swarm: whose directory entry it is, and what a new node does if it finds
-# another key there.
-#
-# Other nodes refuse a second key's groups under a name that they know
-# (`services.verifier.trust`), so a node that starts under somebody else's name would share in
-# vain. It is told so and stops while the other node renews its entry. A node that the swarm has
-# already known under its name continues, whatever anybody writes there, because the swarm plane
-# is untrusted.
-
 SILENT_S = 30.0
 """An entry that is not renewed for this long belongs to nobody; three periods of `reports`."""
 TWIN_LOOKS = 3
@@ -301,7 +287,13 @@ be another verifier of this node that has not recorded it yet.
 
 
 class SwarmName:
-    """Decides whether this node may write its directory entry. Asked before each write."""
+    """Decides, before each write, whether this node may write its directory entry.
+
+    Other nodes refuse a second key's groups under a name that they know, so a node that starts
+    under somebody else's name would share in vain: it stops while the other node renews its entry.
+    A node that the swarm has already known under its name continues, whatever anybody writes there,
+    because the swarm plane is untrusted.
+    """
 
     def __init__(
         self, node_id: str, public_key: str, swarm_id: str, node: Transport, log: Log, clock: Callable[[], float] = time.monotonic

@@ -24,8 +24,6 @@ from shared.runtime.logs import Log
 from shared.runtime.planes import connect_swarm_plane
 from shared.transport.base import AccessDenied, Conflict, Ends, NotConnected, StoredMessage, Transport, TransportError
 
-# The connection to the swarm plane, which may be unavailable at the start or at any time.
-
 RETRY_S = 2.0
 DENIED_RETRY_S = 30.0
 """A server that refuses the key may accept it later; meanwhile the node trains alone."""
@@ -33,7 +31,9 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 class SwarmLink:
-    """Holds the transport once it is connected. From then on the transport reconnects by itself."""
+    """The connection to the swarm plane, which may be unavailable at the start or at any time. Once
+    made, the transport reconnects by itself.
+    """
 
     def __init__(self, config: NodeConfig, transport: Transport | None, figures: Figures, log: Log) -> None:
         """`transport`: the connection made at the start, or None."""

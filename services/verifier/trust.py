@@ -258,13 +258,6 @@ class KnownKeys:
         return NameLine(name, known.public_key, known.seen_s, known.groups)
 
 
-# The file of names and keys: lines `name key seen groups`, appended under a lock, so that
-# replicas on one machine agree.
-#
-# `seen` is the Unix time of the newest accepted group when the line was written, `groups` the
-# number of accepted groups. Lines `name key` of earlier versions are also read; among them the
-# first line of a name and of a key counts. Incomplete or invalid lines are skipped.
-
 _LINE = re.compile(r"([a-z0-9][a-z0-9-]{0,31}) (\S{1,64})(?: (\d{1,12}(?:\.\d{1,6})?) (\d{1,12}))?")
 
 
@@ -281,7 +274,12 @@ class NameLine(NamedTuple):
 
 
 class NamesFile:
-    """Reads new lines of the file, appends lines, and rewrites the file when it has grown."""
+    """The file of names and keys: lines `name key seen groups`, appended under a lock, so that
+    replicas on one machine agree.
+
+    `seen` is the Unix time of the newest accepted group when the line was written. Lines `name key`
+    of earlier versions are also read. Incomplete or invalid lines are skipped.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -356,13 +354,9 @@ def _parsed(match: re.Match[str], written_s: float) -> NameLine:
     return NameLine(name, public_key, float(seen_s), int(groups))
 
 
-# Bans cover name and key, so that a banned node cannot return by changing either. Pure; time is
-# an argument.
-
-
 class Bans:
-    """The bans in force. A banned name bans the key it belongs to; a banned key bans every name
-    that it signs for.
+    """The bans in force. A banned name bans the key it belongs to, and a banned key every name that
+    it signs for, so that a banned node cannot return by changing either.
     """
 
     def __init__(self, trust: Trust) -> None:
