@@ -225,7 +225,7 @@ def _hash(question: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FileQuestions:
-    """How many different questions a file source has; `held_out` of them are never trained on.
+    """Count of a file source's different questions; `held_out` of them are never trained on.
     `left_out`: lines that say which rows are not used, as no answer to them earns full marks; empty
     if all are. `place`: as in `shared.tasks.specs.source_problems`; `part`: the part of all groups
     that are of this source.

@@ -201,7 +201,7 @@ LOOKED_AT = 24
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What one text earned. `detail`: why its reward is unknown."""
+    """Reward of one text. `detail`: why its reward is unknown."""
 
     reward: float | None
     passed: bool | None
@@ -217,7 +217,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one source's task paid its own reference (`own`), and the references of other tasks."""
+    """Rewards that a source's task paid its own reference (`own`) and those of other tasks."""
 
     spec: TaskSpec
     own: Tried
@@ -237,7 +237,7 @@ class Trial:
 
     @property
     def problem(self) -> str:
-        """What is wrong with these rewards, and what that means for the run; empty: nothing."""
+        """Say what is wrong with these rewards, and what that means for the run; empty: nothing."""
         for tried in (self.own, *self.others):
             if tried.reward is None:
                 why = {Mark.TIMEOUT: "does not return in time", Mark.KILLED: "ends its process"}.get(tried.mark, tried.detail)

@@ -73,7 +73,7 @@ def read_rows_in_subprocess(files: Sequence[Path], question: str, answer: str) -
 
 
 def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
-    """How a process ended that has said no more, and the last line that it wrote to `errors`."""
+    """Describe how a silent process ended, with the last line that it wrote to `errors`."""
     try:
         code = process.wait(_GONE_S)
     except subprocess.TimeoutExpired:

@@ -193,7 +193,7 @@ def score_texts(
 
 
 def _read(raw: Any) -> tuple[float | None, Mark]:
-    """What a scorer returned: a number; a pair of number and bool; or an object with `reward` and
+    """Read what a scorer returned: a number; a pair of number and bool; or an object with `reward` and
     `passed`.
     """
     passed: Any = None

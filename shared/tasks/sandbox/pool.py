@@ -352,7 +352,7 @@ class WorkerQueue:
 
     @property
     def room(self) -> int:
-        """How many jobs may be sent to it now."""
+        """Count the jobs that may be sent to it now."""
         return self._batch_jobs if len(self._batches) < BATCHES_IN_WORK and not self._stalled else 0
 
     def stall(self) -> None:
