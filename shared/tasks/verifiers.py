@@ -193,8 +193,8 @@ def score_texts(
 
 
 def _read(raw: Any) -> tuple[float | None, Mark]:
-    """Read what a scorer returned: a number; a pair of number and bool; or an object with `reward` and
-    `passed`.
+    """Read what a scorer returned: a number; a pair of number and bool; or an object with `reward`
+    and `passed`.
     """
     passed: Any = None
     if isinstance(raw, tuple) and len(raw) == 2:
