@@ -277,12 +277,16 @@ def evaluate(text: str) -> Fraction:
 
     Raises:
         ValueError: `text` contains anything but decimal numbers, `+ - * /`, parentheses and spaces,
-            or is too long.
+            or is too long or nested too deeply.
         ZeroDivisionError: division by zero.
     """
     text = text.strip(" ")
     numbers = _NUMBERS.findall(text)
-    if len(text) > MAX_CHARS or not _ARITHMETIC.fullmatch(text) or not all(map(_NUMBER.fullmatch, numbers)):
+    if (
+        max(len(text) / MAX_CHARS, text.count("(") / MAX_DEPTH) > 1
+        or not _ARITHMETIC.fullmatch(text)
+        or not all(map(_NUMBER.fullmatch, numbers))
+    ):
         raise ValueError("no arithmetic, or too long")
     try:
         return _value(ast.parse(text, mode="eval").body, text)
