@@ -44,7 +44,7 @@ SHAPES = (
     Shape("default sharing step: 2 local, 6 of 18 candidates", 2, 18, keep=6),
     Shape("the same where only 6 candidates are to be had", 2, 6, keep=6),
     Shape("uniform: 2 local, 6 foreign", 2, 6),
-    Shape("uniform, without the policy check", 2, 6, trainer={"policy_check_fraction": 0.0}),
+    Shape("uniform, without the policy check", 2, 6, trainer={"constants": {"policy_check_fraction": 0.0}}),
     Shape("default, two updates a batch", 2, 18, keep=6, trainer={"updates_per_batch": 2}),
     Shape("8 local", 8, 0),
 )
@@ -91,7 +91,7 @@ def scored_group(learner: Learner, draw: random.Random, *, local: bool) -> Score
 
 def positions(model_folder: Path, folder: Path, shape: Shape) -> tuple[Counter[str], StepRecord]:
     """The step's positions and passes, by whether a gradient was kept, and its record."""
-    settings = {"learning_rate": 1e-5, "foreign_logprob_slack": 50.0, "min_foreign_logprob": -50.0} | shape.trainer
+    settings = {"learning_rate": 1e-5, "constants": {"foreign_logprob_slack": 50.0, "min_foreign_logprob": -50.0}} | shape.trainer
     learner = Learner(node_config(model_folder, folder, trainer=settings))
     draw = random.Random(1)
     groups = [scored_group(learner, draw, local=number < shape.local) for number in range(shape.local + shape.external)]

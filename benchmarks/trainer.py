@@ -118,7 +118,7 @@ class BareLoop:
         )
         trainer = config.trainer
         self._optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=trainer.learning_rate, betas=trainer.betas, weight_decay=0.0, fused=True
+            self.model.parameters(), lr=trainer.learning_rate, betas=trainer.constants.betas, weight_decay=0.0, fused=True
         )
         self._pad_token_id = pad_token_id
         self._trainer = trainer
@@ -139,7 +139,7 @@ class BareLoop:
         logprobs = logits.log_softmax(-1).gather(-1, rows["completion_ids"].unsqueeze(-1)).squeeze(-1)
         old = logprobs.detach()
         ratio = (logprobs - old).exp()
-        weight = (old - rows["behaviour"]).exp().clamp(max=self._trainer.importance_cap)
+        weight = (old - rows["behaviour"]).exp().clamp(max=self._trainer.constants.importance_cap)
         advantages = rows["advantages"].unsqueeze(1)
         clipped = ratio.clamp(1 - self._clip_low, 1 + self._clip_high)
         per_token = -torch.minimum(ratio * advantages, clipped * advantages) * weight

@@ -20,16 +20,18 @@ _BARE = {
     "sampler": {"adapt": "off", "strategy": "uniform"},
     "verifier": {"foreign_partial_credit": True},
     "trainer": {
-        "policy_check_fraction": 0.0,
         "count_uninformative": False,
         "clip_low": 0.2,
         "clip_high": 0.28,
-        "foreign_norm_factor": 0.0,
-        "foreign_share_factor": 0.0,
-        "foreign_cost_factor": 0.0,
-        "foreign_weight_positive": "capped",
-        "foreign_weight_negative": "capped",
-        "drop_foreign_negatives": False,
+        "constants": {
+            "policy_check_fraction": 0.0,
+            "foreign_norm_factor": 0.0,
+            "foreign_share_factor": 0.0,
+            "foreign_cost_factor": 0.0,
+            "foreign_weight_positive": "capped",
+            "foreign_weight_negative": "capped",
+            "drop_foreign_negatives": False,
+        },
     },
 }
 """The values behind `settings = "bare"`. Whatever a node's defaults are now, an arm's I and J are

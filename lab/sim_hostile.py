@@ -106,7 +106,7 @@ def _bound(cohort: Cohort, own: Sequence[LocalGroup]) -> float:
     """The bound of the first honest node's policy check, as estimated by a node that samples from
     the same policy.
     """
-    if not cohort.nodes or not cohort.nodes[0].config.trainer.policy_check_fraction:
+    if not cohort.nodes or not cohort.nodes[0].config.trainer.constants.policy_check_fraction:
         return -math.inf
     rules = AbsurdTextRules.of(cohort.nodes[0].config.trainer)
     means = []

@@ -272,8 +272,8 @@ class StackedLearner:
 def _adamw_settings(config: NodeConfig) -> AdamWSettings:
     trainer = config.trainer
     return AdamWSettings(
-        betas=trainer.betas,
-        eps=trainer.adam_eps,
-        weight_decay=trainer.weight_decay,
+        betas=trainer.constants.betas,
+        eps=trainer.constants.adam_eps,
+        weight_decay=trainer.constants.weight_decay,
         grad_clip=trainer.grad_clip or math.inf,
     )

@@ -34,8 +34,8 @@ def setting_name(location: Sequence[str | int]) -> str:
 
     >>> setting_name(("tasks", 1, "weight"))
     '[[tasks]] 2: weight'
-    >>> setting_name(("trainer", "betas", 0))
-    'trainer.betas, value 1'
+    >>> setting_name(("trainer", "constants", "betas", 0))
+    'trainer.constants.betas, value 1'
     """
     parts: list[str] = []
     table: list[str] = []

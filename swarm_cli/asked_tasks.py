@@ -17,7 +17,6 @@ from shared.config.load import MAX_FILE_BYTES
 from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.registry import DEFAULT_VERIFIER, VERIFIERS
-from swarm_cli.config_checks import Checkable
 from swarm_cli.errors import CommandError
 from swarm_cli.task_probe import SMALLER, problems_within
 
@@ -140,12 +139,4 @@ def _usable(tables: object, where: str) -> list[TaskSpec]:
     try:
         return load_config(overrides={"tasks": tables}, environment={}).tasks
     except ConfigError as error:
-        lines = [*error.faults, *_further(error)]
-        raise CommandError("\n".join([f"{where}: cannot be used:", *(f"  {line}" for line in lines)])) from None
-
-
-def _further(error: ConfigError) -> Iterator[str]:
-    """What deriving a task from each of the other sources finds."""
-    if error.rest is not None:
-        tasks, places, held_out = Checkable(error.rest, error.removed, error.task_places).tasks
-        yield from problems_within(tasks, held_out, SMALLER, places)
+        raise CommandError("\n".join([f"{where}: cannot be used:", *(f"  {line}" for line in error.faults)])) from None

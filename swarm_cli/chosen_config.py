@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig, load_config
-from shared.config.environment import CONFIG_FILE_VARIABLE, setting_variables
+from shared.config.load import CONFIG_FILE_VARIABLE, setting_variables
 from swarm_cli.errors import checked_node
 from swarm_cli.installation import DEMO_CONFIG, shown
 

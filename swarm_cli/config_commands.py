@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from shared.config import ConfigError, NodeConfig
-from shared.config.basic import BASIC
+from shared.config import NodeConfig
+from shared.config.sections import BASIC
 from shared.identity.keys import KeyFileError, load
 from shared.identity.roster import RosterError, read_roster
 from shared.ignored_entries import ignored_entries
@@ -27,7 +27,7 @@ from shared.setting_names import told
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
 from swarm_cli.chosen_config import ConfigOption, load_chosen, sources
-from swarm_cli.config_checks import Checkable, entry_problems, objective_problem
+from swarm_cli.config_checks import entry_problems, objective_problem
 from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, toy_problem, toy_to_be_built
@@ -36,7 +36,6 @@ from swarm_cli.model.facts import read_facts
 from swarm_cli.risky_settings import left_out_rows, ruinous_settings, ruinous_with_model, sent_key, soon_used_up, unlike_its_source
 from swarm_cli.task_probe import SMALLER, begin_deriving
 from swarm_cli.toml_view import config_toml, left_out
-from swarm_cli.without_effect import settings_without_effect
 
 config_app = typer.Typer(name="config", help="Show or check a node's configuration.", no_args_is_help=True)
 
@@ -70,29 +69,21 @@ def check(
     """Check the values and the model, derive one task from each source, try its reward in the
     sandbox, and look for the key files.
 
-    Notes name settings without effect, warnings name settings likely to ruin the run. Mistakes
-    are reported together, apart from those that can be seen only once another is mended.
+    Warnings name settings likely to ruin the run. Mistakes are reported together, apart from those
+    that can be seen only once another is mended.
     """
-    faults = None
-    try:
-        node_config = load_chosen(config)
-    except ConfigError as error:
-        if error.rest is None:
-            raise
-        faults, node_config = error, error.rest
-    left = Checkable(node_config, faults.removed, faults.task_places) if faults else Checkable(node_config)
+    node_config = load_chosen(config)
     toy = toy_to_be_built(node_config)
     # Two processes work while this one does the rest; the model's takes the longest.
-    model_facts = read_facts(node_config.model) if left.model and not toy else None
-    specs, places, held_out = left.tasks
+    model_facts = None if toy else read_facts(node_config.model)
     # Files are read and a task is derived, as some of reasoning-gym's settings fail only then.
-    tasks = begin_deriving(specs, held_out, SMALLER, places)
-    objective = objective_problem(node_config) if left.knows("trainer", "objective") else ""
-    untaught = toy_problem(node_config) if left.model and left.knows("tasks") else None
+    tasks = begin_deriving(node_config.tasks, node_config.eval.tasks, SMALLER)
+    objective = objective_problem(node_config)
+    untaught = toy_problem(node_config)
     elsewhere = [
         *([untaught] if untaught else []),
         *entry_problems(node_config),
-        *key_file_problems(left.key_files),
+        *key_file_problems(node_config),
         *tracker_problems(node_config),
         *tracing_problems(node_config, os.environ),
     ]
@@ -106,14 +97,10 @@ def check(
         if not problems:
             warnings += ruinous_with_model(node_config, facts.context_tokens, facts.has_chat_template)
     if connect:
-        problems += left.not_of_defaults(asyncio.run(unreachable(node_config)))
-    if faults is None:  # with a fault they would describe defaults instead of the file's values
-        _advise(node_config, warnings, toy and not untaught)
-    elif not problems:
-        raise faults
+        problems += asyncio.run(unreachable(node_config))
+    _advise(node_config, warnings, toy and not untaught)
     if problems:
-        heading = "the configuration cannot be used:" if faults is None else str(faults)
-        raise CommandError("\n".join([heading, *problems]), EXIT_CONFIG)
+        raise CommandError("\n".join(["the configuration cannot be used:", *problems]), EXIT_CONFIG)
     for line in tasks.rewards:
         say(f"reward: {line}")
     beside = f", {count(len(warnings), 'warning')}" if warnings else ""
@@ -122,7 +109,7 @@ def check(
 
 def _advise(config: NodeConfig, warnings: Sequence[str], toy: bool) -> None:
     sent = sent_key(config)
-    for sentence in [*settings_without_effect(config), *unlike_its_source(config), *([sent] if sent else [])]:
+    for sentence in [*unlike_its_source(config), *([sent] if sent else [])]:
         say(f"note: {sentence}")
     if toy:
         say(f"note: {TOY_POLICY} does not exist yet: `swarm up` builds it when it first starts; `swarm model init` builds it now")

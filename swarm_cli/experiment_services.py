@@ -16,7 +16,7 @@ from lab.runs import RunFolder
 from lab.services_records import check_services_run, collect
 from lab.spec import Spec
 from shared.config import NodeConfig
-from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX
+from shared.config.load import CONFIG_FILE_VARIABLE, ENV_PREFIX
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines

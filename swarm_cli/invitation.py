@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from shared.config.task_spec import TaskSpec
+from shared.config.sections import TaskSpec
 from shared.contracts.codec import decode_foreign, encode
 from shared.contracts.wire import Count, DatasetName, Message, MessageError, NodeId, PlainText, SchemaVersion, Seconds, SwarmId
 from shared.identity.keys import is_public_key, is_seed

@@ -163,6 +163,10 @@ def _run_module(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    if constants := environment.get("TESTS_CONSTANTS"):
+        from tests.constants import apply_variable
+
+        apply_variable(constants)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.token_loss import Normaliser, TokenLoss, token_weights
-from shared.config.objective_section import ObjectiveSection
+from shared.config.trainer_section import ObjectiveSection
 
 
 def configured(objective: str = "grpo", *, max_completion_tokens: int | None = None, **settings: Any) -> ConfiguredObjective:

@@ -116,7 +116,7 @@ class TrainerGauges:
         )
         self.bounded = counter(
             "swarm_trainer_bounded_groups_total",
-            "Foreign groups whose gradient was scaled down (trainer.foreign_norm_factor).",
+            "Foreign groups whose gradient was scaled down (trainer.constants.foreign_norm_factor).",
         )
         self.entropy = last("swarm_trainer_entropy_nats", "Mean entropy in nats per token")
         self.clip_fraction = last("swarm_trainer_clip_ratio", "Share of clipped tokens")
@@ -159,7 +159,7 @@ class TrainerGauges:
         )
         self.absurd = counter(
             "swarm_trainer_absurd_answers_total",
-            "Foreign answers left out because they are far too unlikely under this node's policy (trainer.foreign_logprob_slack).",
+            "Foreign answers left out because they are far too unlikely under this node's policy (trainer.foreign).",
         )
         self.reencoded = last("swarm_trainer_reencoded_ratio", "Share of groups tokenized again from their text")
         self.tokens = counter("swarm_trainer_tokens_total", "Completion tokens trained on.")

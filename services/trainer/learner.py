@@ -61,7 +61,7 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, kind: ScheduleKi
 
 
 def configured_rate(trainer: TrainerSection, step: int) -> float:
-    """Learning rate of a step under the settings; without `schedule_steps`, a schedule ends with
+    """Learning rate of a step under the settings; a schedule ends with
     the run.
     """
     return learning_rate(
@@ -69,7 +69,7 @@ def configured_rate(trainer: TrainerSection, step: int) -> float:
         peak=trainer.learning_rate,
         warmup_steps=trainer.warmup_steps,
         kind=trainer.schedule,
-        end_step=trainer.schedule_steps or trainer.max_steps,
+        end_step=trainer.max_steps,
     )
 
 
@@ -286,12 +286,12 @@ class Learner:
         trainer = self._config
         matrices = [parameter for parameter in self._parameters if parameter.ndim >= 2]
         vectors = [parameter for parameter in self._parameters if parameter.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": trainer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        groups = [{"params": matrices, "weight_decay": trainer.constants.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         return torch.optim.AdamW(
             [group for group in groups if group["params"]],
             lr=trainer.learning_rate,
-            betas=trainer.betas,
-            eps=trainer.adam_eps,
+            betas=trainer.constants.betas,
+            eps=trainer.constants.adam_eps,
             fused=self._device.type in {"cpu", "cuda"},
         )
 

@@ -118,7 +118,7 @@ class Border:
             return Refused(Refusal.BANNED, sender, ban.reason)
         if size_bytes <= self._rules.max_bytes:
             return None
-        detail = f"{size_bytes} bytes, at most {self._rules.max_bytes} are looked at (verifier.max_foreign_bytes)"
+        detail = f"{size_bytes} bytes, at most {self._rules.max_bytes} are looked at"
         return Refused(Refusal.TOO_LARGE, sender, detail)
 
     def sender(self, name: str | None, now_s: float) -> Sender:
@@ -542,7 +542,7 @@ def completion_problem(completion: Completion, max_chars: int, max_tokens: int) 
     if len(completion.text) > max_chars:
         return Refusal.LENGTHS, f"a text of {len(completion.text)} characters (verifier.max_answer_chars)"
     if completion.token_count > max_tokens:
-        return Refusal.LENGTHS, f"an answer of {completion.token_count} tokens, at most {max_tokens} (verifier.max_foreign_length)"
+        return Refusal.LENGTHS, f"an answer of {completion.token_count} tokens, at most {max_tokens}"
     if completion.token_count == 0 and completion.text:
         return Refusal.LENGTHS, "a text of no tokens"
     for packed in (completion.token_ids, completion.behaviour_logprobs):

@@ -40,7 +40,7 @@ REFUNDED_BYTES = 2**20
 may not have sent it.
 """
 
-FLOODED = "more waits than the budget covers (verifier.intake_groups_per_s, verifier.max_sender_share, verifier.newcomer_share)"
+FLOODED = "more waits than the budget covers (verifier.intake_groups_per_s)"
 
 _NOT_THE_SENDERS_DOING = {
     Refusal.TOO_LARGE,

@@ -191,12 +191,12 @@ _UNSIGNED = (Stage.UNREAD, Stage.PAYLOAD, Stage.ENVELOPE)
 
 CHECKS = (
     Check(Stage.UNREAD, Refusal.BANNED, "the name on the subject is banned here (`swarm ban`)"),
-    Check(Stage.UNREAD, Refusal.TOO_LARGE, "it is longer than `verifier.max_foreign_bytes`"),
+    Check(Stage.UNREAD, Refusal.TOO_LARGE, "it is longer than 8 MiB"),
     Check(
         Stage.UNREAD,
         Refusal.FLOOD,
         "more messages wait than the budget covers, and its sender is new and sends more than one sender may "
-        "(`verifier.intake_groups_per_s` x `max_sender_share`)",
+        "(half of `verifier.intake_groups_per_s`)",
     ),
     Check(
         Stage.UNREAD,
@@ -224,13 +224,17 @@ CHECKS = (
     Check(Stage.BODY, Refusal.AUTHOR, "subject, envelope and body do not name the same node, or name this one"),
     Check(Stage.BODY, Refusal.UNKNOWN_KEY, "the key may not use that name (`verifier.trust`)"),
     Check(Stage.BODY, Refusal.TOO_OLD, "it is older than `verifier.max_age_s`"),
-    Check(Stage.BODY, Refusal.FROM_FUTURE, "its creation time is more than `verifier.max_clock_skew_s` in the future"),
+    Check(Stage.BODY, Refusal.FROM_FUTURE, "its creation time is more than 60 s in the future"),
     Check(Stage.BODY, Refusal.TASK_NOT_ALLOWED, "`verifier.accept` does not allow its task"),
     Check(Stage.BODY, Refusal.NO_PASS, "no pass is defined for its task's source (`pass_at`)"),
     Check(Stage.BODY, Refusal.TASK_UNDERIVABLE, _AGAIN),
     Check(Stage.BODY, Refusal.TASK_MISMATCH, _AGAIN),
     Check(Stage.CONTENT, Refusal.HELD_OUT, "its question is in this node's held-out set"),
-    Check(Stage.CONTENT, Refusal.LENGTHS, "a completion is longer than `verifier.max_answer_chars` or `max_foreign_length` allows"),
+    Check(
+        Stage.CONTENT,
+        Refusal.LENGTHS,
+        "a completion is longer than `verifier.max_answer_chars` or twice `generator.max_new_tokens`",
+    ),
     Check(Stage.CONTENT, Refusal.MALFORMED, "a completion's tokens or logprobs cannot belong to its text"),
     Check(Stage.CONTENT, Refusal.REPEATED, "the key has sent this task before, with the same answers or twice", spares=_A_ROW),
     Check(Stage.CONTENT, Refusal.COPIED, "it repeats an earlier group of another node", spares=_SHORT),

@@ -4,6 +4,8 @@ for its default.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field, field_validator
 
 from shared.config.section import Section
@@ -12,6 +14,15 @@ from shared.registry import ENGINES
 
 class GeneratorSection(Section):
     """Sampling of rollout groups."""
+
+    kv_cache_mb: ClassVar[int] = 0
+    """vLLM's memory for keys and values; 0: 1024 MiB on a CPU, else what gpu_memory_fraction
+    leaves.
+    """
+    lease_s: ClassVar[float] = 120.0
+    """Silence after which a replica loses its draws to another. It renews its claim three times in
+    that.
+    """
 
     engine: str = Field(
         "auto",
@@ -32,23 +43,18 @@ class GeneratorSection(Section):
     openai_key_variable: str = Field(
         "",
         pattern=r"^[A-Za-z_0-9]*$",
-        description="Environment variable with that key, such as OPENAI_API_KEY. No variable is read by default, so that no server "
-        "gets a key that was meant for another. The key itself is not a setting and never appears in a log.",
+        description="Environment variable with that key, such as OPENAI_API_KEY. None is read by default, so that no server "
+        "gets a key meant for another.",
     )
     openai_model: str = Field(
         "", description="The model's name on that server; empty: model.name, or the only model that the server lists."
     )
-    completions: int = Field(
-        8,
-        ge=2,
-        le=1024,
-        description="L: completions per group; 8 as in the paper. At least 2, because advantages compare completions.",
-    )
+    completions: int = Field(8, ge=2, le=1024, description="L: completions per group, 8 as in the paper.")
     groups_per_call: int = Field(
         8,
         ge=1,
         le=4096,
-        description="Tasks sampled together in one engine call; more is faster, but the groups are staler when used.",
+        description="Tasks sampled together in one engine call; more is faster, but staler.",
     )
     calls: int = Field(0, ge=0, le=256, description="Concurrent engine calls; 0: 8 for vllm (continuous batching), else 1.")
     temperature: float = Field(
@@ -58,57 +64,37 @@ class GeneratorSection(Section):
         1.0,
         gt=0,
         le=1,
-        description="Nucleus sampling: the probability mass to sample from. Below 1, tokens outside the nucleus get no gradient "
-        "for not being sampled.",
+        description="Nucleus sampling. Below 1, tokens outside the nucleus get no gradient for not being sampled.",
     )
-    top_k: int = Field(
-        0,
-        ge=0,
-        description="Sample only from this many likeliest tokens; 0: off, because the trainer computes logprobs over the whole "
-        "vocabulary.",
-    )
+    top_k: int = Field(0, ge=0, description="Sample only from this many likeliest tokens; 0: off.")
     max_new_tokens: int = Field(
         256,
         ge=1,
         le=1_048_576,
-        description="Longest completion in tokens, including the end token. 256 is enough for a few lines of reasoning; models "
-        "that think for longer need more.",
-    )
-    lease_s: float = Field(
-        120.0,
-        gt=0,
-        description="Seconds of silence after which a generator replica loses its task draws to another one. Replicas renew their "
-        "claim three times in this period, so that a short pause loses nothing.",
+        description="Longest completion in tokens, including the end token; models that think for longer need more.",
     )
     groups_per_minute: float = Field(
         0.0,
         ge=0,
-        description="Largest number of groups that one generator makes per minute, to leave room for others on its machine, or "
-        "on the server of engine openai, which no trainer paces; 0: as fast as the trainer takes them and the server answers.",
-    )
-    call_timeout_s: float = Field(
-        1800.0,
-        gt=0,
-        description="Deadline of one engine call in seconds; a process whose engine exceeds it is restarted, and a server "
-        "(engine openai) is asked again. Half an hour, so that only an engine that hangs exceeds it, and not a slow one.",
+        description="Most groups that one generator makes per minute, to leave room for others on its machine or server; 0: as "
+        "fast as they are taken.",
     )
     start_timeout_s: int = Field(
         1800,
         ge=10,
-        description="Longest start of vLLM in seconds, including reading the model and compiling kernels. Half an hour is enough "
-        "for a large model on a slow volume. A startup probe must allow more (docs/kubernetes-start.md).",
+        description="Longest start of vLLM in seconds, with reading the model and compiling. A startup probe must allow more "
+        "(docs/kubernetes-start.md).",
+    )
+    call_timeout_s: float = Field(
+        1800.0,
+        gt=0,
+        description="Deadline of an engine call in seconds; beyond it a process is restarted, a server asked again.",
     )
     policy_load_timeout_s: float = Field(
-        120.0,
-        gt=0,
-        description="Deadline for loading a new policy in seconds; if it is exceeded, the generator keeps the old policy. In two "
-        "minutes even a slow volume or network has transferred some gigabytes.",
+        120.0, gt=0, description="Deadline for loading a new policy in seconds; beyond it the generator keeps the old one."
     )
     gpu_memory_fraction: float = Field(
         0.5, gt=0, le=1, description="vLLM's share of the GPU's memory; 0.5 leaves the other half to a trainer on the same GPU."
-    )
-    kv_cache_mb: int = Field(
-        0, ge=0, description="vLLM's memory for keys and values in MiB; 0: 1024 on a CPU, else what gpu_memory_fraction leaves."
     )
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="Number of GPUs that vLLM splits one copy of the model over; above 1 if one GPU cannot hold it."

@@ -1,17 +1,21 @@
 """Load a node's configuration: TOML file, then environment (`SWARM_TRAINER__LEARNING_RATE=1e-5`),
-then explicit overrides.
+then explicit overrides; and say what is wrong with it, one line per fault.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -20,19 +24,6 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from shared.config.environment import CONFIG_FILE_VARIABLE, ENV_PREFIX, environment_problems
-from shared.config.faults import (
-    Fault,
-    Location,
-    faults_of,
-    in_users_list,
-    location_of,
-    places_left,
-    reaches,
-    to_remove,
-    variable_at,
-    without,
-)
 from shared.config.sections import (
     EvalSection,
     GeneratorSection,
@@ -44,37 +35,35 @@ from shared.config.sections import (
     PolicyStoreSection,
     SamplerSection,
     TaskSpec,
+    TracingSection,
+    TrackingSection,
     TrainerSection,
     VerifierSection,
 )
-from shared.config.telemetry_sections import TracingSection, TrackingSection
+from shared.config.trainer_section import TrainerConstants
 from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.roles import ROLES
+from shared.setting_names import setting_name
+from shared.suggestion import asked_for, closest, did_you_mean
+from shared.text import visible
+
+ENV_PREFIX = "SWARM_"
+CONFIG_FILE_VARIABLE = "SWARM_CONFIG"
+MAX_FILE_BYTES = 4 * 2**20
+"""Of a file with settings or task sources: tens of thousands of entries."""
+_LONGEST_VALUE = 200
+"""Characters shown of a wrong value."""
 
 
 class ConfigError(ValueError):
     """The configuration is invalid. The message names each field, its problem and where the value
-    came from. `rest` is the configuration without the faulty settings, so that further checks can
-    report all mistakes at once; None if nothing usable is left. `faults`: the message's lines, one
-    for each problem; empty if the file could not be read. `task_places`: where the `[[tasks]]`
-    entries of `rest` were before faulty ones were removed; empty if none was. `removed`: where the
-    faulty settings were.
+    came from. `faults`: its lines, one for each problem; empty if the file could not be read.
     """
 
-    def __init__(
-        self,
-        message: str,
-        rest: NodeConfig | None = None,
-        faults: Sequence[str] = (),
-        task_places: Sequence[int] = (),
-        removed: Sequence[Location] = (),
-    ) -> None:
+    def __init__(self, message: str, faults: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.rest = rest
         self.faults = faults
-        self.task_places = task_places
-        self.removed = removed
 
 
 class NodeConfig(BaseSettings):
@@ -101,15 +90,12 @@ class NodeConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _combinations(self) -> NodeConfig:
-        problems = [] if _current is not None and not _current.together else list(self.problems_together())
-        if problems:
+        if problems := list(self._problems_together()):
             raise ValueError("\n".join(problems))
         return self
 
-    def problems_together(self) -> Iterator[str]:
-        """Problems that involve several sections. Only what could never run is refused; `swarm
-        config check` points out settings without effect.
-        """
+    def _problems_together(self) -> Iterator[str]:
+        """Problems that involve several sections. Only what could never run is refused."""
         if not self.tasks:
             yield (
                 "tasks: at least one [[tasks]] entry is needed, because a configuration file replaces the demo's: begin "
@@ -156,80 +142,23 @@ class NodeConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Overrides, then environment, then the TOML file that `load_config` chose."""
-        loading = _current or _Loading({}, {})
+        """Overrides, then environment, then the TOML file, as `load_config` chose them."""
         if isinstance(env_settings, EnvSettingsSource):
-            left_out = {name.lower() for name in loading.left_out}
-            variables = {name.lower(): value for name, value in loading.environment.items()}
-            env_settings.env_vars = {name: value for name, value in variables.items() if name not in left_out}
-        return init_settings, env_settings, InitSettingsSource(settings_cls, loading.file)
+            env_settings.env_vars = {name.lower(): value for name, value in _sources.variables.items()}
+        return init_settings, env_settings, InitSettingsSource(settings_cls, _sources.file)
 
 
 @dataclass(frozen=True, slots=True)
-class _Loading:
-    """The sources of the configuration being loaded. pydantic-settings asks the class for its
-    sources and passes nothing along, so this is kept in a module variable.
-
-    environment: the variables. left_out: those that are not read. together: whether to check
-    settings in combination. task_places: as in `ConfigError`; None if no entry was removed.
+class _Sources:
+    """The file and the variables of the configuration being loaded. pydantic-settings asks the
+    class for its sources and passes nothing along, so this is kept in a module variable.
     """
 
-    file: dict[str, Any]
-    overrides: dict[str, Any]
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    left_out: frozenset[str] = frozenset()
-    together: bool = True
-    task_places: tuple[int, ...] | None = None
-
-    def config(self) -> NodeConfig:
-        """Build the configuration. Raises ValidationError."""
-        global _current
-        _current = self
-        try:
-            return NodeConfig(**self.overrides)
-        finally:
-            _current = None
-
-    def variables(self) -> dict[str, str]:
-        """The environment without the variables in `left_out`."""
-        return {name: value for name, value in self.environment.items() if name not in self.left_out}
-
-    def without(self, locations: Sequence[Location]) -> _Loading:
-        """The same sources without the settings at `locations`. What a variable sets stays in the
-        file, where it may be right.
-        """
-        at_fault = {location: variable_at(location, self.variables()) for location in locations}
-        in_overrides = [location for location in locations if reaches(self.overrides, location)]
-        in_file = [location for location, name in at_fault.items() if name is None and location not in in_overrides]
-        return _Loading(
-            without(self.file, in_file),
-            without(self.overrides, in_overrides),
-            self.environment,
-            self.left_out | {name for name in at_fault.values() if name},
-            together=False,
-            task_places=self._places_without(locations),
-        )
-
-    def has(self, location: Location) -> bool:
-        """Check whether any source sets the value at `location`."""
-        set_by_variable = variable_at(location, self.variables()) is not None
-        return set_by_variable or reaches(self.overrides, location) or reaches(self.file, location)
-
-    def _places_without(self, locations: Sequence[Location]) -> tuple[int, ...] | None:
-        in_variable = "tasks" not in self.overrides and variable_at(("tasks",), self.variables()) is not None
-        entries = (self.overrides if "tasks" in self.overrides else self.file).get("tasks")
-        if in_variable or not isinstance(entries, list):
-            return self.task_places
-        left = places_left(entries, locations)
-        known = range(len(entries)) if self.task_places is None else self.task_places
-        return tuple(known[place] for place in left)
+    file: dict[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
-MAX_FILE_BYTES = 4 * 2**20
-"""Of a file with settings or task sources: tens of thousands of entries."""
-_current: _Loading | None = None
-_ROUNDS = 8
-"""How often faulty settings are removed, because each removal may uncover others."""
+_sources = _Sources()
 
 
 def load_config(
@@ -246,72 +175,47 @@ def load_config(
         ConfigError: with one line per problem: field or environment variable, what is wrong, what
             was given.
     """
-    told = os.environ if environment is None else environment
-    chosen = path or (Path(told[CONFIG_FILE_VARIABLE]) if told.get(CONFIG_FILE_VARIABLE) else None)
-    misread = environment_problems(told, NodeConfig)
-    loading = _Loading({}, dict(overrides or {}), told, frozenset(misread))
+    given = os.environ if environment is None else environment
+    chosen = path or (Path(given[CONFIG_FILE_VARIABLE]) if given.get(CONFIG_FILE_VARIABLE) else None)
+    misread = _variable_problems(given)
+    variables = {name: value for name, value in given.items() if name not in misread}
+    faults = list(misread.values())
     try:
-        loading = replace(loading, file=_read_toml(chosen) if chosen is not None else {})
+        file = _read_toml(chosen) if chosen is not None else {}
     except ConfigError as error:
-        raise ConfigError("\n".join([str(error), *misread.values(), *_wrong_variables(loading)])) from None
-    try:
-        config = loading.config()
-    except ValidationError as error:
-        lines, rest, places, removed = _all_faults(loading, error)
-        faults = [*misread.values(), *lines]
-        raise ConfigError(_told(faults, chosen), rest, faults, places, [*map(location_of, misread), *removed]) from None
-    if misread:
-        faults = list(misread.values())
-        raise ConfigError(_told(faults, chosen), config, faults, removed=list(map(location_of, misread)))
+        _, further = _built(_Sources({}, variables), {})
+        of_variables = [line for line in further if line.startswith("environment variable")]
+        raise ConfigError("\n".join([str(error), *faults, *of_variables])) from None
+    config, further = _built(_Sources(file, variables), overrides or {})
+    faults += further
+    if config is None or faults:
+        raise ConfigError(_together(faults, chosen), faults)
     return config
 
 
-def _told(lines: list[str], file: Path | None) -> str:
+def _built(sources: _Sources, overrides: Mapping[str, Any]) -> tuple[NodeConfig | None, list[str]]:
+    """The configuration, or a line for each fault."""
+    global _sources
+    before, _sources = _sources, sources
+    try:
+        return NodeConfig(**overrides), []
+    except ValidationError as error:
+        return None, _faults_of(error, sources.variables)
+    finally:
+        _sources = before
+
+
+def setting_variables(variables: Iterable[str]) -> list[str]:
+    """The names of the `SWARM_` variables that are settings, sorted."""
+    return sorted(name for name in variables if name.startswith(ENV_PREFIX) and name != CONFIG_FILE_VARIABLE)
+
+
+def _together(lines: list[str], file: Path | None) -> str:
     from_environment = all(line.startswith("environment variable") for line in lines)
     if len(lines) == 1 and from_environment:
         return lines[0]
     source = "the environment" if from_environment or file is None else str(file)
     return f"configuration from {source} cannot be used:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _all_faults(
-    loading: _Loading, error: ValidationError
-) -> tuple[list[str], NodeConfig | None, Sequence[int], Sequence[Location]]:
-    """A line for every fault that can be found, the configuration without the faulty settings, its
-    `task_places`, and where those settings were.
-
-    Pydantic checks a section's settings together only where each is right by itself. So the faulty
-    ones are removed, and what is then found is told too, unless the removal may have caused it.
-    """
-    lines: dict[str, None] = {}
-    removed: list[Location] = []
-
-    def add(faults: Sequence[Fault]) -> None:
-        lines.update((fault.line(loading.variables()), None) for fault in faults if not fault.follows_from(removed, NodeConfig))
-
-    for _ in range(_ROUNDS):
-        add(faults_of(error, NodeConfig, loading.task_places))
-        locations = to_remove(error, NodeConfig, loading.has)
-        removed += [in_users_list(location, loading.task_places) for location in locations]
-        loading = loading.without(locations)
-        try:
-            rest = loading.config()
-        except ValidationError as further:
-            error = further
-        else:
-            add([Fault((), problem) for problem in rest.problems_together()])
-            return list(lines), rest, loading.task_places or (), removed
-    return list(lines), None, (), removed
-
-
-def _wrong_variables(loading: _Loading) -> list[str]:
-    """The lines for what variables set wrongly, if the file cannot be read."""
-    try:
-        replace(loading, together=False).config()
-    except ValidationError as error:
-        variables = loading.variables()
-        return [fault.line(variables) for fault in faults_of(error, NodeConfig, None) if variable_at(fault.location, variables)]
-    return []
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -325,3 +229,277 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"configuration file {path} cannot be read (nested too deep): correct the file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"configuration file {path} cannot be read ({in_words(error)}): correct the path or the file") from None
+
+
+# Variables are checked before pydantic reads them, because its messages do not name them.
+
+
+def _variable_problems(variables: Mapping[str, str]) -> dict[str, str]:
+    """Problems by variable name: variables that name no section, and plain text where JSON is
+    needed.
+    """
+    problems = {}
+    for name in setting_variables(variables):
+        path = name[len(ENV_PREFIX) :].lower().split("__")
+        if path[0] not in NodeConfig.model_fields:
+            names = ", ".join(sorted([*NodeConfig.model_fields, "config"]))
+            hint = did_you_mean(path[0], NodeConfig.model_fields)
+            problems[name] = (
+                f"environment variable {visible(name, 120)}: no section {visible(repr(path[0]), 120)}; "
+                f"{f'{hint} ' if hint else ''}sections are {names}"
+            )
+            continue
+        kinds = _kinds(path)
+        structured = [kind for kind in kinds if _is_structured(kind)]
+        if structured and variables[name] not in _words(kinds) and not _is_json(variables[name]):
+            form = _as_json(variables[name], structured[0])
+            given = visible(repr(variables[name]), 200)
+            problems[name] = f"environment variable {name} is {given}: give JSON, e.g. {visible(form, 200)}"
+    return problems
+
+
+def _kinds(path: list[str]) -> list[Any]:
+    """The types that the setting at `path` may have. Empty for an unknown setting, because pydantic
+    has the better message for it.
+    """
+    kinds: list[Any] = [NodeConfig]
+    for name in path:
+        section = next((kind for kind in kinds if _is_section(kind)), None)
+        if section is None or name not in section.model_fields:
+            return []
+        annotation = section.model_fields[name].annotation
+        kinds = list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    return [kind for kind in kinds if kind is not NoneType]
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _is_structured(kind: Any) -> bool:
+    return get_origin(kind) in (list, tuple, dict) or _is_section(kind)
+
+
+def _words(kinds: list[Any]) -> set[Any]:
+    return {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _as_json(text: str, kind: Any) -> str:
+    """The JSON that was probably meant: for `1.5,3.0` it is `[1.5, 3.0]`."""
+    section = '{"setting": "value"}'
+    if get_origin(kind) not in (list, tuple):
+        return section
+    if any(map(_is_section, get_args(kind))):
+        return f"[{section}]"
+    items = [item.strip().strip("'\"") for item in text.strip("[]() ").split(",")]
+    return json.dumps([json.loads(item) if _is_json(item) else item for item in items])
+
+
+Location = tuple[int | str, ...]
+_KIND = re.compile(r"(?:literal|list|tuple|dict)\[.*\]|int|float|bool|str|none", re.DOTALL)
+
+
+def _faults_of(error: ValidationError, variables: Mapping[str, str]) -> list[str]:
+    """A line for each fault: several for a message of several lines, and one for a value that is
+    none of several kinds.
+    """
+    found: dict[tuple[Location, str], list[str]] = {}
+    for problem in error.errors():
+        location, kind = _without_kind(problem)
+        message, got, given = _message(problem).partition(", got ") if kind else (_message(problem), "", "")
+        for line in message.splitlines():
+            found.setdefault((location, got + given or line), []).append(line)
+    return [
+        _line(location, _either(lines) + (got if got != lines[0] else ""), variables) for (location, got), lines in found.items()
+    ]
+
+
+def _line(location: Location, message: str, variables: Mapping[str, str]) -> str:
+    """The field, or the variable that sets it, and what is wrong."""
+    name, variable = setting_name(location), _variable_at(location, variables)
+    where = f"environment variable {variable} ({name})" if variable else name
+    return f"{where}: {message}" if name else message
+
+
+def _variable_at(location: Location, variables: Mapping[str, str]) -> str | None:
+    """The environment variable that sets the value at `location`, either directly or as JSON for
+    the section or list around it. None if no variable does.
+    """
+    paths = {tuple(name[len(ENV_PREFIX) :].lower().split("__")): name for name in setting_variables(variables)}
+    for length in range(len(location), 0, -1):
+        name = paths.get(tuple(str(part) for part in location[:length]))
+        if name is not None and (length == len(location) or _reaches(variables[name], location[length:])):
+            return name
+    return None
+
+
+def _reaches(text: str, location: Location) -> bool:
+    """Whether there is a value at `location` in JSON."""
+    try:
+        value = json.loads(text)
+        for part in location:
+            value = value[part]
+    except (ValueError, KeyError, IndexError, TypeError):
+        return False
+    return True
+
+
+def _message(problem: ErrorDetails) -> str:
+    """What is wrong, with what was meant where pydantic's own words do not lead there."""
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        if gone := _no_longer(problem["loc"]):
+            return gone
+        hint = meant_key(problem["loc"]) or "remove it or correct its spelling"
+        return f"unknown key; {hint} (`swarm config show --all` lists all keys)"
+    if problem["loc"] == ("tasks",) and isinstance(problem["input"], dict):
+        return "is a single table, and must be a list of them: write [[tasks]] instead of [tasks]"
+    if problem["loc"] and problem["type"] not in {"value_error", "missing"}:
+        if problem["type"] == "string_pattern_mismatch":
+            message = _in_words(str(problem.get("ctx", {}).get("pattern", ""))) or message
+        message += f", got {visible(repr(problem['input']), _LONGEST_VALUE)}"
+        if problem["type"] == "literal_error" and (hint := did_you_mean(str(problem["input"]), _choices(problem))):
+            message += f"; {hint}"
+        if problem["loc"][0] == "tasks" and problem["loc"][-1] == "dataset" and _is_path(problem["input"]):
+            path = visible(json.dumps(problem["input"], ensure_ascii=False), _LONGEST_VALUE)
+            message += f'; for a file write source = "file", path = {path} instead of dataset'
+    return message
+
+
+def _is_path(value: Any) -> bool:
+    """Whether it looks like the path of a file, such as `questions.jsonl`."""
+    return isinstance(value, str) and ("/" in value or "." in value.strip("."))
+
+
+def _without_kind(problem: ErrorDetails) -> tuple[Location, bool]:
+    """Where the value is. For one that may be of several kinds, pydantic adds to the location which
+    of them it is not; the second value says so.
+    """
+    location = problem["loc"]
+    for place in (len(location) - 1, len(location) - 2):
+        if place > 1 and problem["type"] != "extra_forbidden" and _KIND.fullmatch(str(location[place])):
+            return (*location[:place], *location[place + 1 :]), True
+    return location, False
+
+
+def _either(lines: Sequence[str]) -> str:
+    """Messages about one value as one: `Input should be A`, `Input should be B`."""
+    first, *others = lines
+    return " or ".join([first, *(line.removeprefix("Input should be ") for line in others)])
+
+
+def _in_words(pattern: str) -> str:
+    """What a name's pattern asks for; empty for other patterns."""
+    if pattern.startswith("^(https?://"):
+        return "must be an address that begins with http:// or https://"
+    name = re.fullmatch(r"\^\(?\[[A-Za-z0-9-]+\]\[([^\]]+)\]\{0,(\d+)\}(?:\)\?)?\$", pattern)
+    if name is None:
+        return ""
+    letters = "letters" if "A-Z" in name[1] else "small letters"
+    signs = [sign for sign in "._-" if sign in re.sub(r"\w-\w", "", name[1])]
+    return f"must be 1 to {int(name[2]) + 1} {letters}, digits or {' '.join(signs)}, beginning with a letter or digit"
+
+
+def _choices(problem: ErrorDetails) -> list[str]:
+    """The values that a field accepts. pydantic lists them only in a sentence, in quotes."""
+    return re.findall(r"'([^']*)'", str(problem.get("ctx", {}).get("expected", "")))
+
+
+OTHER_NAMES = {
+    **dict.fromkeys(("group_size", "num_generations", "rollouts_per_prompt", "samples_per_prompt"), "generator.completions"),
+    **dict.fromkeys(("max_tokens", "max_completion_length", "max_response_length"), "generator.max_new_tokens"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "sampler.local and sampler.external"),
+    **dict.fromkeys(("kl_coef", "kl_beta", "beta"), "trainer.kl_coefficient"),
+    **dict.fromkeys(("steps", "total_steps"), "trainer.max_steps"),
+    **dict.fromkeys(("micro_batch_size", "max_tokens_per_micro_batch"), "trainer.token_budget"),
+    **dict.fromkeys(("loss", "loss_type", "algorithm", "algo"), "trainer.objective"),
+    **dict.fromkeys(("max_grad_norm", "gradient_clipping"), "trainer.grad_clip"),
+    **dict.fromkeys(("lora_rank", "r"), "trainer.lora.rank"),
+    **dict.fromkeys(("prompt", "prompt_column", "question_column"), "tasks.question"),
+    **dict.fromkeys(("answer_column", "solution", "ground_truth"), "tasks.answer"),
+    "columns": "tasks.question and tasks.answer",
+    "gpu_memory_utilization": "generator.gpu_memory_fraction",
+    "tensor_parallel_size": "generator.tensor_parallel",
+    "lr": "trainer.learning_rate",
+    "model_name_or_path": "model.path",
+    "eval_every": "eval.every_versions",
+}
+"""What other trainers call these settings. The names are too different for a spelling suggestion,
+but may be misspelt themselves.
+"""
+
+_MOVED = {
+    **{f"trainer.{name}": f"trainer.constants.{name}" for name in TrainerConstants.model_fields},
+    **{f"trainer.cispo_{name}": f"trainer.objective_options.{name}" for name in ("min", "max")},
+    "trainer.m2_threshold": "trainer.objective_options.threshold",
+    "trainer.oapl_scale": "trainer.objective_options.scale",
+    "trainer.oapl_value_beta": "trainer.objective_options.value_beta",
+    **{f"trainer.vespo_{sign}": f"trainer.objective_options.{sign}_power and {sign}_rate" for sign in ("positive", "negative")},
+    "trainer.schedule_steps": "trainer.max_steps, where every schedule ends",
+}
+"""Former settings, and what to write instead."""
+
+
+def _no_longer(location: Location) -> str:
+    """What became of a former setting; empty if the key was never one."""
+    name = ".".join(map(str, location))
+    if name in _MOVED:
+        return f"no longer a setting of its own: write {_MOVED[name]}"
+    section = _section(location[:-1])
+    if section is not None and str(location[-1]) in section.__class_vars__:
+        return f"no longer a setting: it is fixed at {getattr(section, str(location[-1]))!r}; remove it"
+    return ""
+
+
+def meant_key(location: Location) -> str:
+    """A question to ask about the unknown key at `location`; empty if there is no good guess.
+
+    Example: for `("trainer", "learing_rate")` it is `did you mean learning_rate?`; for `("trainer",
+    "top_p")`, a key of another section, `did you mean generator.top_p?`; for `("generator",
+    "groups_size")`, close to what others say, `did you mean generator.completions?`.
+    """
+    *path, key = location
+    if usual := OTHER_NAMES.get(str(key)):
+        return asked_for([usual])
+    section = _section(path)
+    name = str(key)
+    elsewhere = [found for found in _keys(NodeConfig) if found.rpartition(".")[2] == name]
+    if elsewhere:
+        return asked_for(sorted(elsewhere)[:3])
+    close = closest(name, [*(section.model_fields if section else ()), *OTHER_NAMES])
+    return asked_for(dict.fromkeys(OTHER_NAMES.get(each, each) for each in close))
+
+
+def _section(path: Sequence[int | str]) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = NodeConfig
+    for name in path:
+        if isinstance(name, int):
+            continue  # an index into a list, whose section was already found by the list's name
+        field = section.model_fields.get(name) if section else None
+        section = _as_section(field.annotation) if field else None
+    return section
+
+
+def _as_section(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, directly or in a list."""
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, info in section.model_fields.items():
+        inner = _as_section(info.annotation)
+        if inner is None:
+            yield f"{prefix}{name}"
+        elif name != "tasks":
+            yield from _keys(inner, f"{prefix}{name}.")

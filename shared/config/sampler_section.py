@@ -4,7 +4,7 @@ for its default.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,122 +18,75 @@ _MOST_GROUPS = 65_536
 class SamplerSection(Section):
     """Batches: what the sampler builds them of."""
 
-    local: int = Field(
-        2, ge=0, le=65_536, description="I: local groups per batch. With the default J, I + J is 8 groups, as in the paper."
-    )
+    replay_batches: ClassVar[int] = 10
+    """How many batches ago a replayed group may first have been used."""
+    oversample: ClassVar[float] = 3.0
+    """With likelihood_near, foreign groups sent to the trainer for each one that it keeps."""
+    adapt_period: ClassVar[int] = 8
+    """Batches between two changes of J, so that one unusual batch has little effect."""
+    adapt_informative: ClassVar[tuple[float, float]] = (0.6, 0.95)
+    """Share of informative local groups up to which J is largest, and from which it is 0."""
+    pool_local: ClassVar[int] = 1024
+    """Most local groups waiting; the oldest are dropped first."""
+    pool_external: ClassVar[int] = 1024
+    """Most foreign groups waiting; the sender with most loses its oldest."""
+    prefetch: ClassVar[int] = 1
+    """Batches built ahead of the trainer; more would be staler when trained on."""
+
+    local: int = Field(2, ge=0, le=65_536, description="I: local groups per batch.")
     external: int = Field(
         6,
         ge=0,
         le=65_536,
-        description="J: foreign groups per batch, or their maximum if `adapt` moves J; 0: ordinary RL. It is high because `adapt` "
-        "lowers it where local groups teach enough.",
+        description="J: foreign groups per batch, or the most if `adapt` moves J; 0: ordinary RL.",
     )
     strategy: str = Field(
         "likelihood_near",
         description="How foreign groups are drawn: uniform (the paper's), learnability, rescue, likelihood_near, or a "
-        "`swarm.strategies` entry point; see docs/sampling.md. With likelihood_near, "
-        "informed hostile nodes caused no measured loss (docs/results.md).",
-    )
-    oversample: float = Field(
-        3.0,
-        ge=1,
-        le=64,
-        description="With likelihood_near: number of foreign groups sent to the trainer for each one that it keeps.",
+        "`swarm.strategies` entry point (docs/training.md).",
     )
     adapt: Literal["off", "adaptive"] = Field(
         "adaptive", description="adaptive: J moves between 0 and `external` while I + J stays constant."
     )
-    adapt_period: int = Field(
-        8, ge=1, le=10_000, description="Batches between two changes of J, so that one unusual batch has little effect."
-    )
-    adapt_informative: tuple[float, float] = Field(
-        (0.6, 0.95),
-        description="Bounds for the share of informative local groups: J is largest up to the first, 0 from the second on.",
-    )
     shortage: Literal["wait", "fill_local", "short"] = Field(
         "fill_local",
-        description="What to do if there are too few foreign groups after `shortage_wait_s`: keep waiting, use local groups "
-        "instead, or use fewer groups.",
+        description="With too few foreign groups after `shortage_wait_s`: keep waiting, use local groups instead, or use fewer.",
     )
-    shortage_wait_s: float = Field(
-        5.0,
-        ge=0,
-        le=3600,
-        description="Seconds to wait for foreign groups before `shortage` decides. The trainer may be idle until then, so the "
-        "wait is short.",
-    )
+    shortage_wait_s: float = Field(5.0, ge=0, le=3600, description="Seconds to wait for foreign groups before `shortage` decides.")
     max_staleness: int = Field(
         1,
         ge=0,
         le=1024,
-        description="Largest number of policy versions between sampling a group and using it; also paces the generator. 1 lets it "
-        "work while the trainer does; more makes groups staler and waits less.",
+        description="Most policy versions between sampling a group and using it; also paces the generator. More makes groups "
+        "staler and waits less.",
     )
-    max_external_age_s: float = Field(
-        600.0,
-        gt=0,
-        description="Foreign groups older than this many seconds leave the pool: their authors' policies have changed since.",
-    )
-    pool_local: int = Field(
-        1024,
-        ge=1,
-        le=1_000_000,
-        description="Largest number of local groups waiting, to limit memory; the oldest are dropped first.",
-    )
-    pool_external: int = Field(
-        1024,
-        ge=1,
-        le=1_000_000,
-        description="Largest number of foreign groups waiting, to limit memory; when full, the sender with most groups loses its "
-        "oldest.",
-    )
+    max_external_age_s: float = Field(600.0, gt=0, description="Foreign groups older than this many seconds leave the pool.")
     replay: int = Field(
         0,
         ge=0,
         le=65_536,
-        description="Largest number of informative local groups from earlier batches that a batch repeats in addition to I and J; "
-        "0: none.",
-    )
-    replay_batches: int = Field(
-        10,
-        ge=1,
-        le=1000,
-        description="How many batches ago a replayed group may first have been used. The scored stream keeps groups for that long.",
-    )
-    prefetch: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Number of batches built ahead of the trainer. 1, because a batch built earlier is staler when it is trained "
-        "on.",
+        description="Most informative local groups of the last 10 batches that a batch repeats in addition to I and J; 0: none.",
     )
     max_share_per_node: float = Field(
         0.5,
         gt=0,
         le=1,
-        description="Largest part of a batch's foreign groups that may come from one node. An equal part for every node is always "
-        "allowed, even if that is more, and there is no limit while there is only one other node. 1: off.",
+        description="Largest part of a batch's foreign groups from one node; an equal part for every node is always allowed. "
+        "1: off.",
     )
 
     newcomer_share: float = Field(
         0.25,
         gt=0,
         le=1,
-        description="Largest part of a batch's foreign groups (but at least one group) that may come from all newcomers together "
-        "while established nodes have enough groups; otherwise newcomers may supply more. 1: off.",
+        description="Largest part of a batch's foreign groups (at least one) from all newcomers together while others have "
+        "enough. 1: off.",
     )
 
     @field_validator("strategy")
     @classmethod
     def _strategy_is_known(cls, value: str) -> str:
         return STRATEGIES.check(value)
-
-    @model_validator(mode="after")
-    def _can_move(self) -> SamplerSection:
-        few, enough = self.adapt_informative
-        if not 0.0 <= few < enough <= 1.0:
-            raise ValueError(f"adapt_informative {[few, enough]} must be two shares, 0 <= first < second <= 1")
-        return self
 
     @model_validator(mode="after")
     def _can_replay(self) -> SamplerSection:

@@ -1,8 +1,16 @@
-"""The base class of all sections of a node's configuration."""
+"""The base class of all sections of a node's configuration, and the dtypes that settings and
+commands choose from, by name; torch's are in `shared.model.loading`.
+"""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+AnyDtype = Literal["auto", Dtype]
+"""`auto`: what fits the device, or another setting's."""
 
 
 class Section(BaseModel):

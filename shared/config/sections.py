@@ -4,25 +4,26 @@ and the reason for its default.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from shared.config.dtypes import AnyDtype
 from shared.config.generator_section import GeneratorSection
 from shared.config.sampler_section import SamplerSection
-from shared.config.section import Section
-from shared.config.task_spec import TaskSpec
+from shared.config.section import AnyDtype, Section
 from shared.config.trainer_section import LoraSection, TrainerSection
 from shared.config.verifier_section import VerifierSection
 from shared.contracts.wire import DEFAULT_SWARM_ID, SWARM_ID_PATTERN
 from shared.hub_models import COMMIT, how_to_pin, may_only_be_folder
-from shared.registry import POLICY_STORES, policy_store_name
+from shared.registry import DEFAULT_VERIFIER, POLICY_STORES, TRACKERS, policy_store_name
 from shared.text import visible, without_secrets
 
 __all__ = [
+    "BASIC",
     "EvalSection",
     "GeneratorSection",
     "HttpSection",
@@ -35,9 +36,90 @@ __all__ = [
     "SamplerSection",
     "Section",
     "TaskSpec",
+    "TracingSection",
+    "TrackingSection",
     "TrainerSection",
     "VerifierSection",
 ]
+
+
+class TaskSpec(Section):
+    """A task source: one reasoning-gym dataset with one configuration, or the user's own file."""
+
+    source: Literal["reasoning_gym", "file"] = Field(
+        "reasoning_gym",
+        description="Where the questions come from: file, or reasoning_gym for any named dataset, an installed package's too.",
+    )
+    dataset: str = Field(
+        "",
+        pattern=r"^([a-z0-9][a-z0-9_]{0,62})?$",
+        description="Dataset name (`swarm task list`). Of a file leave it empty, or give the name that you expect (file_...), "
+        "so that any other file is refused.",
+    )
+    path: str = Field("", description="For source file: a .jsonl or .parquet file, or a folder saved by `datasets`.")
+    question: str = Field("question", min_length=1, description="For source file: the column with the questions.")
+    answer: str = Field("answer", min_length=1, description="For source file: the column with the reference answers.")
+    weight: float = Field(1.0, gt=0, le=1_000_000, description="Share of draws, relative to the other task sources.")
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="The dataset's own settings, except `seed`, which each draw chooses."
+    )
+    verifier: str = Field(
+        DEFAULT_VERIFIER,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+        description="How answers are scored: reasoning_gym (only its datasets), exact (the default of a file), final_number, "
+        "math, or a `swarm.verifiers` entry point.",
+    )
+
+    pass_at: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="The reward from which on an answer passes. Unset: full marks (0.99 of a built-in verifier; of your own, "
+        "the higher one of two rewards, and with more there is no pass), unless the scorer says so itself.",
+    )
+
+    @property
+    def file_name(self) -> str:
+        """The name by which people know a file: without its folder."""
+        return Path(self.path).name or self.path
+
+    @property
+    def canonical_config(self) -> str:
+        """The configuration as it is sent in a task reference: JSON with sorted keys and no
+        spaces.
+        """
+        return json.dumps(self.config, sort_keys=True, separators=(",", ":"))
+
+    @field_validator("config")
+    @classmethod
+    def _no_seed(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "seed" in value:
+            raise ValueError("`seed` is chosen by each task draw; remove it from the dataset's config")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _files_have_another_verifier(cls, values: Any) -> Any:
+        return {"verifier": "exact", **values} if isinstance(values, dict) and values.get("source") == "file" else values
+
+    @model_validator(mode="after")
+    def _fits_its_source(self) -> TaskSpec:
+        if problems := list(self._problems()):
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        if self.source == "file":
+            if not self.path:
+                yield 'source = "file" needs path, the file with the questions'
+            if self.config:
+                yield "a file has no settings: remove `config`"
+            if self.verifier == "reasoning_gym":
+                yield "verifier reasoning_gym scores only its own datasets: use exact, final_number or math with a file"
+        elif not self.dataset:
+            yield 'dataset is missing: name one (`swarm task list`), or set source = "file" and path'
+        elif self.path or (self.question, self.answer) != ("question", "answer"):
+            yield 'path, question and answer apply only to files: also set source = "file"'
+
 
 _SERVER = re.compile(r"(?:(?:nats|tls|wss?)://)?(?:[^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?/?")
 """A NATS server's address; without a scheme it is one of nats://."""
@@ -52,9 +134,8 @@ class NodeSection(Section):
         0,
         ge=0,
         le=2**31 - 1,
-        description="Root of every random choice, combined with the node's id. 0: task draws also depend on a secret in the node's "
-        "bucket, so that nobody can predict the next tasks. Any other value makes every run draw the same tasks, which "
-        "experiments need; other nodes can then predict them.",
+        description="Root of every random choice. 0: task draws also depend on a secret, so that nobody can predict the next "
+        "tasks. Any other value makes every run draw the same tasks.",
     )
     run: str = Field(
         "dev",
@@ -70,18 +151,14 @@ class NodeSection(Section):
         30.0,
         ge=2,
         le=3600,
-        description="Seconds of silence after which another process may take this process's place under the same name, for example "
-        "because it was suspended or cut off from NATS. The replaced process then exits. Of what it sent before, only a purge "
-        "of its batch log or a piece of a policy may still take effect. If nobody has taken its place, it continues. 30 is "
-        "long enough that no process loses its place because a machine is busy or a server restarts. After a crash on the "
-        "same disk a restart does not wait for this time, unless the machine was rebooted. Must be the same for all processes "
-        "of the node.",
+        description="Seconds of silence after which another process may take this one's place under the same name; the "
+        "replaced process exits. Long enough for a busy machine or a server that restarts. The same for all "
+        "processes of the node.",
     )
     var_dir: Path = Field(
         Path("var"),
-        description="Folder for everything that services write; the default is relative to the folder in which the node is "
-        "started. Commands that look at runs find them in its subfolder runs; `swarm down`, `restart`, `add`, `plot` and "
-        "`model export`, which read no configuration, take the folder from --var-dir.",
+        description="Folder for everything that services write. Commands that read no configuration (`swarm down`, `restart`, "
+        "`add`, `plot`, `model export`) take it from --var-dir.",
     )
 
     @property
@@ -93,39 +170,27 @@ class NodeSection(Section):
 class NatsSection(Section):
     """The connections to the node plane and the swarm plane, which may be the same server."""
 
-    node_url: str = Field(
-        "nats://127.0.0.1:4222",
-        description="Server of this node's streams; the default is a server on this machine at NATS' standard port.",
-    )
+    inbox_prefix: ClassVar[str] = "_INBOX_{node}.{role}"
+    """Of replies. A secured server allows each user only its own."""
+
+    node_url: str = Field("nats://127.0.0.1:4222", description="Server of this node's streams.")
     swarm_url: str | None = Field(
         "nats://127.0.0.1:4222",
-        description="Server of the swarm's streams; 'none' for a node without a swarm. The default is the same server, so "
-        "that one machine needs only one.",
+        description="Server of the swarm's streams; 'none' for a node without a swarm.",
     )
     swarm_id: str = Field(
         DEFAULT_SWARM_ID,
         pattern=SWARM_ID_PATTERN,
-        description="Name of the swarm, which is part of the signature of this node's groups. Groups signed for another name are "
-        "refused (other_swarm), so groups of one run cannot enter the next. All nodes have the same default, so nodes that share "
-        "a server need no setting. When `swarm up` starts the server, it uses the run's name.",
+        description="Name of the swarm. It is signed with each group, so that groups of another swarm are refused. `swarm up` "
+        "uses the run's name when it starts the server.",
     )
     swarm_domain: str = Field(
         "",
         pattern=r"^[A-Za-z0-9_-]*$",
         description="JetStream domain of the swarm's streams, if swarm_url is the node's own leaf server; empty: none.",
     )
-    connect_timeout_s: float = Field(
-        20.0,
-        gt=0,
-        le=600,
-        description="How long a starting process waits for the server, in seconds. 20 is enough for a server that is started at "
-        "the same time.",
-    )
-    replicas: Literal[1, 3, 5] = Field(
-        1,
-        description="Replicas of each of the node's streams; use 3 in a cluster. The default is 1 because a single server can hold "
-        "only one.",
-    )
+    connect_timeout_s: float = Field(20.0, gt=0, le=600, description="Seconds that a starting process waits for the server.")
+    replicas: Literal[1, 3, 5] = Field(1, description="Replicas of each of the node's streams; use 3 in a cluster.")
     swarm_replicas: Literal[1, 3, 5] = Field(1, description="The same for the swarm's streams, if this node creates them.")
     node_key_file: str = Field(
         "",
@@ -133,22 +198,11 @@ class NatsSection(Section):
         "id. Empty: no key.",
     )
     swarm_key_file: str = Field("", description="The same for the swarm plane. Only the verifier reads it.")
-    node_ca_file: str = Field(
-        "",
-        description="PEM file of the authority that signed the certificate of the node plane's server; empty: the system's "
-        "authorities.",
-    )
-    swarm_ca_file: str = Field("", description="The same for the server of the swarm plane, which often has another authority.")
-    inbox_prefix: str = Field(
-        "_INBOX_{node}.{role}",
-        pattern=r"^[A-Za-z0-9_{}-]+(\.[A-Za-z0-9_{}-]+)*$",
-        description="Subject prefix for replies; {role} and {node} are replaced. A secured server allows each user only its own "
-        "prefix.",
-    )
+    node_ca_file: str = Field("", description="PEM file of the authority of the node plane's server; empty: the system's.")
+    swarm_ca_file: str = Field("", description="The same for the swarm plane.")
     create_streams: bool = Field(
         True,
-        description="Whether services create the streams, so that a server of one's own needs no preparation. False: they only "
-        "check that the streams exist, and the operator creates them with `swarm nats init`.",
+        description="Whether services create the streams. False: the operator does, with `swarm nats init`.",
     )
 
     @field_validator("replicas", "swarm_replicas", mode="before")
@@ -180,12 +234,12 @@ class ModelSection(Section):
 
     path: str = Field(
         "models/base",
-        description="Folder or hub name of any causal LM that `transformers` loads; the default is the toy policy of the demo.",
+        description="Folder or hub name of any causal LM that `transformers` loads; the default is the demo's toy.",
     )
     revision: str = Field(
         "",
-        description="Commit of a hub name, all 40 digits. Required for a hub name, because the files behind it can change; a "
-        "folder needs none.",
+        description="Commit of a hub name, all 40 digits; required, because the files behind a name can change. A folder needs "
+        "none.",
     )
     name: str = Field(
         "",
@@ -195,20 +249,17 @@ class ModelSection(Section):
     dtype: AnyDtype = Field(
         "auto", description="Dtype of the weights in trainer and generator; auto: bfloat16 on a GPU, else float32."
     )
-    device: str = Field(
-        "auto", description="auto, cpu, cuda, cuda:1 or mps. auto: the GPU if there is one, because a model is slow on a CPU."
-    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1 or mps. auto: the GPU if there is one.")
     device_turns: bool = Field(
         False,
-        description="Whether generators and trainers on one machine that use the same device take turns: one trainer's step, or "
-        "one generator's calls. In between, each frees what memory it can (vLLM on a GPU sleeps). For models so large that only "
-        "one of the two fits while working. They coordinate through a file in node.var_dir. Does not work with torchrun.",
+        description="Generator and trainer on one device take turns: one step, or one engine's calls. In between each frees "
+        "what memory it can. For models of which only one fits while working; not with torchrun.",
     )
     max_length: int = Field(
         0,
         ge=0,
-        description="Longest prompt + completion in tokens. 0: the limit in the model's configuration, or less if its position "
-        "encoding changes for longer texts.",
+        description="Longest prompt + completion in tokens. 0: the limit in the model's configuration, or less if its "
+        "positions change for longer texts.",
     )
     system_prompt: str = Field("", description="System prompt put before each question; empty: none.")
 
@@ -254,18 +305,11 @@ class EvalSection(Section):
         0,
         ge=0,
         le=300,
-        description="Number of the held-out set. Nodes that you compare need the same one. No node trains on the questions of its "
-        "own set; so change this, or tasks, only with a new run: an old one may have trained on what is now held out.",
+        description="Number of the held-out set; nodes that you compare need the same. Change it, or tasks, only with a new "
+        "run, as an old one may have trained on what is then held out.",
     )
-    every_versions: int = Field(
-        25,
-        ge=1,
-        description="Evaluate again after this many policy versions. With the defaults an evaluation takes half as many answers as "
-        "training takes from this node in between.",
-    )
-    temperature: float = Field(
-        0.0, ge=0, le=10, description="Temperature of held-out answers; 0: greedy, so that sampling does not add noise to results."
-    )
+    every_versions: int = Field(25, ge=1, description="Evaluate again after this many policy versions.")
+    temperature: float = Field(0.0, ge=0, le=10, description="Temperature of held-out answers; 0: greedy.")
 
 
 class PolicyStoreSection(Section):
@@ -276,13 +320,13 @@ class PolicyStoreSection(Section):
         description="file:///shared/folder, nats:// (JetStream object store), or the scheme of a `swarm.policy_stores` entry "
         "point; empty: the run's folder.",
     )
-    keep: int = Field(3, ge=2, description="Number of newest policies kept. The full copies that their deltas need are kept too.")
+    keep: int = Field(3, ge=2, description="Newest policies kept, besides the full copies that their deltas need.")
     anchor_every: int = Field(
         0,
         ge=0,
         le=256,
-        description="Number of policies from one full copy to the next; those in between are sent as deltas. 1: only full copies. "
-        "0: 16 with nats://, 1 with file://, where publishing a full copy only renames a folder.",
+        description="Policies from one full copy to the next, with deltas in between. 1: only full copies. 0: 16 with nats://, "
+        "1 with file://.",
     )
 
     @field_validator("uri")
@@ -296,10 +340,7 @@ class PolicyStoreSection(Section):
 class HttpSection(Section):
     """The HTTP server of each process, with /metrics, /livez and /readyz."""
 
-    host: str = Field(
-        "127.0.0.1",
-        description="Address to listen on; the default is reachable only from this machine. Use 0.0.0.0 in a container.",
-    )
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 in a container.")
     base_port: int = Field(
         9400,
         ge=0,
@@ -314,7 +355,79 @@ class LogSection(Section):
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info",
-        description="Level on standard output; the run's log files always contain info and above. debug adds what "
-        "services try again by themselves, which nobody has to act on.",
+        description="Level on standard output; the run's log files always have info and above. debug adds what services try "
+        "again by themselves.",
     )
     format: Literal["auto", "console", "json"] = Field("auto", description="auto: console on terminals and by `swarm up`, or JSON.")
+
+
+class TrackingSection(Section):
+    """Experiment trackers to which the trainer also sends its metrics; see
+    docs/extend/tracker.md.
+    """
+
+    trackers: Literal["auto"] | list[str] = Field(
+        "auto",
+        description="auto: TensorBoard if it is installed. Or a list of tensorboard, wandb, trackio and `swarm.trackers` entry "
+        "points. []: none.",
+    )
+    project: str = Field(
+        "swarm",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="The project under which a tracker files the run. The run itself is named after node.run and node.id.",
+    )
+    online: bool = Field(
+        False,
+        description="Whether a tracker may contact a server; account and address come from its own environment variables. "
+        "False: everything stays in node.var_dir.",
+    )
+    options: dict[str, float | int | bool | str] = Field(
+        default_factory=dict,
+        description="Settings of a tracker from an installed package, by name; see that tracker's documentation.",
+    )
+
+    @field_validator("trackers")
+    @classmethod
+    def _trackers_are_known(cls, value: str | list[str]) -> str | list[str]:
+        if isinstance(value, list):
+            for name in value:
+                TRACKERS.check(name)
+        return value
+
+
+class TracingSection(Section):
+    """Tracing: spans of what each service does with a group; see docs/reading.md."""
+
+    otlp_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://\S+)?$",
+        description="Base URL of an OpenTelemetry collector (OTLP over HTTP) for a span of each thing a service does with a "
+        "group. Empty: OTEL_EXPORTER_OTLP_ENDPOINT, else none. Needs the extra otel; keys belong in "
+        "OTEL_EXPORTER_OTLP_HEADERS.",
+    )
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _endpoint_holds_no_secret(cls, value: str) -> str:
+        """Configurations are shown, compared and kept with a run's records."""
+        if value != without_secrets(value):
+            raise ValueError("an address with a name, a password or a query in it: put keys into OTEL_EXPORTER_OTLP_HEADERS")
+        return value
+
+
+BASIC = frozenset(
+    {
+        *("node.id", "node.seed", "node.var_dir"),
+        *("nats.node_url", "nats.swarm_url", "nats.swarm_id"),
+        *("model.path", "model.revision", "model.device", "model.system_prompt"),
+        *("generator.engine", "generator.completions", "generator.max_new_tokens"),
+        *("eval.tasks", "eval.every_versions"),
+        *("verifier.share", "verifier.trust"),
+        *("sampler.local", "sampler.external", "sampler.strategy"),
+        *("trainer.objective", "trainer.learning_rate", "trainer.token_budget", "trainer.max_steps", "trainer.lora.rank"),
+        *("http.base_port",),
+    }
+)
+"""As `section.key`. `swarm config show` prints these and every setting that differs from its
+default; with `--all` it prints everything.
+"""

@@ -5,13 +5,61 @@ for its default.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from shared.config.dtypes import AnyDtype
-from shared.config.objective_section import ObjectiveSection
-from shared.config.section import Section
+from shared.config.section import AnyDtype, Section
+from shared.registry import OBJECTIVES
+
+
+class ObjectiveSection(Section):
+    """The loss and its constants: the part of `[trainer]` that an objective reads."""
+
+    objective: str = Field(
+        "dapo",
+        description="The loss: grpo, dr_grpo, dapo, gspo, cispo, reinforce, rloo, m2po, gepo, vespo, oapl, or a "
+        "`swarm.objectives` entry point (docs/training.md).",
+    )
+    objective_options: dict[str, float | int | bool | str] = Field(
+        default_factory=dict,
+        description="The objective's own constants, by name, such as max of cispo (docs/training.md), or those of an installed "
+        "one.",
+    )
+    aggregation: Literal["sequence_mean", "token_mean", "fixed_length", "sequence_sum"] | None = Field(
+        None, description="What the loss is averaged over. Unset: the objective's published choice."
+    )
+    clip_low: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Ratios below 1 - clip_low are clipped. Unset: the objective's published bound.",
+    )
+    clip_high: float | None = Field(
+        None,
+        ge=0,
+        description="Ratios above 1 + clip_high are clipped. Unset: the objective's published bound. The SAPO paper trains "
+        "grpo with 0.28.",
+    )
+    dual_clip: float = Field(
+        0.0, ge=0, description="Limit of the ratio for negative advantages (dual-clip PPO), above 1 + clip_high; 0: off."
+    )
+    kl_coefficient: float = Field(
+        0.0, ge=0, description="Weight of the KL divergence to the base policy (k3 estimator); 0 as in the paper."
+    )
+
+    @field_validator("objective")
+    @classmethod
+    def _objective_is_known(cls, value: str) -> str:
+        return OBJECTIVES.check(value)
+
+    @model_validator(mode="after")
+    def _constants_have_a_meaning(self) -> Self:
+        most = 1 + (self.clip_high or 0.0)
+        if self.dual_clip and self.dual_clip <= most:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {most}; 0 turns it off")
+        return self
+
 
 MOST_RANK = 4096
 """Largest adapter rank, for any model."""
@@ -20,62 +68,30 @@ MOST_RANK = 4096
 class LoraSection(Section):
     """Low-rank adapters through peft; rank 0: full fine-tuning."""
 
-    rank: int = Field(
-        0,
-        ge=0,
-        le=MOST_RANK,
-        description="Rank of the adapters. 0: full fine-tuning, the default, because it does not limit how the weights change.",
-    )
+    rank: int = Field(0, ge=0, le=MOST_RANK, description="Rank of the adapters. 0: full fine-tuning.")
     alpha: float = Field(16.0, gt=0, description="The update is scaled by alpha / rank: by 1 at the common rank of 16.")
     dropout: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Dropout on the adapters' input; 0, because with dropout the policy being trained is not the one that sampled.",
+        description="Dropout on the adapters' input; 0, because with it the policy trained is not the one that sampled.",
     )
     target_modules: Literal["all-linear"] | list[str] = Field(
         "all-linear",
-        description='all-linear: every linear layer except the output head. Or the names of layers to adapt, e.g. ["q_proj", '
-        '"v_proj"]; a name matches all layers that end in it.',
+        description='all-linear: every linear layer except the output head. Or names of layers, e.g. ["q_proj", "v_proj"]; a '
+        "name matches all that end in it.",
     )
     publish: Literal["adapters", "merged"] = Field(
         "adapters",
-        description="What the trainer publishes. adapters: only the adapters' factors in float32, which each generator adds to its "
-        "base model; this is small, and nothing is rounded into the weights. merged: full weights with the adapters merged in, "
-        "for an architecture whose adapters vLLM does not support. A generator with vLLM needs the same trainer.lora settings as "
-        "the trainer.",
+        description="adapters: only their factors in float32, which each generator adds to its base. merged: full weights, for "
+        "an architecture whose adapters vLLM does not support. A generator with vLLM needs the trainer's "
+        "trainer.lora.",
     )
 
 
-class TrainerSection(ObjectiveSection):
-    """Advantages, loss, optimizer, checkpoints."""
+class TrainerConstants(Section):
+    """Constants that only experiments change, one by one (docs/training.md, "Constants")."""
 
-    count_uninformative: bool | None = Field(
-        None,
-        description="Whether groups whose rewards are all equal count in the mean of the loss, which makes the step smaller. "
-        "Unset: the objective's published choice, false for dapo and cispo (dynamic sampling), else true.",
-    )
-    drop_truncated: bool = Field(
-        False,
-        description="Leave answers that were truncated at the length limit out of the loss (DAPO's overlong filtering). Their "
-        "rewards stay in the group's baseline.",
-    )
-    advantage_scale: Literal["group", "batch", "none"] | None = Field(
-        None,
-        description="What a group-centred reward is divided by: the group's standard deviation (GRPO), the batch's, or nothing. "
-        "Unset: the objective's published choice, nothing for dr_grpo, gepo and reinforce, else the group's.",
-    )
-    advantage_std_ddof: Literal[0, 1] = Field(1, description="1: the sample standard deviation, as in TRL; 0: the population's.")
-    advantage_std_floor: float = Field(
-        0.0,
-        ge=0,
-        description="Smallest standard deviation to divide by, in units of the reward; 0: no floor. Without one, partial rewards "
-        "of 0.01 and 0.05 become advantages as large as those of 0 and 1.",
-    )
-    oapl_value_beta: float = Field(1.0, gt=0, description="For objective oapl: temperature of the group's soft value.")
-    importance_cap: float = Field(
-        2.0, gt=0, description="Upper limit of the importance weight between engine and trainer, so that no single token dominates."
-    )
     unknown_behaviour_logprob: float | None = Field(
         None,
         le=0,
@@ -175,68 +191,29 @@ class TrainerSection(ObjectiveSection):
         description="The gradient of each foreign group is measured separately if the norm of all of them together is this many "
         "times that of as many local groups. A lower value is stricter, and costs two more passes over them in more steps.",
     )
-    learning_rate: float = Field(
-        1e-6, gt=0, le=1, description="AdamW's learning rate; 1e-6 suits full fine-tuning of a pretrained model."
+    importance_cap: float = Field(
+        2.0, gt=0, description="Upper limit of the importance weight between engine and trainer, so that no single token dominates."
+    )
+    advantage_std_ddof: Literal[0, 1] = Field(1, description="1: the sample standard deviation, as in TRL; 0: the population's.")
+    advantage_std_floor: float = Field(
+        0.0,
+        ge=0,
+        description="Smallest standard deviation to divide by, in units of the reward; 0: no floor. Without one, partial rewards "
+        "of 0.01 and 0.05 become advantages as large as those of 0 and 1.",
     )
     betas: tuple[float, float] = Field(
         (0.9, 0.95),
         description="AdamW's betas; 0.95 forgets old gradient sizes sooner than torch's 0.999, as is usual for language models.",
     )
-    adam_eps: float = Field(1e-8, gt=0, description="AdamW's epsilon, against division by 0; torch's default.")
     weight_decay: float = Field(
         0.0,
         ge=0,
         description="AdamW's decoupled weight decay; 0, so that nothing pulls weights toward 0, away from the pretrained model.",
     )
-    grad_clip: float = Field(
-        1.0,
-        ge=0,
-        description="Largest gradient norm, so that one unusual batch cannot move the policy far; 0: off.",
-    )
-    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0 to learning_rate.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant",
-        description="Schedule of the learning rate after warm-up; constant, because it needs no end.",
-    )
-    schedule_steps: int = Field(0, ge=0, description="Step at which the schedules linear and cosine end; 0: max_steps.")
-    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates per batch; clipping has an effect only above 1.")
-    token_budget: int = Field(
-        16_384, ge=64, description="Padded tokens in a forward pass; affects memory and a GPU's speed. 16,384 suit 0.5B and 48 GB."
-    )
-    shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a prompt once, not L times. auto: if it can.")
-    gradient_checkpointing: bool = Field(
-        False,
-        description="Recompute activations in the backward pass to save memory. Off, because every layer is then computed twice, "
-        "which takes longer.",
-    )
-    max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never, as more steps may always teach more.")
-    checkpoint_every: int = Field(
-        10,
-        ge=1,
-        le=1000,
-        description="Steps between checkpoints. A trainer that dies repeats the steps since the last one; more frequent "
-        "checkpoints write more to disk. A checkpoint is written early after 256 MiB of batches, because the log keeps only a "
-        "gigabyte.",
-    )
-    keep_checkpoints: int = Field(
-        2, ge=1, description="Number of newest checkpoints kept. With 2, training can resume even if the newest is damaged."
-    )
-    keep_best: bool = Field(True, description="Also keep the checkpoint with the best held-out pass rate; a run may fall from it.")
-    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
-    collective_timeout_s: float = Field(
-        600.0, ge=1, description="With torchrun: seconds that a process waits for the others before all exit; 600 as in torch."
-    )
-    lora: LoraSection = Field(default_factory=LoraSection)
-    publish_dtype: AnyDtype = Field(
-        "auto",
-        description="Dtype of published full weights; auto: model.dtype. bfloat16 rounds away changes smaller than 0.2 to 0.4 % of "
-        "a weight, also in merged adapters (lora.publish, swarm_trainer_delta_lost_ratio); float16 rounds away an eighth of that. "
-        "A higher precision helps only generators with the same model.dtype or float32, because others round again. See "
-        "docs/models.md.",
-    )
+    adam_eps: float = Field(1e-8, gt=0, description="AdamW's epsilon, against division by 0; torch's default.")
 
     @model_validator(mode="after")
-    def _bounds(self) -> TrainerSection:
+    def _bounds(self) -> TrainerConstants:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)} must be two numbers of at least 0 and below 1")
         if self.sequence_mask and not 0 <= self.sequence_mask[0] < 1 < self.sequence_mask[1]:
@@ -244,6 +221,97 @@ class TrainerSection(ObjectiveSection):
         low, high = self.foreign_capability_bounds
         if not 0 < low <= 1 <= high < math.inf:
             raise ValueError(f"foreign_capability_bounds {[low, high]} must be two bounds, 0 < low <= 1 <= high")
-        if self.schedule != "constant" and not (self.schedule_steps or self.max_steps):
-            raise ValueError(f"schedule {self.schedule} needs an end: set trainer.schedule_steps or trainer.max_steps")
         return self
+
+
+RAW = {
+    "drop_foreign_negatives": False,
+    "policy_check_fraction": 0.0,
+    "foreign_cost_factor": 0.0,
+    "foreign_share_factor": 0.0,
+    "foreign_norm_factor": 0.0,
+}
+"""Constants with `foreign = "raw"`."""
+
+
+class TrainerSection(ObjectiveSection):
+    """Advantages, loss, optimizer, checkpoints."""
+
+    keep_best: ClassVar[bool] = True
+    """Also keep the checkpoint with the best held-out result, as a run may fall from it."""
+
+    foreign: Literal["bounded", "raw"] = Field(
+        "bounded",
+        description="How foreign groups are trained on. bounded: only their right answers, none that is absurd under this node's "
+        "policy, and none with more cost, tokens or gradient than usual. raw: like local groups, as in the paper.",
+    )
+    constants: TrainerConstants = Field(default_factory=TrainerConstants)
+    count_uninformative: bool | None = Field(
+        None,
+        description="Whether groups whose rewards are all equal count in the mean of the loss. Unset: the objective's choice.",
+    )
+    drop_truncated: bool = Field(
+        False,
+        description="Leave answers truncated at the length limit out of the loss (DAPO's overlong filtering); they stay in the "
+        "group's baseline.",
+    )
+    advantage_scale: Literal["group", "batch", "none"] | None = Field(
+        None,
+        description="What a group-centred reward is divided by: the standard deviation of the group (GRPO) or the batch, or "
+        "nothing. Unset: the objective's choice.",
+    )
+    learning_rate: float = Field(
+        1e-6, gt=0, le=1, description="AdamW's learning rate; 1e-6 suits full fine-tuning of a pretrained model."
+    )
+    grad_clip: float = Field(1.0, ge=0, description="Largest gradient norm; 0: off.")
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises from 0 to learning_rate.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant",
+        description="Schedule of the learning rate after warm-up; linear and cosine end at max_steps.",
+    )
+    updates_per_batch: int = Field(1, ge=1, le=64, description="Optimizer updates per batch; clipping has an effect only above 1.")
+    token_budget: int = Field(
+        16_384, ge=64, description="Padded tokens in a forward pass; affects memory and a GPU's speed. 16,384 suit 0.5B and 48 GB."
+    )
+    shared_prompt: Literal["auto", "on", "off"] = Field("auto", description="Compute a prompt once, not L times. auto: if it can.")
+    gradient_checkpointing: bool = Field(
+        False,
+        description="Recompute activations in the backward pass, which saves memory and takes longer.",
+    )
+    max_steps: int = Field(0, ge=0, description="Stop after this many steps; 0: never.")
+    checkpoint_every: int = Field(
+        10,
+        ge=1,
+        le=1000,
+        description="Steps between checkpoints, which a trainer that dies repeats. One is written early after 256 MiB of "
+        "batches, because the log keeps only a gigabyte.",
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, description="Newest checkpoints kept. With 2, training can resume even if the newest is damaged."
+    )
+    threads: int = Field(0, ge=0, description="CPU threads for torch; 0: torch's default.")
+    collective_timeout_s: float = Field(
+        600.0,
+        ge=1,
+        description="With torchrun: seconds that a process waits for the others before all exit.",
+    )
+    lora: LoraSection = Field(default_factory=LoraSection)
+    publish_dtype: AnyDtype = Field(
+        "auto",
+        description="Dtype of published full weights; auto: model.dtype. bfloat16 rounds away changes smaller than 0.2 to 0.4 "
+        "% of a weight (swarm_trainer_delta_lost_ratio). A higher precision helps only generators with the same "
+        "model.dtype or float32 (docs/models.md).",
+    )
+
+    @model_validator(mode="after")
+    def _bounds(self) -> TrainerSection:
+        if self.schedule != "constant" and not self.max_steps:
+            raise ValueError(f"schedule {self.schedule} needs an end: set trainer.max_steps")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _constants_of_raw(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("foreign") == "raw" and isinstance(values.get("constants", {}), dict):
+            return {**values, "constants": {**RAW, **values.get("constants", {})}}
+        return values

@@ -15,7 +15,7 @@ VERIFIER_ACK_WAIT_S = 60.0
 to another. Default of `verifier.ack_wait_s`.
 """
 VERIFIER_MAX_DELIVER = 5
-"""After this many attempts a group becomes a dead letter. Default of `verifier.max_deliver`."""
+"""After this many attempts a group becomes a dead letter."""
 VERIFIER_MAX_ACK_PENDING = 256
 """Largest number of groups delivered to a node's verifiers but not yet scored."""
 

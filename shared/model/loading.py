@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from shared.config.dtypes import Dtype
+from shared.config.section import Dtype
 from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments
 from shared.model.attention import meant_attention

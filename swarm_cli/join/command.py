@@ -21,7 +21,7 @@ import msgspec
 import typer
 
 from shared.config import NodeConfig, load_config
-from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.sections import ModelSection
 from shared.identity.permissions import OBSERVER
 from shared.runtime.exits import EXIT_CONFIG

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from shared.config import NodeConfig
-from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.text import visible
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.errors import CommandError

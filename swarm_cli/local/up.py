@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig, load_config
-from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import is_node_name
 from shared.runtime.exits import EXIT_CONFIG

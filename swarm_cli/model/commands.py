@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shared.config.dtypes import Dtype
+from shared.config.section import Dtype
 from shared.config.trainer_section import MOST_RANK
 from shared.unwinding import unwinding_on_signals
 from swarm_cli.chosen_config import ConfigOption, load_chosen

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from shared.config import ConfigError, NodeConfig, TaskSpec, load_config
-from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.contracts.messages import Batch, BatchItem, Completion, ScoredGroup
 from shared.text import visible
 from swarm_cli.chosen_config import for_node

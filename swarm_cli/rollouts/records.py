@@ -449,13 +449,13 @@ _FATES = {
     "malformed_tokens": "not trained on: its token ids or logprobs are not valid",
     "unscored": "not trained on: it could not be scored",
     "truncated": "not trained on: all answers were cut at the length limit (trainer.drop_truncated)",
-    "negative": "not trained on: no answer has an advantage of 0 or more (trainer.drop_foreign_negatives)",
-    "absurd": "not trained on: all its answers are too unlikely under this node's policy (trainer.foreign_logprob_slack)",
+    "negative": "not trained on: no answer has an advantage of 0 or more (trainer.foreign)",
+    "absurd": "not trained on: all its answers are too unlikely under this node's policy (trainer.foreign)",
     "empty": "not trained on: it has no tokens",
     "text_alone": "not trained on: its engine gave text without token ids",
     "unknown_token": "not trained on: the model has no such token",
-    "group_budget": "not trained on: it costs more than one foreign group may (trainer.foreign_cost_factor)",
-    "sender_budget": "not trained on: its sender's groups cost more than one sender's may (trainer.foreign_cost_factor)",
+    "group_budget": "not trained on: it costs more than one foreign group may (trainer.foreign)",
+    "sender_budget": "not trained on: its sender's groups cost more than one sender's may (trainer.foreign)",
 }
 
 
@@ -488,7 +488,7 @@ class Fate:
         if group.factor is not None and group.factor != 1.0:
             text += f"; its loss was multiplied by {group.factor:.3g}"
         if group.bounded is not None:
-            text += f", because its gradient was too large and was scaled by {group.bounded:.3g} (trainer.foreign_norm_factor)"
+            text += f", because its gradient was too large and was scaled by {group.bounded:.3g}"
         return text if step.updated else f"{text}; but the step changed no weights"
 
 

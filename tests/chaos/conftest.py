@@ -20,6 +20,7 @@ from tests.chaos.observer import Observer
 from tests.chaos.peer import Peer
 from tests.chaos.scale import SCALE
 from tests.chaos.servers import ShippedServer
+from tests.constants import as_variable
 from tests.e2e.processes import REPO, NodeProcesses, wait_until
 from tests.nats_server import NatsServer
 
@@ -37,8 +38,6 @@ threads = 1
 tasks = 8
 every_versions = 100000
 [verifier]
-ack_wait_s = 10
-intake_poll_s = 0.2
 [sampler]
 local = {GROUPS}
 external = 1
@@ -49,7 +48,7 @@ learning_rate = 1e-4
 checkpoint_every = 5
 threads = 1
 # Peers' texts are made up here, and no policy would find them likely.
-policy_check_fraction = 0.0
+constants.policy_check_fraction = 0.0
 [nats]
 connect_timeout_s = 60
 """
@@ -108,6 +107,7 @@ def wounded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wounded]:
         "SWARM_NATS__NODE_URL": server.url,
         "SWARM_NATS__SWARM_URL": swarm_server.url,
         "SWARM_MODEL__PATH": str(REPO / "models" / "base"),
+        **as_variable(verifier={"ack_wait_s": 10.0, "intake_poll_s": 0.2}),
     }
     node = NodeProcesses("alpha", "chaos", var, environment, config)
     observer, swarm = Observer(server.url, "alpha"), Observer(swarm_server.url, "alpha")

@@ -44,7 +44,6 @@ threads = 1
 tasks = 12
 every_versions = 1000
 [verifier]
-intake_poll_s = 0.1
 foreign_partial_credit = true  # a policy that is seldom right gives too few groups with a right answer
 [sampler]
 local = 2

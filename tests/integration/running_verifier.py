@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from services.verifier.service import VerifierService
 from shared.cancelling import cancel_and_wait
-from shared.config import NodeConfig, load_config
+from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, ScoredGroup, TaskRef
@@ -27,6 +27,7 @@ from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.status import StatusBoard
 from shared.tasks.derive import derive_task
 from shared.transport.base import Transport
+from tests.constants import load_with_constants
 from tests.nats_server import NatsServer
 
 MakeServer = Callable[..., NatsServer]
@@ -42,8 +43,8 @@ def configured(
     **verifier: object,
 ) -> NodeConfig:
     """One worker, because each takes most of a second of a core to start."""
-    return load_config(
-        overrides={
+    return load_with_constants(
+        {
             "node": {"id": node, "var_dir": folder},
             "nats": {"node_url": url, "swarm_url": swarm_url or url},
             "tasks": list(tasks),

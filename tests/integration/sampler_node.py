@@ -34,6 +34,7 @@ from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.transport.base import Transport
 from shared.transport.connect import connect
+from tests.constants import load_with_constants
 from tests.unit.sampler_groups import scored_group
 
 DEADLINE_S = 180.0
@@ -47,7 +48,7 @@ def configured(node: str, **sampler: Any) -> NodeConfig:
     # uniform: what a batch holds is what is trained on, not candidates of which the trainer
     # chooses.
     chosen = {"local": 2, "external": 2, "strategy": "uniform", "adapt": "off", "shortage_wait_s": 0.2, **sampler}
-    return NodeConfig(node={"id": node}, tasks=[{"dataset": "chain_sum"}], sampler=chosen)  # type: ignore[arg-type]
+    return load_with_constants({"node": {"id": node}, "tasks": [{"dataset": "chain_sum"}], "sampler": chosen})
 
 
 class Node:

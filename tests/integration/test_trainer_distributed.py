@@ -50,17 +50,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "proximal, reference, own policy": {
         "updates_per_batch": 2,
         "kl_coefficient": 0.1,
-        "policy_check_fraction": 1.0,
-        "min_foreign_logprob": -6.0,
         "gradient_checkpointing": True,
         "token_budget": 64,
+        "constants": {"policy_check_fraction": 1.0, "min_foreign_logprob": -6.0},
     },
     "foreign groups measured one by one": {
-        "foreign_norm_factor": 0.5,
-        "foreign_norm_proportion": 0.0,
         "updates_per_batch": 2,
         "shared_prompt": "on",
         "token_budget": 64,
+        "constants": {"foreign_norm_factor": 0.5, "foreign_norm_proportion": 0.0},
     },
     "adapters": {"lora": {"rank": 2}, "gradient_checkpointing": True, "objective": "gspo"},
 }
@@ -110,11 +108,13 @@ def test_bfloat16_in_two_processes_differs_no_more_than_another_token_budget_doe
         # it out; and with others' wrong answers, so that the smaller budget cuts the batch in more
         # parts.
         trainer = {
-            "adam_eps": 1e-3,
             "token_budget": token_budget,
-            "policy_check_fraction": 0.0,
-            "foreign_norm_factor": 0.0,
-            "drop_foreign_negatives": False,
+            "constants": {
+                "adam_eps": 1e-3,
+                "policy_check_fraction": 0.0,
+                "foreign_norm_factor": 0.0,
+                "drop_foreign_negatives": False,
+            },
         }
         return node_config(model, tmp_path, model_section={"dtype": "bfloat16"}, trainer=trainer)
 
@@ -160,7 +160,12 @@ def test_two_processes_that_are_started_again_end_with_the_same_bits_dropout_inc
 def test_three_processes_merge_adapters_and_measure_what_rounding_loses_as_one_does(
     model: Path, batches: list[Batch], publish_dtype: str, tmp_path: Path
 ) -> None:
-    trainer = {"adam_eps": 1e-3, "learning_rate": 1e-4, "lora": {"rank": 4, "publish": "merged"}, "publish_dtype": publish_dtype}
+    trainer = {
+        "learning_rate": 1e-4,
+        "lora": {"rank": 4, "publish": "merged"},
+        "publish_dtype": publish_dtype,
+        "constants": {"adam_eps": 1e-3},
+    }
     config = node_config(model, model.parent, model_section={"dtype": "bfloat16"}, trainer=trainer)
     trained = train_alone(config, batches[:1])
     expected = train_alone(config, [], trained.state)
@@ -174,7 +179,7 @@ def test_three_processes_merge_adapters_and_measure_what_rounding_loses_as_one_d
 
 
 def test_three_processes_publish_the_adapters_that_one_does(model: Path, batches: list[Batch], tmp_path: Path) -> None:
-    config = node_config(model, model.parent, trainer={"adam_eps": 1e-3, "learning_rate": 1e-4, "lora": {"rank": 4}})
+    config = node_config(model, model.parent, trainer={"learning_rate": 1e-4, "lora": {"rank": 4}, "constants": {"adam_eps": 1e-3}})
     trained = train_alone(config, batches[:1])
     expected = train_alone(config, [], trained.state)
     found = train_together(config, [], through_a_file(trained.state, tmp_path / "saved"), ranks=3, folder=tmp_path / "ranks")

@@ -48,7 +48,7 @@ OBJECTIVES = {
     "dapo with a reference": configured("dapo", kl_coefficient=0.1),
     "dr_grpo": configured("dr_grpo", max_completion_tokens=12),
     "gspo": configured("gspo", clip_low=0.05, clip_high=0.05),
-    "cispo": configured("cispo", cispo_min=0.9, cispo_max=1.1),
+    "cispo": configured("cispo", objective_options={"min": 0.9, "max": 1.1}),
 }
 
 

@@ -51,7 +51,7 @@ async def test_it_trains_each_batch_publishes_each_policy_and_says_when_it_is_fi
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
     # The texts are made up, and no policy finds them likely.
-    config = node_config(model, tmp_path, trainer={"max_steps": 4, "policy_check_fraction": 0.0})
+    config = node_config(model, tmp_path, trainer={"max_steps": 4, "constants": {"policy_check_fraction": 0.0}})
     await set_up(transport, some_batches(tokenizer, 6))
     life = Life(config, transport)
     await life.until_finished()
@@ -129,7 +129,7 @@ async def test_a_stopped_trainer_writes_a_checkpoint_and_goes_on_to_the_same_wei
 async def test_a_batch_without_any_advantage_counts_as_a_step_and_leaves_the_weights(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
-    config = node_config(model, tmp_path, trainer={"max_steps": 1, "weight_decay": 0.5})
+    config = node_config(model, tmp_path, trainer={"max_steps": 1, "constants": {"weight_decay": 0.5}})
     await set_up(transport, [batch_of(1, [scored_group(tokenizer, random.Random(1), rewards=(1.0, 1.0))])])
     life = Life(config, transport)
     await life.until_finished()
@@ -326,7 +326,9 @@ async def test_a_server_that_stays_away_does_not_keep_the_trainer_from_stopping(
 async def test_absurd_answers_of_others_are_told_to_the_nodes_verifiers(
     model: Path, tokenizer: PreTrainedTokenizerFast, transport: Transport, tmp_path: Path
 ) -> None:
-    config = node_config(model, tmp_path, trainer={"max_steps": 2, "policy_check_fraction": 1.0, "min_foreign_logprob": 0.0})
+    config = node_config(
+        model, tmp_path, trainer={"max_steps": 2, "constants": {"policy_check_fraction": 1.0, "min_foreign_logprob": 0.0}}
+    )
     await set_up(transport, some_batches(tokenizer, 2))
     life = Life(config, transport)
     await life.until_finished()

@@ -23,7 +23,8 @@ from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVer
 from services.trainer.export import CHECKPOINTS
 from services.trainer.learner import Learner
 from services.trainer.service import TrainerService
-from shared.config import NodeConfig, load_config
+from shared.config import NodeConfig
+from shared.config.trainer_section import TrainerConstants
 from shared.contracts.codec import decode, encode, pack_ids, pack_logprobs
 from shared.contracts.control import PolicyPointer, TrainerPosition
 from shared.contracts.messages import (
@@ -46,6 +47,7 @@ from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.tasks.evaluation import PASS_REWARD
 from shared.transport.base import Transport
+from tests.constants import load_with_constants
 from tests.engines.tiny_models import byte_tokenizer
 
 NODE = "alpha"
@@ -79,7 +81,7 @@ def tiny_policy(folder: Path, *, tied: bool = True, attention_bias: bool = True)
 
 def node_config(model: Path, var_dir: Path, **overrides: Any) -> NodeConfig:
     """A node alone on one CPU thread; `trainer`, `policy_store`, `model_section` and so on are
-    added section by section.
+    added section by section. Constants of the trainer may be given like settings.
     """
     sections: dict[str, Any] = {
         "node": {"id": NODE, "run": "test", "var_dir": str(var_dir)},
@@ -92,12 +94,15 @@ def node_config(model: Path, var_dir: Path, **overrides: Any) -> NodeConfig:
     for section, values in overrides.items():
         name = section.removesuffix("_section")
         sections[name] = {**sections.get(name, {}), **values}
-    return load_config(overrides=sections)
+    trainer = sections["trainer"]
+    constants = {name: trainer.pop(name) for name in list(trainer) if name in TrainerConstants.model_fields}
+    trainer["constants"] = {**trainer.get("constants", {}), **constants}
+    return load_with_constants(sections)
 
 
 def config_for(model: Path, **trainer: Any) -> NodeConfig:
     """Of a node whose Adam does not magnify the rounding of small gradients."""
-    return node_config(model, model.parent, trainer={"adam_eps": 1e-3, **trainer})
+    return node_config(model, model.parent, trainer={**trainer, "constants": {"adam_eps": 1e-3, **trainer.get("constants", {})}})
 
 
 def scored_group(

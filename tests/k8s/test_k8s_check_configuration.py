@@ -144,7 +144,7 @@ def test_what_would_end_a_nodes_pods_is_one_line_with_config_map_line_and_remedy
 def test_every_mistake_of_every_node_is_told_and_of_the_others_nothing(told: Told) -> None:
     objects = overlay_of()
     replace(objects, "learning_rate = 1e-6", "learing_rate = 1e-6")
-    replace(objects, 'dataset = "gcd"', 'dataset = "gdc"')
+    replace(objects, 'dataset = "gcd"', 'dataset = "Gdc"')
     replace(objects, "[trainer]", "[trainer]\nwarm = 1", node="gamma")
     found = told(objects)
     assert [re.search(r"nodes/(\w+)", each).group(1) for each in found] == ["alpha", "alpha", "gamma"], found  # type: ignore[union-attr]
@@ -200,15 +200,14 @@ def test_a_port_or_an_address_at_which_no_probe_finds_the_service_is_told(told: 
     assert len(found) == 4 and all(f"{FILE}: http.host is 127.0.0.1" in each for each in found), found
 
 
-def test_settings_without_effect_or_likely_to_ruin_the_run_are_notes_and_so_are_files_that_only_the_pod_has(told: Told) -> None:
+def test_settings_likely_to_ruin_the_run_are_notes_and_so_are_files_that_only_the_pod_has(told: Told) -> None:
     objects = overlay_of()
-    replace(objects, "learning_rate = 1e-6", "learning_rate = 0.1\ncispo_max = 7.0")
+    replace(objects, "learning_rate = 1e-6", "learning_rate = 0.1")
     replace(objects, 'dataset = "gcd"', 'source = "file"\npath = "/data/mine.jsonl"')
     found = told(objects)
-    assert len(found) == 3 and all(each.startswith("note ") for each in found), found
+    assert len(found) == 2 and all(each.startswith("note ") for each in found), found
     assert "trainer.learning_rate = 0.1: the policy forgets" in found[0]
-    assert "trainer.cispo_max = 7.0 has no effect" in found[1]
-    assert "the rows of /data/mine.jsonl were not checked" in found[2]
+    assert "the rows of /data/mine.jsonl were not checked" in found[1]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import NodeConfig, load_config
-from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.contracts.streams import node_streams, swarm_streams
 from shared.contracts.subjects import VERIFIER_CONSUMER, node_rollouts_stream
 from shared.tasks import check_specs

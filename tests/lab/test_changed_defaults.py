@@ -49,7 +49,7 @@ def test_resolved_settings_are_a_nodes_defaults_too_and_no_names_or_places() -> 
     config = plan_run(spec_of(), "4-4", 2).nodes[0].config
     (kind,) = settings["nodes"]
     assert (kind["count"], kind["sampler"]["local"]) == (2, 4)
-    assert kind["trainer"]["drop_foreign_negatives"] == config.trainer.drop_foreign_negatives
+    assert kind["trainer"]["constants"]["drop_foreign_negatives"] == config.trainer.constants.drop_foreign_negatives
     assert not kind.keys() & {"node", "nats", "http", "log", "policy_store"}
     assert settings["attack"]["temperature"] == 3.0
     nodes = [{"count": 2}, {"role": "flood"}, {}]
@@ -62,15 +62,18 @@ def test_resolved_settings_are_a_nodes_defaults_too_and_no_names_or_places() -> 
 def test_a_run_under_other_defaults_is_refused_and_the_settings_are_named(tmp_path: Path) -> None:
     spec = spec_of()
     before = resolved_settings(spec, "4-4")
-    before["nodes"][0]["trainer"]["importance_cap"] = 7.5
-    del before["nodes"][0]["trainer"]["drop_local_negatives"]
+    before["nodes"][0]["trainer"]["constants"]["importance_cap"] = 7.5
+    del before["nodes"][0]["trainer"]["constants"]["drop_local_negatives"]
     folder = finished(tmp_path, spec, "4-4", before)
     assert folder.settings() == before
     with pytest.raises(SpecError) as told:
         runs_to_make(spec, tmp_path, seeds=[2])
     said = str(told.value)
     assert "arm 4-4: defaults have changed" in said
-    assert "trainer.importance_cap was 7.5 and is 2.0; trainer.drop_local_negatives did not exist and is false" in said
+    assert (
+        "trainer.constants.importance_cap was 7.5 and is 2.0; trainer.constants.drop_local_negatives did not exist and is false"
+        in said
+    )
     assert "another name" in said
     # What is finished may be asked for again, and another arm made.
     assert runs_to_make(spec, tmp_path, ["4-4"], [1]) == []

@@ -16,6 +16,7 @@ from lab.records import RecordWriter, read_records
 from lab.simulate import Simulation
 from lab.spec import SpecError
 from lab.task_desk import Shared
+from shared.config.sampler_section import SamplerSection
 from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec
 
 
@@ -75,9 +76,10 @@ def test_records_keep_apart_whose_rewards_they_are_and_add_up(folder: Path, tmp_
 
 
 def test_a_node_steers_by_the_held_out_results_that_are_written_dataset_by_dataset(
-    folder: Path, tmp_path: Path, shared: Shared
+    folder: Path, tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moving = {"adapt": "adaptive", "adapt_period": 1}
+    monkeypatch.setattr(SamplerSection, "adapt_period", 1)
+    moving = {"adapt": "adaptive"}
     simulation = simulate(folder, tmp_path / "r.gz", shared, rounds=3, sampler=moving)
     written = {line["node"]: line["tasks"] for line in records_of_kind(tmp_path / "r.gz", "eval") if line["round"] == 3}
     followed = {line["node"]: line["tasks"] for line in records_of_kind(tmp_path / "r.gz", "eval") if line["round"] == 2}
@@ -147,8 +149,11 @@ def test_controls_filter_and_reuse_local_groups(folder: Path, tmp_path: Path, sh
         made += line["made_informative"]
 
 
-def test_own_replay_is_the_samplers_and_no_figure_of_new_groups_counts_it(folder: Path, tmp_path: Path, shared: Shared) -> None:
-    sampler = {"local": 3, "external": 0, "replay": 2, "replay_batches": 2}
+def test_own_replay_is_the_samplers_and_no_figure_of_new_groups_counts_it(
+    folder: Path, tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SamplerSection, "replay_batches", 2)
+    sampler = {"local": 3, "external": 0, "replay": 2}
     simulation = simulate(folder, tmp_path / "replay.gz", shared, nodes=1, rounds=5, sampler=sampler)
     informative: list[int] = []
     for line in records_of_kind(tmp_path / "replay.gz", "step"):
@@ -214,7 +219,7 @@ def test_text_alone_is_trained_on_without_weights_and_shared_tokens_with_them(fo
 def test_strategies_that_ask_the_policy_or_the_past_give_full_batches(
     folder: Path, tmp_path: Path, shared: Shared, strategy: str
 ) -> None:
-    sampler = {"strategy": strategy, "external": 1, "max_external_age_s": 1000.0, "oversample": 3.0}
+    sampler = {"strategy": strategy, "external": 1, "max_external_age_s": 1000.0}
     simulate(folder, tmp_path / "r.gz", shared, rounds=4, sampler=sampler)
     late = [line for line in records_of_kind(tmp_path / "r.gz", "step") if line["round"] > 1]
     assert all(line["groups_external"] <= 1 for line in late)
@@ -225,7 +230,7 @@ def test_strategies_that_ask_the_policy_or_the_past_give_full_batches(
 def test_authors_are_weighed_by_what_passed_in_the_rounds_before(folder: Path, tmp_path: Path, shared: Shared) -> None:
     files = {name: tmp_path / f"{name}.gz" for name in ("on", "off")}
     for name, file in files.items():
-        trainer = {"foreign_capability_window": 6 if name == "on" else 0}
+        trainer = {"constants": {"foreign_capability_window": 6 if name == "on" else 0}}
         # Groups in which some answers pass are one in ten here: many groups, and no other ones
         # drawn of the other node.
         rest = {"sampler": {"local": 16, "external": 8}, "verifier": {"foreign_partial_credit": False}}
@@ -240,14 +245,12 @@ def test_authors_are_weighed_by_what_passed_in_the_rounds_before(folder: Path, t
     assert before[0] == before[1] and on != off
 
 
-def test_adaptive_nodes_make_as_many_groups_as_their_next_batch_takes(folder: Path, tmp_path: Path, shared: Shared) -> None:
-    sampler = {
-        "local": 2,
-        "external": 2,
-        "adapt": "adaptive",
-        "adapt_period": 2,
-        "adapt_informative": [0.0, 0.05],
-    }
+def test_adaptive_nodes_make_as_many_groups_as_their_next_batch_takes(
+    folder: Path, tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SamplerSection, "adapt_period", 2)
+    monkeypatch.setattr(SamplerSection, "adapt_informative", (0.0, 0.05))
+    sampler = {"local": 2, "external": 2, "adapt": "adaptive"}
     simulate(folder, tmp_path / "r.gz", shared, rounds=10, sampler=sampler)
     steps = records_of_kind(tmp_path / "r.gz", "step")
     assert len({line["made"] for line in steps}) > 1

@@ -119,7 +119,7 @@ def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(fol
     """One foreign group of a hundredfold gradient: every node finds the scales and ends with the
     weights of a real learner.
     """
-    config = tiny_config(folder, trainer={"adam_eps": 1e-2, "policy_check_fraction": 0.0})
+    config = tiny_config(folder, trainer={"constants": {"adam_eps": 1e-2, "policy_check_fraction": 0.0}})
     architecture, flat = load_stack([folder] * NODES, torch.device("cpu"))
     stacked = StackedLearner([config] * NODES, architecture, flat)
     learners = [Learner(config) for _ in range(NODES)]
@@ -144,14 +144,19 @@ def test_a_node_holds_foreign_groups_to_the_bound_that_its_own_learner_would(fol
 
 TRAINERS: dict[str, dict[str, object]] = {
     "plain": {},
-    "several updates": {"updates_per_batch": 3, "weight_decay": 0.1, "grad_clip": 0.05},
-    "with reference": {"objective": "gspo", "kl_coefficient": 0.2, "importance_cap": 1.1},
-    "schedule": {"objective": "cispo", "external_weight": 0.5, "schedule": "cosine", "schedule_steps": 5, "warmup_steps": 1},
+    "several updates": {"updates_per_batch": 3, "grad_clip": 0.05, "constants": {"weight_decay": 0.1}},
+    "with reference": {"objective": "gspo", "kl_coefficient": 0.2, "constants": {"importance_cap": 1.1}},
+    "schedule": {
+        "objective": "cispo",
+        "schedule": "cosine",
+        "max_steps": 5,
+        "warmup_steps": 1,
+        "constants": {"external_weight": 0.5},
+    },
     "foreign weights": {
         "objective": "m2po",
-        "m2_threshold": 0.3,
-        "foreign_weight_level": "sequence",
-        "foreign_negative_divergence": 0.5,
+        "constants": {"foreign_weight_level": "sequence", "foreign_negative_divergence": 0.5},
+        "objective_options": {"threshold": 0.3},
     },
     "group expectation": {"objective": "gepo", "count_uninformative": True},
 }
@@ -177,7 +182,7 @@ def test_three_nodes_end_with_the_weights_of_three_learners(folder: Path, traine
     # A large epsilon: with the usual one AdamW turns the sign of a gradient near zero, thus its
     # rounding, into a whole step. Foreign text is checked by a test of its own; here are only the
     # updates.
-    config = tiny_config(folder, trainer={**trainer, "adam_eps": 1e-2, "policy_check_fraction": 0.0})
+    config = tiny_config(folder, trainer={**trainer, "constants": {"adam_eps": 1e-2, "policy_check_fraction": 0.0}})
     architecture, flat = load_stack([folder] * NODES, torch.device("cpu"))
     stacked = StackedLearner([config] * NODES, architecture, flat)
     learners = [Learner(config) for _ in range(NODES)]
@@ -229,7 +234,7 @@ def test_what_this_nodes_policy_finds_absurd_is_left_out_as_in_the_trainer(folde
         for group_means in batch_logprobs(transformers_model(folder, architecture, flat[1]), foreign, UpdateConfig())
     ]
     floor = sorted(mean for group_means in means for mean in group_means)[4] + 1e-3
-    config = tiny_config(folder, trainer={"policy_check_fraction": 1.0, "min_foreign_logprob": floor})
+    config = tiny_config(folder, trainer={"constants": {"policy_check_fraction": 1.0, "min_foreign_logprob": floor}})
     learner = StackedLearner([config] * 2, architecture, flat)
     outcomes = learner.step([None, intake_of(foreign)], [0, 1], [0, 3])
     assert outcomes[0] is None

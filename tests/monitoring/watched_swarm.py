@@ -46,7 +46,6 @@ threads = 1
 tasks = 12
 every_versions = 4
 [verifier]
-intake_poll_s = 0.1
 workers = 1
 [sampler]
 local = 2

@@ -13,6 +13,7 @@ from shared.config.sampler_section import SamplerSection
 from shared.contracts.control import TrainerPosition
 from shared.contracts.messages import Batch, ScoredGroup
 from shared.contracts.sampler_state import SamplerState
+from tests.constants import section_with, split
 
 DEFAULTS = {
     "local": 2,
@@ -32,7 +33,8 @@ DEFAULTS = {
 
 def sampler(**changes: object) -> SamplerSection:
     """A `[sampler]` section under which nothing but what a test names holds groups back."""
-    return SamplerSection(**{**DEFAULTS, **changes})  # type: ignore[arg-type]
+    settings, constants = split(SamplerSection, {**DEFAULTS, **changes})
+    return section_with(SamplerSection(**settings), constants)
 
 
 def limits(

@@ -12,6 +12,7 @@ from services.generator.ledger import consumed_with_moving_i, draws_allowed
 from services.sampler.assembly import BatchPlan
 from services.sampler.share_controller import Evaluation, next_shares
 from shared.contracts.control import SamplerPosition, TaskLedger
+from tests.constants import section_with
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, sampler
 
@@ -55,9 +56,8 @@ class World:
             replay=self.replay,
         )
         self.groups = self.local + self.external
-        moving = chosen.model_copy(
-            update={"adapt": "adaptive", "adapt_period": self.period, "adapt_informative": (0.2, 0.6), "max_external_age_s": 600.0}
-        )
+        moving = chosen.model_copy(update={"adapt": "adaptive", "max_external_age_s": 600.0})
+        moving = section_with(moving, {"adapt_period": self.period, "adapt_informative": (0.2, 0.6)})
         self.moving = moving
         most = sampler(local=self.groups, replay=self.replay)
         bounds = limits(most, self.max_staleness, pool_local=1, pool_external=64, replay_batches=3)

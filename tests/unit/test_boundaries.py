@@ -104,7 +104,7 @@ def test_tasks_are_cancelled_by_the_one_helper_that_sees_them_end() -> None:
 @pytest.mark.parametrize(
     ("written", "home"),
     [
-        (r'"float32", "bfloat16"', "shared/config/dtypes.py"),
+        (r'"float32", "bfloat16"', "shared/config/section.py"),
         (r'"[^"\n]*\bcode 78\b[^"\n]*"', ""),  # shared.runtime.exits.EXIT_CONFIG
         (r'\bin \("generator", "verifier"\) or', ""),  # shared.roles.SEVERAL
     ],

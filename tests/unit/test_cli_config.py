@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import NodeConfig, load_config
-from shared.config.basic import BASIC
+from shared.config import ConfigError, NodeConfig, load_config
+from shared.config.sections import BASIC
 from swarm_cli.asked_tasks import task_sources
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
@@ -58,8 +58,8 @@ def test_config_show_leaves_out_what_most_people_leave_alone_and_all_shows_it(tm
     file.write_text('[verifier]\nmax_age_s = 77\n[[tasks]]\ndataset = "gcd"\n')
     short, full = (swarm("config", "show", "--config", str(file), *flag) for flag in ([], ["--all"]))
     assert 'share = "all"' in short.stdout and "max_age_s = 77" in short.stdout, "basic ones, and what differs"
-    assert "max_clock_skew_s" not in short.stdout and "[log]" not in short.stdout
-    assert "max_clock_skew_s = 60.0" in full.stdout and "[log]" in full.stdout
+    assert "answer_timeout_s" not in short.stdout and "[log]" not in short.stdout
+    assert "answer_timeout_s = 5.0" in full.stdout and "[log]" in full.stdout
     hidden = int(re.search(r"# and (\d+) settings that most users leave unchanged", short.stdout)[1])  # type: ignore[index]
     setting = re.compile(r"^(?:# )?\w+ (?:=|is not set)", re.MULTILINE)
     shown, everything = (len(setting.findall(each.stdout)) for each in (short, full))
@@ -92,7 +92,7 @@ def test_config_show_names_the_default_of_each_value_that_differs_and_of_no_othe
     assert comment_of["adapt"].endswith('(default: "adaptive")')
     assert comment_of["learning_rate"].endswith("(default: 1e-06)")
     assert "default:" not in comment_of["grad_clip"] + comment_of["strategy"]
-    other = load_config(DEMO_CONFIG, {"trainer": {"foreign_logprob_slack": None, "sequence_mask": [0.5, 2.0]}})
+    other = load_config(DEMO_CONFIG, {"trainer": {"constants": {"foreign_logprob_slack": None, "sequence_mask": [0.5, 2.0]}}})
     lines = config_toml(other).splitlines()
     assert lines[lines.index("# foreign_logprob_slack is not set") - 1].endswith("(default: 2.0)")
     assert lines[lines.index("sequence_mask = [0.5, 2.0]") - 1].endswith("(default: not set)")
@@ -110,9 +110,9 @@ def test_config_show_defaults_prints_the_defaults_alone_and_reads_back_with_a_ta
 
 @pytest.mark.slow
 def test_a_list_in_the_environment_that_is_no_json_ends_config_check_with_78_and_one_sentence() -> None:
-    checked = swarm("config", "check", SWARM_TRAINER__VESPO_POSITIVE="1.5,3.0")
+    checked = swarm("config", "check", SWARM_TRAINER__CONSTANTS__BETAS="0.8,0.9")
     assert checked.returncode == 78
-    said = "swarm: environment variable SWARM_TRAINER__VESPO_POSITIVE is '1.5,3.0': give JSON, e.g. [1.5, 3.0]"
+    said = "swarm: environment variable SWARM_TRAINER__CONSTANTS__BETAS is '0.8,0.9': give JSON, e.g. [0.8, 0.9]"
     assert checked.stderr.splitlines() == [said]
 
 
@@ -126,13 +126,29 @@ def test_an_unknown_key_ends_config_check_with_78_and_no_traceback(tmp_path: Pat
     assert "Traceback" not in checked.stderr
 
 
-@pytest.mark.slow
-def test_config_check_notes_a_setting_without_effect_and_still_says_ok() -> None:
-    checked = swarm("config", "check", SWARM_TRAINER__M2_THRESHOLD="0.05")
-    assert checked.returncode == 0
-    note, ok = checked.stdout.splitlines()
-    assert note == "note: trainer.m2_threshold = 0.05 has no effect: trainer.objective is dapo, not m2po"
-    assert ok.startswith("OK: 4 task sources")
+@pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("verifier.ack_wait_s", "it is fixed at 60.0"),
+        ("sampler.prefetch", "it is fixed at 1"),
+        ("trainer.foreign_norm_factor", "write trainer.constants.foreign_norm_factor"),
+        ("trainer.m2_threshold", "write trainer.objective_options.threshold"),
+        ("trainer.schedule_steps", "write trainer.max_steps"),
+    ],
+)
+def test_a_former_setting_is_named_with_what_holds_now_in_a_file_and_in_a_variable(key: str, instead: str, tmp_path: Path) -> None:
+    section, name = key.split(".")
+    file = tmp_path / "node.toml"
+    file.write_text(f'[{section}]\n{name} = 3\n[[tasks]]\ndataset = "gcd"\n')
+    with pytest.raises(ConfigError) as refused:
+        load_config(file, environment={})
+    [fault] = refused.value.faults
+    assert fault.startswith(f"{key}: ") and instead in fault and "unknown" not in fault
+    variable = f"SWARM_{section}__{name}".upper()
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, {"tasks": [{"dataset": "gcd"}]}, {variable: "3"})
+    [fault] = refused.value.faults
+    assert fault.startswith(f"environment variable {variable} ({key}): ") and instead in fault
 
 
 @pytest.mark.slow

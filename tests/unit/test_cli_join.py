@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shared.config import NodeConfig, TaskSpec, load_config
-from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, NodeRecord
 from shared.contracts.messages import ModelIdentity

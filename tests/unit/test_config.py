@@ -51,11 +51,11 @@ def test_a_tasks_config_is_canonical_whatever_the_order_of_its_keys() -> None:
         ({"trainer": {"clip_low": 1.5}}, "trainer.clip_low"),
         ({"trainer": {"dual_clip": 1.0}}, "must be above 1 \\+ clip_high"),
         ({"trainer": {"objective": "m2p0"}}, "no objective is called 'm2p0': did you mean m2po\\?"),
-        ({"trainer": {"sequence_mask": [1.5, 2.0]}}, "0 <= low < 1 < high"),
-        ({"trainer": {"betas": [1.5, 0.9]}}, "betas .* must be two numbers of at least 0 and below 1"),
-        ({"trainer": {"weight_decay": float("inf")}}, "finite number"),
+        ({"trainer": {"constants": {"sequence_mask": [1.5, 2.0]}}}, "0 <= low < 1 < high"),
+        ({"trainer": {"constants": {"betas": [1.5, 0.9]}}}, "betas .* must be two numbers of at least 0 and below 1"),
+        ({"trainer": {"constants": {"weight_decay": float("inf")}}}, "finite number"),
         ({"trainer": {"kl_coefficient": float("nan")}}, "finite number"),
-        ({"trainer": {"vespo_positive": [float("nan"), 1.0]}}, "finite number"),
+        ({"trainer": {"constants": {"betas": [float("nan"), 0.5]}}}, "finite number"),
         ({"trainer": {"schedule": "cosine"}}, "needs an end"),
         ({"node": {"id": "no spaces please"}}, "node.id: must be 1 to 32 small letters, digits or -, beginning with a letter"),
         ({"node": {"run": "../x"}}, "node.run: must be 1 to 64 letters, digits or \\. _ -, beginning with a letter or digit, got"),
@@ -77,8 +77,8 @@ def test_an_unknown_environment_variable_is_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("variable", "value", "form"),
     [
-        ("SWARM_TRAINER__VESPO_POSITIVE", "1.5,3.0", "give JSON, e.g. [1.5, 3.0]"),
-        ("SWARM_TRAINER__SEQUENCE_MASK", "(0.5, 2)", "give JSON, e.g. [0.5, 2]"),
+        ("SWARM_TRAINER__CONSTANTS__BETAS", "1.5,3.0", "give JSON, e.g. [1.5, 3.0]"),
+        ("SWARM_TRAINER__CONSTANTS__SEQUENCE_MASK", "(0.5, 2)", "give JSON, e.g. [0.5, 2]"),
         ("SWARM_TRAINER__LORA__TARGET_MODULES", "q_proj", 'give JSON, e.g. ["q_proj"]'),
         ("SWARM_TASKS", "gcd", 'give JSON, e.g. [{"setting": "value"}]'),
         ("SWARM_TRAINER", "learning_rate=1", 'give JSON, e.g. {"setting": "value"}'),
@@ -94,11 +94,12 @@ def test_a_list_from_the_environment_that_is_no_json_is_refused_with_its_name_an
 
 
 def test_lists_words_and_nothing_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARM_TRAINER__VESPO_POSITIVE", "[1.5, 3.0]")
-    monkeypatch.setenv("SWARM_TRAINER__SEQUENCE_MASK", "null")
+    monkeypatch.setenv("SWARM_TRAINER__CONSTANTS__BETAS", "[0.8, 0.9]")
+    monkeypatch.setenv("SWARM_TRAINER__CONSTANTS__SEQUENCE_MASK", "null")
     monkeypatch.setenv("SWARM_TRAINER__LORA__TARGET_MODULES", "all-linear")
     trainer = load_config(None, GCD).trainer
-    assert (trainer.vespo_positive, trainer.sequence_mask, trainer.lora.target_modules) == ((1.5, 3.0), None, "all-linear")
+    constants = trainer.constants
+    assert (constants.betas, constants.sequence_mask, trainer.lora.target_modules) == ((0.8, 0.9), None, "all-linear")
 
 
 @pytest.mark.parametrize(

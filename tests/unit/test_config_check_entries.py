@@ -20,7 +20,6 @@ from shared.runtime import EXIT_CONFIG, FatalError
 from swarm_cli.config_checks import entry_problems, objective_problem
 from swarm_cli.config_commands import check
 from swarm_cli.errors import CommandError
-from swarm_cli.without_effect import settings_without_effect
 from tests.installed_packages import forget, install
 
 ROOT = Path(__file__).parents[2]
@@ -103,14 +102,13 @@ def test_an_engine_is_imported_and_not_made_and_a_built_in_one_is_not_even_impor
 
 
 @pytest.mark.parametrize("code", ["mine = 3.5", "", "import no_such_module", "raise SystemExit(3)"])
-def test_of_an_objective_that_cannot_be_used_no_settings_without_effect_are_told(
+def test_an_objective_that_cannot_be_used_is_named_with_its_package(
     code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "swarm.objectives", "mine", code)
-    trainer = {"objective": "mine", "m2_threshold": 0.05, "schedule_steps": 9}
+    trainer = {"objective": "mine", "objective_options": {"threshold": 0.05}}
     config = load_config(None, {"tasks": TASKS, "trainer": trainer})
     assert "objective mine of the package my-package" in objective_problem(config)
-    assert settings_without_effect(config) == ["trainer.schedule_steps = 9 has no effect: trainer.schedule is constant"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +151,7 @@ mine = Objective(name="mine", loss=plain_loss, {declared})
         ('aggregation="token_mean", clips="low"', r"unknown clips 'low' \(there are True and False\)"),
         ('aggregation="token_mean", uses_behaviour="no"', r"unknown uses_behaviour 'no' \(there are True and False\)"),
         ('aggregation="token_mean", keeps="all"', r"unknown keeps 'all' \(there are functions and None\)"),
-        ('aggregation="token_mean", settings="abc"', r"unknown settings 'abc' \(there are tuples of the names of settings\)"),
+        ('aggregation="token_mean", options="abc"', r"unknown options 'abc' \(there are mappings of names to numbers\)"),
     ],
 )
 def test_an_objective_that_declares_what_does_not_exist_is_refused_with_the_names_that_do(

@@ -1,5 +1,5 @@
-"""Mistakes that are found at different stages are told by one `swarm config check`, and what only
-follows from one of them is not told.
+"""Mistakes of a configuration are told once each by `swarm config check`, and what only follows
+from one of them is not told.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def rows(count: int, name: str = "rows.jsonl") -> None:
         ),
         (
             '[node]\nid = "Alpha!"\n[nats]\nnode_key_file = "keys/{node}/{role}.nk"\nnode_ca_file = "none.pem"\n' + TASK,
-            ["node.id: must be 1 to 32", "nats.node_ca_file: none.pem does not exist"],
+            ["node.id: must be 1 to 32"],
         ),
         pytest.param(
             '[trainer]\nobjective = "gropo"\nobjective_options = { a = 1 }\n' + TASK,
@@ -109,26 +109,6 @@ def test_rows_are_held_against_the_share_that_is_held_out_only_where_that_is_kno
     for text in texts if FULL else texts[:3]:
         found = [line for line in told(text) if not line.startswith("the toy policy learns")]
         assert len(found) == 1 and few not in found[0], found
-
-
-def test_a_mistyped_key_hides_nothing_that_it_cannot_have_meant() -> None:
-    rows(60)
-    source = '[[tasks]]\nsource = "file"\npath = "rows.jsonl"\nquestion = "problem"\n'
-    mistyped = (
-        "[eval]\ntasks = 100\ntask = 2\n",
-        "[foo]\nx = 1\n",
-        "[eval]\nevery_version = 2\n",
-        "[trainr]\nlearning_rate = 1\n",
-    )
-    for text in mistyped if FULL else mistyped[:2]:
-        found = [line for line in told(text + source) if not line.startswith("the toy policy learns")]
-        assert len(found) == 2 and any("it has 60 different questions" in line for line in found), found
-
-
-def test_a_file_is_not_read_for_other_columns_than_those_that_were_meant() -> None:
-    rows(60)
-    found = told('[[tasks]]\nsource = "file"\npath = "rows.jsonl"\nquestion = ""\n[[tasks]]\ndataset = "gdc"\n')
-    assert [line.partition(": ")[0] for line in found] == ["[[tasks]] 1", "[[tasks]] 2"], found
 
 
 def test_with_connect_only_servers_that_the_user_named_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

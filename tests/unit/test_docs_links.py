@@ -36,8 +36,8 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_section_that_are_there(page:
 
 
 @pytest.mark.parametrize("arm", ["replay", "rescue"])
-def test_the_page_on_sampling_sends_the_reader_where_the_arm_is_measured(arm: str) -> None:
-    sampling = (ROOT / "docs" / "sampling.md").read_text(encoding="utf-8")
+def test_the_page_on_training_sends_the_reader_where_the_arm_is_measured(arm: str) -> None:
+    sampling = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     paragraph = next(text for text in sampling.split("\n\n") if arm in text and "](results" in text)
     pages = [ROOT / "docs" / name for name in re.findall(r"\]\((results[\w-]*\.md)", paragraph)]
     assert any(arm in page.read_text(encoding="utf-8") for page in pages)

@@ -72,7 +72,7 @@ def test_what_a_key_may_cost_is_what_the_page_on_security_states() -> None:
 def test_a_key_may_take_another_name_after_the_hour_and_a_name_is_free_after_the_days_that_the_page_on_security_states() -> None:
     (days,) = stated(
         "security.md",
-        r"`verifier\.forget_names_after_s` \((\d+) days\) without an accepted group; a key may take another name an hour after",
+        r"(\d+) days without an accepted group; a key may take another name an hour after",
     )
     assert trust.RENAME_AFTER_S == 3600
     assert days * DAY_S == trust.IDLE_S

@@ -291,7 +291,7 @@ def test_a_learner_beside_one_forged_group_in_eight_ends_with_the_weights_of_an_
 def test_the_step_s_record_says_whose_groups_were_bounded_or_too_dear(tmp_path: Path, learner: Learner) -> None:
     # Without the own-policy check, which would leave the absurd answers out before they are
     # measured.
-    trained = Learner(base_config(tmp_path, trainer={"policy_check_fraction": 0.0}))
+    trained = Learner(base_config(tmp_path, trainer={"constants": {"policy_check_fraction": 0.0}}))
     dear = scored(
         msgspec.structs.replace(sampled_groups()[1], completions=rubbish(learner, 12, 128), draw=7),
         "external",
@@ -309,7 +309,7 @@ def test_the_step_s_record_says_whose_groups_were_bounded_or_too_dear(tmp_path: 
 @pytest.mark.slow
 def test_what_the_sequence_mask_drops_leaves_the_step_as_if_it_had_not_come(tmp_path: Path) -> None:
     """With one update a batch too, where nothing but the mask asks for the logprobs beforehand."""
-    masked = {"trainer": {"sequence_mask": (0.5, 2.0)}}
+    masked = {"trainer": {"constants": {"sequence_mask": (0.5, 2.0)}}}
     beside, alone = (Learner(base_config(tmp_path / name, **copy.deepcopy(masked))) for name in ("beside", "alone"))
     honest = honest_batch(0)
     group = sampled_groups()[1]

@@ -26,7 +26,7 @@ def source(**changes: Any) -> dict[str, Any]:
         "rounds": 3,
         "nodes": 2,
         "tasks": [{"dataset": "gcd"}],
-        "trainer": {"learning_rate": 1e-3, "betas": [0.9, 0.95]},
+        "trainer": {"learning_rate": 1e-3, "constants": {"betas": [0.9, 0.95]}},
         "arms": {"8-0": {"sampler": {"local": 8, "external": 0}}, "4-4": {}},
     }
     return merged(base, changes)
@@ -49,8 +49,12 @@ def test_bare_arms_have_no_newer_defence_and_shipped_ones_a_nodes_defaults() -> 
     defaults = NodeConfig(_env_prefix="NO_ENVIRONMENT_", node={"id": "n00"}, tasks=[{"dataset": "gcd"}])
     assert shipped.sampler == defaults.sampler
     assert shipped.verifier == defaults.verifier
-    assert shipped.trainer.policy_check_fraction == defaults.trainer.policy_check_fraction == 1.0
-    assert (bare.sampler.adapt, bare.trainer.policy_check_fraction, bare.verifier.foreign_partial_credit) == ("off", 0.0, True)
+    assert shipped.trainer.constants.policy_check_fraction == defaults.trainer.constants.policy_check_fraction == 1.0
+    assert (bare.sampler.adapt, bare.trainer.constants.policy_check_fraction, bare.verifier.foreign_partial_credit) == (
+        "off",
+        0.0,
+        True,
+    )
     digests = {parse_spec(source(settings=name)).digest("4-4") for name in ("bare", "shipped")}
     assert len(digests) == 2
     assert parse_spec(source()).digest("4-4") in digests, "specs of before keep their digest"

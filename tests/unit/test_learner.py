@@ -78,7 +78,7 @@ def test_the_same_configuration_and_batches_give_the_same_weights_bit_for_bit(mo
     "trainer",
     [
         {},
-        {"schedule": "cosine", "schedule_steps": 5, "warmup_steps": 2},
+        {"schedule": "cosine", "max_steps": 5, "warmup_steps": 2},
         {"lora": {"rank": 4, "dropout": 0.3}},
         {"updates_per_batch": 2, "kl_coefficient": 0.1},
     ],

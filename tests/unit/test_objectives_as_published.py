@@ -374,11 +374,11 @@ def test_overridden_pieces_are_told_and_unset_ones_are_not() -> None:
     assert told(objective="gspo", clip_low=0.2, clip_high=4e-4, updates_per_batch=2) == ["clip_low"]
     assert told(objective="gspo", clip_low=0.2) == []  # with one update nothing is clipped
     assert told(objective="gepo", clip_high=0.28) == ["clip_high"]  # whose ratio is not 1 at once
-    assert told(objective="rloo", advantage_scale="none") == []  # has no effect, which is told elsewhere
+    assert told(objective="rloo", advantage_scale="none") == []  # has no effect
 
 
 def test_the_table_of_the_docs_has_every_objectives_means_scale_and_clips() -> None:
-    page = Path("docs/objectives.md").read_text(encoding="utf-8")
+    page = Path("docs/training.md").read_text(encoding="utf-8")
     for name in PUBLISHED:
         objective = OBJECTIVES.load(name)
         row = re.search(rf"^\| `{name}` \|.*$", page, flags=re.MULTILINE)

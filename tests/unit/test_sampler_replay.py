@@ -295,8 +295,7 @@ def configured(**sampler: object) -> NodeConfig:
 
 
 def test_the_settings_reach_the_rules_and_nonsense_is_refused() -> None:
-    config = configured(replay=4, replay_batches=7)
-    assert limits_of(config.sampler).replay_batches == 7
+    assert limits_of(configured(replay=4).sampler).replay_batches == 10
     assert limits_of(configured().sampler).replay_batches == 0
     assert configured(local=0, external=4, adapt="adaptive", replay=2).sampler.replay == 2, "I may become more than 0"
     for wrong, words in (
@@ -304,7 +303,6 @@ def test_the_settings_reach_the_rules_and_nonsense_is_refused() -> None:
         ({"local": 2, "external": 1, "replay": 31}, "at most 30 groups"),
         ({"local": 40_000, "external": 20_000, "replay": 6000}, "more than the 65536 groups"),
         ({"replay": -1}, "greater than or equal to 0"),
-        ({"replay": 1, "replay_batches": 0}, "greater than or equal to 1"),
     ):
         with pytest.raises(ValueError, match=words):
             configured(**wrong)

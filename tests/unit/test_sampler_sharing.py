@@ -18,10 +18,11 @@ from shared.config.sampler_section import SamplerSection
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import TaskScore
 from shared.contracts.sampler_state import OwnRecord, SharingState
+from tests.constants import section_with
 from tests.long_forms import FULL
 from tests.unit.sampler_paced import World
 
-SETTINGS = SamplerSection(external=6, adapt_period=4, adapt_informative=(0.2, 0.6), max_external_age_s=600.0)
+SETTINGS = section_with(SamplerSection(external=6, max_external_age_s=600.0), {"adapt_period": 4, "adapt_informative": (0.2, 0.6)})
 ALL_CAME = Taken(wanted=6, taken=6, waited_s=10.0, left=50)
 PASSES, MIXED, FAILS = [1.0] * 8, [1.0] * 4 + [0.0] * 4, [0.0] * 8
 

@@ -19,6 +19,7 @@ from shared.contracts.codec import decode, encode
 from shared.contracts.control import SamplerPosition
 from shared.contracts.messages import Batch, Preference
 from shared.contracts.sampler_state import OwnRecord
+from tests.constants import section_with
 from tests.unit.sampler_groups import scored_group
 from tests.unit.sampler_history import History, limits, sampler
 
@@ -133,8 +134,11 @@ def test_what_the_configuration_no_longer_asks_for_ends_and_what_it_newly_asks_f
 
 
 def test_pools_hold_what_the_largest_i_and_j_may_have_out() -> None:
-    bounds = limits_of(configured(local=2, external=6, max_staleness=2, pool_local=1, pool_external=1, adapt="adaptive").sampler)
-    assert (bounds.in_flight_local, bounds.pool_local, bounds.pool_external) == (24, 24, 6)
+    bounds = limits_of(configured(local=2, external=6, max_staleness=2, adapt="adaptive").sampler)
+    assert (bounds.in_flight_local, bounds.pool_local, bounds.pool_external) == (24, 1024, 1024)
+    small = {"pool_local": 1, "pool_external": 1}
+    bounds = limits_of(section_with(configured(local=2, external=6, max_staleness=2, adapt="adaptive").sampler, small))
+    assert (bounds.pool_local, bounds.pool_external) == (24, 6)
 
 
 @pytest.mark.parametrize(

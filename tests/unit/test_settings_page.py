@@ -5,10 +5,12 @@ reads.
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
 
 from shared.config import NodeConfig, load_config
+from shared.config.trainer_section import RAW, TrainerConstants
 from swarm_cli.settings_doc import COMMAND, PAGE, render
 
 TASKS = '[{"dataset": "gcd"}]'
@@ -21,7 +23,7 @@ def test_the_page_of_settings_is_what_the_code_reads() -> None:
 def test_every_section_has_a_heading_and_every_setting_a_row_with_a_meaning() -> None:
     page = render()
     headings = re.findall(r"^## (.+)$", page, flags=re.MULTILINE)
-    assert headings == [*list(NodeConfig.model_fields)[:9], "trainer.lora", *list(NodeConfig.model_fields)[9:]]
+    assert headings == [*list(NodeConfig.model_fields)[:9], "trainer.constants", "trainer.lora", *list(NodeConfig.model_fields)[9:]]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in page.splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert all(cell.strip() for row in rows for cell in row), "a cell is empty"
@@ -31,12 +33,33 @@ def test_every_section_has_a_heading_and_every_setting_a_row_with_a_meaning() ->
     ("variable", "value", "read"),
     [
         ("SWARM_TRAINER__LORA__RANK", "8", lambda config: config.trainer.lora.rank == 8),
-        ("SWARM_POLICY_STORE__KEEP", "5", lambda config: config.policy_store.keep == 5),
-        ("SWARM_SAMPLER__ADAPT_INFORMATIVE", "[0.1, 0.2]", lambda config: config.sampler.adapt_informative == (0.1, 0.2)),
+        ("SWARM_POLICY_STORE__ANCHOR_EVERY", "5", lambda config: config.policy_store.anchor_every == 5),
+        ("SWARM_TRAINER__CONSTANTS__BETAS", "[0.8, 0.9]", lambda config: config.trainer.constants.betas == (0.8, 0.9)),
     ],
 )
-def test_a_variable_of_the_page_sets_what_it_stands_beside(monkeypatch, variable, value, read) -> None:  # type: ignore[no-untyped-def]
-    assert f"`{variable}`" in render()
+def test_a_variable_named_after_a_setting_as_the_page_says_sets_it(monkeypatch, variable, value, read) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("SWARM_TASKS", TASKS)
     monkeypatch.setenv(variable, value)
     assert read(load_config())
+
+
+def test_the_page_on_training_lists_every_constant_with_its_default_and_marks_what_raw_changes() -> None:
+    page = (PAGE.parent / "training.md").read_text(encoding="utf-8")
+    table = page[page.index("## Constants") :]
+    listed: dict[str, str] = {}
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            names, defaults = (cell.strip() for cell in line.strip("|").split(" | ")[:2])
+            found = re.findall(r"`(\w+)`(\*?)", names)
+            values = [defaults] if len(found) == 1 else re.split(r", (?![^\[]*\])", defaults)
+            listed |= dict(zip([name + star for name, star in found], values, strict=True))
+    constants = TrainerConstants()
+    assert {name.rstrip("*") for name in listed} == set(TrainerConstants.model_fields)
+    assert {name.rstrip("*") for name in listed if name.endswith("*")} == set(RAW)
+    for name, shown in listed.items():
+        value = getattr(constants, name.rstrip("*"))
+        assert (
+            None
+            if shown == "unset"
+            else tomllib.loads(f"x = {shown.strip('`') if '`' not in shown else repr(shown.strip('`'))}")["x"]
+        ) == (list(value) if isinstance(value, tuple) else value), name

@@ -37,7 +37,7 @@ def counts(follower: TrainedFollower) -> dict[tuple[str, str, str], int]:
 
 def test_candidates_that_the_trainer_leaves_out_and_groups_without_effect_are_not_counted(tmp_path: Path) -> None:
     model = tiny_policy(tmp_path / "model")
-    trainer = Learner(node_config(model, tmp_path, trainer={"policy_check_fraction": 0.0}))
+    trainer = Learner(node_config(model, tmp_path, trainer={"constants": {"policy_check_fraction": 0.0}}))
     rng, tokenizer = random.Random(3), trainer.tokenizer
     groups = [
         scored_group(tokenizer, rng),

@@ -175,9 +175,9 @@ CASES = {
         configured("gspo", clip_low=0.02, clip_high=0.03),
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.02, "epsilon_high": 0.03},
     ),
-    "cispo": (configured("cispo", cispo_max=1.3), {"loss_type": "cispo", "epsilon_high": 1.3}),
+    "cispo": (configured("cispo", objective_options={"max": 1.3}), {"loss_type": "cispo", "epsilon_high": 1.3}),
     "cispo with importance weights": (
-        configured("cispo", cispo_max=1.3),
+        configured("cispo", objective_options={"max": 1.3}),
         {"loss_type": "cispo", "epsilon_high": 1.3, **WITH_VLLM},
     ),
     "vespo": (configured("vespo"), {"loss_type": "vespo"}),

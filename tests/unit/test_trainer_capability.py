@@ -112,7 +112,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def learner(model: Path, **trainer: Any) -> Learner:
-    return Learner(node_config(model, model.parent, trainer={"policy_check_fraction": 0.0, **trainer}))
+    return Learner(node_config(model, model.parent, trainer={**trainer, "constants": {"policy_check_fraction": 0.0}}))
 
 
 def group(of: Learner, seed: int, passes: int, origin: str = "external", completions: int = 4, **changes: Any) -> ScoredGroup:
@@ -184,7 +184,7 @@ def test_off_is_bit_for_bit_as_if_it_were_not_there(model: Path) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_learner_weighs_authors_as_the_one_before_it_bit_for_bit(model: Path, tmp_path: Path) -> None:
-    settings = {"foreign_capability_window": 5}
+    settings = {"constants": {"foreign_capability_window": 5}}
     whole, first = learner(model, **settings), learner(model, **settings)
     for number in range(1, 9):
         whole.step(lesson(whole, number))

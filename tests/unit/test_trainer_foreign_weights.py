@@ -253,7 +253,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learner(model: Path, **trainer: Any) -> Learner:
     return Learner(
-        node_config(model, model.parent, trainer={"policy_check_fraction": 0.0, "drop_foreign_negatives": False, **trainer})
+        node_config(
+            model, model.parent, trainer={**trainer, "constants": {"policy_check_fraction": 0.0, "drop_foreign_negatives": False}}
+        )
     )
 
 

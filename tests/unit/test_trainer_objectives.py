@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.trainer.objectives.config import ConfiguredObjective
 from services.trainer.objectives.token_loss import Normaliser, token_loss, token_weights
-from shared.config.objective_section import ObjectiveSection
+from shared.config.trainer_section import ObjectiveSection
 from tests.objectives import configured, step_loss
 
 # Two sequences, of 3 and 1 tokens. Ratios to the proximal policy: 1.5, 1.0, 0.5 with A = 2; 3.0
@@ -96,7 +96,7 @@ def test_gspo_gradient_is_the_sequence_ratio_times_the_mean_of_token_gradients()
 
 
 def test_cispo_clamps_the_ratio_and_keeps_every_tokens_gradient() -> None:
-    config = configured("cispo", cispo_min=0.8, cispo_max=2.0)
+    config = configured("cispo", objective_options={"min": 0.8, "max": 2.0})
     arguments = inputs()
     outcome = token_loss(config, **arguments)
     # -clamp(r) A lp: -1.5 x 2 x -1, -1 x 2 x -2, -0.8 x 2 x -3, -2 x -1 x -0.5
@@ -239,13 +239,14 @@ def test_on_policy_the_clipped_surrogates_have_the_gradient_of_reinforce() -> No
         ({"clip_high": -0.1}, "clip_high"),
         ({"dual_clip": 1.1}, "dual_clip"),
         ({"objective": "cispo", "dual_clip": 3.0}, "dual_clip"),
-        ({"objective": "cispo", "cispo_min": 2.0, "cispo_max": 1.0}, "cispo_min"),
+        ({"objective": "cispo", "objective_options": {"min": 2.0, "max": 1.0}}, "min must be below max"),
         ({"kl_coefficient": -1.0}, "kl_coefficient"),
         ({"objective": "dr_grpo"}, "max_completion_tokens"),
         ({"aggregation": "mean"}, "aggregation"),
-        ({"m2_threshold": 0.0}, "m2_threshold"),
-        ({"vespo_positive": (0.0, 1.0)}, "vespo_positive"),
-        ({"oapl_scale": 0.0}, "oapl_scale"),
+        ({"objective": "m2po", "objective_options": {"threshold": 0.0}}, "objective_options.threshold"),
+        ({"objective": "vespo", "objective_options": {"positive_power": 0.0}}, "objective_options.positive_power"),
+        ({"objective": "m2po", "objective_options": {"scale": 1.0}}, "objective_options.scale"),
+        ({"objective": "oapl", "objective_options": {"scale": 0.0}}, "objective_options.scale"),
     ],
 )
 def test_an_impossible_objective_is_refused_by_the_fields_name(wrong: dict[str, object], named: str) -> None:

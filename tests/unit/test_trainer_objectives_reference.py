@@ -19,7 +19,7 @@ CONFIGS = [
     configured("dr_grpo", max_completion_tokens=17),
     configured("dapo", kl_coefficient=0.02),
     configured("gspo", clip_low=0.02, clip_high=0.03),
-    configured("cispo", cispo_min=0.7, cispo_max=1.4),
+    configured("cispo", objective_options={"min": 0.7, "max": 1.4}),
     configured("reinforce"),
     configured("reinforce", aggregation="sequence_mean"),
 ]
@@ -38,7 +38,11 @@ def numpy_loss(config: ConfiguredObjective, batch: list[dict[str, np.ndarray]]) 
         for t in kept_tokens:
             ratio = sequence_ratio if config.name == "gspo" else math.exp(policy[t] - proximal[t])
             if config.name == "cispo":
-                value = -min(max(ratio, config.settings.cispo_min), config.settings.cispo_max) * advantage * policy[t]
+                value = (
+                    -min(max(ratio, config.settings.objective_options["min"]), config.settings.objective_options["max"])
+                    * advantage
+                    * policy[t]
+                )
             elif config.name == "reinforce":
                 value = -advantage * policy[t]
             else:

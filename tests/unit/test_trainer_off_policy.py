@@ -44,10 +44,11 @@ def numpy_loss(config: ConfiguredObjective, sequences: list[dict[str, np.ndarray
             loss += -min(weight * advantage, bounded * advantage) / len(sequences)
         elif config.name == "vespo":
             ratio = math.exp(sum(policy - behaviour))
-            k, rate = config.settings.vespo_positive if advantage >= 0 else config.settings.vespo_negative
+            sign = "positive" if advantage >= 0 else "negative"
+            k, rate = (config.settings.objective_options[f"{sign}_{name}"] for name in ("power", "rate"))
             loss += -(math.exp(rate) * ratio**k * math.exp(-rate * ratio)) * advantage * sum(policy) / tokens
         else:
-            loss += (config.settings.oapl_scale * sum(policy - behaviour) - advantage) ** 2 / len(sequences)
+            loss += (config.settings.objective_options["scale"] * sum(policy - behaviour) - advantage) ** 2 / len(sequences)
     return loss
 
 
@@ -74,8 +75,10 @@ def tensor_loss(config: ConfiguredObjective, sequences: list[dict[str, np.ndarra
 OBJECTIVES = [
     configured("gepo", clip_low=0.1, clip_high=0.1),
     configured("vespo"),
-    configured("vespo", vespo_positive=(1.5, 1.0), vespo_negative=(0.5, 4.0)),
-    configured("oapl", oapl_scale=0.5),
+    configured(
+        "vespo", objective_options={"positive_power": 1.5, "positive_rate": 1.0, "negative_power": 0.5, "negative_rate": 4.0}
+    ),
+    configured("oapl", objective_options={"scale": 0.5}),
 ]
 
 
@@ -94,7 +97,8 @@ def test_loss_and_gradient_equal_a_loops(config: ConfiguredObjective) -> None:
         for row, (each, length) in enumerate(zip(sequences, LENGTHS, strict=True)):
             if config.name == "vespo":  # Its weight is held constant, so that differences of the loss are no gradient of it.
                 ratio = math.exp(sum(each["policy"] - each["behaviour"]))
-                k, rate = config.settings.vespo_positive if each["advantage"] >= 0 else config.settings.vespo_negative
+                sign = "positive" if each["advantage"] >= 0 else "negative"
+                k, rate = (config.settings.objective_options[f"{sign}_{name}"] for name in ("power", "rate"))
                 slope = -math.exp(rate - rate * ratio) * ratio**k * float(each["advantage"]) / sum(LENGTHS)
                 expected = [slope] * length
             else:
@@ -138,7 +142,7 @@ def test_a_steps_gradient_does_not_depend_on_how_it_is_cut(name: str) -> None:
     found = []
     for budget in (24, 1 << 20):
         model = small_model(dtype=torch.float64)
-        config = UpdateConfig(objective=configured(name, m2_threshold=0.3), budget_tokens=budget)  # type: ignore[arg-type]
+        config = UpdateConfig(objective=configured(name, objective_options={"threshold": 0.3}), budget_tokens=budget)  # type: ignore[arg-type]
         proximal = batch_logprobs(model, groups, config)
         stats = accumulate_gradients(model, with_masks(groups, config, proximal), config, proximal=proximal)
         found.append(gradients(model))
@@ -153,7 +157,7 @@ def _texts(count: int) -> list[TextLogprob | None]:
 def test_m2_masks_tokens_over_the_whole_update_and_they_count_in_the_mean() -> None:
     model = small_model(dtype=torch.float64)
     groups = ragged_groups(4)
-    config = UpdateConfig(objective=configured("m2po", m2_threshold=0.3))
+    config = UpdateConfig(objective=configured("m2po", objective_options={"threshold": 0.3}))
     logprobs = batch_logprobs(model, groups, config)
     masked = with_masks(groups, config, logprobs)
     tokens = sum(length for group in groups for length in group.completion_lengths)

@@ -22,6 +22,7 @@ from shared.model.prompts import render_prompt
 from shared.tasks.derive import derive_task
 from shared.tasks.evaluation import PASS_REWARD
 from swarm_cli.installation import DEMO_CONFIG
+from tests.constants import with_constants
 from tests.integration.trainer_life import batch_of
 
 BASE = Path(__file__).parents[2] / "models" / "base"
@@ -32,11 +33,10 @@ FLOOR = -8.0
 def learner(fraction: float = 1.0) -> Learner:
     overrides = {
         "model": {"path": str(BASE), "device": "cpu"},
-        "trainer": {"policy_check_fraction": fraction, "drop_foreign_negatives": False},
-        # The absurd text is longer than what the demo lets in.
-        "verifier": {"max_foreign_length": 8.0},
+        "trainer": {"constants": {"policy_check_fraction": fraction, "drop_foreign_negatives": False}},
     }
-    return Learner(load_config(DEMO_CONFIG, overrides=overrides))
+    # The absurd text is longer than what the demo lets in.
+    return Learner(with_constants(load_config(DEMO_CONFIG, overrides=overrides), verifier={"max_foreign_length": 8.0}))
 
 
 @pytest.fixture(scope="module")

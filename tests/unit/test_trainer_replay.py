@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def learner(model: Path, **trainer: Any) -> Learner:
-    return Learner(node_config(model, model.parent, trainer={"policy_check_fraction": 0.0, **trainer}))
+    return Learner(node_config(model, model.parent, trainer={**trainer, "constants": {"policy_check_fraction": 0.0}}))
 
 
 def local_group(of: Learner, seed: int, rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 1.0), **changes: Any) -> ScoredGroup:

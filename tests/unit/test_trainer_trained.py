@@ -34,14 +34,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def learner(model: Path, **trainer: Any) -> Learner:
     settings = {
         "grad_clip": 0.0,
-        "external_weight": EXTERNAL_WEIGHT,
-        "policy_check_fraction": 0.0,
-        "foreign_weight_level": "geometric_mean",
-        "foreign_weight_positive": "capped",
-        "foreign_weight_negative": "capped",
-        "drop_foreign_negatives": False,
-        "foreign_capability_window": 0,
-        "weight_decay": 0.0,
+        "constants": {
+            "external_weight": EXTERNAL_WEIGHT,
+            "policy_check_fraction": 0.0,
+            "foreign_weight_level": "geometric_mean",
+            "foreign_weight_positive": "capped",
+            "foreign_weight_negative": "capped",
+            "drop_foreign_negatives": False,
+            "foreign_capability_window": 0,
+            "weight_decay": 0.0,
+        },
     }
     return Learner(node_config(model, model.parent, trainer={**settings, **trainer}))
 
@@ -96,7 +98,7 @@ def test_the_gradient_follows_from_the_record_alone(model: Path) -> None:
     before = [parameter.detach().clone() for parameter in trainer._parameters]
     policy = {id(parameter): old for parameter, old in zip(trainer._parameters, before, strict=True)}
     trainer.step(batch)
-    beta = trainer._config.betas[0]
+    beta = trainer._config.constants.betas[0]
     applied = [trainer._optimizer.state[parameter]["exp_avg"] / (1 - beta) for parameter in trainer._parameters]
     record = written(trainer, batch)
 

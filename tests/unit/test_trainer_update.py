@@ -24,7 +24,7 @@ OBJECTIVES = {
     "dr_grpo": configured("dr_grpo", max_completion_tokens=12),
     "dapo": configured("dapo"),
     "gspo": configured("gspo", clip_low=0.05, clip_high=0.05),
-    "cispo": configured("cispo", cispo_min=0.9, cispo_max=1.1),
+    "cispo": configured("cispo", objective_options={"min": 0.9, "max": 1.1}),
     "reinforce": configured("reinforce"),
 }
 
@@ -60,7 +60,11 @@ def straightforward_loss(model, groups, config: ConfiguredObjective, proximal) -
                 ratio = (logprobs - proximal[g][c]).mean().exp()
             advantage = group.advantages[c]
             if config.name == "cispo":
-                loss_t = -ratio.detach().clamp(config.settings.cispo_min, config.settings.cispo_max) * advantage * logprobs
+                loss_t = (
+                    -ratio.detach().clamp(config.settings.objective_options["min"], config.settings.objective_options["max"])
+                    * advantage
+                    * logprobs
+                )
             elif config.name == "reinforce":
                 loss_t = -advantage * logprobs
             else:

@@ -6,7 +6,7 @@ import torch
 from swarm_example_objective import OBJECTIVE, centred
 
 from services.trainer.objectives.base import LossTerms
-from shared.config.objective_section import ObjectiveSection
+from shared.config.trainer_section import ObjectiveSection
 
 
 def terms(logprobs: torch.Tensor, proximal: torch.Tensor, advantage: float) -> LossTerms:

@@ -1,5 +1,5 @@
 """Strategies for choosing foreign groups: pure functions over pool entries, one file each.
-docs/sampling.md says when to use which.
+docs/training.md says when to use which.
 """
 
 from __future__ import annotations

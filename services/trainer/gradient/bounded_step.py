@@ -55,7 +55,7 @@ class InfluenceRules:
     @classmethod
     def of(cls, trainer: TrainerSection) -> InfluenceRules:
         """The bound of a node's configuration; 0 there means none."""
-        return cls(proportion=trainer.foreign_norm_proportion, factor=trainer.foreign_norm_factor or math.inf)
+        return cls(proportion=trainer.constants.foreign_norm_proportion, factor=trainer.constants.foreign_norm_factor or math.inf)
 
     @property
     def is_on(self) -> bool:

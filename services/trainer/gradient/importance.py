@@ -158,14 +158,14 @@ class ImportanceConfig:
     def of(cls, trainer: TrainerSection) -> ImportanceConfig:
         """The weights that a node's configuration asks for."""
         return cls(
-            cap=trainer.importance_cap,
-            sequence_bounds=trainer.sequence_mask,
-            unknown_behaviour_logprob=trainer.unknown_behaviour_logprob,
+            cap=trainer.constants.importance_cap,
+            sequence_bounds=trainer.constants.sequence_mask,
+            unknown_behaviour_logprob=trainer.constants.unknown_behaviour_logprob,
             foreign=ForeignRules(
-                level=trainer.foreign_weight_level,
-                positive=trainer.foreign_weight_positive,
-                negative=trainer.foreign_weight_negative,
-                negative_divergence=trainer.foreign_negative_divergence,
+                level=trainer.constants.foreign_weight_level,
+                positive=trainer.constants.foreign_weight_positive,
+                negative=trainer.constants.foreign_weight_negative,
+                negative_divergence=trainer.constants.foreign_negative_divergence,
             ),
         )
 

@@ -47,13 +47,14 @@ class AdvantageConfig:
     @classmethod
     def of(cls, config: NodeConfig) -> AdvantageConfig:
         """The advantages that a node's configuration asks for."""
-        trainer, objective = config.trainer, configured_objective(config).objective
+        trainer, configured = config.trainer, configured_objective(config)
+        objective = configured.objective
         return cls(
             kind=objective.advantages,
             scale=trainer.advantage_scale or objective.scale,
-            std_ddof=trainer.advantage_std_ddof,
-            std_floor=trainer.advantage_std_floor,
-            value_beta=trainer.oapl_value_beta,
+            std_ddof=trainer.constants.advantage_std_ddof,
+            std_floor=trainer.constants.advantage_std_floor,
+            value_beta=float(configured.settings.objective_options.get("value_beta", 1.0)),
             objective=trainer.objective,
         )
 

@@ -5,8 +5,8 @@ share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shared.registry import OBJECTIVES
@@ -15,7 +15,7 @@ from shared.runtime.exits import FatalError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shared.config.objective_section import ObjectiveSection
+    from shared.config.trainer_section import ObjectiveSection
 
 LOG_RATIO_BOUND = 20.0
 """Log ratios, of a token or of a whole answer, are clamped to +- this before exp: e^20 is far
@@ -54,6 +54,10 @@ class LossTerms:
     behaviour: Tensor | None = None
     log_expectation: Tensor | None = None
 
+    def option(self, name: str) -> float:
+        """A constant from `Objective.options`, or as `trainer.objective_options` sets it."""
+        return float(self.settings.objective_options[name])
+
     def from_behaviour(self) -> Tensor:
         """(N, T) bounded log ratio to the policy that sampled, with gradient, 0 where a token is
         not present.
@@ -90,7 +94,8 @@ class Objective:
     their answers. counts_uninformative: whether groups with equal rewards count in the means.
     keeps: which tokens of an update have a loss, as (N,) bool, from (N,) log of policy to behaviour
     and (N,) advantages of all its tokens; the others still count in the means. None: all of them.
-    settings: the settings of `[trainer]` that apply to this objective alone. differs: what is
+    options: its constants that `trainer.objective_options` can set, with their
+    defaults: numbers above 0, or of at least 0 where the default is. differs: what is
     deliberately not as in its source; a sentence for users.
     """
 
@@ -106,7 +111,7 @@ class Objective:
     uses_group_likelihood: bool = False
     counts_uninformative: bool = False
     keeps: Callable[[Tensor, Tensor, ObjectiveSection], Tensor] | None = None
-    settings: tuple[str, ...] = ()
+    options: Mapping[str, float] = field(default_factory=dict)
     differs: str = ""
 
     @property

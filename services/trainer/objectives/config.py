@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from services.trainer.objectives.base import AdvantageKind, AdvantageScale, Aggregation, Objective
 from shared.config import NodeConfig
-from shared.config.objective_section import ObjectiveSection
-from shared.config.trainer_section import TrainerSection
+from shared.config.trainer_section import ObjectiveSection, TrainerSection
 from shared.registry import OBJECTIVES
+from shared.text import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +36,33 @@ class ConfiguredObjective:
             for name, published in zip(("clip_low", "clip_high"), self.objective.clip, strict=True)
             if getattr(given, name) is None
         }
-        object.__setattr__(self, "settings", given.model_copy(update=clip))
         if faults := list(_faults(self.objective)):
             raise ValueError(
                 f"{OBJECTIVES.described(self.name)} has {' and '.join(faults)}: correct that, or change {OBJECTIVES.setting}"
             )
-        if self.settings.dual_clip and not self.objective.clips:
-            raise ValueError(
-                f"dual_clip is for objectives that clip, and {self.name} does not: set it to 0 or choose another objective"
-            )
-        most = 1 + (self.settings.clip_high or 0.0)
-        if self.settings.dual_clip and self.settings.dual_clip <= most:
-            raise ValueError(f"dual_clip {self.settings.dual_clip} must be above 1 + clip_high = {most}; 0 turns it off")
+        options = {"objective_options": {**self.objective.options, **given.objective_options}}
+        object.__setattr__(self, "settings", given.model_copy(update=clip | options))
+        if problems := list(self._problems(given.objective_options)):
+            raise ValueError("\n".join(problems))
+
+    def _problems(self, options: Mapping[str, Any]) -> Iterator[str]:
+        """Settings that do not apply to the objective. options: those that were given."""
+        dual_clip, known = self.settings.dual_clip, self.objective.options
+        if dual_clip and not self.objective.clips:
+            yield f"dual_clip is for objectives that clip, and {self.name} does not: set it to 0 or choose another objective"
+        elif dual_clip and dual_clip <= (most := 1 + (self.settings.clip_high or 0.0)):
+            yield f"dual_clip {dual_clip} must be above 1 + clip_high = {most}; 0 turns it off"
         if self.aggregated_by == "fixed_length" and (self.max_completion_tokens or 0) < 1:
-            raise ValueError(f"{self.name} divides by a constant length: set max_completion_tokens to 1 or more")
+            yield f"{self.name} divides by a constant length: set max_completion_tokens to 1 or more"
+        for option, value in options.items() if known or self.name in OBJECTIVES.built_in else ():
+            if option not in known:
+                names = f"it has {', '.join(known)}" if known else "it has none"
+                yield f"trainer.objective_options.{visible(option, 80)} is no constant of {self.name}: {names}"
+            elif not _is_number(value, known[option]):
+                yield f"trainer.objective_options.{option} is {value!r}: it must be a number above 0"
+        low, high = (self.settings.objective_options.get(name) for name in ("min", "max"))
+        if known and isinstance(low, int | float) and isinstance(high, int | float) and low >= high:
+            yield f"trainer.objective_options.min is {low} and max {high}: min must be below max"
 
     @property
     def name(self) -> str:
@@ -140,15 +153,17 @@ def _faults(objective: Objective) -> Iterator[str]:
             yield f"the unknown {name} {declared!r} (there are True and False)"
     if objective.keeps is not None and not callable(objective.keeps):
         yield f"the unknown keeps {objective.keeps!r} (there are functions and None)"
-    settings: Any = objective.settings
-    if not isinstance(settings, (tuple, list)) or not all(isinstance(each, str) for each in settings):
-        yield f"the unknown settings {settings!r} (there are tuples of the names of settings)"
+    options: Any = objective.options
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) and _is_number(value) for name, value in options.items()):
+        yield f"the unknown options {options!r} (there are mappings of names to numbers)"
+
+
+def _is_number(value: Any, least: float = 0.0) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and (value > 0 or value == 0 == least)
 
 
 def _conflicts(trainer: TrainerSection) -> Iterator[str]:
     name = trainer.objective
-    if trainer.objective_options and name in OBJECTIVES.built_in:
-        yield f"trainer.objective_options are for installed objectives: {name} has named settings"
     objective: Any = OBJECTIVES.load(name)
     if getattr(objective, "advantages", "") == "leave_one_out" and trainer.advantage_scale == "batch":
         yield f"trainer.objective {name} centres each reward on the mean of the others: use advantage_scale none or group"

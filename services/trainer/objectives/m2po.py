@@ -2,7 +2,7 @@
 sampled, a mean over all tokens, masked ones included.
 
 M masks only tokens that a trust region is about, those with A > 0 and r > 1 or A < 0 and r < 1:
-those with the largest (log r)^2 until the mean over the rest of them is at most `m2_threshold`.
+those with the largest (log r)^2 until the mean over the rest of them is at most `threshold`.
 Nothing is clipped. AReaL's `m2po` is another loss: it masks tokens of either sign and clips.
 """
 
@@ -15,7 +15,7 @@ from services.trainer.objectives.base import Loss, LossTerms, Objective
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shared.config.objective_section import ObjectiveSection
+    from shared.config.trainer_section import ObjectiveSection
 
 
 def m2_keep(log_ratios: Tensor, advantages: Tensor, threshold: float) -> Tensor:
@@ -39,7 +39,7 @@ def m2_keep(log_ratios: Tensor, advantages: Tensor, threshold: float) -> Tensor:
 
 
 def _keeps(log_ratios: Tensor, advantages: Tensor, settings: ObjectiveSection) -> Tensor:
-    return m2_keep(log_ratios, advantages, settings.m2_threshold)
+    return m2_keep(log_ratios, advantages, float(settings.objective_options["threshold"]))
 
 
 def _loss(terms: LossTerms) -> Loss:
@@ -55,5 +55,5 @@ OBJECTIVE = Objective(
     uses_behaviour=True,
     counts_uninformative=True,
     keeps=_keeps,
-    settings=("m2_threshold",),
+    options={"threshold": 0.04},
 )

@@ -1,7 +1,7 @@
 """OAPL (arXiv 2602.19362): no ratio; it regresses the log ratio to the sampling policy on the
 advantage over the soft value.
 
-`(oapl_scale sum (lp - log b) - A)^2` of the sequence. Its gradient vanishes for the optimal policy.
+`(scale sum (lp - log b) - A)^2` of the sequence. Its gradient vanishes for the optimal policy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from services.trainer.objectives.base import Loss, LossTerms, Objective
 
 def _loss(terms: LossTerms) -> Loss:
     sums = terms.from_behaviour().sum(dim=1, keepdim=True)
-    loss = (terms.settings.oapl_scale * sums - terms.advantage).square().expand_as(terms.logprobs)
+    loss = (terms.option("scale") * sums - terms.advantage).square().expand_as(terms.logprobs)
     return Loss(loss, terms.log_ratio.exp(), terms.mask.new_zeros(terms.mask.shape))
 
 
@@ -24,5 +24,5 @@ OBJECTIVE = Objective(
     counts_uninformative=True,
     differs="its paper also pulls answers of groups whose rewards are all equal back to the policy that sampled them; here "
     "such groups have no loss",
-    settings=("oapl_value_beta", "oapl_scale"),
+    options={"value_beta": 1.0, "scale": 1e-3},
 )

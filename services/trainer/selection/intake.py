@@ -84,8 +84,8 @@ class CapabilityRules:
     @classmethod
     def of(cls, trainer: TrainerSection) -> CapabilityRules:
         """The factors that a node's configuration asks for."""
-        low, high = trainer.foreign_capability_bounds
-        return cls(window_batches=trainer.foreign_capability_window, low=low, high=high)
+        low, high = trainer.constants.foreign_capability_bounds
+        return cls(window_batches=trainer.constants.foreign_capability_window, low=low, high=high)
 
     def __post_init__(self) -> None:
         """Refuse bounds that exclude a factor of 1."""
@@ -203,16 +203,16 @@ class IntakeRules(TokenRules):
             max_length=model_max_length(config.model),
             system_prompt=config.model.system_prompt,
             max_foreign_tokens=config.max_foreign_tokens,
-            external_weight=trainer.external_weight,
+            external_weight=trainer.constants.external_weight,
             advantages=AdvantageConfig.of(config),
             capability=CapabilityRules.of(trainer),
-            max_foreign_advantage=trainer.max_foreign_advantage or math.sqrt(max(8, generator.completions) - 1),
+            max_foreign_advantage=trainer.constants.max_foreign_advantage or math.sqrt(max(8, generator.completions) - 1),
             usual_tokens=generator.completions * generator.max_new_tokens,
-            foreign_cost_factor=trainer.foreign_cost_factor or math.inf,
-            foreign_share_factor=trainer.foreign_share_factor or math.inf,
+            foreign_cost_factor=trainer.constants.foreign_cost_factor or math.inf,
+            foreign_share_factor=trainer.constants.foreign_share_factor or math.inf,
             drop_truncated=trainer.drop_truncated,
-            drop_foreign_negatives=trainer.drop_foreign_negatives,
-            drop_local_negatives=trainer.drop_local_negatives,
+            drop_foreign_negatives=trainer.constants.drop_foreign_negatives,
+            drop_local_negatives=trainer.constants.drop_local_negatives,
         )
 
 

@@ -33,12 +33,11 @@ REMEDIES = {
     "control_text": "nothing: foreign text that contains the model's control tokens is not trained on",
     "changed_question": "correct the model's chat template, which cannot write such questions, or not as they are",
     "absurd": "much of a sender's text stays absurd under this node's policy: `swarm rollouts NODE --from SENDER` shows it, a "
-    "larger trainer.foreign_logprob_slack admits it, `swarm ban SENDER` keeps the sender out",
+    "larger trainer.constants.foreign_logprob_slack admits it, `swarm ban SENDER` keeps the sender out",
     "truncated": "raise generator.max_new_tokens, or set trainer.drop_truncated = false",
-    "negative": "nothing: no answer of these groups has an advantage of 0 or more, and trainer.drop_foreign_negatives (or "
-    "drop_local_negatives) leaves the others out",
-    GROUP_BUDGET: "raise trainer.foreign_cost_factor to train on such groups too: one group may cost only so much of a step",
-    SENDER_BUDGET: "raise trainer.foreign_cost_factor to train on more of a sender's groups: they may cost only so much of a step",
+    "negative": "nothing: no answer of these groups has an advantage of 0 or more, and the others are left out (trainer.foreign)",
+    GROUP_BUDGET: "nothing: one group may cost only so much of a step (trainer.constants.foreign_cost_factor)",
+    SENDER_BUDGET: "nothing: a sender's groups may cost only so much of a step (trainer.constants.foreign_cost_factor)",
 }
 
 

@@ -45,9 +45,9 @@ class AbsurdTextRules:
     def of(cls, trainer: TrainerSection) -> AbsurdTextRules:
         """The rules of a node's configuration."""
         return cls(
-            fraction=trainer.policy_check_fraction,
-            min_logprob=trainer.min_foreign_logprob,
-            slack=trainer.foreign_logprob_slack,
+            fraction=trainer.constants.policy_check_fraction,
+            min_logprob=trainer.constants.min_foreign_logprob,
+            slack=trainer.constants.foreign_logprob_slack,
         )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.config import ConfigError, NodeConfig, TaskSpec, load_config
-from shared.config.environment import CONFIG_FILE_VARIABLE
+from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG
 from shared.setting_names import task_entry
@@ -36,7 +36,6 @@ from swarm_cli.k8s.check.overlay import (
 )
 from swarm_cli.risky_settings import left_out_rows, ruinous_settings, soon_used_up
 from swarm_cli.task_probe import TasksApart
-from swarm_cli.without_effect import settings_without_effect
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileQuestions
@@ -215,7 +214,7 @@ def _readers(overlay: Overlay) -> Iterator[_Reader]:
 
 
 def _loaded(reader: _Reader) -> tuple[NodeConfig | None, list[_Problem]]:
-    """The configuration, or what is left of it without the faulty settings, and its faults."""
+    """The configuration, or None and its faults."""
     if reader.file.text is None:
         return None, [_Problem(f"there is no entry {reader.file.entry}, which {CONFIG_FILE_VARIABLE} names")]
     try:
@@ -229,7 +228,7 @@ def _loaded(reader: _Reader) -> tuple[NodeConfig | None, list[_Problem]]:
         try:
             return load_config(path, environment=environment), []
         except ConfigError as error:
-            return error.rest, [_Problem(" ".join(fault.split())) for fault in error.faults]
+            return None, [_Problem(" ".join(fault.split())) for fault in error.faults]
 
 
 def _setting_problems(config: NodeConfig, rows: Checked) -> list[_Problem]:
@@ -259,7 +258,7 @@ def _pod_problems(config: NodeConfig, reader: _Reader) -> Iterator[_Problem]:
 
 
 def _notes(config: NodeConfig, reader: _Reader) -> Iterator[Finding]:
-    for sentence in [*ruinous_settings(config), *settings_without_effect(config)]:
+    for sentence in ruinous_settings(config):
         place = reader.place(sentence)
         yield Finding(False, f"{place}: {sentence}", reader.remedy(place))
 
