@@ -424,8 +424,7 @@ class LogRoom:
                 size_bytes=sizes[entry.seq],
                 room_bytes=self._bytes,
                 consequence="dropped",
-                remedy="lower sampler.prefetch if it is above 1, generator.completions or generator.max_new_tokens; "
-                f"or raise max_msg_size of {self._stream}",
+                remedy=f"lower generator.completions or generator.max_new_tokens; or raise max_msg_size of {self._stream}",
             )
         return None if fits.too_large else fits.plan
 
@@ -442,6 +441,5 @@ class LogRoom:
             size_bytes=size_bytes,
             reason=str(error),
             consequence=f"batches are limited to {self._bytes} bytes of groups; the largest groups wait",
-            remedy="lower sampler.prefetch if it is above 1, sampler.local or sampler.external; "
-            f"or raise max_msg_size of {self._stream} and restart the sampler",
+            remedy=f"lower sampler.local or sampler.external; or raise max_msg_size of {self._stream} and restart the sampler",
         )

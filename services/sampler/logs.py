@@ -178,7 +178,7 @@ class BatchLog:
         payload = encode(batch)
         if len(payload) > self._max_bytes:
             raise TooLarge(
-                f"a batch of {len(payload)} bytes exceeds {self._max_bytes}, the limit with this sampler.prefetch: not published",
+                f"a batch of {len(payload)} bytes exceeds {self._max_bytes}, the limit: not published",
                 self._max_bytes,
             )
         try:

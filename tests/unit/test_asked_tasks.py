@@ -62,9 +62,7 @@ def refused(*arguments: str) -> list[str]:
 @pytest.mark.slow
 def test_a_file_of_task_sources_is_answered_with_every_mistake_of_every_entry(tmp_path: Path) -> None:
     file = tmp_path / "tasks.toml"
-    file.write_text(
-        '[[tasks]]\ndataset = "gcd"\nweight = -1\nweigth = 1\n[[tasks]]\ndataset = "Gcd"\n[[tasks]]\nweight = 2\n'
-    )
+    file.write_text('[[tasks]]\ndataset = "gcd"\nweight = -1\nweigth = 1\n[[tasks]]\ndataset = "Gcd"\n[[tasks]]\nweight = 2\n')
     with pytest.raises(CommandError) as answer:
         task_sources(str(file))
     first, *lines = str(answer.value).splitlines()

@@ -171,7 +171,7 @@ def _judged(job: list[Any], progress: Progress, deadline_s: float, bounds: Bound
     step = min(progress.word[0] & (2**STEP_BITS - 1), len(texts))
     if ended.late:
         cpu_s = max(cpu_s, LATE_PART * ended.held_s)
-        detail = f"not judged within the group's deadline (verifier.foreign_group_s), at {_named(step)} of {len(texts)}"
+        detail = f"not judged within the group's deadline, at {_named(step)} of {len(texts)}"
         return ["scoring_timeout", detail, [], [], None, cpu_s, 1, 0]
     too_slow = ended.signal == signal.SIGPROF
     if not too_slow:
