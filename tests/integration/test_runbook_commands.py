@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.machine_of_runbooks import NODE, RUN, RunningMachine, SecuredMachine, until
+from tests.integration.machine_of_runbooks import NODE, RunningMachine, SecuredMachine, until
 from tests.k8s.test_operator_commands import inline
 
 ROOT = Path(__file__).parents[2]
