@@ -64,8 +64,8 @@ def newcomers_of(entries: Sequence[PoolEntry]) -> frozenset[str]:
 
 
 def newcomers_most(established: Sequence[PoolEntry], wanted: int, cap: int, part: float) -> int:
-    """How many of `wanted` may come from newcomers: `part` of them, rounded down but at least one,
-    plus what established nodes cannot fill.
+    """Return how many of `wanted` may come from newcomers: `part` of them, rounded down but at
+    least one, plus what established nodes cannot fill.
     """
     return max(1, part_of(wanted, part), wanted - available(established, wanted, cap))
 
@@ -96,7 +96,7 @@ _NOTHING_KNOWN = Knowledge()
 
 
 class WaitFor(IntEnum):
-    """What the next batch is waiting for. The value is the status figure `waiting_for`."""
+    """Reason why no batch is built. The value is the status figure `waiting_for`."""
 
     NOTHING = 0
     LOCAL = 1

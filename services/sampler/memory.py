@@ -322,11 +322,11 @@ class ReplayPool:
         return iter([self._by_seq[seq] for seq in sorted(self._by_seq)])
 
     def awaits(self, seq: int) -> bool:
-        """Whether the group at this position was replayable when the newest batch was built."""
+        """Return whether the group at this position was replayable at the newest batch."""
         return seq in self._first_batch
 
     def holds_group(self, group_id: str) -> bool:
-        """Whether this group is replayable here."""
+        """Return whether this group is replayable here."""
         return group_id in self._group_ids
 
     def read_again(self, entry: PoolEntry) -> None:

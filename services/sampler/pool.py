@@ -133,11 +133,11 @@ class Pool:
         return iter(list(self._by_seq.values()))
 
     def holds_seq(self, seq: int) -> bool:
-        """Whether the entry at this position is in the pool."""
+        """Return whether the entry at this position is in the pool."""
         return seq in self._by_seq
 
     def holds_group(self, group_id: str) -> bool:
-        """Whether this group is in the pool."""
+        """Return whether this group is in the pool."""
         return group_id in self._group_ids
 
     def oldest_seq(self) -> int | None:
@@ -217,7 +217,7 @@ class PassRecord:
 
     @property
     def all_fail(self) -> bool:
-        """Whether no completion of the last `RECENT_GROUPS` local groups passed; False for a source
+        """True if no completion of the last `RECENT_GROUPS` local groups passed; False for a source
         with fewer groups.
         """
         return self.failed_groups >= RECENT_GROUPS
@@ -225,7 +225,7 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """What a strategy may use besides the entries. `sources`: this node's record by task source
+    """Input of a strategy besides the entries. `sources`: this node's record by task source
     (`pool.task_source`).
     """
 

@@ -173,7 +173,7 @@ class Taken:
 
 
 def moves(settings: SamplerSection) -> bool:
-    """Whether I and J move."""
+    """Return whether I and J move."""
     return settings.adapt == "adaptive" and settings.external > 0
 
 

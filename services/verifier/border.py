@@ -235,7 +235,7 @@ class Border:
         return self._refuse(reason, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s, part)
 
     def left_out(self, public_key: str, now_s: float) -> bool:
-        """Whether a key is banned or in quarantine now."""
+        """Return whether a key is banned or in quarantine now."""
         return self._key_problem(public_key, now_s) is not None
 
     def _accept(self, candidate: Candidate, now_s: float) -> Refused | None:
@@ -480,7 +480,7 @@ class BorderRules:
         )
 
     def age_problem(self, group: RolloutGroup, now_s: float) -> Problem | None:
-        """What is wrong with the creation time in the group, if anything."""
+        """Describe what is wrong with the creation time in the group, if anything."""
         age_s = now_s - group.created_at
         if age_s > self.max_age_s:
             return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self.max_age_s:.0f} (verifier.max_age_s)"
@@ -489,7 +489,7 @@ class BorderRules:
         return None
 
     def task_problem(self, group: RolloutGroup) -> Problem | None:
-        """What is wrong with the group's task, if anything."""
+        """Describe what is wrong with the group's task, if anything."""
         ref = group.task.ref
         if ref.dataset in self.scored_locally:
             return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} is scored locally only, with the verifier reasoning_gym"
@@ -505,8 +505,8 @@ class BorderRules:
         return None
 
     def completions_problem(self, group: RolloutGroup) -> Problem | None:
-        """What is wrong with its texts and tokens, if anything: of the first completion with a
-        problem, else of the prompt.
+        """Describe what is wrong with its texts and tokens, if anything: of the first completion
+        with a problem, else of the prompt.
         """
         for completion in group.completions:
             problem = completion_problem(completion, self.max_answer_chars, self.max_tokens)
@@ -516,8 +516,9 @@ class BorderRules:
 
 
 def _needs_an_entry(dataset: str) -> bool:
-    """Whether only a node that names this dataset in `[[tasks]]` can judge it, because it then has
-    the file, or has imported the package. No sender makes a process import another package.
+    """Return whether only a node that names this dataset in `[[tasks]]` can judge it, because it
+    then has the file, or has imported the package. No sender makes a process import another
+    package.
     """
     return (is_file_name(dataset) and find_rows(dataset) is None) or from_package(dataset)
 
@@ -576,5 +577,5 @@ class LocalModel:
         self.policy_version = max(self.policy_version, group.policy_version)
 
     def same_tokenizer(self, group: RolloutGroup) -> bool:
-        """Whether the token ids of a foreign group have the same meaning here."""
+        """Return whether the token ids of a foreign group have the same meaning here."""
         return self.identity is not None and self.identity.tokenizer_hash == group.model.tokenizer_hash

@@ -131,8 +131,8 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class GroupPrint:
-    """What is remembered of a group. `task`: dataset, question and item; `question`: the first two
-    only. `is_row`: it is a row of a file, which is the same under every seed.
+    """Memory of a group. `task`: dataset, question and item; `question`: the first two only.
+    `is_row`: it is a row of a file, which is the same under every seed.
     """
 
     task: bytes
@@ -257,15 +257,15 @@ def _folded(char: str) -> int:
 
 
 def equal(one: Fingerprint, other: Fingerprint) -> bool:
-    """Whether all answers are equal, one for one, and more than half of them differ from each
-    other, which hardly ever happens with two samples of one policy.
+    """Return whether all answers are equal, one for one, and more than half of them differ from
+    each other, which hardly ever happens with two samples of one policy.
     """
     return one.exact == other.exact and 2 * len(set(one.exact)) > len(one.exact)
 
 
 def evidence_of_copy(original: Fingerprint, copy: Fingerprint) -> int:
-    """How many characters of the original's own are in those of its long answers that are found in
-    `copy`; 0 if that is not most of them.
+    """Return how many characters of the original's own are in those of its long answers that are
+    found in `copy`; 0 if that is not most of them.
     """
     count = len(original.own_chars)
     if not count or not len(copy.own):
@@ -287,9 +287,9 @@ def evidence_of_copy(original: Fingerprint, copy: Fingerprint) -> int:
 
 
 def say_the_same(new: Fingerprint, old: Fingerprint) -> bool:
-    """Whether one sender says the same in both: most answers of one are equal to the other's,
-    however short, or most long ones are found. The old group may be hidden among as many other
-    answers.
+    """Return whether one sender says the same in both: most answers of one are equal to the
+    other's, however short, or most long ones are found. The old group may be hidden among as many
+    other answers.
     """
     both = (Counter(new.exact) & Counter(old.exact)).total()
     enough = both >= SAME * len(new.exact) or (both >= SAME * len(old.exact) and 2 * len(old.exact) >= len(new.exact))
@@ -470,7 +470,7 @@ class CopyMemory:
 
 
 def row_limit(*, same_answers: bool) -> str:
-    """What a refused group of a row of a file has exceeded, and what to do."""
+    """Say what a refused group of a row of a file has exceeded, and what to do."""
     count, which = (GROUPS_OF_A_TASK, " with these answers") if same_answers else (GROUPS_OF_A_ROW, "")
     return (
         f"{count} groups of this row of a file{which} were accepted from this sender within {REMEMBERED_S / 60:.0f} minutes, and "
@@ -495,8 +495,8 @@ def _row(seen: _Seen) -> tuple[bytes, str]:
 
 
 def _precedes(new: _Seen, seen: _Seen) -> bool:
-    """Whether `new` was in the stream before `seen`. A stream that was created anew counts from 1
-    again, but its clock does not.
+    """Return whether `new` was in the stream before `seen`. A stream that was created anew counts
+    from 1 again, but its clock does not.
     """
     return new.seq < seen.seq and new.stored_at_s <= seen.stored_at_s
 
@@ -547,7 +547,7 @@ class ReplayMemory:
         return len(self._ids)
 
     def contains(self, group_id: str) -> bool:
-        """Whether this group was accepted before."""
+        """Return whether this group was accepted before."""
         if group_id not in self._ids and self._path is not None:
             self._read_new_lines(self._path)
         return group_id in self._ids

@@ -110,9 +110,10 @@ class _Sender(Generic[T]):
 
     @property
     def claim_to_give_way(self) -> tuple[bool, float]:
-        """How early it loses a message. An established sender with one waiting message, however
-        large, loses it after all senders that have more, so that several keys cannot push it out.
-        This does not apply to newcomers, because new names could have one message each without end.
+        """Return how early it loses a message. An established sender with one waiting message,
+        however large, loses it after all senders that have more, so that several keys cannot push
+        it out. This does not apply to newcomers, because new names could have one message each
+        without end.
         """
         return not self.established or len(self.waiting) > 1, self.room
 
@@ -180,7 +181,7 @@ class FairQueue(Generic[T]):
         return dropped
 
     def exceeds(self, sender: str) -> bool:
-        """Whether the sender sends more than one sender may (`rate_per_s` x `max_share`)."""
+        """Return whether the sender sends more than one sender may (`rate_per_s` x `max_share`)."""
         line = self._senders.get(sender)
         return line is not None and line.exceeds
 
@@ -262,7 +263,7 @@ class FairQueue(Generic[T]):
             line.turn -= turns / line.earned
 
     def may_go_on(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> bool:
-        """Whether `next` would return a message."""
+        """Return whether `next` would return a message."""
         if not len(self) or self._budget.available(now_s) < 1:
             return False
         return any(fits(name, self._senders[name].waiting[0][1]) for name in self._ready(now_s))
@@ -421,7 +422,7 @@ class InFlightLimit:
 
     @property
     def free(self) -> bool:
-        """Whether one more group may be started."""
+        """True if one more group may be started."""
         return self._held < IN_WORK
 
     def fits(self) -> Callable[[str, int], bool]:

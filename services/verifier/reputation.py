@@ -1,5 +1,5 @@
-"""What is known of each key: a moving average of its offences with quarantine and a way back, the
-share of the intake that it has earned, what its groups cost, and how replicas share that.
+"""Knowledge of each key: a moving average of its offences with quarantine and a way back, the share
+of the intake that it has earned, what its groups cost, and how replicas share that.
 
 Keys, not names, have a reputation: a name in a message is only a claim
 (`services.verifier.refusals`). All but the last two classes are pure and take time as an argument.
@@ -169,8 +169,8 @@ class Reputation:
                 self.apply(event)
 
     def records(self, now_s: float) -> list[KeyReputation]:
-        """What the common state keeps: the worst keys, and those with most accepted groups, at most
-        `MAX_REPUTATIONS`.
+        """Select what the common state keeps: the worst keys, and those with most accepted groups,
+        at most `MAX_REPUTATIONS`.
         """
         worst = sorted(self._records, key=lambda key: (-self.remaining_s(key, now_s), -self.suspicion(key, now_s)))
         best = sorted(self._records, key=lambda key: -self._records[key].accepted)
@@ -315,7 +315,7 @@ class Sender:
 
     @property
     def established(self) -> bool:
-        """Whether it has earned a whole share."""
+        """True if it has earned a whole share."""
         return self.earned >= 1.0
 
 
@@ -367,7 +367,7 @@ class Senders:
             self._caught.popitem(last=False)
 
     def is_copier(self, public_key: str, now_s: float) -> bool:
-        """Whether this key was caught often enough recently."""
+        """Return whether this key was caught often enough recently."""
         caught = self._caught.get(public_key)
         return caught is not None and caught.times >= CAUGHT and now_s - caught.last_s <= CAUGHT_S
 
@@ -389,7 +389,7 @@ class _Account:
 
 
 class ScoringCost:
-    """What each key's groups cost in the scorers; the account that was unused for longest is
+    """Cost of each key's groups in the scorers; the account that was unused for longest is
     forgotten first.
 
     Every hang costs something, but a single slow answer is no offence: a key may use `GRACE_S`

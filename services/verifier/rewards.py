@@ -1,5 +1,5 @@
-"""What a verifier makes of its scorers' results: which answers leave their group because their
-reward is unknown, which pass, and what a foreign answer earns.
+"""Read scorers' results: which answers leave their group because their reward is unknown, which
+pass, and what a foreign answer earns.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class RewardKnowledge:
         return group, rewards, passed
 
     def awaits_pass(self, ref: TaskRef) -> bool:
-        """Whether foreign groups of this task's source wait until a pass is defined; the first time
-        it is told. With partial credit for foreign answers none waits.
+        """Return whether foreign groups of this task's source wait until a pass is defined; the
+        first time it is told. With partial credit for foreign answers none waits.
         """
         if self._config.verifier.foreign_partial_credit or self.rules.is_defined(ref):
             return False
@@ -136,7 +136,7 @@ class RewardKnowledge:
                 )
 
     def _is_news(self, dataset: str, what: str) -> bool:
-        """Whether this is the first time for the source, so that it is logged."""
+        """Return whether this is the first time for the source, so that it is logged."""
         known = (dataset, what) in self._told
         self._told.add((dataset, what))
         return not known

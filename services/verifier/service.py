@@ -158,5 +158,5 @@ def _replay_capacity(config: NodeConfig) -> int:
 
 
 def _longest_s(config: NodeConfig) -> float:
-    """How long after its acceptance a group is still young enough to be accepted again."""
+    """Return how long after its acceptance a group is still young enough to be accepted again."""
     return config.verifier.max_age_s + config.verifier.max_clock_skew_s

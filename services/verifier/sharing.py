@@ -164,7 +164,7 @@ _MESSAGE_ID_DOMAIN = b"swarm-message-id\x00"
 
 
 def is_shared(policy: Literal["all", "informative", "none"], rewards: Sequence[float]) -> bool:
-    """Whether a scored group is sent to the swarm."""
+    """Return whether a scored group is sent to the swarm."""
     return policy == "all" or (policy == "informative" and is_informative(rewards))
 
 
@@ -306,8 +306,8 @@ class SwarmName:
         self._twins = 0
 
     async def may_write(self, swarm: Transport) -> bool:
-        """Whether the entry is free, this node's, or abandoned. False: not clear yet, ask again
-        soon.
+        """Return whether the entry is free, this node's, or abandoned. False: not clear yet, ask
+        again soon.
 
         Raises:
             FatalError: another node has the name.

@@ -115,8 +115,8 @@ CATCH_UP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class IntakePlan:
-    """What to read now and where to move the shared cursor. Follow: the messages in `(cursor,
-    next_cursor]`. Draw: `positions`.
+    """Decision on what to read now and where to move the shared cursor. Follow: the messages in
+    `(cursor, next_cursor]`. Draw: `positions`.
     """
 
     mode: Literal["idle", "follow", "draw"]
@@ -125,7 +125,7 @@ class IntakePlan:
 
 
 def plan_intake(*, cursor: int, first_seq: int, last_seq: int, allowed: int, rate_per_s: float, random: Random) -> IntakePlan:
-    """What to read next.
+    """Decide what to read next.
 
     Args:
         cursor: Everything up to this sequence was examined or skipped.

@@ -49,7 +49,7 @@ class Trust(Protocol):
     """Who may use a name. This does not check signatures; `now_s` is Unix time."""
 
     def may_use(self, name: str, public_key: str, now_s: float) -> bool:
-        """Whether `name` is free or belongs to this key, and the key has no other name."""
+        """Return whether `name` is free or belongs to this key, and the key has no other name."""
         ...
 
     def bind(self, name: str, public_key: str, now_s: float) -> bool:
@@ -77,7 +77,7 @@ class RosterKeys:
         return len(self._entries)
 
     def may_use(self, name: str, public_key: str, now_s: float) -> bool:
-        """Whether the roster lists this name with this key."""
+        """Return whether the roster lists this name with this key."""
         entry = self._entries.get(name)
         return entry is not None and entry.public_key == public_key
 
@@ -144,7 +144,7 @@ class KnownKeys:
         return len(self._names) + 1
 
     def may_use(self, name: str, public_key: str, now_s: float) -> bool:
-        """Whether `name` is free or belongs to this key, and the key has no other name."""
+        """Return whether `name` is free or belongs to this key, and the key has no other name."""
         if name == self._own[0] or public_key == self._own[1]:
             return (name, public_key) == self._own
         known = self._names.get(name)

@@ -33,7 +33,8 @@ def part_of(wanted: int, part: float) -> int:
 
 
 def node_cap(wanted: int, max_share: float, nodes: int) -> int:
-    """How many of `wanted` foreign groups may come from one node if there are `nodes` other nodes.
+    """Return how many of `wanted` foreign groups may come from one node if there are `nodes` other
+    nodes.
 
     A share of `max_share`, rounded down, but never less than an equal part (rounded up): the cap
     keeps one node from dominating, and must not leave places empty that no other node may fill.
@@ -45,12 +46,13 @@ def node_cap(wanted: int, max_share: float, nodes: int) -> int:
 
 
 def available(entries: Iterable[PoolEntry], wanted: int, cap: int) -> int:
-    """How many entries a draw can give."""
+    """Return how many entries a draw can give."""
     return min(wanted, sum(min(count, cap) for count in Counter(entry.node for entry in entries).values()))
 
 
 def candidates(pool: int, wanted: int, oversample: float) -> int:
-    """How many groups to draw from a pool of `pool` groups if the trainer keeps `wanted` of them.
+    """Return how many groups to draw from a pool of `pool` groups if the trainer keeps `wanted` of
+    them.
 
     `oversample` times as many. But drawn groups that the trainer does not keep are lost, so enough
     groups for one batch are left for the next.
@@ -182,7 +184,7 @@ def weighted(name: str, weigh: Weigh) -> Strategy:
 def drawn(
     strategy: Strategy, entries: Sequence[PoolEntry], wanted: int, cap: int, rng: random.Random, knowledge: Knowledge
 ) -> list[PoolEntry]:
-    """What the strategy draws.
+    """Return what the strategy draws.
 
     Raises:
         StrategyError: not `available(entries, wanted, cap)` different ones of `entries`, at most
@@ -197,7 +199,9 @@ def drawn(
 
 
 def _fault(found: Any, entries: Sequence[PoolEntry], wanted: int, cap: int) -> str:
-    """What is wrong with a draw, of which nothing is taken for granted; empty if nothing is."""
+    """Describe what is wrong with a draw, of which nothing is taken for granted; empty if nothing
+    is.
+    """
     if not isinstance(found, (list, tuple)):
         return f"a {type(found).__name__} instead of a list of entries"
     offered = {entry.seq: entry for entry in entries}
