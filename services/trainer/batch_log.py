@@ -38,8 +38,8 @@ class BatchLog:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether so much was read since the last checkpoint that the log may soon discard some of
-        it.
+        """Say whether so much was read since the last checkpoint that the log may soon discard some
+        of it.
         """
         return self._unsaved_msgs >= NODE_LIMITS.unsaved_max_msgs or self._unsaved_bytes >= NODE_LIMITS.unsaved_max_bytes
 

@@ -34,7 +34,7 @@ LOGITS_BYTES = 5 * CHUNK_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """How a policy would be trained.
+    """Plan by which a policy would be trained.
 
     dtype: `model.dtype`, used for matrix products; without adapters the weights are float32 in any
     case. tokens: padded tokens of one pass, `trainer.token_budget`, in rows of `width`. processes:

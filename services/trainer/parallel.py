@@ -1,4 +1,4 @@
-"""What the learner asks of the processes that train with it (FSDP2), and its implementation for a
+"""Requests of the learner to the processes that train with it (FSDP2), and its implementation for a
 single process, `ALONE`. `services.trainer.torchrun` has the one for several.
 """
 

@@ -102,8 +102,8 @@ class NotSeparate(Exception):
 
 
 def separate_head(model: nn.Module, budget_tokens: int) -> SeparateHead | None:
-    """How to compute the model's logits in chunks. None, with a line in the log, if that is not
-    certain to give the same result.
+    """Find how to compute the model's logits in chunks. None, with a line in the log, if that is
+    not certain to give the same result.
 
     budget_tokens: of one forward pass; if their logits fit into one chunk there is nothing to gain
     (None, without a line). All processes of a sharded model must make the same call. The model's
@@ -452,8 +452,8 @@ def _check_mergeable(adapted: Any) -> None:
 
 @torch.no_grad()
 def _is_linear(layer: nn.Linear) -> bool:
-    """Whether a layer that is named linear, but may have its own implementation, computes the same
-    as a linear layer.
+    """Say whether a layer that is named linear, but may have its own implementation, computes the
+    same as a linear layer.
     """
     if type(layer).forward is nn.Linear.forward:
         return True

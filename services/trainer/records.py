@@ -156,8 +156,8 @@ MAX_LINE_BYTES = 2**20
 def trained_groups(
     batch: Batch, kept: Batch, intake: Intake, updates: Sequence[BoundedGradient], config: UpdateConfig
 ) -> list[dict[str, Any]]:
-    """What became of each group of `batch`. kept: the batch without the candidates that were not
-    preferred. intake: what the updates were computed over.
+    """List what became of each group of `batch`. kept: the batch without the candidates that were
+    not preferred. intake: what the updates were computed over.
 
     Of a group: `id`, `origin`, `sender`, `fate`; where it took part `factor`, on the loss of each
     of its tokens (its origin's weight, its share where it is far longer than others, and `bounded`,
@@ -197,8 +197,8 @@ def trained_groups(
 
 
 def trained_of(batch: Batch, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """How many groups of each node and dataset took part. A replayed group counted in the step that
-    first trained on it. groups: what became of each of the batch's (`trained_groups`).
+    """Count the groups of each node and dataset that took part. A replayed group counted in the
+    step that first trained on it. groups: what became of each of the batch's (`trained_groups`).
     """
     found: dict[str, Counter[str]] = {}
     for item, group in zip(batch.items, groups, strict=True):

@@ -43,8 +43,8 @@ Decision = Literal["publish", "confirm", "hold", "step_back"]
 
 
 def publication(version: int, pointer_version: int | None, *, log_exhausted: bool) -> Decision:
-    """What to do with the policy of `version` if the pointer names `pointer_version` (None: the
-    base policy).
+    """Decide what to do with the policy of `version` if the pointer names `pointer_version` (None:
+    the base policy).
 
     While a resumed trainer replays its log, older policies stay unpublished (`hold`); when it
     reaches the published version, it confirms that its bytes are the same (`confirm`). If the log
@@ -266,8 +266,9 @@ class CheckpointKeeper:
         return seconds
 
     def due(self, step: int) -> bool:
-        """Whether to write a checkpoint after `step`: it is due, the last one could not be written
-        and should be tried again, or the log could discard batches that no checkpoint contains.
+        """Say whether to write a checkpoint after `step`: it is due, the last one could not be
+        written and should be tried again, or the log could discard batches that no checkpoint
+        contains.
         """
         if self._context.writes.failing("checkpoint"):
             return self.is_to_be_tried_again
@@ -275,14 +276,14 @@ class CheckpointKeeper:
 
     @property
     def holds_up(self) -> bool:
-        """Whether training must wait until a checkpoint can be written, because a trainer that
+        """Say whether training must wait until a checkpoint can be written, because a trainer that
         continued could not be restarted.
         """
         return self._context.writes.failing("checkpoint") and self._batches.wants_checkpoint
 
     @property
     def is_to_be_tried_again(self) -> bool:
-        """Whether the last one could not be written, and the wait since then is over."""
+        """Say whether the last one could not be written, and the wait since then is over."""
         return self._context.writes.failing("checkpoint") and self._context.writes.due("checkpoint")
 
     async def write(self, position: PolicyVersion) -> None:

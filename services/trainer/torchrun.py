@@ -240,7 +240,7 @@ def transformer_blocks(model: Any) -> list[nn.Module]:
 
 
 class Command(IntEnum):
-    """What all processes do next. BEAT: nothing; it only shows that every process is alive."""
+    """The next act of all processes. BEAT: nothing; it only shows that every process is alive."""
 
     BEAT = 1
     STEP = 2
@@ -317,7 +317,7 @@ class Followers:
         self._failure: str | None = None
         self._ready = False
         self.met = False
-        """Whether all of them have arrived."""
+        """Say whether all of them have arrived."""
 
     @contextmanager
     def doing(self, command: Command | None, payload: bytes = b"") -> Iterator[None]:

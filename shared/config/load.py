@@ -342,7 +342,7 @@ def _variable_at(location: Location, variables: Mapping[str, str]) -> str | None
 
 
 def _reaches(text: str, location: Location) -> bool:
-    """Whether there is a value at `location` in JSON."""
+    """Say whether there is a value at `location` in JSON."""
     try:
         value = json.loads(text)
         for part in location:
@@ -353,7 +353,7 @@ def _reaches(text: str, location: Location) -> bool:
 
 
 def _message(problem: ErrorDetails) -> str:
-    """What is wrong, with what was meant where pydantic's own words do not lead there."""
+    """Say what is wrong, with what was meant where pydantic's own words do not lead there."""
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         if gone := _no_longer(problem["loc"]):
@@ -375,7 +375,7 @@ def _message(problem: ErrorDetails) -> str:
 
 
 def _is_path(value: Any) -> bool:
-    """Whether it looks like the path of a file, such as `questions.jsonl`."""
+    """Say whether it looks like the path of a file, such as `questions.jsonl`."""
     return isinstance(value, str) and ("/" in value or "." in value.strip("."))
 
 
@@ -397,7 +397,7 @@ def _either(lines: Sequence[str]) -> str:
 
 
 def _in_words(pattern: str) -> str:
-    """What a name's pattern asks for; empty for other patterns."""
+    """Say what a name's pattern asks for; empty for other patterns."""
     if pattern.startswith("^(https?://"):
         return "must be an address that begins with http:// or https://"
     name = re.fullmatch(r"\^\(?\[[A-Za-z0-9-]+\]\[([^\]]+)\]\{0,(\d+)\}(?:\)\?)?\$", pattern)
@@ -449,7 +449,7 @@ _MOVED = {
 
 
 def _no_longer(location: Location) -> str:
-    """What became of a former setting; empty if the key was never one."""
+    """Say what became of a former setting; empty if the key was never one."""
     name = ".".join(map(str, location))
     if name in _MOVED:
         return f"no longer a setting of its own: write {_MOVED[name]}"

@@ -59,7 +59,7 @@ class InfluenceRules:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is bounded."""
+        """Say whether anything is bounded."""
         return math.isfinite(self.factor)
 
 
@@ -85,8 +85,8 @@ def token_shares(groups: Sequence[TokenGroup], factor: float, kept: Sequence[flo
 def out_of_proportion(
     rules: InfluenceRules, local_norm: float, local_groups: int, foreign_norm: float, foreign_groups: int
 ) -> bool:
-    """Whether the foreign groups must be measured one by one; always if there is no local group to
-    compare with.
+    """Say whether the foreign groups must be measured one by one; always if there is no local group
+    to compare with.
 
     Norms of gradients that are independent of each other add like the square root of their number.
     """

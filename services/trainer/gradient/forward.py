@@ -84,7 +84,7 @@ _GPU_FACTOR, _GPU_PIECES = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """What a model applies to its output layer's product: `softcap * tanh(x * multiplier / divisor
+    """Transformation of a model's output layer's product: `softcap * tanh(x * multiplier / divisor
     / softcap)`; None: no soft cap.
 
     Gemma 2 caps (`final_logit_softcapping`), Cohere multiplies (`logit_scale`), Granite divides
@@ -271,7 +271,7 @@ _LEAK_TOLERANCE = 1e-5
 
 
 def supports_shared_prompt(model: nn.Module) -> bool:
-    """Whether shared-prompt rows may be used; see `plain_rows_reason`."""
+    """Say whether shared-prompt rows may be used; see `plain_rows_reason`."""
     return not plain_rows_reason(model)
 
 
@@ -319,7 +319,7 @@ def _window(config: object) -> int | None:
 
 
 def _probe(model: nn.Module, window: int, *, rounded: bool) -> bool:
-    """Whether shared rows are right. rounded: in the model's own half precision, as far as its
+    """Say whether shared rows are right. rounded: in the model's own half precision, as far as its
     accuracy allows.
     """
     vocabulary = int(getattr(text_config(model), "vocab_size", 0))
@@ -385,7 +385,7 @@ class SeparateHead:
     always: bool = False
 
     def is_used(self, head: nn.Module, tokens: int) -> bool:
-        """Whether the logits of this many tokens are computed in chunks."""
+        """Say whether the logits of this many tokens are computed in chunks."""
         assert isinstance(head.weight, Tensor)
         return self.always or tokens * len(head.weight) * 4 > self.chunk_bytes
 

@@ -182,7 +182,7 @@ class ImportanceConfig:
 
     @property
     def drops_by_likelihood(self) -> bool:
-        """Whether the proximal policy's logprobs decide what is dropped."""
+        """Say whether the proximal policy's logprobs decide what is dropped."""
         return self.sequence_bounds is not None or self.foreign.negative_divergence is not None
 
 
@@ -277,7 +277,7 @@ def foreign_rows(groups: Sequence[TokenGroup], sequences: Sequence[tuple[int, in
 
 
 def kept_tokens(config: ImportanceConfig, group: TokenGroup, number: int, proximal_logprobs: Tensor | None = None) -> int:
-    """How many tokens of completion `number` `importance_weights` keeps.
+    """Count the tokens of completion `number` that `importance_weights` keeps.
 
     proximal_logprobs: (tokens,). Without them, tokens that would be dropped for their likelihood
     count as kept.

@@ -106,7 +106,7 @@ class TokenGroup:
 
     @property
     def moves_policy(self) -> bool:
-        """Whether the group can move the policy: its weight and at least one advantage are not
+        """Say whether the group can move the policy: its weight and at least one advantage are not
         0.
         """
         return self.weight != 0.0 and any(advantage != 0.0 for advantage in self.advantages)
@@ -258,7 +258,7 @@ def plan_rows(groups: Sequence[TokenGroup], *, shared_prompt: bool, budget_token
 
 
 def completions_per_row(prompt: int, lengths: Sequence[int], *, budget_tokens: int, hidden_size: int) -> int:
-    """How many completions to put behind one prompt so that the group costs the fewest operations.
+    """Choose how many completions follow one prompt, so that the group costs the fewest operations.
 
     Sharing saves the prompt's linear layers but widens the row, and with a custom mask attention
     pays for the whole square, in time and in memory, so no shared row is wider than

@@ -180,8 +180,8 @@ class AnswerSums:
 def answer_uses(
     found: Iterable[AnswerSums], lengths: Mapping[int, Sequence[int]], parallel: Parallel
 ) -> dict[AnswerPlace, AnswerUse]:
-    """What was used of every completion. lengths: tokens of each completion of the groups that take
-    part, the same in all processes; `found` is this process's part of them.
+    """Sum up what was used of every completion. lengths: tokens of each completion of the groups
+    that take part, the same in all processes; `found` is this process's part of them.
     """
     places = [(group, completion) for group, each in lengths.items() for completion in range(len(each))]
     if not places:
@@ -259,7 +259,7 @@ the step.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateConfig:
-    """How a step's gradient is computed. Only the first four fields change its value.
+    """Rules by which a step's gradient is computed. Only the first four fields change its value.
 
     temperature: the one the completions were sampled at. count_uninformative: whether groups
     without advantage count in the mean of the loss. False (DAPO's dynamic sampling): such a group
@@ -282,7 +282,7 @@ class UpdateConfig:
 
     @classmethod
     def of(cls, config: NodeConfig) -> UpdateConfig:
-        """What a node's configuration says; fields that depend on the model and the machine keep
+        """The rules of a node's configuration; fields that depend on the model and the machine keep
         their defaults.
         """
         objective, count = configured_objective(config), config.trainer.count_uninformative
@@ -295,20 +295,20 @@ class UpdateConfig:
 
     @property
     def needs_proximal(self) -> bool:
-        """Whether the policy's logprobs at the start of the batch are needed to decide what a step
-        drops.
+        """Say whether the policy's logprobs at the start of the batch are needed to decide what a
+        step drops.
         """
         return self.importance.drops_by_likelihood or self.objective.objective.keeps is not None
 
     def takes_part(self, group: TokenGroup) -> bool:
-        """Whether the group must be computed, because it can move the policy or the divergence to
-        the reference counts.
+        """Say whether the group must be computed, because it can move the policy or the divergence
+        to the reference counts.
         """
         return group.moves_policy or (self.objective.needs_reference and group.weight != 0.0)
 
     def is_scored(self, group: TokenGroup) -> bool:
-        """Whether the group's logprobs at the start of the batch are needed: it takes part, or it
-        counts in the mean with what is not dropped for its likelihood.
+        """Say whether the group's logprobs at the start of the batch are needed: it takes part, or
+        it counts in the mean with what is not dropped for its likelihood.
         """
         return self.takes_part(group) or (self.count_uninformative and self.importance.drops_by_likelihood)
 
@@ -397,7 +397,7 @@ class GradientPart:
         )
 
     def uses(self, groups: Sequence[TokenGroup], config: UpdateConfig, parallel: Parallel = ALONE) -> dict[AnswerPlace, AnswerUse]:
-        """What the step's gradient used of every completion, over all processes."""
+        """Sum up what the gradient used of every completion, over all processes."""
         lengths = {number: group.completion_lengths for number, group in enumerate(groups) if config.takes_part(group)}
         return answer_uses(self.answers, lengths, parallel)
 

@@ -25,7 +25,7 @@ _SHOWN_REWARDS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageConfig:
-    """How rewards become advantages.
+    """Rules by which rewards become advantages.
 
     kind: `group_normalised` (GRPO), `leave_one_out` (RLOO) or `soft_value` (OAPL), or a function of
     the rewards of a group, which are not all equal. The other fields except `value_beta` apply to

@@ -116,7 +116,7 @@ class Objective:
 
     @property
     def divides_by_deviation(self) -> bool:
-        """Whether the settings of a group's standard deviation apply."""
+        """Say whether the settings of a group's standard deviation apply."""
         return self.advantages == "group_normalised"
 
 

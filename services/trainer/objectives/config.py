@@ -91,7 +91,7 @@ class ConfiguredObjective:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether logprobs of a reference policy are needed."""
+        """Say whether logprobs of a reference policy are needed."""
         return self.settings.kl_coefficient > 0.0
 
 
@@ -138,7 +138,7 @@ def _written(value: object) -> str:
 
 
 def _faults(objective: Objective) -> Iterator[str]:
-    """What an objective of a package declares that does not exist. Its types forbid it, but nothing
+    """Find what an objective of a package declares wrongly. Its types forbid it, but nothing
     has checked them.
     """
     if objective.aggregation not in get_args(Aggregation):

@@ -110,7 +110,7 @@ def token_loss(
 
 
 def _checked(found: Any, name: str, logprobs: Tensor) -> Loss:
-    """What an objective returned, of which nothing is taken for granted: torch would broadcast a
+    """Check what an objective returned: torch would broadcast a
     wrong shape without a word, or fail far from here.
     """
     if not isinstance(found, tuple) or len(found) != len(Loss._fields):

@@ -295,7 +295,7 @@ class Intake:
         return answers
 
     def record(self) -> IntakeRecord:
-        """What the step's record says of it."""
+        """The part of the step's record."""
         taken = max(1, self.local + self.external + self.replayed)
         return IntakeRecord(
             reward_local=mean_of(self.rewards_local),
@@ -331,12 +331,12 @@ class _Taken:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the group is local and was in no earlier batch."""
+        """Say whether the group is local and was in no earlier batch."""
         return self.is_local and not self.replayed
 
     @property
     def cost(self) -> Cost:
-        """What a forward pass over the group computes if nothing is shared."""
+        """Positions that a forward pass computes if nothing is shared."""
         lengths = [len(ids) for ids in self.tokens.completions if ids]
         return Cost(self.scored.group.node, self.is_local, len(self.tokens.prompt_ids) * len(lengths) + sum(lengths))
 

@@ -1,5 +1,5 @@
-"""What steps leave out, and who is told: the log, with a remedy and not too often, and the node's
-verifiers, of absurd foreign text. Pure apart from one write; time is an argument.
+"""Groups that steps leave out, and who is told: the log, with a remedy and not too often, and the
+node's verifiers, of absurd foreign text. Pure apart from one write; time is an argument.
 
 Two honest nodes find a few of each other's answers absurd all the time, so a line for each would
 teach people to ignore the log. The first group of any other reason is told at once; after that, and
@@ -57,7 +57,7 @@ FEW_ANSWERS = 64
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What one line says. `groups`: those left out in `steps` steps, by reason; `absurd_ratio`: by
+    """Content of one line. `groups`: those left out in `steps` steps, by reason; `absurd_ratio`: by
     sender, the share of its answers that were absurd, of those senders where that is unusual.
     """
 
@@ -66,7 +66,7 @@ class LeftOut:
     absurd_ratio: dict[str, float]
     remedy: dict[str, str]
     usual: bool
-    """Whether nobody has to do anything."""
+    """Say whether nobody has to do anything."""
 
 
 class LeftOutReport:

@@ -1,4 +1,4 @@
-"""How likely this node's policy finds foreign text: answers that are far too unlikely are not
+"""Likelihood of foreign text under this node's policy: answers that are far too unlikely are not
 trained on, and of more candidates than a step uses, the likeliest or least likely are kept.
 """
 
@@ -169,7 +169,7 @@ class Preferred:
     logprob_left_out: float | None = None
 
     def record(self, absurd: Counter[str]) -> LikelihoodRecord:
-        """What the step's record says of it; absurd: number of absurd answers by node."""
+        """The part of the step's record; absurd: number of absurd answers by node."""
         return LikelihoodRecord(
             groups_left_out=self.left_out,
             logprob_external=self.logprob,
