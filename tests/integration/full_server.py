@@ -101,7 +101,7 @@ async def page_and_progress(var_dir: Path, url: str) -> dict[str, str]:
     page = json.loads((source.answer("/swarm.json", {}) or (0, b"{}"))[1])
     view, plane = ProgressView(config, NODES, 1, 1.0), await connect_node_plane(config, OPERATOR)
     with contextlib.redirect_stdout(io.StringIO()):
-        views = await view._views(plane, time.monotonic())
+        views = await view._read(plane, time.monotonic())
     await plane.close()
     return {"page": page["problem"], "page's state": page["state"], "progress": "\n".join(view._remedies(views or []))}
 
