@@ -49,7 +49,6 @@ COPY pyproject.toml README.md LICENSE ./
 COPY services services
 COPY shared shared
 COPY swarm_cli swarm_cli
-COPY lab lab
 COPY monitoring monitoring
 RUN pip install --no-deps --no-build-isolation . && scripts/image-trim project /opt/swarm
 
@@ -63,7 +62,6 @@ COPY pyproject.toml README.md LICENSE ./
 COPY services services
 COPY shared shared
 COPY swarm_cli swarm_cli
-COPY lab lab
 COPY monitoring monitoring
 RUN pip install --no-deps --no-build-isolation . && scripts/image-trim project /opt/swarm
 

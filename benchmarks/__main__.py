@@ -15,9 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.machine import machine
 from benchmarks.measuring import Result
-from benchmarks.table import markdown, print_table, with_notes_of
+from benchmarks.table import machine, markdown, print_table, with_notes_of
 from lab.runs import code_commit
 
 # name: (module with `measure_<name>`, deadline in seconds)
@@ -36,8 +35,8 @@ ROWS = {
     "verifier-service": ("benchmarks.verifier", 180),
     "policy-small": ("benchmarks.policy", 120),
     "policy-60mb": ("benchmarks.policy", 180),
-    "policy-delta": ("benchmarks.policy_delta", 240),
-    "policy-delta-link": ("benchmarks.policy_delta", 600),
+    "policy-delta": ("benchmarks.policy", 240),
+    "policy-delta-link": ("benchmarks.policy", 600),
     "waiting": ("benchmarks.waiting", 300),
     "commands": ("benchmarks.commands", 300),
     "page": ("benchmarks.page", 300),

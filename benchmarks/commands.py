@@ -14,8 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.measuring import Result
-from benchmarks.progress import say
+from benchmarks.measuring import Result, say
 from swarm_cli.installation import DEMO_CONFIG
 from tests.integration.page_swarm import PageSwarm, usual
 from tests.nats_server import NatsServer

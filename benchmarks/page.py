@@ -7,8 +7,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.measuring import Result
-from benchmarks.progress import say
+from benchmarks.measuring import Result, say
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import Dashboard, PageSwarm, a_hundred
 from tests.nats_server import NatsServer

@@ -9,15 +9,39 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import Result
-from benchmarks.ports import free_ports
-from benchmarks.progress import say
+from benchmarks.measuring import Result, say
+
+
+def free_ports(count: int = 1) -> int:
+    """A port that is free with those after it, `count` in all, until another process takes one.
+
+    Raises:
+        OSError: a hundred places were tried.
+    """
+    for _ in range(100):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = int(probe.getsockname()[1])
+        if first + count <= 65_536 and all(_is_free(first + number) for number in range(count)):
+            return first
+    raise OSError(f"no {count} ports in a row are free")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
 
 STEPS, WARM_UP, PARTS = 60, 15, 5
 TIMEOUT_S = 280.0

@@ -14,9 +14,8 @@ from lab.comparisons import compare_arms, comparisons_table
 from lab.floors import out_datasets, read_floors
 from lab.measures import NUMBERS, Measures, cumulative_gain, gain_until, measures, round_of
 from lab.records import read_records
-from lab.report_tables import report_markdown
+from lab.report_tables import report_markdown, same_records, same_records_text
 from lab.runs import RunFolder, finished_runs, read_manifest
-from lab.same_records import same_records, same_records_text
 from lab.spec import SpecError
 from lab.statistics import Estimate, estimate, paired_differences, paired_ratios
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from lab.arms import PlannedRun
 from lab.cohort import Cohort, Made
-from lab.local_rule import groups_to_make, local_part
 from lab.records import RecordWriter
 from lab.sim_border import SimBorder, SwarmMessage, node_key, swarm_message
 from lab.sim_hostile import HostileNodes, names_of
-from lab.sim_node import LocalGroup, SimNode, call_seed
+from lab.sim_node import LocalGroup, SimNode, call_seed, groups_to_make, local_part
 from lab.stacked_params import Architecture
 from lab.step_record import step_record
 from lab.task_desk import Shared, TaskDesk

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lab import stacked_bounds
-from lab.stacked_adamw import AdamWSettings, StackedAdamW
-from lab.stacked_bounds import Part, bounded_gradients
 from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves
-from services.trainer.gradient.bounded_step import InfluenceRules
+from services.trainer.gradient.bounded_step import InfluenceRules, foreign_scales, out_of_proportion
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import (
     BatchLogprobs,
@@ -37,6 +34,168 @@ from services.trainer.objectives.token_loss import LossSums
 from services.trainer.selection.intake import Intake
 from services.trainer.selection.likelihood import AbsurdTextRules, groups_to_check, without_absurd
 from shared.config import NodeConfig
+
+IN_ONE_PASS = 100_000_000
+"""Most policy parameters computed in one pass. More would not be faster and would take more
+memory.
+"""
+NORM_PART = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the groups of one node's step, by index."""
+
+    node: int
+    groups: Sequence[int]
+
+
+Accumulate = Callable[[Sequence[Part]], tuple[Tensor, list[GradientPart]]]
+
+
+def bounded_gradients(
+    of: Accumulate,
+    groups: Sequence[Sequence[TokenGroup]],
+    wanted: Sequence[Sequence[int]],
+    influence: Sequence[InfluenceRules],
+    configs: Sequence[UpdateConfig],
+    at_once: int,
+) -> tuple[Tensor, list[UpdateStats], list[int]]:
+    """`bounded_gradients` for every node: gradients (N, parameters) of one update, statistics, and
+    the number of foreign groups scaled down.
+
+    of: returns gradients (parts, parameters) and statistics for parts of nodes' steps. at_once: how
+    many parts are computed in one pass.
+
+    A gradient is linear in the scales, so foreign groups that were measured one by one need not be
+    computed again.
+    """
+    nodes = range(len(groups))
+    foreign = [
+        [number for number in wanted[node] if not groups[node][number].is_local] if rules.is_on else []
+        for node, rules in enumerate(influence)
+    ]
+    # Without a bound all groups are one part.
+    local = [[number for number in wanted[node] if number not in foreign[node]] for node in nodes]
+    pulling = [sum(groups[node][number].moves_policy for number in local[node]) for node in nodes]
+
+    gradient, found = of([Part(node, local[node]) for node in nodes])
+    local_norms = _norms(gradient)
+
+    def out(node: int, foreign_norm: float) -> bool:
+        return out_of_proportion(influence[node], local_norms[node], pulling[node], foreign_norm, len(foreign[node]))
+
+    together = [node for node in nodes if foreign[node] and not out(node, 0.0)]
+    suspects = [node for node in nodes if foreign[node] and node not in together]
+    together_gradients, sums = of([Part(node, foreign[node]) for node in together])
+    for node, norm, part_gradient, part in zip(together, _norms(together_gradients), together_gradients, sums, strict=True):
+        if out(node, norm):
+            suspects.append(node)
+        else:
+            gradient[node] += part_gradient
+            found[node] += part
+    del together_gradients
+    scaled = [0] * len(groups)
+    for node, measured in _each_alone(of, suspects, foreign, at_once):
+        scales = foreign_scales(influence[node], local_norms[node], pulling[node], [norm for norm, _, _ in measured])
+        scaled[node] = sum(scale < 1.0 for scale in scales)
+        for scale, (_, part_gradient, part) in zip(scales, measured, strict=True):
+            if scale:
+                gradient[node] += scale * part_gradient
+                part.sums.loss.mul_(scale)
+                found[node] += part
+    stats = [
+        found[node].stats(groups[node], config) if wanted[node] else UpdateStats.nothing() for node, config in enumerate(configs)
+    ]
+    return gradient, stats, scaled
+
+
+def _each_alone(
+    of: Accumulate, suspects: Sequence[int], foreign: Sequence[Sequence[int]], at_once: int
+) -> Iterator[tuple[int, list[tuple[float, Tensor, GradientPart]]]]:
+    """Norm, gradient and statistics of each suspect foreign group. For small policies all are
+    measured in one pass.
+    """
+    parts = [Part(node, [number]) for node in suspects for number in foreign[node]]
+    passes = [suspects] if len(parts) <= at_once else [[node] for node in suspects]
+    for nodes in passes:
+        alone, sums = of([Part(node, [number]) for node in nodes for number in foreign[node]])
+        each = zip(_norms(alone), alone, sums, strict=True)
+        for node in nodes:
+            yield node, [next(each) for _ in foreign[node]]
+
+
+def _norms(gradient: Tensor) -> list[float]:
+    """The norm of each row, in float64. Large rows are computed part by part, because torch makes a
+    float64 copy of its input.
+    """
+    found: list[float]
+    if gradient.numel() <= IN_ONE_PASS:
+        found = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()
+        return found
+    parts = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in torch.split(gradient, NORM_PART, dim=1)]
+    found = torch.linalg.vector_norm(torch.stack(parts), dim=0).tolist()
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamWSettings:
+    """One node's constants, as in `torch.optim.AdamW`, with weight decay on matrices only.
+    grad_clip: largest gradient norm; inf: off.
+    """
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    grad_clip: float
+
+
+class StackedAdamW:
+    """Moments `(nodes, parameters)` and a step count per node. The arithmetic is that of
+    `torch.optim.AdamW`.
+    """
+
+    def __init__(self, architecture: Architecture, flat: Tensor, settings: Sequence[AdamWSettings]) -> None:
+        self._settings = list(settings)
+        self._mean = torch.zeros_like(flat)
+        self._square = torch.zeros_like(flat)
+        self._steps = [0] * len(settings)
+        self._is_matrix: Tensor | None = None
+        if any(each.weight_decay for each in settings):
+            parts = [torch.full((math.prod(shape),), len(shape) >= 2) for shape in architecture.shapes().values()]
+            self._is_matrix = torch.cat(parts).to(flat.device)
+
+    @torch.no_grad()
+    def step(self, flat: Tensor, gradient: Tensor, rates: Sequence[float | None]) -> list[tuple[float, bool]]:
+        """Move each node's parameters in place. A node whose rate is None or whose gradient is not
+        finite is skipped.
+
+        Returns each node's gradient norm before clipping (0 if it was skipped) and whether it
+        moved.
+        """
+        outcome = []
+        norms = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).tolist()
+        for node, (rate, norm) in enumerate(zip(rates, norms, strict=True)):
+            moves = rate is not None and math.isfinite(norm)
+            outcome.append((norm if rate is not None else 0.0, moves))
+            if moves:
+                assert rate is not None
+                self._move(flat[node], gradient[node], node, rate, norm)
+        return outcome
+
+    def _move(self, values: Tensor, gradient: Tensor, node: int, rate: float, norm: float) -> None:
+        settings = self._settings[node]
+        if math.isfinite(settings.grad_clip):
+            gradient.mul_(min(1.0, settings.grad_clip / (norm + 1e-6)))
+        self._steps[node] += 1
+        step, (first, second) = self._steps[node], settings.betas
+        if settings.weight_decay and self._is_matrix is not None:
+            values.sub_(values * self._is_matrix, alpha=rate * settings.weight_decay)
+        mean, square = self._mean[node], self._square[node]
+        mean.lerp_(gradient, 1.0 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
+        denominator = square.sqrt().div_(math.sqrt(1.0 - second**step)).add_(settings.eps)
+        values.addcdiv_(mean, denominator, value=-rate / (1.0 - first**step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +228,7 @@ class StackedLearner:
     def __init__(self, configs: Sequence[NodeConfig], architecture: Architecture, flat: Tensor) -> None:
         self.model = StackedDecoder(architecture, flat.device)
         self.flat = flat.clone()
-        self._at_once = max(1, stacked_bounds.IN_ONE_PASS // self.flat.shape[1])
+        self._at_once = max(1, IN_ONE_PASS // self.flat.shape[1])
         self._trainers = [config.trainer for config in configs]
         self._update_configs = [UpdateConfig.of(config) for config in configs]
         self._influence = [InfluenceRules.of(config.trainer) for config in configs]

@@ -5,6 +5,7 @@ models.
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
 experiment_app = typer.Typer(name="experiment", help="Run experiments and report on their records.", no_args_is_help=True)
 
 RESULTS = Path("experiments/results")
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@experiment_app.callback()
+def experiment() -> None:
+    """Run experiments and report on their records."""
+    if not (REPOSITORY / "lab" / "__init__.py").is_file():
+        raise CommandError(
+            "the simulator is not part of the installed package: run experiments in a clone of the repository, "
+            "after `pip install -e .` there"
+        )
+    if str(REPOSITORY) not in sys.path:
+        sys.path.append(str(REPOSITORY))
 
 
 @experiment_app.command()
@@ -38,8 +52,7 @@ def run(
 ) -> None:
     """Run an experiment. Complete runs are skipped; an interrupted run starts over."""
     from lab.check import check_spec
-    from lab.floors import read_floors
-    from lab.floors_table import out_lines
+    from lab.floors import out_lines, read_floors
     from lab.jobs import make_runs
     from lab.runs import holds_manifest, runs_to_make, write_manifest
     from lab.spec import SpecError, load_spec
@@ -97,7 +110,7 @@ def screen(
         floors = _screened(spec, out or RESULTS / spec.name, questions)
     except SpecError as error:
         raise CommandError(str(error)) from None
-    from lab.floors_table import floors_table
+    from lab.floors import floors_table
 
     typer.echo(floors_table(floors))
     if any(floor.out for floor in floors):

@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.nats_server import find_binary
 
 ROOT = Path(__file__).parents[1]
-CODE = {"services", "shared", "swarm_cli", "lab", "monitoring"}
-_SOURCES = [*CODE, "benchmarks", "experiments", "tests", "docs", "k8s", "pyproject.toml", "README.md", "LICENSE"]
+CODE = {"services", "shared", "swarm_cli", "monitoring"}
+_SOURCES = [*CODE, "lab", "benchmarks", "experiments", "tests", "docs", "k8s", "pyproject.toml", "README.md", "LICENSE"]
 
 
 def source_in(folder: Path) -> Path:

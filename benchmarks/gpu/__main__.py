@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks.gpu.finding import Finding, Setting, page
-from benchmarks.machine import machine
+from benchmarks.table import machine
 
 PARTS = {
     "parity": ("benchmarks.gpu.parity", "check", 300),

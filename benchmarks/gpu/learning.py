@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.finding import Finding, Setting
-from benchmarks.ports import free_ports
+from benchmarks.waiting import free_ports
 from services.generator.engines import has_cuda_vllm
 from swarm_cli.installation import DEMO_CONFIG, shown
 

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from lab.attacks.copies import duplicates, floods, near_copies
 from lab.attacks.forged import forged_tokens
 from lab.attacks.gamed import gamed
-from lab.attacks.honestly import as_sampled
 from lab.attacks.informed import informed, many_names, sleeper
 from lab.attacks.opposed import opposed
 from lab.attacks.padded import padded
 from lab.attacks.shortcut import shortcut
 from lab.attacks.starve import starve
-from lab.attacks.view import Hostile
+from lab.attacks.view import Hostile, as_sampled
 from lab.attacks.wrong import wrong
 from shared.contracts.messages import RolloutGroup
 

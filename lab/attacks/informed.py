@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from lab.attacks.bounded import bounded_poison
 from lab.attacks.gamed import crumbs
-from lab.attacks.honestly import as_sampled
-from lab.attacks.view import Hostile, under_names
+from lab.attacks.view import Hostile, as_sampled, under_names
 from shared.contracts.messages import RolloutGroup
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.attacks.bounded import bounded_poison
-from lab.attacks.honestly import as_sampled
-from lab.attacks.view import Hostile, answered, halves, under_names, with_texts
+from lab.attacks.view import Hostile, answered, as_sampled, halves, under_names, with_texts
 from shared.contracts.messages import RolloutGroup
 from shared.tasks.evaluation import PASS_REWARD
 

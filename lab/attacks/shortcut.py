@@ -16,8 +16,7 @@ from contextlib import redirect_stdout, suppress
 
 import msgspec
 
-from lab.attacks.honestly import as_sampled
-from lab.attacks.view import Hostile, Shortcut, answered, halves, under_names, with_texts
+from lab.attacks.view import Hostile, Shortcut, answered, as_sampled, halves, under_names, with_texts
 from shared.config import TaskSpec
 from shared.contracts.messages import RolloutGroup, Task, TaskRef
 from shared.seeds import generator_from

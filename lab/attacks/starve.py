@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from lab.attacks.honestly import as_sampled
 from lab.attacks.shortcut import asked_questions, asked_source, wrong_answer
-from lab.attacks.view import Hostile, halves, under_names, with_texts
+from lab.attacks.view import Hostile, as_sampled, halves, under_names, with_texts
 from shared.contracts.messages import RolloutGroup
 from shared.tasks.evaluation import PASS_REWARD
 

@@ -114,3 +114,8 @@ def wrong_texts(view: Hostile, group: RolloutGroup, rewards: Sequence[float], co
 def under_names(view: Hostile, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """The groups, distributed over all of the node's names in turn."""
     return [msgspec.structs.replace(group, node=view.names[number % len(view.names)]) for number, group in enumerate(groups)]
+
+
+def as_sampled(view: Hostile) -> list[RolloutGroup]:
+    """All groups, unchanged."""
+    return [group for group, _ in view.made]

@@ -57,6 +57,11 @@ def swarm(installed: Path, folder: Path, *arguments: str, **settings: str) -> su
     return run(installed, folder, "-m", "swarm_cli", *arguments, **settings)
 
 
+def test_an_experiment_without_the_repository_says_where_it_can_be_run(installed: Path, tmp_path: Path) -> None:
+    ended = swarm(installed, tmp_path, "experiment", "run", "mine.toml")
+    assert ended.returncode == 1 and "clone of the repository" in ended.stderr and "Traceback" not in ended.stderr
+
+
 def test_the_wheel_has_the_code_and_the_files_that_it_reads_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

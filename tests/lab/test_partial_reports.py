@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lab.floors import Floor
-from lab.floors_table import out_lines
+from lab.floors import Floor, out_lines
 from lab.records import RecordWriter, records_digest
 from lab.report import Part, write_report
 from lab.runs import run_folder, write_manifest

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lab.stacked_bounds import Part
-from lab.stacked_learner import StackedLearner
+from lab.stacked_learner import Part, StackedLearner
 from lab.stacked_logprobs import group_logprobs, stack_groups
 from lab.stacked_model import StackedDecoder
 from lab.stacked_params import Architecture, leaves, load_stack
@@ -44,8 +43,8 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     own.
     """
     if request.param == "large":
-        monkeypatch.setattr("lab.stacked_bounds.IN_ONE_PASS", 1)
-        monkeypatch.setattr("lab.stacked_bounds.NORM_PART", 1000)
+        monkeypatch.setattr("lab.stacked_learner.IN_ONE_PASS", 1)
+        monkeypatch.setattr("lab.stacked_learner.NORM_PART", 1000)
 
 
 def groups_of_nodes() -> list[list[TokenGroup]]:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.attacks import ATTACKS, Hostile
-from lab.local_rule import groups_to_make, groups_to_reuse, local_part
-from lab.phrases import fixed_phrases
+from lab.base_models import fixed_phrases
+from lab.sim_node import groups_to_make, groups_to_reuse, local_part
 from lab.spec import Attack, LocalRule
 from shared.contracts.codec import content_id, encode
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, Task, TaskRef
