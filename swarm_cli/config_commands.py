@@ -33,7 +33,14 @@ from swarm_cli.errors import CommandError
 from swarm_cli.local.base_model import TOY_POLICY, toy_problem, toy_to_be_built
 from swarm_cli.local.ports import is_free
 from swarm_cli.model.facts import read_facts
-from swarm_cli.risky_settings import left_out_rows, ruinous_settings, ruinous_with_model, sent_key, soon_used_up, unlike_its_source
+from swarm_cli.risky_settings import (
+    left_out_rows,
+    risky_settings,
+    risky_with_model,
+    row_limit_warnings,
+    sent_key,
+    unlike_its_source,
+)
 from swarm_cli.task_probe import SMALLER, begin_deriving
 from swarm_cli.toml_view import config_toml, left_out
 
@@ -89,13 +96,13 @@ def check(
     ]
     underivable = tasks.problems()
     problems = [*([objective] if objective else []), *([told(underivable)] if underivable else []), *elsewhere]
-    warnings = [*ignored_entries(node_config), *ruinous_settings(node_config)]
-    warnings += [*left_out_rows(tasks.files), *soon_used_up(node_config, tasks.files), *tasks.reward_warnings]
+    warnings = [*ignored_entries(node_config), *risky_settings(node_config)]
+    warnings += [*left_out_rows(tasks.files), *row_limit_warnings(node_config, tasks.files), *tasks.reward_warnings]
     if model_facts:
         facts = model_facts()
         problems += facts.problems
         if not problems:
-            warnings += ruinous_with_model(node_config, facts.context_tokens, facts.has_chat_template)
+            warnings += risky_with_model(node_config, facts.context_tokens, facts.has_chat_template)
     if connect:
         problems += asyncio.run(unreachable(node_config))
     _advise(node_config, warnings, toy and not untaught)

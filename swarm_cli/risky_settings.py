@@ -31,7 +31,7 @@ _LONG_ANSWER = 65_536
 _HOT, _COLD = 1.5, 0.3
 
 
-def ruinous_settings(config: NodeConfig) -> list[str]:
+def risky_settings(config: NodeConfig) -> list[str]:
     """A sentence for each setting that is likely to ruin the run, with the usual value."""
     return [*_training_ruin(config), *_sampling_ruin(config), *_shown_key(config)]
 
@@ -44,7 +44,7 @@ def unlike_its_source(config: NodeConfig) -> list[str]:
     return []
 
 
-def ruinous_with_model(config: NodeConfig, context_tokens: int, has_chat_template: bool) -> list[str]:
+def risky_with_model(config: NodeConfig, context_tokens: int, has_chat_template: bool) -> list[str]:
     """The same for settings that depend on the model: on its context in tokens, and on whether its
     tokenizer has a chat template.
     """
@@ -140,7 +140,7 @@ def left_out_rows(files: Sequence[FileQuestions]) -> list[str]:
     ]
 
 
-def soon_used_up(config: NodeConfig, files: Sequence[FileQuestions]) -> list[str]:
+def row_limit_warnings(config: NodeConfig, files: Sequence[FileQuestions]) -> list[str]:
     """A sentence for each file of which a sender of `GROUPS_PER_S` uses up all rows before the
     first may come again; none if this node takes no foreign groups.
     """

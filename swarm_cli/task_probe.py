@@ -46,7 +46,7 @@ _GONE_S = 10.0
 """What a process that has closed its output may take to end."""
 
 
-class TasksApart:
+class TaskProbe:
     """The process, which begins with `begin` or the first question, and answers one after another:
     importing what it needs takes a second. Use as a context manager; it ends with the context.
     """
@@ -60,7 +60,7 @@ class TasksApart:
         """What references earn, a line for each source whose reward is the user's choice."""
         self.reward_warnings: list[str] = []
 
-    def __enter__(self) -> TasksApart:
+    def __enter__(self) -> TaskProbe:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,18 +157,18 @@ class TasksApart:
 def problems_within(
     tasks: Sequence[TaskSpec], held_out: int, remedy: str, places: Sequence[int] = (), deadline_s: float | None = None
 ) -> list[str]:
-    """`TasksApart.problems` in a process for this question alone."""
+    """`TaskProbe.problems` in a process for this question alone."""
     return begin_deriving(tasks, held_out, remedy, places, deadline_s).problems()
 
 
 class Deriving:
     """A process that was started for one question. `files`, `rewards`, `reward_warnings`: as in
-    `TasksApart`, once `problems` has been called.
+    `TaskProbe`, once `problems` has been called.
     """
 
-    def __init__(self, ask: Callable[[TasksApart], list[str]]) -> None:
+    def __init__(self, ask: Callable[[TaskProbe], list[str]]) -> None:
         self._ask = ask
-        self._begun = TasksApart()
+        self._begun = TaskProbe()
         self._begun.begin()
         self.files: list[FileQuestions] = []
         self.rewards: list[str] = []

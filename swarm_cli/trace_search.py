@@ -23,7 +23,15 @@ from swarm_cli.chosen_config import for_node
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.observe.snapshot import run_of
-from swarm_cli.rollouts.records import BatchReader, Fate, RecordedBatches, Refusal, TrainedRecords, read_refusals, record_folder
+from swarm_cli.rollouts.records import (
+    BatchReader,
+    RecordedBatches,
+    Refusal,
+    TrainedRecords,
+    TrainingOutcome,
+    read_refusals,
+    record_folder,
+)
 from swarm_cli.rollouts.shown import why
 
 
@@ -87,7 +95,7 @@ GENERATED, SCORED, SHARED, TAKEN, REFUSED, BATCHED, TRAINED = (
 )
 
 
-def trained_detail(fate: Fate) -> str:
+def trained_detail(fate: TrainingOutcome) -> str:
     """How a step used the group, and the advantages of its answers."""
     group = fate.group
     if group is None:
@@ -252,7 +260,7 @@ class Search:
             for group in step.groups:
                 if self.matches(group.id):
                     self.path.ids.add(group.id)
-                    self.path.add(step.time, node, TRAINED, trained_detail(Fate(step, group)))
+                    self.path.add(step.time, node, TRAINED, trained_detail(TrainingOutcome(step, group)))
         for refusal in read_refusals(folder):
             if self.matches(refusal.id):
                 self._was_refused(node, refusal)

@@ -14,7 +14,7 @@ from shared.text import cut_text, visible
 from swarm_cli.dashboard.recent_groups import both_ends
 from swarm_cli.file_names import UNNAMED, FileNames
 from swarm_cli.rollouts.judge import Choice, Judge
-from swarm_cli.rollouts.records import BatchedGroup, TrainedRecords, fate_of
+from swarm_cli.rollouts.records import BatchedGroup, TrainedRecords, training_outcome
 from swarm_cli.rollouts.shown import as_object
 
 COMPLETIONS_SHOWN = 32
@@ -72,7 +72,7 @@ def group_object(
     if not 0 <= place < len(batch.items):
         return None
     item = batch.items[place]
-    fate = fate_of(records, batch.number, item.scored.group_id)
+    fate = training_outcome(records, batch.number, item.scored.group_id)
     whole = as_object(BatchedGroup(batch, item), fate, Choice(), judge)
     group = item.scored.group
     completions = []

@@ -15,7 +15,7 @@ from shared.version import VERSION
 from swarm_cli.invitation import Accepted, Invitation, OfferedTask
 from swarm_cli.join.hub import HubLook
 from swarm_cli.local.base_model import TOY_POLICY, toy_to_be_built
-from swarm_cli.risky_settings import left_out_rows, soon_used_up
+from swarm_cli.risky_settings import left_out_rows, row_limit_warnings
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileQuestions
@@ -102,7 +102,7 @@ def rows(config: NodeConfig, files: Sequence[FileQuestions]) -> list[Finding]:
     files: as of the process that read them.
     """
     left_out = [Finding("left out", None, sentence) for sentence in left_out_rows(files)]
-    return [*left_out, *(Finding("few rows", None, sentence) for sentence in soon_used_up(config, files))]
+    return [*left_out, *(Finding("few rows", None, sentence) for sentence in row_limit_warnings(config, files))]
 
 
 def takes(accepted: Accepted, spec: TaskSpec) -> bool:

@@ -26,7 +26,7 @@ from shared.os_words import in_words
 from shared.plain_files import NO_FILE, open_plain
 from shared.text import visible
 from swarm_cli.errors import CommandError
-from swarm_cli.local.untrusted_run import refuse_what_leads_out, refuse_what_would_grow
+from swarm_cli.local.untrusted_run import refuse_what_would_grow, reject_escaping_links
 from swarm_cli.runs import DEFAULT_VAR_DIR, LOCK, holder, is_own, pid_in, running_runs, runs_of_this_user
 
 SOCKET = "up.sock"
@@ -52,7 +52,7 @@ def holding_run(folder: Path) -> Iterator[None]:
         raise CommandError(
             f"the run's folder {folder} cannot be made ({error.strerror}): set node.var_dir to a folder that can be written"
         ) from None
-    refuse_what_leads_out(folder)
+    reject_escaping_links(folder)
     if not is_own(folder):
         refuse_what_would_grow(folder)
     with _locked(folder) as file:

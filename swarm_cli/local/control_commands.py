@@ -13,7 +13,7 @@ from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import ask, running_run, wait_until_over
 from swarm_cli.local.control_requests import named
-from swarm_cli.local.untrusted_run import refuse_what_leads_out
+from swarm_cli.local.untrusted_run import reject_escaping_links
 from swarm_cli.runs import VAR_DIR_VARIABLE, goes_on, restart_options
 
 Run = Annotated[str, typer.Option(help="Name of the run.  [default: the running one]", show_default=False)]
@@ -92,7 +92,7 @@ def add(
     if run and run_option and run != run_option:
         raise CommandError(f"two runs are named, {run} and --run {run_option}: name one")
     folder = running_run(run or run_option, var_dir)
-    refuse_what_leads_out(folder)
+    reject_escaping_links(folder)
     for line in ask(folder, {"do": "add", "nodes": nodes}, _PATIENCE_S).get("said", []):
         note(line)
     note(f"to continue this run with all its nodes later: {goes_on(folder)}")

@@ -156,7 +156,7 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 continue
 
 
-def refuse_what_leads_out(folder: Path) -> None:
+def reject_escaping_links(folder: Path) -> None:
     """Raises CommandError if anything in `folder` is a link that leads out of it, a pipe or device,
     or a file that has a name elsewhere as well. Sockets and links within the folder stay, because a
     run makes those. `folder` itself may be a link: its owner has put it elsewhere.
@@ -178,15 +178,15 @@ def refuse_what_leads_out(folder: Path) -> None:
                 what = "is a pipe or device"
             else:
                 continue
-            raise _led_out(folder / path.relative_to(inside), what)
+            raise _escape_error(folder / path.relative_to(inside), what)
     for names in several.values():
         with suppress(OSError):  # gone meanwhile
             if names[0].lstat().st_nlink > len(names) and not all(_is_newest_policy(name, inside) for name in names):
                 what = "is a file that has a name outside the run's folder as well (a hard link)"
-                raise _led_out(folder / names[0].relative_to(inside), what)
+                raise _escape_error(folder / names[0].relative_to(inside), what)
 
 
-def _led_out(path: Path, what: str) -> CommandError:
+def _escape_error(path: Path, what: str) -> CommandError:
     return CommandError(
         f"{visible(str(path))} {what}, which no run makes: what the run writes there would go elsewhere; if you trust the run, "
         "remove that or put a copy in its place, or choose another name with --run"

@@ -38,7 +38,7 @@ from swarm_cli.local.procfile import (
 )
 from swarm_cli.local.resume_options import resume_options
 from swarm_cli.local.run_messages import RunSummary, announce, explain_end, swarm_of_run
-from swarm_cli.risky_settings import left_out_rows, ruinous_settings, soon_used_up
+from swarm_cli.risky_settings import left_out_rows, risky_settings, row_limit_warnings
 from swarm_cli.runs import Given, forget_end, write_end
 from swarm_cli.task_probe import SMALLER, begin_deriving
 
@@ -109,7 +109,7 @@ def up(
         os.environ["SWARM_LOG__LEVEL"] = "warning"
     check_tasks = tasks_checked(node_config, alone=layout.nodes == 1 and not layout.nats_url)
     check_objective(node_config)
-    warnings = [*ruinous_settings(node_config), *check_tasks()]
+    warnings = [*risky_settings(node_config), *check_tasks()]
     ensure_toy_policy(node_config)
     folder = node_config.node.var_dir / "runs" / node_config.node.run
     with holding_run(folder):
@@ -144,7 +144,11 @@ def tasks_checked(config: NodeConfig, *, alone: bool) -> Callable[[], list[str]]
     def check() -> list[str]:
         if problems := derived.problems():
             raise CommandError(f"{told(problems)}\nnothing was started", EXIT_CONFIG)
-        return [*left_out_rows(derived.files), *([] if alone else soon_used_up(config, derived.files)), *derived.reward_warnings]
+        return [
+            *left_out_rows(derived.files),
+            *([] if alone else row_limit_warnings(config, derived.files)),
+            *derived.reward_warnings,
+        ]
 
     return check
 

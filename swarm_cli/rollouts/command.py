@@ -30,11 +30,11 @@ from swarm_cli.rollouts.records import (
     BatchReader,
     RecordedBatches,
     TrainedRecords,
-    fate_of,
     names_in_run,
     read_refusals,
     read_samples,
     record_folder,
+    training_outcome,
 )
 from swarm_cli.rollouts.shown import (
     View,
@@ -227,7 +227,7 @@ async def _show(
     """
     shown, newest = 0, None
     async for found in _groups(reader, choice, step, limit, follow, records, trained=trained):
-        fate = fate_of(records, found.batch.number, found.item.scored.group_id)
+        fate = training_outcome(records, found.batch.number, found.item.scored.group_id)
         if as_json:
             typer.echo(visible_json(as_object(found, fate, choice, view.judge)))
         else:
@@ -321,7 +321,7 @@ async def _until_trained(records: TrainedRecords, step: int) -> None:
 
 
 def _was_trained(records: TrainedRecords, found: BatchedGroup) -> bool:
-    return fate_of(records, found.batch.number, found.item.scored.group_id).trained
+    return training_outcome(records, found.batch.number, found.item.scored.group_id).trained
 
 
 async def _newest(

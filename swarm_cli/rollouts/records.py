@@ -460,7 +460,7 @@ _FATES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class TrainingOutcome:
     """What is on record about one group in one step; `step` and `group` are None if nothing is.
     yet: whether the records have not reached that step yet.
     """
@@ -492,7 +492,7 @@ class Fate:
         return text if step.updated else f"{text}; but the step changed no weights"
 
 
-def fate_of(records: TrainedRecords, step: int, group_id: str) -> Fate:
+def training_outcome(records: TrainedRecords, step: int, group_id: str) -> TrainingOutcome:
     """What is on record about a group of a step's batch. A step with that number in another run had
     other groups, and says nothing about this one.
     """
@@ -500,7 +500,7 @@ def fate_of(records: TrainedRecords, step: int, group_id: str) -> Fate:
     newest = records.newest
     beyond = found is None and newest is not None and step > newest
     group = found.group(group_id) if found is not None else None
-    return Fate(found, group, yet=beyond)
+    return TrainingOutcome(found, group, yet=beyond)
 
 
 def clock(time_s: float) -> str:

@@ -18,7 +18,7 @@ from swarm_cli.console import count, indented, is_piped, show_table
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import UNNAMED, FileNames, with_digits
 from swarm_cli.rollouts.judge import Choice, Judge, marks, passes
-from swarm_cli.rollouts.records import BatchedGroup, Fate, HeldOutSample, Refusal, Samples, clock
+from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Refusal, Samples, TrainingOutcome, clock
 
 COLUMN_CHARACTERS = 24
 """The narrowest column in which a long answer reads well, including its borders."""
@@ -47,7 +47,7 @@ class _Answer:
     text: str
 
 
-def show(found: BatchedGroup, fate: Fate, choice: Choice, view: View) -> None:
+def show(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, view: View) -> None:
     """Print the question, the reference answer, how the trainer used the group, and its completions
     with their rewards, side by side if they fit.
     """
@@ -85,7 +85,7 @@ def columns_that_fit(width: int, answers: Sequence[Sequence[str]]) -> int:
     return columns if lines <= MOST_LINES else 1
 
 
-def as_object(found: BatchedGroup, fate: Fate, choice: Choice, judge: Judge) -> dict[str, Any]:
+def as_object(found: BatchedGroup, fate: TrainingOutcome, choice: Choice, judge: Judge) -> dict[str, Any]:
     """The group as JSON, texts in full."""
     batch, item, scored = found.batch, found.item, found.item.scored
     group, step, trained = scored.group, fate.step, fate.group
@@ -140,7 +140,7 @@ def as_object(found: BatchedGroup, fate: Fate, choice: Choice, judge: Judge) -> 
     }
 
 
-def _answer(found: BatchedGroup, fate: Fate, view: View, place: int, completion: Completion, reward: float) -> _Answer:
+def _answer(found: BatchedGroup, fate: TrainingOutcome, view: View, place: int, completion: Completion, reward: float) -> _Answer:
     judged = view.judge.of(found.item.scored, place, completion.text, reward)
     facts = [("reward", f"{reward:.3g} ({judged.marks})")]
     facts.append(("judged", "the whole text" if judged.read_as is None else visible(judged.read_as, 60)))
@@ -148,7 +148,7 @@ def _answer(found: BatchedGroup, fate: Fate, view: View, place: int, completion:
     return _Answer(place, (*facts, *_training(fate, place)), cut_text(completion.text, view.characters))
 
 
-def _training(fate: Fate, place: int) -> list[tuple[str, str]]:
+def _training(fate: TrainingOutcome, place: int) -> list[tuple[str, str]]:
     """How the step used one answer; empty if nothing is on record."""
     used = fate.group.answer(place) if fate.group is not None else None
     if used is None:

@@ -18,7 +18,7 @@ import yaml
 
 from swarm_cli.k8s.check.configuration import configuration_findings as findings
 from swarm_cli.k8s.check.overlay import Overlay
-from swarm_cli.task_probe import TasksApart
+from swarm_cli.task_probe import TaskProbe
 from tests.k8s.manifests import REPOSITORY, Object, find, name_of, pod_of, render, with_kind
 
 FILE = "node.toml"
@@ -41,7 +41,7 @@ def told() -> Iterator[Told]:
     """What is found in an overlay. One process derives the tasks of all of these tests, as it does
     those of all nodes of an overlay.
     """
-    with TasksApart() as apart:
+    with TaskProbe() as apart:
         yield lambda objects: [str(each) for each in findings(Overlay(objects), apart)]
 
 

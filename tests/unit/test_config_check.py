@@ -22,7 +22,7 @@ from shared.identity.keys import new_seed
 from swarm_cli import config_commands
 from swarm_cli.config_commands import key_file_problems, unreachable
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.risky_settings import ruinous_settings, ruinous_with_model, sent_key
+from swarm_cli.risky_settings import risky_settings, risky_with_model, sent_key
 from tests import forked
 
 
@@ -51,14 +51,14 @@ def configured(**sections: dict[str, Any]) -> NodeConfig:
 def test_what_is_allowed_and_ruinous_is_warned_of_with_what_is_usual(sections: dict[str, Any], words: str) -> None:
     if "sampler" in sections:
         sections = {"sampler": {"local": 0, "adapt": "off", "shortage": "wait"}}
-    (sentence,) = ruinous_settings(configured(**sections))
+    (sentence,) = risky_settings(configured(**sections))
     assert re.search(words, sentence), sentence
 
 
 def test_the_demo_and_the_defaults_are_warned_of_nothing() -> None:
-    assert ruinous_settings(load_config(DEMO_CONFIG)) == []
-    assert ruinous_settings(configured()) == []
-    assert ruinous_with_model(configured(), 2048, True) == []
+    assert risky_settings(load_config(DEMO_CONFIG)) == []
+    assert risky_settings(configured()) == []
+    assert risky_with_model(configured(), 2048, True) == []
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_the_demo_and_the_defaults_are_warned_of_nothing() -> None:
     ],
 )
 def test_wide_clip_bounds_are_no_warning_where_they_are_usual_or_never_reached(trainer: dict[str, Any]) -> None:
-    assert ruinous_settings(configured(trainer=trainer)) == []
+    assert risky_settings(configured(trainer=trainer)) == []
 
 
 def test_the_models_context_and_chat_template_are_held_against_the_settings() -> None:
-    longer, plain = ruinous_with_model(configured(generator={"max_new_tokens": 4096}), 2048, False)
+    longer, plain = risky_with_model(configured(generator={"max_new_tokens": 4096}), 2048, False)
     assert "the model's context holds 2,048" in longer
     assert "no chat template" in plain
 

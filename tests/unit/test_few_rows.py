@@ -15,8 +15,8 @@ from shared.tasks.file_rows import FileQuestions
 from shared.tasks.specs import check_specs, file_questions
 from swarm_cli.join.command import prepare
 from swarm_cli.local.up import tasks_checked
-from swarm_cli.risky_settings import soon_used_up
-from swarm_cli.task_probe import TasksApart
+from swarm_cli.risky_settings import row_limit_warnings
+from swarm_cli.task_probe import TaskProbe
 from tests import forked
 from tests.unit.test_invitation import invitation
 
@@ -34,7 +34,7 @@ def rows(folder: Path, count: int, name: str = "mine.jsonl") -> str:
 
 
 def test_the_warning_says_how_many_groups_are_taken_for_how_long_that_lasts_and_how_many_rows_are_enough() -> None:
-    (few,) = soon_used_up(configured(), [FileQuestions(0, "mine.jsonl", 60, 20, 1.0)])
+    (few,) = row_limit_warnings(configured(), [FileQuestions(0, "mine.jsonl", 60, 20, 1.0)])
     for words in (
         "[[tasks]] 1: mine.jsonl: few rows for sharing, 40 questions besides the 20 that evaluation takes",
         "16 groups an hour from another node: 640 in all",
@@ -46,16 +46,16 @@ def test_the_warning_says_how_many_groups_are_taken_for_how_long_that_lasts_and_
 
 
 def test_a_file_that_lasts_the_hour_is_not_warned_of_and_each_file_counts_by_its_part_of_the_draws() -> None:
-    assert soon_used_up(configured(), [FileQuestions(0, "mine.jsonl", 225, 0, 1.0)]) == []
-    assert len(soon_used_up(configured(), [FileQuestions(0, "mine.jsonl", 224, 0, 1.0)])) == 1
-    assert soon_used_up(configured(), [FileQuestions(0, "mine.jsonl", 60, 0, 0.25)]) == []
-    (second,) = soon_used_up(configured(), [FileQuestions(1, "few.jsonl", 8, 0, 0.5)])
+    assert row_limit_warnings(configured(), [FileQuestions(0, "mine.jsonl", 225, 0, 1.0)]) == []
+    assert len(row_limit_warnings(configured(), [FileQuestions(0, "mine.jsonl", 224, 0, 1.0)])) == 1
+    assert row_limit_warnings(configured(), [FileQuestions(0, "mine.jsonl", 60, 0, 0.25)]) == []
+    (second,) = row_limit_warnings(configured(), [FileQuestions(1, "few.jsonl", 8, 0, 0.5)])
     assert second.startswith("[[tasks]] 2: few.jsonl: few rows for sharing, 8 questions.") and "113 to train on" in second
 
 
 def test_a_node_that_takes_no_foreign_groups_is_not_warned() -> None:
     few = [FileQuestions(0, "mine.jsonl", 8, 4, 1.0)]
-    assert soon_used_up(configured(sampler={"external": 0}), few) == []
+    assert row_limit_warnings(configured(sampler={"external": 0}), few) == []
 
 
 def test_entries_with_the_same_rows_count_together(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_the_process_that_reads_the_files_counts_different_questions(tmp_path: P
     path = rows(tmp_path, 20)
     Path(path).write_text(Path(path).read_text() + '\n{"question": "What is 3 + 1?", "answer": "4"}\n')
     tasks = configured(tasks=[{"dataset": "gcd", "weight": 3.0}, {"source": "file", "path": path}]).tasks
-    with TasksApart() as apart:
+    with TaskProbe() as apart:
         assert apart.problems(tasks, 8, "") == []
         assert apart.files == [FileQuestions(1, path, 20, 2, 0.25)]
         assert apart.problems(configured().tasks, 8, "") == [] and apart.files == []

@@ -28,7 +28,7 @@ from swarm_cli.file_names import CHARACTERS, FileNames, file_names
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.snapshot import SwarmState
 from swarm_cli.rollouts.judge import Choice, Judge
-from swarm_cli.rollouts.records import BatchedGroup, Fate, HeldOutSample, Refusal, RefusedExcerpt, Samples
+from swarm_cli.rollouts.records import BatchedGroup, HeldOutSample, Refusal, RefusedExcerpt, Samples, TrainingOutcome
 from swarm_cli.rollouts.shown import View, by_question, show, show_question, show_refusal
 from tests.unit.page_batches import NOW, batch, item
 
@@ -117,7 +117,7 @@ def test_rollouts_refusals_and_held_out_answers_call_it_the_same() -> None:
     made = batch(4, of_file(MINE))
     judge = Judge(NodeConfig.model_validate({"tasks": [{"dataset": "gcd"}]}), names=NAMES)
     console = Console(file=io.StringIO(), width=200)
-    show(BatchedGroup(made, made.items[0]), Fate(None, None), Choice(), View(console, judge, 80))
+    show(BatchedGroup(made, made.items[0]), TrainingOutcome(None, None), Choice(), View(console, judge, 80))
     excerpt = RefusedExcerpt(MINE, 1, 2, 3, 4, NOW, "which?", 1, ["7"])
     show_refusal(Refusal(NOW, "repeated", "", "beta", "a" * 64, "", 1, NOW, excerpt), console, 80, NAMES)
     sample = HeldOutSample(MINE, 1, 2, "which?", "7", "7", 1, 1.0, 1, "stop")

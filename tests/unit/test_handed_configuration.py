@@ -26,7 +26,7 @@ from shared.transport.nats.credentials import credential_settings
 from swarm_cli import task_probe
 from swarm_cli.app import app
 from swarm_cli.config_commands import key_file_problems
-from swarm_cli.risky_settings import ruinous_settings
+from swarm_cli.risky_settings import risky_settings
 
 
 def configured(**sections: Any) -> NodeConfig:
@@ -149,14 +149,14 @@ def test_a_servers_own_key_is_sent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["openai_key_file", "openai_key_variable"])
 def test_a_key_that_is_sent_over_a_network_unencrypted_is_warned_of(key: str) -> None:
-    (told,) = ruinous_settings(openai(**{key: "KEY", "openai_url": "http://example.org:8000/v1"}))
+    (told,) = risky_settings(openai(**{key: "KEY", "openai_url": "http://example.org:8000/v1"}))
     assert f"the key of {key} is sent there unencrypted" in told
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "http://localhost/v1", "https://example.org/v1", "http://[bad"])
 def test_of_a_key_to_this_machine_or_over_tls_nothing_is_warned(url: str) -> None:
-    assert ruinous_settings(openai("KEY", openai_url=url)) == []
-    assert ruinous_settings(openai(openai_url="http://example.org/v1")) == [], "no key is sent"
+    assert risky_settings(openai("KEY", openai_url=url)) == []
+    assert risky_settings(openai(openai_url="http://example.org/v1")) == [], "no key is sent"
 
 
 FOR_EVER = """[node]

@@ -16,7 +16,7 @@ from shared.json_lines import BoundedLines, older
 from shared.run_records import SAMPLES_FILE, TRAINED_FILE, refused_file
 from swarm_cli.app import app
 from swarm_cli.local.control import holding_run
-from swarm_cli.rollouts.records import TrainedRecords, fate_of
+from swarm_cli.rollouts.records import TrainedRecords, training_outcome
 from swarm_cli.rollouts.shown import columns_that_fit, spread
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\u2066"
@@ -120,10 +120,13 @@ def test_a_step_that_was_trained_again_counts_as_it_was_last_and_one_of_another_
     for step in (1, 2, 3, 2):
         lines.append(step_line(step, "aa" * 32, weight=float(step), tokens=5, kept=4, clipped=0.0, truncated=0))
     assert older(folder / TRAINED_FILE).exists(), "two files are read as one"
-    fate = fate_of(records, 2, "aa" * 32)
+    fate = training_outcome(records, 2, "aa" * 32)
     assert fate.group is not None and (fate.group.answers[0].weight, records.newest) == (2.0, 3)
-    assert fate_of(records, 2, "bb" * 32).group is None and "not on record" in fate_of(records, 2, "bb" * 32).sentence()
-    assert fate_of(records, 9, "aa" * 32).sentence() == "not trained on yet"
+    assert (
+        training_outcome(records, 2, "bb" * 32).group is None
+        and "not on record" in training_outcome(records, 2, "bb" * 32).sentence()
+    )
+    assert training_outcome(records, 9, "aa" * 32).sentence() == "not trained on yet"
     with (folder / TRAINED_FILE).open("a") as torn:
         torn.write(step_line(4, "aa" * 32)[:-20])
     assert records.for_step(4) is None

@@ -22,7 +22,7 @@ from swarm_cli.k8s.check.rules import (
     storage_findings,
 )
 from swarm_cli.k8s.check.secrets import mounted_findings
-from swarm_cli.task_probe import TasksApart
+from swarm_cli.task_probe import TaskProbe
 
 
 def check(
@@ -43,7 +43,7 @@ def check(
     look at `resources:` of a folder from somebody else, or ask for the rendered file.
     """
     objects = rendered(overlay)
-    with TasksApart() as apart:
+    with TaskProbe() as apart:
         found = [*image_findings(objects), *configuration_findings(objects, apart), *model_findings(objects)]
     asked = current_context(context) if cluster else ""
     if asked:

@@ -34,8 +34,8 @@ from swarm_cli.k8s.check.overlay import (
     probed_ports,
     variables,
 )
-from swarm_cli.risky_settings import left_out_rows, ruinous_settings, soon_used_up
-from swarm_cli.task_probe import TasksApart
+from swarm_cli.risky_settings import left_out_rows, risky_settings, row_limit_warnings
+from swarm_cli.task_probe import TaskProbe
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileQuestions
@@ -79,7 +79,7 @@ def given_tasks(overlay: Overlay, workload: Workload, container: Object, config:
 class Derived:
     """Derives tasks of several configurations, until those of one take too long."""
 
-    def __init__(self, apart: TasksApart) -> None:
+    def __init__(self, apart: TaskProbe) -> None:
         self._apart = apart
         self._ended = False
 
@@ -174,7 +174,7 @@ class _Problem:
     stops: bool = True
 
 
-def configuration_findings(overlay: Overlay, apart: TasksApart) -> list[Finding]:
+def configuration_findings(overlay: Overlay, apart: TaskProbe) -> list[Finding]:
     """Findings about the configuration of every node: each once, with the workloads that read
     it.
 
@@ -258,7 +258,7 @@ def _pod_problems(config: NodeConfig, reader: _Reader) -> Iterator[_Problem]:
 
 
 def _notes(config: NodeConfig, reader: _Reader) -> Iterator[Finding]:
-    for sentence in ruinous_settings(config):
+    for sentence in risky_settings(config):
         place = reader.place(sentence)
         yield Finding(False, f"{place}: {sentence}", reader.remedy(place))
 
@@ -275,5 +275,5 @@ def _file_notes(config: NodeConfig, reader: _Reader, rows: Checked) -> Iterator[
         yield Finding(
             False, f"{reader.place(sentence)}: {' '.join(sentence.split())}", "correct those rows in that file's ConfigMap"
         )
-    for sentence in soon_used_up(config, rows.files):
+    for sentence in row_limit_warnings(config, rows.files):
         yield Finding(False, f"{reader.place(sentence)}: {sentence}", "add rows to that file's entry of its ConfigMap")
