@@ -17,16 +17,17 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
-
-from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from shared.cancelling import sleep_unless_stopped
 from shared.runtime.exits import FatalError
 from shared.runtime.logs import Log
 from shared.runtime.status import SILENT_S
 from shared.text import visible
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 
 def port_holder(port: int) -> str:
@@ -83,6 +84,8 @@ class HealthServer:
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, heartbeat: Heartbeat, not_ready_because: Callable[[], str | None]
     ) -> None:
+        from prometheus_client import make_wsgi_app  # commands that look at a port do without it
+
         self._metrics = make_wsgi_app(registry)
         self._heartbeat = heartbeat
         self._not_ready_because = not_ready_because

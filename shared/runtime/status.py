@@ -12,15 +12,15 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
-
 from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from shared.contracts.status_figures import FamilyFigure, StatusFigure
 from shared.contracts.subjects import node_bucket, status_key
 from shared.roles import Role
-from shared.runtime.metrics import LateGauge
 from shared.transport.base import Transport, TransportError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 
 def ahead_s(sent_at: float, stored_at: float, answered_at: float) -> float:
@@ -37,6 +37,8 @@ class ClockSkew:
     """Exports the newest measurement on /metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        from shared.runtime.metrics import LateGauge  # commands that read a status do without Prometheus
+
         self._gauge = LateGauge(
             "swarm_clock_skew_seconds",
             "How far this machine's clock is ahead of its NATS server's; negative: behind. Other nodes judge the age of this "
@@ -115,9 +117,6 @@ def late_after_s(usual_s: float | None) -> float | None:
     """
     return None if usual_s is None else max(LATE_AT_LEAST_S, LATE_FACTOR * usual_s)
 
-
-if TYPE_CHECKING:  # commands that read statuses need no Prometheus client
-    from shared.runtime.status import ClockSkew
 
 STARTING = "starting"
 """The first state of a process."""
