@@ -20,7 +20,6 @@ from shared.os_words import in_words
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.command import check
-from swarm_cli.k8s.existing import found_files, is_installed, known_nodes, listed, lost
 from swarm_cli.k8s.key_state import (
     SET_ASIDE,
     accounts_text,
@@ -28,12 +27,21 @@ from swarm_cli.k8s.key_state import (
     complete_keys,
     contents,
     folder_files,
+    found_files,
+    is_installed,
+    known_nodes,
     left_out,
+    listed,
+    lost,
     observer_is_lost,
     put_existing,
+    remember,
+    remembered_domain,
+    remembered_guests,
+    remembered_nodes,
     roster_text,
+    split_nodes,
 )
-from swarm_cli.k8s.outside import remember, remembered_domain, remembered_guests, remembered_nodes, split_nodes
 from swarm_cli.k8s.secret_objects import (
     ACCOUNTS_FILE,
     ANNOTATION_BYTES,
@@ -43,9 +51,11 @@ from swarm_cli.k8s.secret_objects import (
     annotation_bytes,
     as_objects,
     as_yaml,
+    checked_namespace,
+    checked_server_name,
     expected,
+    server_names,
 )
-from swarm_cli.k8s.server_names import checked_namespace, checked_server_name, server_names
 from swarm_cli.nats.account_list import checked_domain
 from swarm_cli.replace_file import replace_file
 

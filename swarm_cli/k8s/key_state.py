@@ -1,11 +1,16 @@
-"""The key folder of `swarm k8s secrets`: existing files are kept, missing ones are made."""
+"""The folder of keys that `swarm k8s secrets` makes, completes and remembers, and what a cluster
+already has of it.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from shared.identity import keys
 from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
@@ -14,11 +19,230 @@ from shared.os_words import in_words
 from shared.plain_files import read_named
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
-from swarm_cli.k8s.secret_objects import ROSTER_FILE, SIGNING
-from swarm_cli.k8s.server_names import names_of_other_namespaces, not_names
-from swarm_cli.nats.account_list import NODE_KEYS, Plane, accounts_for, key_file, make_missing_keys
+from swarm_cli.k8s.secret_objects import (
+    ACCOUNTS_FILE,
+    AUTHORITY,
+    ROSTER_FILE,
+    SERVER_TLS,
+    SIGNING,
+    Expected,
+    names_of_other_namespaces,
+    not_names,
+)
+from swarm_cli.nats.account_list import (
+    NODE_KEYS,
+    Plane,
+    accounts_for,
+    checked_domain,
+    key_file,
+    listed_nodes,
+    make_missing_keys,
+    named_node,
+)
 from swarm_cli.nats.server_config import render_accounts_only
 from swarm_cli.replace_file import replace_file
+
+NODES_FILE, GUESTS_FILE, DOMAIN_FILE = "nodes.txt", "guests.txt", "domain.txt"
+
+
+def split_nodes(entries: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The nodes of the cluster, and the public keys of those outside it (NAME=U...).
+
+    Raises:
+        CommandError: an entry cannot be used, or a name is given both ways.
+    """
+    here: list[str] = []
+    guests: dict[str, str] = {}
+    for name, public_key in (named_node(part) for part in listed_nodes(entries)):
+        if public_key is None:
+            here.append(name)
+        elif guests.get(name, public_key) != public_key:
+            raise CommandError(f"--nodes gives two public keys to {name}: give one")
+        else:
+            guests[name] = public_key
+    if both := sorted(set(here) & guests.keys()):
+        raise CommandError(f"--nodes names {both[0]} with a public key and without: give it once")
+    return here, guests
+
+
+def remembered_nodes(folder: Path) -> list[str]:
+    """The cluster's nodes, from the folder's file.
+
+    Raises:
+        CommandError: nobody has said which nodes there are, or a line of the file is not a name.
+    """
+    file = folder / NODES_FILE
+    if not file.exists():
+        raise CommandError(
+            f"which nodes? Name all of the overlay with --nodes alpha,beta: {file}, which keeps them for later runs, does not exist"
+        )
+    try:
+        here, guests = split_nodes(_remembered_text(file).split())
+    except CommandError as error:
+        raise CommandError(f"{file}: {error}") from None
+    if guests or not here:
+        raise CommandError(f"{file}: write the name of a node of the cluster on each line")
+    return here
+
+
+def remember(folder: Path, nodes: Sequence[str], guests: Mapping[str, str], domain: str) -> None:
+    """Write them into the folder's files, once nothing can be refused any more."""
+    kept = {
+        NODES_FILE: "".join(f"{name}\n" for name in nodes),
+        GUESTS_FILE: "".join(f"{name} {public_key}\n" for name, public_key in sorted(guests.items())),
+        DOMAIN_FILE: f"{domain}\n" if domain else "",
+    }
+    for name, text in kept.items():
+        if text or (folder / name).exists():
+            replace_file(folder / name, text)
+
+
+def remembered_guests(folder: Path, here: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """The outside nodes in the folder's file, together with those `given`.
+
+    Raises:
+        CommandError: a line of the file cannot be used, names one of `here`, or has another key
+            than is given.
+    """
+    file = folder / GUESTS_FILE
+    lines = _remembered_text(file).splitlines()
+    try:
+        keyless, guests = split_nodes([line.strip().replace(" ", "=", 1) for line in lines if line.strip()])
+    except CommandError as error:
+        raise CommandError(f"{file}: {error}") from None
+    if keyless:
+        raise CommandError(f"{file}: {keyless[0]} has no public key: write `{keyless[0]} U...`, or remove the line")
+    if other := sorted(name for name in guests.keys() & given.keys() if guests[name] != given[name]):
+        raise CommandError(
+            f"{file} has another key for {other[0]}, which would be shut out: to replace it, remove its line; for another node "
+            "give another name"
+        )
+    guests = {**guests, **given}
+    if both := sorted(set(here) & guests.keys()):
+        remedy = "leave it out of --nodes, or remove its line to make its keys here"
+        raise CommandError(f"{file} lists {both[0]} as a node outside the cluster: {remedy}")
+    return guests
+
+
+def remembered_domain(folder: Path, given: str) -> str:
+    """The domain: `given`, or else the one in the folder's file. Raises CommandError if it is
+    none.
+    """
+    file = folder / DOMAIN_FILE
+    return given or checked_domain(_remembered_text(file).strip(), f"{file}:")
+
+
+def _remembered_text(file: Path) -> str:
+    """Empty if there is no file. Raises CommandError if it cannot be read."""
+    try:
+        return file.read_text() if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file} cannot be read ({in_words(error)}): correct it, or remove it and give what it holds") from None
+
+
+_TRUSTED = "ca.crt"
+"""The only certificate file that clients hold too, so it must not be lost; the rest can be made
+again."""
+_ENTRIES = frozenset(("node.nk", "swarm.nk", "watch.nk", ACCOUNTS_FILE, ROSTER_FILE))
+"""Entries that only a swarm's Secrets and ConfigMaps have, however they were made."""
+Objects = Sequence[Mapping[str, Any]]
+
+
+def listed(text: str) -> list[dict[str, Any]]:
+    """The objects of a JSON list.
+
+    Raises:
+        ValueError: it is not a list of objects with kinds, names and entries.
+    """
+    if not text.strip():
+        raise ValueError("it is empty, which happens if kubectl failed")
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    kind = found.get("kind") if isinstance(found, dict) else None
+    if not isinstance(kind, str) or not kind.endswith("List") or not isinstance(found.get("items"), list):
+        raise ValueError("it is not a List of objects")
+    for number, each in enumerate(found["items"], 1):
+        if problem := _problem(each):
+            raise ValueError(f"object {number} of the list {problem}")
+    return list(found["items"])
+
+
+def found_files(objects: Objects, wanted: Iterable[Expected], namespace: str) -> dict[str, str]:
+    """The texts of the key folder's files that objects in `namespace` hold, by file.
+
+    Raises:
+        ValueError: an object is listed twice, or an entry is not text in base64.
+    """
+    held: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for each in objects:
+        name = (each["kind"], each["metadata"]["name"])
+        if each["metadata"].get("namespace") != namespace:
+            continue
+        if name in held:
+            raise ValueError(f"{' '.join(name)} is in it twice")
+        held[name] = each
+    found: dict[str, str] = {}
+    for expected in wanted:
+        entries = held.get((expected.kind, expected.name), {}).get("data") or {}
+        for key, file in expected.files.items():
+            if key in entries:
+                found[file] = _entry_text(entries[key], expected, key)
+    return found
+
+
+def is_installed(objects: Objects, namespace: str) -> bool:
+    """Whether `namespace` has anything of a swarm, even of nodes that were not named."""
+    return any(
+        each["metadata"].get("namespace") == namespace and not _ENTRIES.isdisjoint(each.get("data") or {}) for each in objects
+    )
+
+
+def known_nodes(wanted: Iterable[Expected], found: Mapping[str, str], roster: str) -> set[str]:
+    """Nodes that exist already: `roster` or the cluster's roster lists them, the servers have an
+    account for them, or one of their Secrets exists.
+
+    Raises:
+        RosterError: a roster is not valid.
+    """
+    with_secrets = {each.node for each in wanted if each.node and any(file in found for file in each.files.values())}
+    in_roster = {*parse_roster(roster), *parse_roster(found.get(ROSTER_FILE, ""))}
+    return with_secrets | in_roster | accounts_nodes(found.get(ACCOUNTS_FILE, ""))
+
+
+def lost(wanted: Iterable[Expected], has: Collection[str], known: Collection[str]) -> list[str]:
+    """Objects, such as `Secret alpha-trainer`, that a running swarm needs but that lack a file in
+    `has`. Nodes not in `known` are being added and need none yet.
+    """
+    return [
+        f"{each.kind} {each.name}"
+        for each in wanted
+        if (not each.node or each.node in known)
+        and not all(file in has for file in each.files.values() if each.name not in (SERVER_TLS, AUTHORITY) or file == _TRUSTED)
+    ]
+
+
+def _problem(each: object) -> str:
+    """Why this is not a Kubernetes object; empty if it is one."""
+    metadata = each.get("metadata") if isinstance(each, dict) else None
+    if not isinstance(each, dict) or not isinstance(metadata, dict):
+        return "has no metadata"
+    if not isinstance(each.get("kind"), str) or not isinstance(metadata.get("name"), str):
+        return "has no kind or no name"
+    data = each.get("data")
+    if data is not None and not (isinstance(data, dict) and all(isinstance(text, str) for text in data.values())):
+        return "has data that does not map names to texts"
+    return ""
+
+
+def _entry_text(text: str, each: Expected, key: str) -> str:
+    secret = each.kind == "Secret"
+    try:
+        return (base64.b64decode(text, validate=True) if secret else text.encode()).decode()
+    except ValueError:
+        raise ValueError(f"{each.kind} {each.name}: {key} is not text{' in base64' if secret else ''}") from None
+
 
 _AUTHORITY, _AUTHORITY_KEY, _CERTIFICATE, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
 SET_ASIDE = "old"

@@ -31,7 +31,7 @@ from shared.transport.base import AccessDenied
 from shared.transport.connect import connect
 from swarm_cli import nats_monitor
 from swarm_cli.k8s import certificates as made_certificates
-from swarm_cli.k8s.server_names import server_names
+from swarm_cli.k8s.secret_objects import server_names
 from swarm_cli.nats.beside_server import certificate_ends, follow_certificates
 from swarm_cli.nats_monitor import certificate_end
 from tests.k8s.manifests import K8S, find, kubernetes_pages, pod_of, render, with_kind, workloads

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from swarm_cli.app import app
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
-from swarm_cli.k8s.server_names import checked_namespace, checked_server_name
+from swarm_cli.k8s.secret_objects import checked_namespace, checked_server_name
 
 
 @pytest.mark.parametrize(
