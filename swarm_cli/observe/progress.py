@@ -80,8 +80,14 @@ def steps_done(nodes: Sequence[NodeState], steps: int) -> bool:
 
 
 def evaluations_done(nodes: Sequence[NodeState], steps: int) -> bool:
-    """Whether, for every node, the policy after `steps` steps or a later one was evaluated."""
-    return all(node.evaluation is not None and node.evaluation.policy_version >= steps for node in nodes)
+    """Check whether, for every node, the policy after `steps` steps or a later one was evaluated.
+    An evaluation without any known reward counts: it has a line in the node's file and no report.
+    """
+    return all(
+        any(score.policy_version >= steps for score in node.scores)
+        or (node.evaluation is not None and node.evaluation.policy_version >= steps)
+        for node in nodes
+    )
 
 
 def summary(nodes: Sequence[NodeState], since: float = 0.0, *, went_on: bool = False) -> list[str]:

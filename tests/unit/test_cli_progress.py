@@ -214,6 +214,9 @@ def test_the_last_policy_must_have_been_evaluated() -> None:
     assert not evaluations_done([view(5, evaluated=5), view(5, evaluated=4)], 5)
     assert not evaluations_done([view(5, evaluated=5), view(5)], 5)
     assert evaluations_done([view(5, evaluated=5), view(6, evaluated=6)], 5)
+    # Nobody gets a report on an evaluation without any known reward; it has a line in the file.
+    unknown = replace(view(5, evaluated=4), scores=(Evaluation(0, 0.1, 200), Evaluation(5, None, 0, unknown=200)))
+    assert evaluations_done([view(5, evaluated=5), unknown], 5)
 
 
 def test_the_step_rate_is_that_of_the_last_minute() -> None:
