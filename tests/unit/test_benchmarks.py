@@ -43,7 +43,7 @@ def test_the_page_of_the_chaos_suite_names_the_commits_of_its_rows_and_rows_of_b
         fault: {**asdict(Row(fault=fault, injected=1)), "measured_at": 0.0} | commit
         for fault, commit in (("kill", {"commit": "0123456789ab"}), ("pause", {}))
     }
-    assert "\nMeasured at commit: 0123456789ab, not recorded.\n" in page(rows)
+    assert " Commit: 0123456789ab, not recorded.\n" in page(rows)
 
 
 def test_ratios_are_taken_pair_by_pair() -> None:
