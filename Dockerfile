@@ -28,7 +28,7 @@ RUN pip install --no-deps --no-build-isolation --require-hashes -r requirements/
 COPY scripts/image-trim scripts/
 RUN scripts/image-trim dependencies /opt/swarm
 COPY pyproject.toml README.md LICENSE ./
-COPY services/__init__.py services/
+COPY services/__init__.py services/installed.py services/
 COPY services/verifier services/verifier
 COPY shared shared
 # Without the commands and the policy's code, whose dependencies are not in this image.
