@@ -292,7 +292,7 @@ def state_for_new_stream(state: SamplerState, in_flight_local: int) -> SamplerSt
 # Replay of local groups: chooses which local groups of earlier batches a batch trains on again
 # (`sampler.replay`). Pure.
 #
-# An informative local group stays replayable for `sampler.replay_batches` batches after its first
+# An informative local group stays replayable for `replay_batches` batches after its first
 # batch. A batch adds up to `sampler.replay` of them to I and J, drawn uniformly and without
 # replacement. Nothing waits for them, and a group may be replayed in several batches.
 #

@@ -26,8 +26,7 @@ always finds room.
 """
 
 IDLE_S = 30 * 86_400.0
-"""A name without an accepted group for this long is free again: the default of
-`verifier.forget_names_after_s`.
+"""A name without an accepted group for this long is free again.
 """
 
 RENAME_AFTER_S = 3600.0

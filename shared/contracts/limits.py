@@ -12,7 +12,7 @@ DAY_S = 24 * HOUR_S
 
 VERIFIER_ACK_WAIT_S = 60.0
 """A group that a verifier neither finishes nor reports as in progress for this long is redelivered
-to another. Default of `verifier.ack_wait_s`.
+to another.
 """
 VERIFIER_MAX_DELIVER = 5
 """After this many attempts a group becomes a dead letter."""

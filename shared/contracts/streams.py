@@ -109,9 +109,7 @@ def node_streams(node: str, *, replicas: int = 1) -> tuple[StreamSpec, ...]:
 
 
 def verifier_consumer(ack_wait_s: float = VERIFIER_ACK_WAIT_S, max_deliver: int = VERIFIER_MAX_DELIVER) -> ConsumerSpec:
-    """The consumer that all verifier replicas of a node share, with the settings
-    `verifier.ack_wait_s` and `max_deliver`.
-    """
+    """The consumer that all verifier replicas of a node share."""
     return ConsumerSpec(
         name=subjects.VERIFIER_CONSUMER,
         ack_wait_s=ack_wait_s,

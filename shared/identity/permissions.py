@@ -42,7 +42,7 @@ EVERYTHING = Permissions((">",), (">",))
 
 
 def inbox(node: str, role: str) -> str:
-    """Prefix of a role's reply subjects, the same as the default of `nats.inbox_prefix`."""
+    """Prefix of a role's reply subjects."""
     return f"_INBOX_{node}.{role}"
 
 

@@ -1,5 +1,5 @@
 """Draws extra candidates uniformly; the trainer keeps the likeliest under its policy
-(`sampler.oversample`).
+(`SamplerSection.oversample`).
 """
 
 from __future__ import annotations
