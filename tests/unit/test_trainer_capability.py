@@ -184,7 +184,7 @@ def test_off_is_bit_for_bit_as_if_it_were_not_there(model: Path) -> None:
 
 @pytest.mark.slow
 def test_a_resumed_learner_weighs_authors_as_the_one_before_it_bit_for_bit(model: Path, tmp_path: Path) -> None:
-    settings = {"constants": {"foreign_capability_window": 5}}
+    settings = {"foreign_capability_window": 5}
     whole, first = learner(model, **settings), learner(model, **settings)
     for number in range(1, 9):
         whole.step(lesson(whole, number))
