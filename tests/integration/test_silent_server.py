@@ -28,11 +28,11 @@ from tests.nats_server import NatsServer
 
 ROOT = Path(__file__).parents[2]
 AGAIN = "`swarm restart nats` starts it again (with `--now` if it hangs)"
-AGAIN_FROM_ELSEWHERE = "`swarm restart nats --run now` starts it again (with `--now` if it hangs)"
+AGAIN_FROM_ELSEWHERE = "`swarm restart nats --run mute` starts it again (with `--now` if it hangs)"
 
 
 class Machine(NamedTuple):
-    """here: the folder from which the run `now` was started, with the ended run `old`; other: one
+    """here: the folder from which the run `mute` was started, with the ended run `old`; other: one
     with an ended run of its own.
     """
 
@@ -52,9 +52,9 @@ def hanging(tmp_path: Path, nats_server: Callable[..., NatsServer], monkeypatch:
         with holding_run(old):
             write_note(old, RunNote("nats://127.0.0.1:1", "none", "swarm up --run old"))
         write_end(old, 0, "progress")
-    now = here / "var" / "runs" / "now"
+    now = here / "var" / "runs" / "mute"
     with holding_run(now):
-        write_note(now, RunNote(server.url, server.url, "swarm up --run now"))
+        write_note(now, RunNote(server.url, server.url, "swarm up --run mute"))
         (now / "nats.log").touch()
         os.utime(now / LOCK, (time.time() - 3600,) * 2)
         os.kill(server.pid, signal.SIGSTOP)
@@ -75,14 +75,14 @@ def test_a_command_names_the_run_whose_server_hangs_the_restart_and_the_log_and_
     hanging: Machine, words: list[str]
 ) -> None:
     said = told_by(hanging.here, *words)
-    sentence = f"the NATS server of run now does not answer: {AGAIN}; its log is var/runs/now/nats.log"
+    sentence = f"the NATS server of run mute does not answer: {AGAIN}; its log is var/runs/mute/nats.log"
     assert said.splitlines() == [f"swarm: {sentence}"], said
 
 
 def test_from_another_folder_the_command_names_the_run(hanging: Machine) -> None:
     said = told_by(hanging.other, "status", "--node-url", hanging.server.url)
-    log = hanging.here / "var" / "runs" / "now" / "nats.log"
-    assert f"run now does not answer: {AGAIN_FROM_ELSEWHERE}; its log is {log}\n" in said
+    log = hanging.here / "var" / "runs" / "mute" / "nats.log"
+    assert f"run mute does not answer: {AGAIN_FROM_ELSEWHERE}; its log is {log}\n" in said
     assert len(said.splitlines()) == 1, said
 
 
@@ -98,14 +98,14 @@ async def test_the_page_says_the_same_and_does_not_show_an_older_run_s_end(
         assert answered is not None
         told = json.loads(answered[1])
         assert told["state"] == "waiting" and told["ended"] is None
-        assert told["problem"].startswith(f"the NATS server of run now does not answer: {restart}; its log is ")
+        assert told["problem"].startswith(f"the NATS server of run mute does not answer: {restart}; its log is ")
 
 
 async def test_the_progress_view_of_the_run_says_it_too(
     hanging: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(hanging.here)
-    config = load_config(DEMO_CONFIG, {"nats": {"node_url": hanging.server.url}, "node": {"run": "now"}})
+    config = load_config(DEMO_CONFIG, {"nats": {"node_url": hanging.server.url}, "node": {"run": "mute"}})
     os.kill(hanging.server.pid, signal.SIGCONT)
     plane = await connect_node_plane(config, OPERATOR)
     try:
@@ -114,14 +114,14 @@ async def test_the_progress_view_of_the_run_says_it_too(
     finally:
         os.kill(hanging.server.pid, signal.SIGCONT)
         await plane.close()
-    assert "trying again (the NATS server of run now does not answer: `swarm restart nats`" in capsys.readouterr().out
+    assert "trying again (the NATS server of run mute does not answer: `swarm restart nats`" in capsys.readouterr().out
 
 
 def test_nothing_is_said_of_a_server_that_answers_that_is_not_this_machine_s_or_that_just_starts(
     hanging: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(hanging.here)
-    var_dir, lock = Path("var"), hanging.here / "var" / "runs" / "now" / LOCK
+    var_dir, lock = Path("var"), hanging.here / "var" / "runs" / "mute" / LOCK
     assert silent_server(var_dir, hanging.server.url)
     assert silent_server(var_dir, "nats://127.0.0.1:1") == ""
     lock.touch()
