@@ -8,6 +8,7 @@ import json
 import mmap
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,13 @@ def tensors_of(file: Path) -> dict[str, Any]:
                 begin, end = entry["data_offsets"]
                 entry["place"] = 8 + length + begin, 8 + length + end
                 _ = entry["dtype"], tuple(entry["shape"])
-            needed = max((entry["place"][1] for entry in header.values()), default=0)
+            places = sorted(entry["place"] for entry in header.values())
+            needed = max((end for _, end in places), default=0)
+            overlap = any(begin < before or end < begin for (_, before), (begin, end) in pairwise(places))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ModelLoadError(f"{file} has a header that cannot be read: copy it again") from None
+    if overlap:
+        raise ModelLoadError(f"{file} has tensors that share bytes, so one of them is not what was saved: save or copy it again")
     if needed > size:
         raise ModelLoadError(f"{file} is truncated: its header announces {needed} bytes and it has {size}: copy it again")
     return header

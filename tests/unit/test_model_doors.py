@@ -96,6 +96,17 @@ def cut(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def shared_bytes(folder: Path) -> None:
+    """One tensor of the header gets the place of another of its size."""
+    file = folder / "model.safetensors"
+    length = int.from_bytes(file.read_bytes()[:8], "little")
+    data = file.read_bytes()[8 + length :]
+    header = json.loads(file.read_bytes()[8 : 8 + length])
+    header[MATRIX]["data_offsets"] = header[MATRIX.replace("up_proj", "gate_proj")]["data_offsets"]
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
 def absent_shard(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     placed = {MATRIX: "model-00001-of-00002.safetensors", HEAD: "model-00002-of-00002.safetensors"}
@@ -190,6 +201,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "tied by config.json, two tensors": (in_json("config.json", tie_word_embeddings=True), f"{HEAD} is {EMBEDDING}"),
     "quantised": (in_json("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), "(gptq)"),
     "truncated": (cut, "is truncated"),
+    "two tensors in one place": (shared_bytes, "tensors that share bytes"),
     "absent shard": (absent_shard, "lacks model-00002-of-00002.safetensors (1 of 2 parts)"),
     "twice": (twice, "model-00001-of-00001.safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "weights"),
