@@ -102,7 +102,7 @@ def check(
         facts = model_facts()
         problems += facts.problems
         if not problems:
-            warnings += risky_with_model(node_config, facts.context_tokens, facts.has_chat_template)
+            warnings += risky_with_model(node_config, facts.context_tokens, facts.has_chat_template, facts.undeclared_end)
     if connect:
         problems += asyncio.run(unreachable(node_config))
     _advise(node_config, warnings, toy and not untaught)

@@ -44,9 +44,10 @@ def unlike_its_source(config: NodeConfig) -> list[str]:
     return []
 
 
-def risky_with_model(config: NodeConfig, context_tokens: int, has_chat_template: bool) -> list[str]:
-    """The same for settings that depend on the model: on its context in tokens, and on whether its
-    tokenizer has a chat template.
+def risky_with_model(config: NodeConfig, context_tokens: int, has_chat_template: bool, undeclared_end: str = "") -> list[str]:
+    """The same for settings that depend on the model: on its context in tokens, on whether its
+    tokenizer has a chat template, and on the token with which that ends a turn if the model does
+    not declare it.
     """
     sentences = []
     asked = config.generator.max_new_tokens
@@ -59,6 +60,12 @@ def risky_with_model(config: NodeConfig, context_tokens: int, has_chat_template:
         sentences.append(
             f"model.path = {config.model.path}: its tokenizer has no chat template, so questions are sent as plain text. That is "
             "right for a base model; a chat model answers badly: use its -Instruct folder, or add chat_template.jinja"
+        )
+    if undeclared_end:
+        sentences.append(
+            f"model.path = {config.model.path}: its chat template ends a turn with {visible(undeclared_end, 60)}, which is no end "
+            "token of the model, so answers may go on after it until generator.max_new_tokens: add it to eos_token_id in "
+            "generation_config.json, or bring the model in with `swarm model import`, which does that"
         )
     return sentences
 

@@ -139,9 +139,15 @@ def load_causal_lm(
             raise ModelLoadError(not_finite(origin, name, narrow=dtype == torch.float16))
         if value.ndim >= 2 and name not in ties:
             zero[name] = bool(least == 0) and bool(most == 0)
-    if problem := zero_problem(origin, zero):
+    if problem := zero_problem(origin, zero, outer_matrices(loaded)):
         raise ModelLoadError(problem)
     return loaded.to(device).eval()
+
+
+def outer_matrices(model: Any) -> list[str]:
+    """Names of the weights of a model's embedding and output layer, which are never wholly 0."""
+    outer = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None}
+    return [name for name, value in model.named_parameters(remove_duplicate=False) if id(value) in outer]
 
 
 def vocabulary_size(model: Any) -> int:

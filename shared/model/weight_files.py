@@ -5,9 +5,11 @@ and whether their numbers can be weights. Nothing here needs torch.
 from __future__ import annotations
 
 import json
+import math
 import mmap
+import operator
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,12 @@ _EXPONENTS: dict[str, tuple[Any, int]] = {
 """Unsigned type and exponent bits of the float types; a number whose exponent bits are all set is
 NaN or infinite.
 """
+_ITEM_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
 _AT_ONCE = 2**24
 
 
@@ -102,7 +110,8 @@ def tensors_of(file: Path) -> dict[str, Any]:
     and last byte in the file.
 
     Raises:
-        ModelLoadError: it is not a safetensors file, or truncated.
+        ModelLoadError: it is not a safetensors file, truncated, or its tensors are not one after
+            the other with the sizes of their numbers.
     """
     size = file.stat().st_size
     with file.open("rb") as opened:
@@ -113,25 +122,40 @@ def tensors_of(file: Path) -> dict[str, Any]:
         try:
             header = {name: entry for name, entry in json.loads(opened.read(length)).items() if name != "__metadata__"}
             for entry in header.values():
-                begin, end = entry["data_offsets"]
+                begin, end = map(operator.index, entry["data_offsets"])
                 entry["place"] = 8 + length + begin, 8 + length + end
                 _ = entry["dtype"], tuple(entry["shape"])
             places = sorted(entry["place"] for entry in header.values())
-            needed = max((end for _, end in places), default=0)
-            overlap = any(begin < before or end < begin for (_, before), (begin, end) in pairwise(places))
+            unfit = next((name for name, entry in header.items() if not _is_placed(entry)), "")
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ModelLoadError(f"{file} has a header that cannot be read: copy it again") from None
-    if overlap:
+    if unfit:
+        raise ModelLoadError(f"{file} gives the tensor {unfit} a place that does not fit its shape and type: save or copy it again")
+    data = 8 + length
+    if any(begin < before for (_, before), (begin, _) in pairwise([(data, data), *places])):
         raise ModelLoadError(f"{file} has tensors that share bytes, so one of them is not what was saved: save or copy it again")
+    needed = places[-1][1] if places else data
     if needed > size:
         raise ModelLoadError(f"{file} is truncated: its header announces {needed} bytes and it has {size}: copy it again")
+    if data + sum(end - begin for begin, end in places) < size:
+        raise ModelLoadError(f"{file} holds bytes that belong to no tensor, as a file that was patched does: save or copy it again")
     return header
 
 
-def check_values(files: Sequence[Path], tied: Mapping[str, str]) -> None:
+def _is_placed(entry: Mapping[str, Any]) -> bool:
+    """Check that a tensor's place has the size of its numbers. Raises TypeError for a shape that is
+    none.
+    """
+    begin, end = entry["place"]
+    item = _ITEM_BYTES.get(entry["dtype"])
+    return bool(0 <= begin <= end) and (item is None or end - begin == item * math.prod(map(operator.index, entry["shape"])))
+
+
+def check_values(files: Sequence[Path], tied: Mapping[str, str], needed: Collection[str]) -> None:
     """Check the numbers in safetensors files without torch; files in torch's format are not read.
 
-    tied: for each tensor that the model shares with another one, the other one's name.
+    tied: for each tensor that the model shares with another one, the other one's name. needed: as
+    for `zero_problem`.
 
     Raises:
         ModelLoadError: a number is NaN or infinite, matrices are wholly 0 that never are in a
@@ -151,7 +175,7 @@ def check_values(files: Sequence[Path], tied: Mapping[str, str]) -> None:
             for first in range(0, len(values) if dtype in _EXPONENTS else 0, _AT_ONCE):
                 if int((values[first : first + _AT_ONCE].view(unsigned) & unsigned(exponent)).max()) == exponent:
                     raise ModelLoadError(not_finite(str(file), name))
-    if files and (problem := zero_problem(str(files[0].parent), zero)):
+    if files and (problem := zero_problem(str(files[0].parent), zero, needed)):
         raise ModelLoadError(problem)
     for name, other in tied.items():
         if name in held and other in held and not np.array_equal(held[name], held[other]):
@@ -170,19 +194,20 @@ def _arrays(file: Path) -> Iterator[tuple[str, Any, str, int]]:
         yield name, np.frombuffer(mapped, dtype=np.uint8, count=end - begin, offset=begin), entry["dtype"], len(entry["shape"])
 
 
-def zero_problem(origin: str, zero: Mapping[str, bool]) -> str:
+def zero_problem(origin: str, zero: Mapping[str, bool], needed: Collection[str]) -> str:
     """Why a model's matrices cannot be trained ones; empty if they can. zero: of each, whether it
-    is wholly 0.
+    is wholly 0. needed: names of its embedding and output layer in the model; a file may leave out
+    how they begin.
 
     A download that broke off leaves zeros. A model may have some such matrices from its start, but
     neither its embedding nor its output layer, nor many; one with nothing but zeros is a stand-in.
     """
     found = sorted(name for name, is_zero in zero.items() if is_zero)
-    needed = next((name for name in found if name.endswith(("lm_head.weight", "embed_tokens.weight"))), "")
-    if len(found) == len(zero) or not (needed or len(found) * 4 > len(zero)):
+    first = next((name for name in found if any(f".{each}".endswith(f".{name}") for each in needed)), "")
+    if len(found) == len(zero) or not (first or len(found) * 4 > len(zero)):
         return ""
     return (
-        f"{origin}: the weight {needed or found[0]} is wholly 0 ({len(found)} of {len(zero)} matrices are), as a download that "
+        f"{origin}: the weight {first or found[0]} is wholly 0 ({len(found)} of {len(zero)} matrices are), as a download that "
         "broke off leaves it: copy the weights again"
     )
 

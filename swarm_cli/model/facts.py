@@ -48,6 +48,10 @@ class ModelFacts(NamedTuple):
     """Why they would refuse it; the other facts hold only where this is empty."""
     context_tokens: int = 0
     has_chat_template: bool = False
+    undeclared_end: str = ""
+    """The token with which the chat template ends a turn, where the model declares neither it nor
+    another one there as an end token.
+    """
 
 
 def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
@@ -95,16 +99,18 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
 
 
 def _facts(model: ModelSection) -> ModelFacts:
+    from shared.model.chat_template import ending_token
     from shared.model.quiet_reading import ModelLoadError
     from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 
     try:
         tokenizer, length = load_tokenizer(model), model_max_length(model)
-        end_tokens(model, tokenizer)
+        ends = end_tokens(model, tokenizer)
         _check_weights(model)
     except ModelLoadError as error:
         return ModelFacts([str(error)])
-    return ModelFacts([], length, bool(tokenizer.chat_template))
+    turn_end = ending_token(tokenizer) if ending_token(tokenizer, ends) is None else None
+    return ModelFacts([], length, bool(tokenizer.chat_template), "" if turn_end is None else str(tokenizer.decode([turn_end])))
 
 
 def _check_weights(model: ModelSection) -> None:
@@ -118,7 +124,7 @@ def _check_weights(model: ModelSection) -> None:
         return
     kept = _kept(files[0].parent, files)
     try:
-        ties = json.loads(kept.read_text())
+        ties, needed = json.loads(kept.read_text())
     except (OSError, ValueError):
         process = subprocess.run(
             [sys.executable, "-m", MODULE, _WEIGHTS],
@@ -131,14 +137,14 @@ def _check_weights(model: ModelSection) -> None:
             raise ModelLoadError(
                 f"the process that looks at the weights of model.path {model.path!r} ended with code {process.returncode}"
             ) from None
-        problem, ties = json.loads(process.stdout)
+        problem, ties, needed = json.loads(process.stdout)
         if problem:
             raise ModelLoadError(problem) from None
         with contextlib.suppress(OSError):  # without a cache the next check asks torch again
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(ties))
+            kept.write_text(json.dumps([ties, needed]))
     if sum(file.stat().st_size for file in files) <= MOST_READ_BYTES:
-        check_values(files, ties)
+        check_values(files, ties, needed)
 
 
 def _kept(folder: Path, files: Sequence[Path]) -> Path:
@@ -147,7 +153,7 @@ def _kept(folder: Path, files: Sequence[Path]) -> Path:
     """
     from shared.model.weight_files import tensors_of
 
-    digest = hashlib.sha256(f"{VERSION} {importlib.metadata.version('transformers')}\n".encode())
+    digest = hashlib.sha256(f"{VERSION} ties needed {importlib.metadata.version('transformers')}\n".encode())
     digest.update((folder / "config.json").read_bytes())
     for file in files:
         stat = file.stat()
@@ -159,17 +165,20 @@ def _kept(folder: Path, files: Sequence[Path]) -> Path:
     return Path(cache) / "swarm-rl" / "models" / f"{digest.hexdigest()}.json"
 
 
-def _looked_at(model: ModelSection) -> tuple[str, dict[str, str]]:
-    """What is wrong with the names and shapes of the weights, and which tensors are one."""
+def _looked_at(model: ModelSection) -> tuple[str, dict[str, str], list[str]]:
+    """What is wrong with the names and shapes of the weights, which tensors are one, and the names
+    of embedding and output layer.
+    """
     import torch
 
-    from shared.model.loading import LOOKED_AT, load_causal_lm
+    from shared.model.loading import LOOKED_AT, load_causal_lm, outer_matrices
     from shared.model.quiet_reading import ModelLoadError
 
     try:
-        return "", dict(load_causal_lm(model, dtype=torch.float32, device=LOOKED_AT).all_tied_weights_keys or {})
+        loaded = load_causal_lm(model, dtype=torch.float32, device=LOOKED_AT)
+        return "", dict(loaded.all_tied_weights_keys or {}), outer_matrices(loaded)
     except ModelLoadError as error:
-        return str(error), {}
+        return str(error), {}, []
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from services.generator.engines import EngineError, create_engine
 from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
@@ -96,15 +96,30 @@ def cut(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def shared_bytes(folder: Path) -> None:
-    """One tensor of the header gets the place of another of its size."""
-    file = folder / "model.safetensors"
-    length = int.from_bytes(file.read_bytes()[:8], "little")
-    data = file.read_bytes()[8 + length :]
-    header = json.loads(file.read_bytes()[8 : 8 + length])
+def in_header(change: Callable[[dict[str, Any]], None], after: bytes = b"") -> Callable[[Path], None]:
+    """Change the header of the weights, whose bytes stay; `after` comes behind them."""
+
+    def apply(folder: Path) -> None:
+        content = (folder / "model.safetensors").read_bytes()
+        data = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:data])
+        change(header)
+        text = json.dumps(header).encode()
+        (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content[data:] + after)
+
+    return apply
+
+
+def shared_bytes(header: dict[str, Any]) -> None:
     header[MATRIX]["data_offsets"] = header[MATRIX.replace("up_proj", "gate_proj")]["data_offsets"]
-    text = json.dumps(header).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def reversed_place(header: dict[str, Any]) -> None:
+    header[MATRIX]["data_offsets"].reverse()
+
+
+def smaller_shape(header: dict[str, Any]) -> None:
+    header[MATRIX]["shape"] = [1, 1]
 
 
 def absent_shard(folder: Path) -> None:
@@ -201,7 +216,11 @@ WEIGHTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "tied by config.json, two tensors": (in_json("config.json", tie_word_embeddings=True), f"{HEAD} is {EMBEDDING}"),
     "quantised": (in_json("config.json", quantization_config={"quant_method": "gptq", "bits": 4}), "(gptq)"),
     "truncated": (cut, "is truncated"),
-    "two tensors in one place": (shared_bytes, "tensors that share bytes"),
+    "two tensors in one place": (in_header(shared_bytes), "tensors that share bytes"),
+    "a place that ends before it begins": (in_header(reversed_place), f"{MATRIX} a place that does not fit"),
+    "a place of another size": (in_header(smaller_shape), f"{MATRIX} a place that does not fit"),
+    "bytes of no tensor": (in_header(lambda header: None, b"more"), "belong to no tensor"),
+    "float8": (weights(lambda tensors: tensors.update({MATRIX: tensors[MATRIX].to(torch.float8_e4m3fn)})), "F8_E4M3"),
     "absent shard": (absent_shard, "lacks model-00002-of-00002.safetensors (1 of 2 parts)"),
     "twice": (twice, "model-00001-of-00001.safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "weights"),
@@ -389,6 +408,32 @@ def test_config_check_says_no_to_a_model_whose_names_do_not_fit(good: Path, tmp_
     asked = ["config", "check", "--config", str(tmp_path / "node.toml")]
     ended = forked.run("swarm_cli", asked, environment=os.environ | forked.SERVER, cwd=tmp_path, timeout=120)
     assert ended.returncode == EXIT_CONFIG and "'module.'" in ended.stderr and str(folder) in ended.stderr
+
+
+@pytest.mark.parametrize("zero", ["transformer.wte.weight", "lm_head.weight"])
+def test_an_embedding_of_zeros_is_known_by_what_it_does_and_not_by_its_name(good: Path, tmp_path: Path, zero: str) -> None:
+    folder = changed(good, tmp_path / "gpt2", lambda folder: (folder / "model.safetensors").unlink())
+    config = GPT2Config(
+        vocab_size=300, n_positions=256, n_embd=32, n_layer=4, n_head=4, eos_token_id=256, tie_word_embeddings=False
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    through_config_check(folder)
+    weights(lambda tensors: tensors.update({zero: torch.zeros_like(tensors[zero])}))(folder)
+    for door in ("config check", "trainer", "transformers"):
+        assert f"the weight {zero} is wholly 0" in told(door, folder), door
+
+
+def test_a_template_whose_turns_end_with_a_token_that_is_no_end_token_is_warned_of(good: Path, tmp_path: Path) -> None:
+    folder = changed(good, tmp_path / "odd", template(CHAT.replace("<|end|>", "<|pad|>")))
+    assert [facts._facts(ModelSection(path=str(each))).undeclared_end for each in (good, folder)] == ["", "<|pad|>"]
+    (tmp_path / "node.toml").write_text(
+        f'[model]\npath = "{folder}"\n[generator]\nmax_new_tokens = 64\n[[tasks]]\ndataset = "gcd"\n'
+    )
+    asked = ["config", "check", "--config", str(tmp_path / "node.toml")]
+    ended = forked.run("swarm_cli", asked, environment=os.environ | forked.SERVER, cwd=tmp_path, timeout=120)
+    assert ended.returncode == 0 and "<|pad|>" in ended.stdout + ended.stderr
+    imported = import_model(str(folder), tmp_path / "out")
+    assert facts._facts(ModelSection(path=str(imported))).undeclared_end == ""
 
 
 # --- what is taken in, and is right
