@@ -24,11 +24,11 @@ BATCHES_FILE = "batches.jsonl"
 BATCHES_MAX_BYTES = 32 * MIB
 
 SAMPLES_FILE = "samples.jsonl"
-"""A few held-out answers of each evaluation (`services.generator.samples`)."""
+"""A few held-out answers of each evaluation (`services.generator.evaluation`)."""
 SAMPLES_MAX_BYTES = 16 * MIB
 
 FILE_NAMES_FILE = "files.jsonl"
-"""Which file the rows of a dataset were read from (`services.generator.file_names`)."""
+"""Which file the rows of a dataset were read from (`services.generator.service`)."""
 FILE_NAMES_MAX_BYTES = MIB
 
 _UNKNOWN = re.compile(r"unknown_rewards-[A-Za-z0-9-]{1,63}\.jsonl")

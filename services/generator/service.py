@@ -10,36 +10,38 @@ continuous-batching engine busy while some of its groups are long.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
 
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineAway, EngineError, Sample, SamplingParams, WrongSetting
 from services.generator.engines.contract import calls_of, sampled
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures
-from services.generator.file_names import record_file_names
 from services.generator.groups import call_seed, rollout_group
 from services.generator.ledger import consumed_with_moving_i
 from services.generator.ledger_store import DrawLedger
-from services.generator.pace import Pace
 from services.generator.policy_follower import PolicyFollower
 from services.generator.publishing import GroupPublisher
 from services.generator.server_key import server_key
 from services.generator.tasks import PromptedTask, Prompter
 from services.generator.waiting import ServerWait
 from shared.cancelling import run_until_stopped
-from shared.config import NodeConfig
+from shared.config import NodeConfig, TaskSpec
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
 from shared.contracts.messages import ModelIdentity
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.device_turns import device_turns
+from shared.json_lines import BoundedLines, read_bounded
 from shared.model.reading import load_tokenizer, model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash
+from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.metrics import DefaultRegistryMetrics
 from shared.runtime.status import EVALUATING_BASE
@@ -319,3 +321,42 @@ def _engine_of(config: NodeConfig, max_length: int) -> Engine:
         )
     except EngineError as error:
         raise FatalError(str(error)) from None
+
+
+class Pace:
+    """The pace of one generator, which its concurrent calls share."""
+
+    def __init__(self, groups_per_minute: float) -> None:
+        """`groups_per_minute`: the most; 0: no limit."""
+        self._group_s = 60.0 / groups_per_minute if groups_per_minute else 0.0
+        self._free_s = 0.0
+
+    def after(self, groups: int, started_s: float) -> float:
+        """When the call that made `groups` groups may be followed by another, on the clock of
+        `started_s`, the time at which it began. In the long run all calls together keep the pace;
+        at the start each of them makes one call at once.
+        """
+        self._free_s = max(self._free_s, started_s) + groups * self._group_s
+        return self._free_s
+
+
+def record_file_names(run_dir: Path, sources: Iterable[TaskSpec]) -> None:
+    """Append a line for each file that has another name than when it was last read.
+
+    sources: with each file's `dataset` set to the name of its rows.
+
+    Raises:
+        OSError: a line cannot be written.
+    """
+    names = {spec.dataset: spec.file_name for spec in sources if spec.source == "file"}
+    if not names:
+        return
+    path = run_dir / FILE_NAMES_FILE
+    known = {str(line.get("dataset")): line.get("file") for line in read_bounded(path)}
+    lines = BoundedLines(path, FILE_NAMES_MAX_BYTES)
+    try:
+        for dataset, name in names.items():
+            if known.get(dataset) != name:
+                lines.append(json.dumps({"dataset": dataset, "file": name}, separators=(",", ":")))
+    finally:
+        lines.close()

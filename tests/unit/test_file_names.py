@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from services.generator.file_names import record_file_names
+from services.generator.service import record_file_names
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.control import NodeRecord
 from shared.contracts.messages import BatchItem, ModelIdentity

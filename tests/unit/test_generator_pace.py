@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.generator.pace import Pace
+from services.generator.service import Pace
 
 
 @pytest.mark.parametrize("calls", [1, 3])
