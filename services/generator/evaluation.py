@@ -100,18 +100,19 @@ class Evaluator:
             self._base_answers = await self._answers()
 
     async def run(self) -> None:
-        """Loop for ever and evaluate when due."""
+        """Loop for ever and evaluate when due. Answers that could not be reported are kept."""
         if not self._tasks:
             return
         async with ScorerPool.from_config(self._context.config.verifier, tasks=self._sources, workers=1) as scorers:
             await try_rewards(scorers, [spec for spec in self._sources if worth_trying(spec)], self._rules)
-            if self._base_answers is not None:
-                await self._report(self._base_answers, scorers)
+            unreported = self._base_answers
             while True:
                 try:
-                    due = await self._due() and await self._take_turn(self._engine.policy_version)
-                    if due and (answers := await self._answers()) is not None:
-                        await self._report(answers, scorers)
+                    if unreported is None and await self._due() and await self._take_turn(self._engine.policy_version):
+                        unreported = await self._answers()
+                    if unreported is not None:
+                        await self._report(unreported, scorers)
+                        unreported = None
                 except TransportError as error:
                     self._context.log.warning("evaluation_postponed", reason=str(error))
                     await asyncio.sleep(1.0)
@@ -193,9 +194,9 @@ class Evaluator:
         """Score and report. The file is written before the bucket: a report that is lost with this
         process is made again, but not one that is already in the bucket.
         """
+        await self._learn_passes()  # first, since it fails while the server is away, and scoring takes long
         started, answers = time.monotonic(), answered.samples
         results = await scorers.score([(each.task, [answer.text]) for each, answer in zip(self._tasks, answers, strict=True)])
-        await self._learn_passes()
         scored = judged_answers(self._rules, [each.task.ref for each in self._tasks], results)
         version, unknown = answers[0].policy_version, [each for each in results if each.rewards == [None]]
         if unknown:
@@ -219,8 +220,8 @@ class Evaluator:
             values=self._rules.values,
         )
         self._write(report)
-        self._write_samples(answers, scored, report)
         await self._context.node.kv.put(self._bucket, EVAL_KEY, encode(report))
+        self._write_samples(answers, scored, report)
         self._figures.evaluated(report)
         pass_rate = None if report.pass_rate is None else round(report.pass_rate, 4)
         mean_reward, n = round(report.mean_reward, 4), report.n

@@ -28,10 +28,9 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
         CommandError: the model cannot be imported, or trainer and engine give it different
         logprobs.
     """
-    from shared.model.gguf_once import gguf_read_once
     from shared.model.import_plan import check_room, plan_import
     from shared.model.import_source import find_source, whole_path
-    from shared.model.importing import read_model, write_model
+    from shared.model.importing import gguf_read_once, read_model, write_model
     from shared.model.quiet_reading import ModelLoadError
     from shared.new_folder import appearing_whole, refuse_filled
 

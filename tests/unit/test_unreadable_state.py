@@ -28,6 +28,7 @@ from services.generator.ledger_store import DrawLedger
 from services.trainer.step_publisher import Publisher
 from services.verifier.figures import Figures as VerifierFigures
 from services.verifier.swarm_reader import SwarmReader
+from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
@@ -39,9 +40,13 @@ from shared.json_lines import read_jsonl
 from shared.rewards import Mark
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.status import StatusBoard
+from shared.tasks import derive_task
 from shared.tasks.sandbox import JobResult
-from shared.transport.base import Transport
+from shared.transport.base import Deadline, Transport, bucket_stream
+from shared.transport.nats.jetstream_api import call
+from shared.transport.nats.transport import connection_of
 from tests.full_disk import no_file_above
+from tests.integration.running_verifier import until
 from tests.nats_server import own_plane
 
 BUCKET = subjects.node_bucket("alpha")
@@ -159,6 +164,32 @@ async def test_an_evaluation_without_any_known_reward_has_a_line_and_its_policys
     assert (unscored["n"], unscored["unknown"], unscored["pass_rate"], unscored["mean_reward"]) == (0, 1, None, None)
     assert (scored["policy_version"], scored["n"], scored["unknown"], scored["pass_rate"]) == (0, 1, 0, 1.0)
     assert evaluator._written_pass_ratio_of_base() == 1.0
+
+
+@pytest.mark.slow
+async def test_what_the_base_policy_answered_is_reported_once_its_bucket_is_back(config: NodeConfig) -> None:
+    transport, task = await node(), derive_task(TaskRef(dataset="gcd", config="{}", seed=1, index=1))
+    engine = cast("Any", SimpleNamespace(policy_version=0))  # all that is asked of it here
+    evaluator = an_evaluator(config, transport, engine, SimpleNamespace(prompt_ids=[1], task=task))
+    evaluator._base_answers = _Answers([Sample((1, 2), f"<answer>{task.answer}</answer>", "stop", None)], 0.1)
+    await call(connection_of(transport), f"STREAM.DELETE.{bucket_stream(BUCKET)}", None, Deadline(10), "delete")
+
+    async def reported() -> bool:
+        assert not running.done(), running
+        return await transport.kv.get(BUCKET, subjects.EVAL_KEY) is not None
+
+    with capture_logs() as logs:
+        running = asyncio.create_task(evaluator.run())
+        try:
+            await until(lambda: running.done() or any(each["event"] == "evaluation_postponed" for each in logs))
+            assert not running.done(), running
+            await ensure_node_streams(transport, "alpha")
+            await until(reported)
+        finally:
+            await cancel_and_wait(running)
+    entry = await transport.kv.get(BUCKET, subjects.EVAL_KEY)
+    assert entry is not None and decode(entry.value, EvalReport).pass_rate == 1.0
+    assert len(read_jsonl(config.node.run_dir / "eval.jsonl")) == len(read_jsonl(config.node.run_dir / "samples.jsonl")) == 1
 
 
 async def test_a_torn_line_of_evaluations_costs_that_line_alone(config: NodeConfig) -> None:
