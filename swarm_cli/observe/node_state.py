@@ -566,5 +566,5 @@ class NodeState:
         if trainer == FIRST_GROUPS and generator in _BEFORE_FIRST_GROUPS:
             return f"starting: {_BEFORE_FIRST_GROUPS[generator]}"
         if self.step == 0 and trainer != "training" and not self.finished:
-            return f"starting: {trainer}"
+            return f"starting: {'the trainer loads the model' if trainer == STARTING else trainer}"
         return ", ".join(filter(None, (trainer, self.none_taken)))
