@@ -1,4 +1,6 @@
-"""The four services of a node. Starting, permissions, counts and displays follow this order."""
+"""The users of a secured server: the four services of a node, in the order that starting,
+permissions, counts and displays follow, and those of people.
+"""
 
 from __future__ import annotations
 
@@ -8,3 +10,12 @@ Role = Literal["generator", "verifier", "sampler", "trainer"]
 ROLES: tuple[Role, ...] = get_args(Role)
 SEVERAL: tuple[Role, ...] = ("generator", "verifier")
 """Roles that may have several processes (replicas) per node; each other role has one."""
+
+OPERATOR = "operator"
+"""User of a person: creates streams, reads everything, requeues dead letters."""
+WATCH = "watch"
+"""User of `swarm nats watch`: receives JetStream's reports on requests, and may request nothing."""
+OBSERVER = "observer"
+"""User of `swarm status --token`: reads the swarm's scores and its directory, and may write
+nothing. Spectators share its key.
+"""

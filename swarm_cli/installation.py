@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import swarm_cli
-
 _FOLDER = Path(__file__).parent / "local" / "defaults"
 DEMO_CONFIG = _FOLDER / "demo.toml"
 """The configuration of every command when neither `--config` nor `SWARM_CONFIG` names one."""
@@ -25,4 +23,4 @@ def own_modules() -> dict[str, str]:
     which Python searches first: it may hold files of somebody else, such as a run or a dataset.
     Empty if the current folder is the checkout that `swarm` itself was imported from.
     """
-    return {} if Path(swarm_cli.__file__).resolve().parents[1] == Path.cwd() else {"PYTHONSAFEPATH": "1"}
+    return {} if Path(__file__).resolve().parents[1] == Path.cwd() else {"PYTHONSAFEPATH": "1"}

@@ -21,8 +21,8 @@ from shared.config.sections import TaskSpec
 from shared.contracts.codec import decode_foreign, encode
 from shared.contracts.wire import Count, DatasetName, Message, MessageError, NodeId, PlainText, SchemaVersion, Seconds, SwarmId
 from shared.identity.keys import is_public_key, is_seed
-from shared.identity.permissions import OPERATOR, WATCH
 from shared.os_words import in_words
+from shared.roles import OPERATOR, WATCH
 from shared.text import visible
 from swarm_cli.errors import CommandError
 

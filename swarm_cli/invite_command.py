@@ -17,10 +17,10 @@ from shared.config import NodeConfig
 from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity import keys
-from shared.identity.permissions import OBSERVER, OPERATOR
 from shared.identity.roster import RosterError, read_roster
 from shared.os_words import in_words
 from shared.registry import VERIFIERS
+from shared.roles import OBSERVER, OPERATOR
 from shared.text import visible
 from shared.transport.nats.credentials import authority_context
 from shared.version import VERSION

@@ -20,7 +20,7 @@ from shared.contracts.subjects import BANS_KEY, SENDERS_PREFIX, node_dead_letter
 from shared.contracts.wire import MessageError, is_node_name
 from shared.dead_letters import DeadLetter, read_letters, requeue
 from shared.identity.keys import is_public_key
-from shared.identity.permissions import OPERATOR
+from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import Conflict, StreamState, Transport

@@ -23,8 +23,7 @@ import msgspec
 
 from shared.config import NodeConfig
 from shared.plain_files import open_plain, read_plain
-from shared.runtime.exits import EXIT_CONFIG
-from shared.runtime.supervise import CRASH_WINDOW_S, MAX_CRASHES
+from shared.runtime.exits import CRASH_WINDOW_S, EXIT_CONFIG, MAX_CRASHES
 from shared.text import visible
 from shared.transport.base import NotConnected
 from swarm_cli.errors import CommandError

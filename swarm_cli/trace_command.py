@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.config import NodeConfig
-from shared.identity.permissions import OPERATOR
+from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.text import visible, visible_json
 from shared.transport.base import Transport, TransportError

@@ -35,6 +35,7 @@ from shared.config import NodeConfig, TaskSpec
 from shared.contracts.codec import decode
 from shared.contracts.control import DrawLease, SamplerPosition
 from shared.contracts.messages import ModelIdentity
+from shared.contracts.status_figures import EVALUATING_BASE
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.device_turns import device_turns
@@ -44,7 +45,6 @@ from shared.model.tokenizer_hash import tokenizer_hash
 from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.metrics import DefaultRegistryMetrics
-from shared.runtime.status import EVALUATING_BASE
 from shared.tasks import HeldOut, TaskConfigError, dataset_size, held_out_tasks
 from shared.tasks.reference_checks import left_out, looked_at
 from shared.tasks.reference_checks import told as left_out_lines

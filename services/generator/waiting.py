@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from services.generator.engines.base import EngineAway
+from shared.contracts.status_figures import STARTING
 from shared.runtime import ServiceContext
-from shared.runtime.status import STARTING
 
 WAITING = "waiting for the engine's server"
 """The state of a generator whose engine's server is away."""

@@ -29,7 +29,7 @@ from services.trainer.tracking.base import Feeds, open_feeds, tracking_problems
 from shared.cancelling import sleep_unless_stopped, unless_stopped
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch, batch_fields
-from shared.contracts.status_figures import StatusFigure
+from shared.contracts.status_figures import FIRST_GROUPS, StatusFigure
 from shared.device_turns import TurnError, device_turns
 from shared.json_lines import BoundedLines
 from shared.model.weights import WeightsError
@@ -37,7 +37,6 @@ from shared.policy_store import PolicyStoreError
 from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, TRAINED_FILE, TRAINED_MAX_BYTES
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.logs import Log
-from shared.runtime.status import FIRST_GROUPS
 from shared.transport.base import NotConnected, TransportError
 
 

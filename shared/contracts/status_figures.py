@@ -1,11 +1,14 @@
-"""The figures of a process's status (`ServiceStatus.figures`), which `swarm status`, `swarm top`
-and the progress view read. Prometheus has more, under other names (docs/metrics.md).
+"""What a process's status (`ServiceStatus`) tells: its state, its figures, and from its age whether
+the process is alive. `swarm status`, `swarm top`, the page and the progress view read it;
+Prometheus has more figures, under other names (docs/metrics.md).
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NewType
+
+from shared.contracts.control import ServiceStatus
 
 FamilyFigure = NewType("FamilyFigure", str)
 """Name of a figure that belongs to a family, made by `FigureFamily.of`."""
@@ -113,3 +116,39 @@ class FigureFamily(StrEnum):
         if not figure.startswith(before) or not figure.endswith(after):
             return None
         return figure[len(before) : len(figure) - len(after)] or None
+
+
+STARTING = "starting"
+"""The first state of a process."""
+EVALUATING_BASE = "evaluating the base policy"
+FIRST_GROUPS = "waiting for the first groups"
+"""States of a generator and of a trainer before the first step."""
+STOPPED = "stopped"
+"""The last state of a process that shut down in order."""
+STATUS_INTERVAL_S = 2.0
+"""Each status also serves as a heartbeat."""
+MISSED_HEARTBEATS = 15
+"""How many statuses must be missing before a process counts as gone. On a busy machine, or while a
+server restarts, a working process may be late by several.
+"""
+SILENT_S = MISSED_HEARTBEATS * STATUS_INTERVAL_S
+"""Age of the last status from which a process counts as gone, wherever that is judged."""
+
+
+def is_alive(status: ServiceStatus, now: float) -> bool:
+    """Check whether the process that wrote `status` is running: it has not reported its stop, and
+    the status is less than `SILENT_S` old.
+    """
+    return status.state != STOPPED and now - status.updated_at <= SILENT_S
+
+
+LATE_FACTOR = 5.0
+LATE_AT_LEAST_S = 30.0
+"""Evaluations, checkpoints and a busy machine cause gaps of several seconds even in quick work."""
+
+
+def late_after_s(usual_s: float | None) -> float | None:
+    """Seconds after its last unit of work from which a process counts as late; None if its pace is
+    not known.
+    """
+    return None if usual_s is None else max(LATE_AT_LEAST_S, LATE_FACTOR * usual_s)

@@ -14,18 +14,10 @@ from dataclasses import dataclass
 
 from shared.contracts import subjects
 from shared.contracts.subjects import FINDINGS_KEY, REPUTATION_KEY, SENDERS_PREFIX
-from shared.roles import ROLES, SEVERAL
+from shared.roles import OBSERVER, ROLES, SEVERAL
 from shared.transport.base import bucket_stream
 from shared.transport.blobs import companion_name, companion_subject
 
-OPERATOR = "operator"
-"""User of a person: creates streams, reads everything, requeues dead letters."""
-WATCH = "watch"
-"""User of `swarm nats watch`: receives JetStream's reports on requests, and may request nothing."""
-OBSERVER = "observer"
-"""User of `swarm status --token`: reads the swarm's scores and its directory, and may write
-nothing. Spectators share its key.
-"""
 ADVISORY = "$JS.EVENT.ADVISORY.API"
 """Subject on which JetStream reports, in the streams' account, each API request and its sender."""
 

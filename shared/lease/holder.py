@@ -103,7 +103,6 @@ class Lease:
     a `Fence`.
 
     lost: set when another process has taken it over; `loss` is then the message about it.
-    held_back: why nothing may be written for now, although the lease is this process's; or empty.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Lease:
         self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.lost = asyncio.Event()
         self.loss = ""
-        self.held_back = ""
+        self._held_back = ""
         self.seen: LeaseRecord | None = None
         """The holder when the lease was last read."""
 
@@ -153,6 +152,10 @@ class Lease:
         mine = self._record
         return found.released or found.holder == mine.holder or (bool(found.place) and found.place == mine.place)
 
+    def hold_back(self, why: str) -> None:
+        """Let nothing be written for now, although the lease is this process's; "": write again."""
+        self._held_back = why
+
     async def writable(self) -> None:
         """Return when this process may write: at once while its term runs, else after a renewal.
 
@@ -162,8 +165,8 @@ class Lease:
         """
         if self.lost.is_set():
             raise LeaseLost(self.loss)
-        if self.held_back:
-            raise NotConnected(self.held_back)
+        if self._held_back:
+            raise NotConnected(self._held_back)
         if not self._term.holds(self._clock()):
             await self.renew()
 
@@ -219,8 +222,8 @@ class Lease:
         """Renew at the server, which also shows whether the lease is still this process's. Raises
         what `writable` raises.
         """
-        if self.held_back:
-            raise NotConnected(self.held_back)
+        if self._held_back:
+            raise NotConnected(self._held_back)
         async with self._renewing:
             for _ in range(3):
                 sent_s = self._clock()

@@ -28,6 +28,13 @@ class FatalError(Exception):
     """
 
 
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+CRASH_WINDOW_S = 120.0
+MAX_CRASHES = 8
+"""A process that crashes is started again after the next of these pauses; given up after so many
+crashes within the window.
+"""
+
 FILE_VARIABLE = "SUPERVISE_DEATHS"
 """Names the file for `shared.runtime.supervise`. Not a setting: it differs between the processes of
 a node.

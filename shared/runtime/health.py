@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from shared.cancelling import sleep_unless_stopped
+from shared.contracts.status_figures import SILENT_S
 from shared.runtime.exits import FatalError
 from shared.runtime.logs import Log
-from shared.runtime.status import SILENT_S
 from shared.text import visible
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.cancelling import StillRunningError, cancel_and_wait
 from shared.config import ConfigError, NodeConfig, load_config
+from shared.contracts.status_figures import STOPPED
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
 from shared.ignored_entries import ignored_entries
 from shared.lease.folder import FolderLock
@@ -39,7 +40,7 @@ from shared.runtime.metrics import PlaneMetrics, service_registry
 from shared.runtime.naming import leased, lock_folder, take_lease
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.runtime.spans import open_spans
-from shared.runtime.status import STOPPED, ClockSkew, StatusBoard
+from shared.runtime.status import ClockSkew, StatusBoard
 from shared.runtime.streams import KnownStreams, StreamsReplaced, refuse_empty_store
 from shared.runtime.writes import SyncMetrics, Writes, watch_storage
 from shared.transport.base import AccessDenied, NotConnected, Transport, TransportError
@@ -220,7 +221,7 @@ async def _work(service: Service, context: ServiceContext, lease: Lease, known: 
         watch_storage(context.config.node.id, context.role, context.replica, context.node, context.status, context.log)
     )
     working, lost = asyncio.create_task(service.run(context)), asyncio.create_task(lease.lost.wait())
-    watching = asyncio.create_task(known.watch(lease))
+    watching = asyncio.create_task(known.watch(lease.hold_back))
     try:
         await asyncio.wait({working, lost, watching}, return_when=asyncio.FIRST_COMPLETED)
         if lease.lost.is_set():

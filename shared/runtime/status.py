@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
-from shared.contracts.status_figures import FamilyFigure, StatusFigure
+from shared.contracts.status_figures import STARTING, STATUS_INTERVAL_S, FamilyFigure, StatusFigure
 from shared.contracts.subjects import node_bucket, status_key
 from shared.roles import Role
 from shared.transport.base import Transport, TransportError
@@ -51,6 +51,7 @@ class ClockSkew:
         self._gauge.set(ahead_s(sent_at, stored_at, answered_at))
 
 
+CLOCK_EVERY_REPORTS = 15
 PAUSES_KEPT = 50
 PAUSE_S = 0.5
 """Units of work that follow each other more quickly are one burst, as when a verifier scores what a
@@ -61,9 +62,6 @@ KNOWN_AFTER_S = 60.0
 first does what was waiting, and the first pause of one that works in bursts is yet to come.
 """
 FEWEST_PAUSES = 3
-LATE_FACTOR = 5.0
-LATE_AT_LEAST_S = 30.0
-"""Evaluations, checkpoints and a busy machine cause gaps of several seconds even in quick work."""
 
 
 class WorkPace:
@@ -109,38 +107,6 @@ class WorkPace:
         total = sum(pauses) + sum(bursts)
         squares = sum(pause * pause for pause in pauses) + sum(each for _, _, each in self._pauses) + self._burst_squares
         return squares / total if total > 0 else 0.0
-
-
-def late_after_s(usual_s: float | None) -> float | None:
-    """Seconds after its last unit of work from which a process counts as late; None if its pace is
-    not known.
-    """
-    return None if usual_s is None else max(LATE_AT_LEAST_S, LATE_FACTOR * usual_s)
-
-
-STARTING = "starting"
-"""The first state of a process."""
-EVALUATING_BASE = "evaluating the base policy"
-FIRST_GROUPS = "waiting for the first groups"
-"""States of a generator and of a trainer before the first step."""
-STOPPED = "stopped"
-"""The last state of a process that shut down in order."""
-STATUS_INTERVAL_S = 2.0
-"""Each status also serves as a heartbeat."""
-MISSED_HEARTBEATS = 15
-"""How many statuses must be missing before a process counts as gone. On a busy machine, or while a
-server restarts, a working process may be late by several.
-"""
-CLOCK_EVERY_REPORTS = 15
-SILENT_S = MISSED_HEARTBEATS * STATUS_INTERVAL_S
-"""Age of the last status from which a process counts as gone, wherever that is judged."""
-
-
-def is_alive(status: ServiceStatus, now: float) -> bool:
-    """Check whether the process that wrote `status` is running: it has not reported its stop, and
-    the status is less than `SILENT_S` old.
-    """
-    return status.state != STOPPED and now - status.updated_at <= SILENT_S
 
 
 class StatusBoard:

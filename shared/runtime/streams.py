@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 
 from shared.contracts import subjects
 from shared.contracts.streams import MissingStreams, node_streams
-from shared.lease.holder import Lease
 from shared.roles import Role
 from shared.runtime.logs import Log
 from shared.transport.base import StreamMissing, Transport, TransportError, bucket_stream
@@ -108,9 +107,9 @@ class KnownStreams:
         with suppress(OSError):  # a folder that cannot be written: this process knows them anyway
             (run_dir / FILE).write_text(json.dumps(names_of(self._node)))
 
-    async def watch(self, lease: Lease) -> None:
+    async def watch(self, hold_back: Callable[[str], None]) -> None:
         """Look for ever: at all streams after a reconnection, else at one after the other. While
-        some are missing, `lease` lets nothing be written.
+        some are missing, `hold_back` is given the reason why nothing may be written, else "".
 
         Raises:
             StreamsReplaced: others have taken their place.
@@ -123,12 +122,12 @@ class KnownStreams:
             reconnects = self._transport.counters.reconnects
             with suppress(TransportError):  # the server does not say; the last answer stays
                 if reconnects != seen_reconnects or self.missing:
-                    await self._look(tuple(self._created), lease)
+                    await self._look(tuple(self._created), hold_back)
                     seen_reconnects = reconnects
                 elif looks % LOOKS_BETWEEN == 0:
-                    await self._look((next(turns),), lease)
+                    await self._look((next(turns),), hold_back)
 
-    async def _look(self, names: Sequence[str], lease: Lease) -> None:
+    async def _look(self, names: Sequence[str], hold_back: Callable[[str], None]) -> None:
         # One that is missing may be the first sign of an empty store, so all are looked at then.
         gone: list[str] = []
         other: list[str] = []
@@ -141,7 +140,7 @@ class KnownStreams:
                 if created != self._created[name]:
                     other.append(name)
         if gone and len(names) < len(self._created):
-            await self._look(tuple(self._created), lease)
+            await self._look(tuple(self._created), hold_back)
             return
         if other and not gone:
             self._log.error(
@@ -153,4 +152,4 @@ class KnownStreams:
         if self.missing and not gone:
             self._log.info("streams_back", streams=list(self.missing))
         self.missing = tuple(gone)
-        lease.held_back = lost_sentence(gone, self._url) if gone else ""
+        hold_back(lost_sentence(gone, self._url) if gone else "")

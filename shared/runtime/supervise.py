@@ -27,12 +27,8 @@ from collections import deque
 from pathlib import Path
 from types import FrameType
 
-from shared.runtime.exits import EXIT_CONFIG, FILE_VARIABLE, note_death
+from shared.runtime.exits import BACKOFF_S, CRASH_WINDOW_S, EXIT_CONFIG, FILE_VARIABLE, MAX_CRASHES, note_death
 from shared.runtime.parent_death import end_with_parent, ending_with_parent
-
-BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-CRASH_WINDOW_S = 120.0
-MAX_CRASHES = 8
 
 
 class RestartPolicy:

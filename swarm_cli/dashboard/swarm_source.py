@@ -16,8 +16,8 @@ from shared.config import NodeConfig
 from shared.contracts.control import EvalReport
 from shared.contracts.messages import Batch
 from shared.contracts.wire import is_node_name
-from shared.identity.permissions import OPERATOR
 from shared.identity.statements import Heard
+from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible, visible_json
 from shared.transport.base import NotConnected, Transport, TransportError

@@ -23,7 +23,7 @@ import typer
 from shared.config import NodeConfig, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.sections import ModelSection
-from shared.identity.permissions import OBSERVER
+from shared.roles import OBSERVER
 from shared.runtime.exits import EXIT_CONFIG
 from shared.setting_names import told
 from swarm_cli.config_checks import check_objective

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from shared.identity.permissions import OBSERVER, OPERATOR
 from shared.identity.roster import RosterError
 from shared.os_words import in_words
+from shared.roles import OBSERVER, OPERATOR
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.command import check

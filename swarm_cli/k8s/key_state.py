@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from shared.identity import keys
-from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
 from shared.identity.roster import RosterEntry, RosterError, parse_roster
 from shared.os_words import in_words
 from shared.plain_files import read_named
+from shared.roles import OBSERVER, OPERATOR, WATCH
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
 from swarm_cli.k8s.secret_objects import (

@@ -14,8 +14,7 @@ from typing import Any
 
 import yaml
 
-from shared.identity.permissions import OPERATOR, WATCH
-from shared.roles import ROLES
+from shared.roles import OPERATOR, ROLES, WATCH
 from swarm_cli.errors import CommandError
 
 SERVERS = 3

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.runtime.supervise import BACKOFF_S, CRASH_WINDOW_S
+from shared.runtime.exits import BACKOFF_S, CRASH_WINDOW_S
 
 SERVER, VIEW = "nats", "progress"
 ECHO_S = 1.0

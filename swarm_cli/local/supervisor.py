@@ -14,8 +14,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from shared.cancelling import cancel_and_wait
-from shared.runtime.exits import EXIT_CONFIG
-from shared.runtime.supervise import BACKOFF_S
+from shared.runtime.exits import BACKOFF_S, EXIT_CONFIG
 from swarm_cli.local.output import SYSTEM, Output
 from swarm_cli.local.process import WAITED_FOR, Endings, Process, forget_earlier_deaths, reaping_orphans
 from swarm_cli.local.rules import SERVER, EndRun, RunRules, Signals, StartAgain, node_of

@@ -8,8 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from shared.identity import keys
-from shared.identity.permissions import OBSERVER, OPERATOR, WATCH
-from shared.roles import ROLES
+from shared.roles import OBSERVER, OPERATOR, ROLES, WATCH
 from swarm_cli.errors import CommandError, checked_node
 from swarm_cli.nats.server_config import MEMBER_CONNECTIONS, Account, Storage, node_account, swarm_account
 

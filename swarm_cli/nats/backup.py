@@ -25,8 +25,8 @@ import typer
 from shared.config import NodeConfig
 from shared.contracts.streams import REACHING_BEYOND
 from shared.contracts.subjects import node_bucket
-from shared.identity.permissions import OPERATOR
 from shared.new_folder import appearing_whole, refuse_filled
+from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.text import visible
 from shared.transport.base import Deadline, NotConnected, bucket_stream

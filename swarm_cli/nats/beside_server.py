@@ -41,7 +41,7 @@ from shared.transport.base import TransportError
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection, Options
 from swarm_cli.errors import CommandError
-from swarm_cli.nats_monitor import answer, certificate_end, monitor_address
+from swarm_cli.server_diagnosis import answer, certificate_end, monitor_address
 
 log = structlog.get_logger(__name__)
 

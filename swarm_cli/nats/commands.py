@@ -20,8 +20,8 @@ from shared.contracts.streams import (
     verifier_consumer,
 )
 from shared.contracts.subjects import node_rollouts_stream
-from shared.identity.permissions import OPERATOR, WATCH
 from shared.policy_store.jetstream import policies_stream, prepare_policies_stream
+from shared.roles import OPERATOR, WATCH
 from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.base import Lowering, WouldLower

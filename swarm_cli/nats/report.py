@@ -20,7 +20,7 @@ from shared.contracts.streams import swarm_streams
 from shared.contracts.subjects import SWARM_NODES_BUCKET
 from shared.runtime.streams import FILE, names_of
 from shared.text import visible, visible_json
-from shared.transport.base import Deadline, bucket_stream
+from shared.transport.base import Deadline, TransportError, bucket_stream
 from shared.transport.nats import administration
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection
@@ -29,13 +29,89 @@ from swarm_cli.console import count, say
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.account_list import Plane
 from swarm_cli.nats.backup import KeyOption, PlaneOption, belongs_to, with_connection
-from swarm_cli.nats_monitor import Server, ask, storage_finding
 from swarm_cli.runs import run_at
+from swarm_cli.server_diagnosis import TIMEOUT_S, answer, certificate_end
 
 NEARLY_FULL = 0.9
 """For streams that refuse messages when full. A stream that drops its oldest messages is usually
 full.
 """
+RENEWED_S = 30 * 86_400.0
+"""A certificate with less time left should be renewed, as `swarm k8s secrets` does."""
+STORAGE_NEARLY_FULL = 0.85
+"""The same threshold as the alert NatsJetStreamStorageHigh's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server's figures. `problem`: why it could not be asked; then the rest is empty."""
+
+    url: str
+    problem: str = ""
+    name: str = ""
+    version: str = ""
+    uptime: str = ""
+    health: str = ""
+    connections: int = 0
+    slow_consumers: int = 0
+    memory_bytes: int = 0
+    store_bytes: int = 0
+    store_most_bytes: int = 0
+    reserved_bytes: int = 0
+    leader: str | None = None
+    """Leader of the cluster; None for a single server, empty if there is no leader."""
+    offline: tuple[str, ...] = ()
+    certificate_end: float | None = None
+    """Unix time at which the certificate that it presents now expires; None without TLS."""
+
+    def findings(self) -> Iterator[str]:
+        """A sentence for each thing that is wrong with it."""
+        if self.problem:
+            yield f"monitoring port {self.url} does not answer: {self.problem}"
+            return
+        if self.health != "ok":
+            yield f"server {self.name} is not healthy: {self.health}"
+        if self.leader == "":
+            yield f"server {self.name} knows no leader of the cluster: no stream can be made or changed"
+        for name in self.offline:
+            yield f"server {name} is offline, according to {self.name}"
+        if self.certificate_end is not None and self.certificate_end < time.time() + RENEWED_S:
+            ends = time.strftime("%Y-%m-%d", time.gmtime(self.certificate_end))
+            yield f"the certificate of server {self.name} expires on {ends}: renew it, and reload the server"
+        yield from storage_finding(f"server {self.name}", self.store_bytes, self.store_most_bytes)
+
+
+def ask(url: str) -> Server:
+    """A server's figures. Never raises: if the server does not answer, `problem` says why."""
+    try:
+        about, stored, health = (answer(url, page, 2 * TIMEOUT_S) for page in ("varz", "jsz", "healthz"))
+        with readable("varz, jsz and healthz"):
+            meta = stored.get("meta_cluster")
+            copies = (meta or {}).get("replicas") or []
+            return Server(
+                url=url,
+                name=str(about["server_name"]),
+                version=str(about["version"]),
+                uptime=str(about["uptime"]),
+                health=str(health["status"] if health["status"] == "ok" else health.get("error") or health["status"]),
+                connections=int(about["connections"]),
+                slow_consumers=int(about["slow_consumers"]),
+                memory_bytes=int(about["mem"]),
+                store_bytes=int(stored["storage"]),
+                store_most_bytes=int(stored["config"]["max_storage"]),
+                reserved_bytes=int(stored["reserved_storage"]),
+                leader=None if meta is None else str(meta.get("leader") or ""),
+                certificate_end=certificate_end(about),
+                offline=tuple(str(each.get("name")) for each in copies if each.get("offline")),
+            )
+    except TransportError as error:
+        return Server(url=url, problem=str(error))
+
+
+def storage_finding(whose: str, used: int, most: int) -> Iterator[str]:
+    """Whether a store is nearly full. `most` below 1: no limit."""
+    if most > 0 and used / most >= STORAGE_NEARLY_FULL:
+        yield f"{whose} has used {used / most:.0%} of its JetStream storage; at 100 % every stream refuses messages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.identity.permissions import (
-    ADVISORY,
-    EVERYTHING,
-    OBSERVER,
-    OPERATOR,
-    WATCH,
-    Permissions,
-    node_role,
-    swarm_node,
-    swarm_observer,
-)
-from shared.roles import ROLES
+from shared.identity.permissions import ADVISORY, EVERYTHING, Permissions, node_role, swarm_node, swarm_observer
+from shared.roles import OBSERVER, OPERATOR, ROLES, WATCH
 from swarm_cli.errors import CommandError
 
 HOSTED_GIB = 64

@@ -11,11 +11,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
-from shared.contracts.status_figures import FamilyFigure, FigureFamily, StatusFigure
+from shared.contracts.status_figures import (
+    EVALUATING_BASE,
+    FIRST_GROUPS,
+    STARTING,
+    STATUS_INTERVAL_S,
+    STOPPED,
+    FamilyFigure,
+    FigureFamily,
+    StatusFigure,
+    is_alive,
+    late_after_s,
+)
 from shared.identity.statements import Heard, SignatureStatus
 from shared.rewards import CAUSES
 from shared.roles import ROLES, Role
-from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING, STATUS_INTERVAL_S, STOPPED, is_alive, late_after_s
 from shared.text import visible
 from shared.transport.base import ConsumerState, StreamState
 from swarm_cli.observe.run_files import NO_PASS_SHOWN, Evaluation, gain_of

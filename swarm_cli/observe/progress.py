@@ -17,7 +17,7 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.contracts.status_figures import StatusFigure
-from shared.identity.permissions import OPERATOR
+from shared.roles import OPERATOR
 from shared.run_records import METRICS_FILE
 from shared.runtime.planes import connect_node_plane
 from shared.text import visible

@@ -19,16 +19,14 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import EvalReport, LeaseRecord, NodeRecord, PolicyPointer, ServiceStatus, TrainerPosition
-from shared.contracts.status_figures import FigureFamily, StatusFigure
+from shared.contracts.status_figures import STOPPED, FigureFamily, StatusFigure
 from shared.contracts.wire import DEFAULT_SWARM_ID, MessageError, is_node_name
-from shared.identity.permissions import OPERATOR
 from shared.identity.statements import OTHER_SWARM, Heard, SignatureStatus, hear, said_at, said_in
 from shared.lease.name import NameTaken, name_owner
 from shared.rewards import CAUSES
-from shared.roles import ROLES, Role
+from shared.roles import OPERATOR, ROLES, Role
 from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
-from shared.runtime.status import STOPPED
 from shared.runtime.streams import FILE as STREAMS_FILE
 from shared.runtime.streams import missing, noted_names
 from shared.suggestion import did_you_mean

@@ -29,9 +29,8 @@ from rich.table import Table
 
 from shared.config import NodeConfig
 from shared.contracts.status_figures import FigureFamily, StatusFigure
-from shared.identity.permissions import OBSERVER, OPERATOR
 from shared.identity.statements import SignatureStatus
-from shared.roles import ROLES
+from shared.roles import OBSERVER, OPERATOR, ROLES
 from shared.text import visible, visible_json
 from shared.transport.base import AccessDenied, NotConnected, Transport
 from shared.transport.connect import connect

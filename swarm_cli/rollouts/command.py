@@ -13,8 +13,7 @@ import typer
 
 from shared.config import NodeConfig
 from shared.contracts.wire import is_node_name
-from shared.identity.permissions import OPERATOR
-from shared.roles import ROLES
+from shared.roles import OPERATOR, ROLES
 from shared.runtime.planes import connect_node_plane
 from shared.suggestion import did_you_mean
 from shared.text import visible, visible_json

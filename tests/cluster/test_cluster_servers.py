@@ -18,7 +18,7 @@ from subprocess import CompletedProcess
 import pytest
 from cryptography import x509
 
-from swarm_cli.nats_monitor import certificate_end
+from swarm_cli.server_diagnosis import certificate_end
 from tests.cluster.cluster import NAMESPACE, Cluster, component_of, pods_expected
 from tests.cluster.swarm import READY_S, Swarm, run_swarm
 from tests.cluster.test_cluster_changes import add_delta, four_gpus_each

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shared.config import load_config
 from shared.contracts import subjects
-from shared.identity.permissions import OPERATOR
+from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.transport.base import TransportError
 from shared.transport.connect import connect

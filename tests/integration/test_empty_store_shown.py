@@ -16,7 +16,7 @@ import pytest
 
 from shared.config import load_config
 from shared.contracts.streams import ensure_node_streams
-from shared.identity.permissions import OPERATOR
+from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from shared.runtime.streams import FILE, names_of
 from shared.transport.connect import connect

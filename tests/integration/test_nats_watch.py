@@ -25,7 +25,7 @@ from shared.identity.keys import SigningKey
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.transport.nats.connection import Options
 from swarm_cli.nats import beside_server
-from swarm_cli.nats_monitor import answer
+from swarm_cli.server_diagnosis import answer
 from tests.integration.nats_users import raw
 from tests.nats_server import NatsServer, free_port
 from tests.secured_server import SecuredServer, swarm

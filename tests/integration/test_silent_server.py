@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from shared.config import load_config
-from shared.identity.permissions import OPERATOR
+from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.installation import DEMO_CONFIG

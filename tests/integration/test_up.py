@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from shared.contracts.status_figures import STATUS_INTERVAL_S
 from shared.roles import ROLES
-from shared.runtime.status import STATUS_INTERVAL_S
 from swarm_cli.observe.run_files import read_evaluations, read_steps
 from tests import forked
 from tests.integration.local_swarm import ROOT, START_TIMEOUT_S, Swarm, python_that_forks

@@ -29,11 +29,11 @@ from prometheus_client import CollectorRegistry
 from shared.runtime.watch_figures import Figures
 from shared.transport.base import AccessDenied
 from shared.transport.connect import connect
-from swarm_cli import nats_monitor
 from swarm_cli.k8s import certificates as made_certificates
 from swarm_cli.k8s.secret_objects import server_names
 from swarm_cli.nats.beside_server import certificate_ends, follow_certificates
-from swarm_cli.nats_monitor import certificate_end
+from swarm_cli.nats.report import ask
+from swarm_cli.server_diagnosis import certificate_end
 from tests.k8s.manifests import K8S, find, kubernetes_pages, pod_of, render, with_kind, workloads
 from tests.k8s.rendered_server import RenderedServer
 from tests.secured_server import swarm
@@ -157,7 +157,7 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
     figures = Figures(registry)
 
     # 1. How long are they valid?
-    before = [await asyncio.to_thread(nats_monitor.ask, server.monitor) for server in servers]
+    before = [await asyncio.to_thread(ask, server.monitor) for server in servers]
     assert all(9 * 86_400 < (each.certificate_end or 0.0) - time.time() <= 10 * 86_400 for each in before)
     assert all("certificate" in "".join(each.findings()) for each in before), "`swarm nats report --monitor` says so"
 
@@ -172,7 +172,7 @@ async def test_a_certificate_is_rotated_by_the_documented_steps_and_clients_stay
         await until_heard(at_work[-1], heard, server.name.encode())
 
     # 4. Look.
-    after = [await asyncio.to_thread(nats_monitor.ask, server.monitor) for server in servers]
+    after = [await asyncio.to_thread(ask, server.monitor) for server in servers]
     assert all((each.certificate_end or 0.0) - time.time() > 364 * 86_400 - 3600 for each in after)
     assert "certificate" not in "".join(line for each in after for line in each.findings())
     asking = asyncio.create_task(follow_certificates([server.monitor for server in servers], figures, stopping))

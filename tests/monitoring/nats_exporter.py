@@ -16,7 +16,7 @@ from typing import Any
 
 from shared.transport.base import TransportError
 from shared.transport.nats.answers import readable
-from swarm_cli.nats_monitor import TIMEOUT_S, answer, certificate_end, health
+from swarm_cli.server_diagnosis import TIMEOUT_S, answer, certificate_end, health
 
 _STREAM = {"total_messages": "messages", "total_bytes": "bytes", "first_seq": "first_seq", "last_seq": "last_seq"}
 _STREAM |= {"consumer_count": "consumer_count", "subject_count": "num_subjects"}

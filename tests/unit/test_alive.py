@@ -10,8 +10,8 @@ from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
+from shared.contracts.status_figures import MISSED_HEARTBEATS, SILENT_S, STATUS_INTERVAL_S, STOPPED, is_alive
 from shared.runtime import health
-from shared.runtime.status import MISSED_HEARTBEATS, SILENT_S, STATUS_INTERVAL_S, STOPPED, is_alive
 from shared.transport.connect import connect
 from swarm_cli.observe import snapshot
 from swarm_cli.observe.node_state import NodeState

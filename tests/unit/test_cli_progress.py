@@ -8,8 +8,8 @@ import msgspec
 
 from shared.contracts.codec import encode
 from shared.contracts.control import EvalReport, LeaseRecord, PolicyPointer, ServiceStatus, TrainerPosition
+from shared.contracts.status_figures import EVALUATING_BASE, FIRST_GROUPS, STARTING
 from shared.roles import ROLES
-from shared.runtime.status import EVALUATING_BASE, FIRST_GROUPS, STARTING
 from shared.transport.base import KvEntry
 from swarm_cli.observe.node_state import NodeState, StepRate, duration
 from swarm_cli.observe.progress import HEADER, evaluations_done, row_lines, steps_done, summary

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from shared.contracts.control import ServiceStatus, TrainerPosition
-from shared.contracts.status_figures import StatusFigure
+from shared.contracts.status_figures import LATE_AT_LEAST_S, LATE_FACTOR, StatusFigure, late_after_s
 from shared.roles import ROLES, Role
-from shared.runtime.status import KNOWN_AFTER_S, LATE_AT_LEAST_S, LATE_FACTOR, PAUSES_KEPT, StatusBoard, WorkPace, late_after_s
+from shared.runtime.status import KNOWN_AFTER_S, PAUSES_KEPT, StatusBoard, WorkPace
 from swarm_cli.local.control import holding_run
 from swarm_cli.observe.node_state import FIRST_WORK_S, NodeState
 from swarm_cli.observe.remedies import remedies, unanswered

@@ -9,9 +9,8 @@ import pytest
 
 from swarm_cli.errors import CommandError
 from swarm_cli.nats.backup import StreamEntry, backup_order, chosen
-from swarm_cli.nats.report import COLUMNS, Report, Stream, lines, read_stream, stream_findings, until_settled
+from swarm_cli.nats.report import COLUMNS, Report, Server, Stream, ask, lines, read_stream, stream_findings, until_settled
 from swarm_cli.nats.restore import _check_room, _Wanted
-from swarm_cli.nats_monitor import Server, ask
 
 NOW = datetime(2026, 11, 25, 3, 0, tzinfo=UTC)
 

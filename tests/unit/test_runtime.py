@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from shared.cancelling import run_until_stopped
 from shared.runtime import EXIT_CONFIG, FatalError
+from shared.runtime.exits import MAX_CRASHES
 from shared.runtime.health import HealthServer, Heartbeat, until_listening
-from shared.runtime.supervise import MAX_CRASHES, RestartPolicy
+from shared.runtime.supervise import RestartPolicy
 
 
 def test_a_crash_is_followed_by_a_restart_and_a_final_exit_is_not() -> None:
