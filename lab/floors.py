@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lab.spec import SpecError
+from shared.atomic_files import replace_text
 from shared.config import TaskSpec
 from shared.contracts.messages import Task, TaskRef
-from shared.drafts import replace_text
 from shared.tasks.audit.candidates import CONSTANTS, copies, right_answers, shapes
 from shared.tasks.derive import TaskError, dataset_size, derive_task
 from shared.tasks.evaluation import PASS_REWARD

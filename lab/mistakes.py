@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from shared.setting_names import setting_name
+from shared.config.section import setting_name
 
 Field = tuple[str | int, ...]
 

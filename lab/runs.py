@@ -30,8 +30,8 @@ from typing import Any
 from lab.records import RECORDS_FILE
 from lab.resolved import differences, resolved_settings, settings_digest
 from lab.spec import Spec, SpecError, seeds_problem
-from shared.drafts import replace_text
-from shared.os_words import in_words
+from shared.atomic_files import replace_text
+from shared.text import error_text
 
 DONE_FILE = "done.json"
 SETTINGS_FILE = "settings.json"
@@ -247,7 +247,7 @@ def read_manifest(out: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((out / MANIFEST_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SpecError(
-            f"{out}: no manifest can be read ({in_words(error)}): give the folder that `swarm experiment run` wrote"
+            f"{out}: no manifest can be read ({error_text(error)}): give the folder that `swarm experiment run` wrote"
         ) from None
     return manifest
 

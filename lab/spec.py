@@ -20,9 +20,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from lab.mistakes import Mistake, mistakes_of, plain_lines, told
 from shared.config import TaskSpec
 from shared.config.load import MAX_FILE_BYTES
-from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.tasks.file_source import with_rows
+from shared.text import error_text
 
 NODE_SECTIONS = ("model", "generator", "eval", "verifier", "sampler", "trainer")
 """Sections of a node's configuration that a spec may set: for all nodes, for one arm or for some
@@ -237,7 +237,7 @@ def load_spec(path: Path) -> Spec:
     try:
         source = tomllib.loads(read_named(path, MAX_FILE_BYTES).decode())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(f"spec {path} cannot be read ({in_words(error)}): correct the path or the file") from None
+        raise SpecError(f"spec {path} cannot be read ({error_text(error)}): correct the path or the file") from None
     try:
         return parse_spec(source)
     except SpecError as error:

@@ -25,8 +25,10 @@ packages use is refused. `docs/extend/` has a page for each registry.
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,11 +37,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import PurePath
 from typing import Any
 
-from shared.suggestion import did_you_mean
 from shared.text import without_secrets
 
 PACKAGE_FAILURES = (Exception, SystemExit)
-"""What code of an installed package usually raises: anything, and it may call `sys.exit`. `telling`
+"""What code of an installed package usually raises: anything, and it may call `sys.exit`. `plugin_errors`
 tells the rest too.
 """
 
@@ -88,7 +89,7 @@ class Registry:
         def broken(why: str) -> BrokenEntryError:
             return BrokenEntryError(f"{self.described(name)} cannot be loaded: {why}: correct that, or change {self.setting}")
 
-        with telling(broken):
+        with plugin_errors(broken):
             return _imported(self.built_in[name]) if name in self.built_in else self.installed[name][0].load()
 
     def load_function(self, name: str) -> Callable[..., Any]:
@@ -183,7 +184,7 @@ def failure(error: BaseException) -> str:
 
 
 @contextmanager
-def telling(told: Callable[[str], Exception], *passing: type[Exception]) -> Iterator[None]:
+def plugin_errors(told: Callable[[str], Exception], *passing: type[Exception]) -> Iterator[None]:
     """Runs code of an installed package, and raises as `told(failure)` whatever it raises. That may
     be no `Exception`: a cancellation, or the panic of a library in Rust. An interruption by the
     user passes, and so do `passing`, whose messages say enough themselves.
@@ -288,3 +289,54 @@ TRACKERS = Registry(
         "trackio": "services.trainer.tracking.writers:open_trackio",
     },
 )
+
+
+_LONGEST = 100
+"""Characters of a name that is compared: the time grows with their square."""
+_CLEARLY = 0.1
+"""How far the best match must lead the second, in difflib's ratio, to be suggested alone."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that suggests the closest known names; empty if none is close to `name`.
+
+    Example: `did_you_mean("m2p0", ["dapo", "m2po"])` is `did you mean m2po?`.
+    """
+    return asked_for(closest(name, known))
+
+
+def closest(name: str, known: Iterable[str]) -> list[str]:
+    """The one or two known names that are close to `name`, the closest first."""
+    if len(name) > _LONGEST:
+        return []
+    close = difflib.get_close_matches(name, [each for each in known if len(each) <= _LONGEST], n=2)
+    if len(close) == 2 and _likeness(name, close[0]) - _likeness(name, close[1]) > _CLEARLY:
+        del close[1]
+    return close
+
+
+def asked_for(names: Iterable[str]) -> str:
+    """The question whether one of `names` was meant; empty without any."""
+    choice = " or ".join(names)
+    return f"did you mean {choice}?" if choice else ""
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def finite_numbers(found: Any, count: int) -> list[float]:
+    """`found`, of which nothing is taken for granted, as `count` finite numbers.
+
+    Raises:
+        ValueError: it is something else; the message says what, to follow "returned".
+    """
+    try:
+        numbers = [float(each) for each in found]
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise ValueError(f"a {type(found).__name__}, which is no list of numbers ({error})") from None
+    if len(numbers) != count:
+        raise ValueError(f"{len(numbers)} numbers where {count} are needed")
+    if wrong := [number for number in numbers if not math.isfinite(number)]:
+        raise ValueError(f"the number {wrong[0]}, which is not finite")
+    return numbers

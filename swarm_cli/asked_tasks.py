@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from shared.config import ConfigError, TaskSpec, load_config
 from shared.config.load import MAX_FILE_BYTES
-from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.registry import DEFAULT_VERIFIER, VERIFIERS
+from shared.text import error_text
 from swarm_cli.errors import CommandError
 from swarm_cli.task_probe import SMALLER, problems_within
 
@@ -129,7 +129,7 @@ def _from_file(path: Path) -> object:
     except RecursionError:
         raise CommandError(f"--tasks {path}: cannot be read (nested too deep): correct the file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CommandError(f"--tasks {path}: cannot be read ({in_words(error)}): correct the path or the file") from None
+        raise CommandError(f"--tasks {path}: cannot be read ({error_text(error)}): correct the path or the file") from None
     if not tables:
         raise CommandError(f"--tasks {path}: the file has no [[tasks]]: add one with a `dataset`")
     return tables

@@ -5,7 +5,7 @@ take them.
 from __future__ import annotations
 
 from shared.config import NodeConfig
-from shared.ignored_entries import chosen_entries
+from shared.config.load import chosen_entries
 from shared.registry import ENGINES, OBJECTIVES, POLICY_STORES, STRATEGIES
 from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError

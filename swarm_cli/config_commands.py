@@ -13,17 +13,17 @@ from typing import Annotated
 import typer
 
 from shared.config import NodeConfig
+from shared.config.load import ignored_entries
+from shared.config.section import told
 from shared.config.sections import BASIC
 from shared.identity.keys import KeyFileError, load
 from shared.identity.roster import RosterError, read_roster
-from shared.ignored_entries import ignored_entries
-from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG
 from shared.runtime.planes import for_process
 from shared.runtime.spans import tracing_problems
-from shared.setting_names import told
+from shared.text import error_text
 from shared.transport.base import Transport, TransportError
 from shared.transport.nats.credentials import MAX_KEY_BYTES, authority_context
 from swarm_cli.chosen_config import ConfigOption, load_chosen, sources
@@ -216,7 +216,7 @@ def _server_key(path: Path) -> str | None:
     try:
         return key_problem(str(path), read_named(path, MAX_BYTES).decode().strip())
     except UnicodeDecodeError as error:
-        return f"{path} holds no key ({in_words(error)}): give the file with the server's key"
+        return f"{path} holds no key ({error_text(error)}): give the file with the server's key"
 
 
 def _roster(path: Path) -> str | None:

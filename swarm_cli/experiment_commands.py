@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shared.os_words import in_words
 from shared.runtime.exits import FatalError
+from shared.text import error_text
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 
@@ -160,7 +160,7 @@ def model(
     except ValueError as error:
         raise CommandError(str(error)) from None
     except OSError as error:
-        remedy = f"{error.filename} cannot be used ({in_words(error)}): correct the path or its permissions"
+        remedy = f"{error.filename} cannot be used ({error_text(error)}): correct the path or its permissions"
         raise CommandError(remedy if error.filename else str(error)) from None
     typer.echo(str(folder))
 

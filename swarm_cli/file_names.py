@@ -15,9 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from shared.config import TaskSpec
-from shared.json_lines import older
 from shared.plain_files import read_plain_end
-from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES
+from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES, older
 from shared.text import visible
 
 CHARACTERS = 48

@@ -21,9 +21,8 @@ from shared.config.sections import TaskSpec
 from shared.contracts.codec import decode_foreign, encode
 from shared.contracts.wire import Count, DatasetName, Message, MessageError, NodeId, PlainText, SchemaVersion, Seconds, SwarmId
 from shared.identity.keys import is_public_key, is_seed
-from shared.os_words import in_words
 from shared.roles import OPERATOR, WATCH
-from shared.text import visible
+from shared.text import error_text, visible
 from swarm_cli.errors import CommandError
 
 PLAIN, SECRET = "swarm1", "swarm1-secret"
@@ -258,6 +257,6 @@ def _try(server: str, within_s: float, why: dict[str, str]) -> None:
     try:
         socket.create_connection((at.hostname or "", at.port or _PORT), within_s).close()
     except OSError as error:
-        why[server] = in_words(error)
+        why[server] = error_text(error)
     else:
         why[server] = ""

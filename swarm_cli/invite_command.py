@@ -18,10 +18,9 @@ from shared.contracts.messages import SWARM_SCHEMA_VERSION
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity import keys
 from shared.identity.roster import RosterError, read_roster
-from shared.os_words import in_words
 from shared.registry import VERIFIERS
 from shared.roles import OBSERVER, OPERATOR
-from shared.text import visible
+from shared.text import error_text, visible
 from shared.transport.nats.credentials import authority_context
 from shared.version import VERSION
 from swarm_cli.chosen_config import LOOPBACK, ConfigOption, load_chosen
@@ -191,7 +190,7 @@ def _authority(file: Path) -> bytes:
     try:
         context = authority_context(str(file))
     except OSError as error:
-        raise CommandError(f"--ca {file} cannot be read ({in_words(error)}): give the PEM file of the server's authority") from None
+        raise CommandError(f"--ca {file} cannot be read ({error_text(error)}): give the server authority's PEM file") from None
     found = context.get_ca_certs(binary_form=True)
     if not found:
         raise CommandError(f"--ca {file} holds no certificate of an authority: give the PEM file of the server's authority")
@@ -210,7 +209,7 @@ def _credential(node: str, observer: bool, folder: Path) -> Credential | None:
     except keys.KeyFileError as error:
         raise CommandError(str(error)) from None
     except OSError as error:
-        raise CommandError(f"key file {path} cannot be read ({in_words(error)}): let this user read it") from None
+        raise CommandError(f"key file {path} cannot be read ({error_text(error)}): let this user read it") from None
 
 
 def _nobody_there(address: str) -> list[str]:

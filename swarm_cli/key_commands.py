@@ -9,8 +9,7 @@ import typer
 
 from shared.identity.keys import KeyFileError, SigningKey, create, is_public_key, load, new_seed
 from shared.identity.roster import RosterEntry, RosterError, parse_roster, read_roster, write_roster
-from shared.os_words import in_words
-from shared.text import visible
+from shared.text import error_text, visible
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError, checked_node
@@ -132,4 +131,4 @@ def _write(path: Path, entries: dict[str, RosterEntry]) -> None:
     try:
         write_roster(path, entries)
     except OSError as error:
-        raise CommandError(f"roster {path} cannot be written ({in_words(error)}): correct the path or its permissions") from None
+        raise CommandError(f"roster {path} cannot be written ({error_text(error)}): correct the path or its permissions") from None

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from shared.drafts import draft_in, keep_draft, write_all
+from shared.atomic_files import draft_in, keep_draft, write_all
 from swarm_cli.errors import CommandError
 
 

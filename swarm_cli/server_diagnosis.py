@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from shared.os_words import in_words
 from shared.plain_files import read_plain
-from shared.text import visible
+from shared.text import error_text, visible
 from shared.transport.base import NotConnected, TransportError
 from shared.transport.nats.answers import answer_object, readable, said
 from swarm_cli.chosen_config import LOOPBACK
@@ -222,11 +221,11 @@ def answer(monitor_url: str, page: str, timeout_s: float) -> dict[str, Any]:
     try:
         text = _text(parts, f"{parts.path.rstrip('/')}/{page}", timeout_s)
     except (OSError, ValueError) as error:
-        raise TransportError(said(in_words(error))) from None
+        raise TransportError(said(error_text(error))) from None
     except http.client.HTTPException as error:
         if str(error).startswith("INFO "):  # a NATS server greets its clients so
             raise TransportError(f"NATS clients connect to this port, it is not the monitoring port: {_EXAMPLE}") from None
-        raise TransportError(f"what answers there is not a monitoring port ({said(in_words(error))}): {_EXAMPLE}") from None
+        raise TransportError(f"what answers there is not a monitoring port ({said(error_text(error))}): {_EXAMPLE}") from None
     return answer_object(text, page)
 
 

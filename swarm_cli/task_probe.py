@@ -240,8 +240,8 @@ def _tried(tasks: Sequence[TaskSpec], places: Sequence[int]) -> tuple[list[str],
     """Try the rewards in the sandbox that a run uses: mistakes of built-in verifiers, what was
     earned, and warnings about the user's own.
     """
+    from shared.config.section import entry_lines
     from shared.config.sections import VerifierSection
-    from shared.setting_names import entry_lines
     from shared.tasks.evaluation import PassRules
     from shared.tasks.file_source import with_row_name
     from shared.tasks.reference_checks import Trial, try_rewards, worth_trying

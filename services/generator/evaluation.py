@@ -27,9 +27,8 @@ from shared.contracts.control import EvalReport, EvalTurn, RewardValues, Trainer
 from shared.contracts.messages import Task
 from shared.contracts.subjects import EVAL_KEY, EVAL_TURN_KEY, REWARD_VALUES_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
-from shared.json_lines import BoundedLines, open_lines, read_jsonl, write_whole
 from shared.rewards import unknown_of
-from shared.run_records import EVAL_FILE, SAMPLES_FILE, SAMPLES_MAX_BYTES
+from shared.run_records import EVAL_FILE, SAMPLES_FILE, SAMPLES_MAX_BYTES, BoundedLines, open_lines, read_jsonl, write_whole
 from shared.runtime import ServiceContext
 from shared.tasks.evaluation import PassRules, Score, judged_answers, summarise
 from shared.tasks.held_out import held_out_id

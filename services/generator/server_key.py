@@ -6,9 +6,9 @@ import os
 import re
 
 from shared.config.sections import GeneratorSection
-from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.runtime.exits import FatalError
+from shared.text import error_text
 
 MAX_BYTES = 2**14
 """Of a key file. The longest keys are tokens of some thousand characters."""
@@ -25,7 +25,7 @@ def server_key(generator: GeneratorSection) -> str | None:
         try:
             key = read_named(file, MAX_BYTES).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise FatalError(f"generator.openai_key_file {file} cannot be read: {in_words(error)}") from None
+            raise FatalError(f"generator.openai_key_file {file} cannot be read: {error_text(error)}") from None
         if problem := key_problem(file, key):
             raise FatalError(f"generator.openai_key_file: {problem}")
         return key

@@ -39,10 +39,9 @@ from shared.contracts.status_figures import EVALUATING_BASE
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.device_turns import device_turns
-from shared.json_lines import BoundedLines, read_bounded
 from shared.model.reading import load_tokenizer, model_max_length
 from shared.model.tokenizer_hash import tokenizer_hash
-from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES
+from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES, BoundedLines, read_bounded
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.metrics import DefaultRegistryMetrics
 from shared.tasks import HeldOut, TaskConfigError, dataset_size, held_out_tasks

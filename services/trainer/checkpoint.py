@@ -24,7 +24,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from services.trainer.selection.intake import Window
-from shared import disk
+from shared import atomic_files
 from shared.contracts.control import PolicyPointer, TrainerPosition
 from shared.model.weights import serialize
 from shared.policy_store import StoredPolicy
@@ -160,7 +160,7 @@ class CheckpointStore:
         except OSError:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        disk.sync_path(self.folder)
+        atomic_files.sync_path(self.folder)
         return final
 
     def newest(self) -> tuple[Checkpoint | None, list[str]]:
@@ -298,7 +298,7 @@ def _write(folder: Path, state: LearnerState, position: PolicyVersion, model: Tr
         "sha256": {name: hashlib.sha256(payload).hexdigest() for name, payload in payloads.items()},
     }
     _write_file(folder / MANIFEST, _json({**manifest, "self_sha256": hashlib.sha256(_json(manifest)).hexdigest()}))
-    disk.sync_path(folder)
+    atomic_files.sync_path(folder)
 
 
 def _read_manifest(folder: Path) -> tuple[PolicyVersion, TrainedModel, dict[str, str]]:
@@ -342,4 +342,4 @@ def _write_file(file: Path, payload: bytes) -> None:
     with file.open("wb") as stream:
         stream.write(payload)
         stream.flush()
-        disk.sync(stream.fileno())
+        atomic_files.sync(stream.fileno())

@@ -13,14 +13,13 @@ import torch
 
 from services.trainer.checkpoint import MANIFEST, Checkpoint, CheckpointError, CheckpointStore, TrainedModel, read_checkpoint
 from services.trainer.policy_model import with_adapters
+from shared.atomic_folder import atomic_folder, refuse_filled
 from shared.config.sections import LoraSection, ModelSection
-from shared.json_lines import read_jsonl
 from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.loading import DTYPES, load_causal_lm
 from shared.model.reading import load_tokenizer
 from shared.model.weights import load_policy_tensors, load_trainable, policy_tensors
-from shared.new_folder import appearing_whole, refuse_filled
-from shared.run_records import EVAL_FILE, METRICS_FILE
+from shared.run_records import EVAL_FILE, METRICS_FILE, read_jsonl
 from shared.text import visible
 from shared.version import VERSION
 
@@ -154,7 +153,7 @@ def export_policy(source: Path, out_dir: Path, *, best: bool = False, dtype: str
     wanted = dtype or checkpoint.model.dtype
     model, rounding = _policy_of(checkpoint, DTYPES[wanted])
     tokenizer = load_tokenizer(_base(checkpoint.model))
-    with appearing_whole(out_dir) as staging:
+    with atomic_folder(out_dir) as staging:
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         write_card(staging, checkpoint, dtype=wanted, adapter=False)
@@ -175,7 +174,7 @@ def export_adapter(source: Path, out_dir: Path, *, best: bool = False) -> Export
     adapted = _adapted(checkpoint)
     for config in adapted.peft_config.values():
         config.revision = checkpoint.model.model_revision or None
-    with appearing_whole(out_dir) as staging:
+    with atomic_folder(out_dir) as staging:
         # The base's embeddings were not trained. Without this argument peft asks the hub whether to
         # save them.
         adapted.save_pretrained(staging, save_embedding_layers=False)

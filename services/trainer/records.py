@@ -5,7 +5,7 @@ The batch log says what the trainer was given. `trained.jsonl` says what it did 
 candidates were kept, which groups and answers were left out and why, each answer's advantage, and
 the weights that its tokens had in the gradient. `batches.jsonl` beside it keeps the batches
 themselves, because the server's log ends with its server. `swarm rollouts`, `swarm trace` and the
-dashboard read both. The files are bounded (`shared.json_lines.BoundedLines`). A step that is
+dashboard read both. The files are bounded (`shared.run_records.BoundedLines`). A step that is
 trained again after a restart occurs twice in them, and the later line counts.
 """
 
@@ -27,10 +27,9 @@ from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import AnswerUse, UpdateConfig
 from services.trainer.selection.intake import Intake, IntakeRecord
 from services.trainer.selection.likelihood import LikelihoodRecord
+from shared.atomic_files import replace_text
 from shared.contracts.messages import Batch, BatchItem
-from shared.drafts import replace_text
-from shared.json_lines import open_lines, write_whole
-from shared.run_records import METRICS_FILE
+from shared.run_records import METRICS_FILE, open_lines, write_whole
 from shared.runtime import spans
 
 

@@ -31,10 +31,9 @@ from shared.config import NodeConfig
 from shared.contracts.messages import Batch, batch_fields
 from shared.contracts.status_figures import FIRST_GROUPS, StatusFigure
 from shared.device_turns import TurnError, device_turns
-from shared.json_lines import BoundedLines
 from shared.model.weights import WeightsError
 from shared.policy_store import PolicyStoreError
-from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, TRAINED_FILE, TRAINED_MAX_BYTES
+from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, TRAINED_FILE, TRAINED_MAX_BYTES, BoundedLines
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.logs import Log
 from shared.transport.base import NotConnected, TransportError

@@ -23,7 +23,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shared import disk
+from shared import atomic_files
 from shared.contracts.messages import RolloutGroup, Task
 from shared.plain_files import whole_lines
 from shared.runtime.writes import Writes
@@ -615,7 +615,7 @@ class ReplayMemory:
                 new.write(f"#{uuid.uuid4().hex}\n".encode())
                 new.writelines(f"{group_id} {int(at_s)}\n".encode() for group_id, at_s in self._ids.items())
                 new.flush()
-                disk.sync(new.fileno())
+                atomic_files.sync(new.fileno())
             draft.replace(path)
             late = old.read()  # appended by others since, if they opened the file before it was replaced
         if late:

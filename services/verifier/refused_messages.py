@@ -18,10 +18,9 @@ import msgspec
 from services.verifier.border import Candidate
 from services.verifier.figures import Figures
 from services.verifier.refusals import Refusal, Refused
+from shared.atomic_files import remove_abandoned_drafts, replace_text
 from shared.contracts.messages import RolloutGroup, claimed_rollout_id, rollout_id_of
-from shared.drafts import remove_abandoned_drafts, replace_text
-from shared.json_lines import read_jsonl
-from shared.run_records import refused_file, refused_files
+from shared.run_records import read_jsonl, refused_file, refused_files
 from shared.runtime import spans
 from shared.runtime.logs import Log
 from shared.runtime.writes import Writes

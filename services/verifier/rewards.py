@@ -13,16 +13,15 @@ from contextlib import suppress
 import msgspec
 
 from services.verifier.figures import Figures
+from shared.atomic_files import replace_text
 from shared.config import NodeConfig
 from shared.contracts import subjects
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, RewardValues
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.contracts.wire import MessageError
-from shared.drafts import replace_text
-from shared.json_lines import read_jsonl
 from shared.rewards import unknown_of
-from shared.run_records import unknown_file
+from shared.run_records import read_jsonl, unknown_file
 from shared.runtime.logs import Log
 from shared.tasks.evaluation import NO_PASS, PassRules
 from shared.tasks.reference_checks import try_rewards, worth_trying

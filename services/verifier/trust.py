@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from shared.atomic_files import replace_text
 from shared.contracts.senders import Ban, BanList
-from shared.drafts import replace_text
 from shared.identity.roster import RosterEntry, read_roster
 from shared.plain_files import whole_lines
 from shared.runtime.writes import Writes

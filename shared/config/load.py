@@ -24,6 +24,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from shared.config.section import setting_name
 from shared.config.sections import (
     EvalSection,
     GeneratorSection,
@@ -41,12 +42,23 @@ from shared.config.sections import (
     VerifierSection,
 )
 from shared.config.trainer_section import TrainerConstants
-from shared.os_words import in_words
 from shared.plain_files import read_named
-from shared.roles import ROLES
-from shared.setting_names import setting_name
-from shared.suggestion import asked_for, closest, did_you_mean
-from shared.text import visible
+from shared.registry import (
+    ENGINES,
+    OBJECTIVES,
+    POLICY_STORES,
+    STRATEGIES,
+    TASK_SOURCES,
+    TRACKERS,
+    VERIFIERS,
+    Registry,
+    asked_for,
+    closest,
+    did_you_mean,
+    policy_store_name,
+)
+from shared.roles import ROLES, Role
+from shared.text import error_text, visible
 
 ENV_PREFIX = "SWARM_"
 CONFIG_FILE_VARIABLE = "SWARM_CONFIG"
@@ -228,7 +240,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"configuration file {path} cannot be read (nested too deep): correct the file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"configuration file {path} cannot be read ({in_words(error)}): correct the path or the file") from None
+        raise ConfigError(f"configuration file {path} cannot be read ({error_text(error)}): correct the path or the file") from None
 
 
 # Variables are checked before pydantic reads them, because its messages do not name them.
@@ -503,3 +515,28 @@ def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
         elif name != "tasks":
             yield from _keys(inner, f"{prefix}{name}.")
+
+
+def chosen_entries(config: NodeConfig) -> Iterator[tuple[Role, Registry, str]]:
+    """The registry and name of each entry that the configuration names, and the role that uses it
+    first. A word that leaves the choice to the service, such as `auto`, is not among them.
+    """
+    yield "trainer", OBJECTIVES, config.trainer.objective
+    yield "sampler", STRATEGIES, config.sampler.strategy
+    if config.generator.engine != "auto":
+        yield "generator", ENGINES, config.generator.engine
+    yield "trainer", POLICY_STORES, policy_store_name(config.policy_store_uri)
+    for name in dict.fromkeys(spec.verifier for spec in config.tasks):
+        yield "verifier", VERIFIERS, name
+    for name in dict.fromkeys(spec.dataset for spec in config.tasks):
+        yield "generator", TASK_SOURCES, name
+    if isinstance(config.tracking.trackers, list):
+        for name in config.tracking.trackers:
+            yield "trainer", TRACKERS, name
+
+
+def ignored_entries(config: NodeConfig, role: Role | None = None) -> list[str]:
+    """A sentence for each name that the configuration chooses where a package's entry of that name
+    is ignored. role: only names that it uses.
+    """
+    return [told for user, registry, name in chosen_entries(config) if role in (None, user) and (told := registry.ignored(name))]

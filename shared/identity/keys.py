@@ -12,9 +12,9 @@ import nkeys
 from nacl.exceptions import BadSignatureError
 from nacl.signing import VerifyKey
 
-from shared.drafts import create_once
-from shared.os_words import in_words
+from shared.atomic_files import create_once
 from shared.plain_files import read_named
+from shared.text import error_text
 
 _USER_BYTE = nkeys.PREFIX_BYTE_USER
 _MAX_BYTES = 4096
@@ -82,7 +82,7 @@ def load(path: Path) -> SigningKey:
         raise KeyFileError(f"key file {path} does not exist: create one with `swarm keys new --out {path}`") from None
     except OSError as error:
         raise KeyFileError(
-            f"key file {path} cannot be read ({in_words(error)}): correct the path, or let this user read it"
+            f"key file {path} cannot be read ({error_text(error)}): correct the path, or let this user read it"
         ) from error
     try:
         key = SigningKey(seed)
@@ -113,7 +113,7 @@ def create(path: Path, seed: bytes | None = None) -> SigningKey:
 def _cause(error: OSError) -> str:
     if isinstance(error, FileExistsError | NotADirectoryError):
         return "a part of its path is a file"
-    return in_words(error)
+    return error_text(error)
 
 
 def is_public_key(text: str) -> bool:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.atomic_files import replace_text
 from shared.contracts.wire import is_node_name
-from shared.drafts import replace_text
 from shared.identity.keys import is_public_key
-from shared.os_words import in_words
 from shared.plain_files import read_named
+from shared.text import error_text
 
 MAX_BYTES = 16 * 2**20
 
@@ -61,7 +61,7 @@ def read_roster(path: Path) -> dict[str, RosterEntry]:
     except FileNotFoundError:
         raise RosterError(f"roster {path} does not exist: create it with `swarm roster add NAME KEY`") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise RosterError(f"roster {path} cannot be read ({in_words(error)}): correct the path, or let this user read it") from None
+        raise RosterError(f"roster {path} cannot be read ({error_text(error)}): correct the path or its rights") from None
     except RosterError as error:
         raise RosterError(f"roster {path}: {error}") from None
 

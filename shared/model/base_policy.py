@@ -25,10 +25,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from shared.atomic_folder import atomic_folder
 from shared.model.corpus import DemoTask, Example, held_out_questions, noisy_answer, training_examples
 from shared.model.prompts import encode_answer, render_prompt
 from shared.model.tokenizer import train_tokenizer
-from shared.new_folder import appearing_whole
 
 RECIPE_FILE = "base_policy.json"
 RECIPE_VERSION = 1
@@ -242,7 +242,7 @@ def answer_loss(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[in
 
 def replace_policy(out_dir: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]) -> None:
     """Write a policy next to `out_dir`, and replace `out_dir` with it when it is complete."""
-    with appearing_whole(out_dir, replacing=True) as staging:
+    with atomic_folder(out_dir, replacing=True) as staging:
         write_policy(staging, model, tokenizer, record)
 
 

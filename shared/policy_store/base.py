@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from shared.contracts.control import PolicyDelta, PolicyFile, PolicyPointer
-from shared.registry import POLICY_STORES, policy_store_name, telling
+from shared.registry import POLICY_STORES, plugin_errors, policy_store_name
 from shared.transport.base import Transport
 
 
@@ -151,7 +151,7 @@ def open_policy_store(uri: str, transport: Transport | None, node: str, **place:
                 f"{POLICY_STORES.described(name)} cannot be opened: {why}: correct its entry point, or {remedy}"
             )
 
-        with telling(unopened, PolicyStoreError, ValueError):
+        with plugin_errors(unopened, PolicyStoreError, ValueError):
             store: Any = make(given)
     except ValueError as error:
         raise PolicyStoreError(f"policy store {uri!r}: {error}: {remedy}") from error

@@ -27,8 +27,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from shared.atomic_files import draft_in, remove_abandoned_drafts
 from shared.contracts.control import PolicyDelta, PolicyFile, PolicyPointer
-from shared.drafts import draft_in, remove_abandoned_drafts
 from shared.policy_store.base import PolicyDamagedError, PolicyStore, PolicyStoreError, StoredPolicy, policy_label
 from shared.policy_store.files import cause_of, remove_old_downloads, sha256_of
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from shared import disk
-from shared.drafts import new_draft, write_all
+from shared import atomic_files
+from shared.atomic_files import new_draft, write_all
 
 BLOCK_BYTES = 1 << 20
 """Large enough that system calls take a negligible part of the time, small enough to be hashed
@@ -60,7 +60,7 @@ def sync_hashing(file: Path) -> tuple[str, int]:
     number.
     """
     with file.open("rb", buffering=0) as source, ThreadPoolExecutor(1) as syncer:
-        syncing = syncer.submit(disk.sync, source.fileno())
+        syncing = syncer.submit(atomic_files.sync, source.fileno())
         digest = hashlib.file_digest(source, "sha256").hexdigest()
         syncing.result()
         return digest, os.fstat(source.fileno()).st_size

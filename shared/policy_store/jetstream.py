@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
+from shared.atomic_files import draft_in
 from shared.cancelling import cancel_and_wait
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import PolicyCatalogue, PolicyChunks, PolicyFile, PolicyPointer
 from shared.contracts.streams import look_for_streams
 from shared.contracts.subjects import node_policies, node_policies_catalogue, node_policies_stream
 from shared.contracts.wire import MessageError
-from shared.drafts import draft_in
 from shared.policy_store.base import PolicyStoreError, StoredPolicy, StorePlace, policy_label, wrong_hash, wrong_size
 from shared.policy_store.chain import ChainStore
 from shared.policy_store.files import cause_of, remove_old_downloads, sha256_of

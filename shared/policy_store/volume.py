@@ -17,8 +17,8 @@ from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from shared.atomic_files import draft_in, keep_draft, remove_abandoned_drafts
 from shared.contracts.control import PolicyFile, PolicyPointer
-from shared.drafts import draft_in, keep_draft, remove_abandoned_drafts
 from shared.policy_store.base import (
     PolicyDamagedError,
     PolicyStoreError,

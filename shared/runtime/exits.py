@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.drafts import replace_text
+from shared.atomic_files import replace_text
 from shared.plain_files import read_plain
 from shared.text import visible
 

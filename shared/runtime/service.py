@@ -25,9 +25,9 @@ from prometheus_client import CollectorRegistry
 
 from shared.cancelling import StillRunningError, cancel_and_wait
 from shared.config import ConfigError, NodeConfig, load_config
+from shared.config.load import ignored_entries
 from shared.contracts.status_figures import STOPPED
 from shared.contracts.streams import MissingStreams, prepare_node_streams, prepare_swarm_streams
-from shared.ignored_entries import ignored_entries
 from shared.lease.folder import FolderLock
 from shared.lease.holder import Lease
 from shared.lease.name import NameTaken, check_name

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared import disk
+from shared import atomic_files
 from shared.contracts.status_figures import FigureFamily, StatusFigure
 from shared.contracts.subjects import node_bucket, status_key
 from shared.roles import Role
@@ -144,7 +144,7 @@ class SyncMetrics(Collector):
     """Exports how long this process waits for its disk, from now on."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._before = disk.SYNCS.count, disk.SYNCS.seconds
+        self._before = atomic_files.SYNCS.count, atomic_files.SYNCS.seconds
         registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
@@ -154,8 +154,8 @@ class SyncMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """The families."""
         syncs, seconds = self._families()
-        syncs.add_metric([], disk.SYNCS.count - self._before[0])
-        seconds.add_metric([], disk.SYNCS.seconds - self._before[1])
+        syncs.add_metric([], atomic_files.SYNCS.count - self._before[0])
+        seconds.add_metric([], atomic_files.SYNCS.seconds - self._before[1])
         yield from (syncs, seconds)
 
     @staticmethod
@@ -206,7 +206,7 @@ async def watch_storage(
     syncs, stores = SlowWaits(), SlowWaits()
     while True:
         now = time.monotonic()
-        if syncs.note(now, disk.SYNCS.count, disk.SYNCS.seconds):
+        if syncs.note(now, atomic_files.SYNCS.count, atomic_files.SYNCS.seconds):
             _tell(log, "disk", syncs, DISK_REMEDY)
         status.set(StatusFigure.DISK_SYNC_S, syncs.mean_s if syncs.slow else None)
         waits = transport.counters.stores

@@ -16,9 +16,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.contracts.limits import MAX_TEXT_CHARS
-from shared.os_words import in_words
 from shared.tasks.answers import MAX_ANSWER_CHARS
-from shared.text import visible
+from shared.text import error_text, visible
 
 if TYPE_CHECKING:
     from shared.tasks.file_rows import FileRows
@@ -132,7 +131,7 @@ def rows_of(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Row]:
         try:
             yield from (_json_lines(file) if file.suffix == ".jsonl" else _tabular(file, columns))
         except OSError as error:
-            yield Row({}, file, 0, f"cannot be read ({in_words(error)}): let this user read it, or copy it again")
+            yield Row({}, file, 0, f"cannot be read ({error_text(error)}): let this user read it, or copy it again")
 
 
 def _in_folder(folder: Path) -> list[Path]:

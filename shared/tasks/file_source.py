@@ -16,14 +16,13 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from shared.os_words import in_words
-from shared.setting_names import entry_lines, told
-from shared.suggestion import did_you_mean
+from shared.config.section import entry_lines, told
+from shared.registry import did_you_mean
 from shared.tasks.derive import TaskConfigError
 from shared.tasks.file_formats import FileSourceError, Row, TextRow, data_files, place_in, text_rows
 from shared.tasks.file_rows import FileRows, RowsWriter, register_rows
 from shared.tasks.subprocess_reader import read_rows_in_subprocess
-from shared.text import visible
+from shared.text import error_text, visible
 
 if TYPE_CHECKING:
     from shared.config import TaskSpec
@@ -55,7 +54,7 @@ def load_rows(spec: TaskSpec) -> FileRows:
     try:
         stats = [(str(file.absolute()), file.stat()) for file in files]
     except OSError as error:
-        raise FileSourceError(f"{spec.path}: cannot be read ({in_words(error)}): let this user read it") from None
+        raise FileSourceError(f"{spec.path}: cannot be read ({error_text(error)}): let this user read it") from None
     if other := next((name for name, state in stats if not stat.S_ISREG(state.st_mode)), ""):
         raise FileSourceError(f"{spec.path}: {other} is a pipe or a device, which may never end: give a file")
     key = _Key(tuple((name, state.st_mtime_ns, state.st_size) for name, state in stats), spec.question, spec.answer)
@@ -118,7 +117,7 @@ def _packed(spec: TaskSpec, files: Sequence[Path]) -> FileRows:
                 rows = writer.finish(spec.path)
     except OSError as error:
         raise FileSourceError(
-            f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()} ({in_words(error)}): make room there or set TMPDIR"
+            f"{spec.path}: its rows cannot be kept in {tempfile.gettempdir()} ({error_text(error)}): make room there or set TMPDIR"
         ) from None
     unread = len(mistakes)
     if rows is not None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shared.config.section import entry_lines, told
 from shared.contracts.messages import TaskRef
 from shared.registry import DEFAULT_VERIFIER
-from shared.setting_names import entry_lines, told
 from shared.tasks.derive import TaskConfigError, TaskError, dataset_size, derive_item, forget_derived, from_package
 from shared.tasks.file_formats import FileSourceError, place_in
 from shared.tasks.file_rows import FileQuestions, find_rows, register_rows

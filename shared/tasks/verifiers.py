@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shared.contracts.messages import Task
 from shared.contracts.wire import MAX_REWARD
-from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY, VERIFIERS, failure, telling
+from shared.registry import DEFAULT_VERIFIER, SCORED_LOCALLY, VERIFIERS, failure, plugin_errors
 from shared.rewards import Mark
 from shared.tasks.answers import MAX_ANSWER_CHARS, extract_answer
 from shared.tasks.derive import Item, TaskError, derive_item, from_package
@@ -121,7 +121,7 @@ def scorer_of(verifier: str, item: Item) -> AnswerScorer:
             anything else, or makes nothing that can be called.
     """
     make = load_verifier(verifier)
-    with telling(lambda why: TaskError("task_verifier", f"verifier {verifier} cannot judge this task: {why}"), TaskError):
+    with plugin_errors(lambda why: TaskError("task_verifier", f"verifier {verifier} cannot judge this task: {why}"), TaskError):
         score = make(item)
     if not callable(score):
         made = type(score).__name__
@@ -181,7 +181,7 @@ def score_texts(
                     problem = f"returned {type(raw).__name__} ({str(raw)[:40]}), which is no finite number"
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # as `telling` does
+            except BaseException as error:  # as `plugin_errors` does
                 reward, mark, problem = None, Mark.RAISED, f"raised {failure(error)}"
             if reward is None and unread_is_wrong:
                 reward, mark, problem = 0.0, Mark.FAILED, ""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol, get_args
 
-from shared.disk import Waits
+from shared.atomic_files import Waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
+from shared.config.section import told
 from shared.config.sections import ModelSection
 from shared.roles import OBSERVER
 from shared.runtime.exits import EXIT_CONFIG
-from shared.setting_names import told
 from swarm_cli.config_checks import check_objective
 from swarm_cli.console import indented, note, say
 from swarm_cli.errors import CommandError, checked_node

@@ -18,17 +18,16 @@ from cryptography import x509
 from msgspec import Meta
 from msgspec.structs import replace
 
+from shared.atomic_files import create_once
 from shared.config import NodeConfig, TaskSpec, load_config
 from shared.config.load import MAX_FILE_BYTES
 from shared.contracts.codec import decode
 from shared.contracts.wire import Message, MessageError, is_node_name
-from shared.drafts import create_once
 from shared.identity import keys
 from shared.identity.keys import KeyFileError, SigningKey
 from shared.identity.roster import RosterEntry, RosterError, read_roster, write_roster
-from shared.os_words import in_words
 from shared.plain_files import read_plain
-from shared.text import visible
+from shared.text import error_text, visible
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
@@ -89,7 +88,7 @@ def bind(file: Path, authority: Path, invitation: Invitation, *, made: bool) -> 
             replace_file(file, msgspec.json.encode(known).decode())
     except OSError as error:
         raise CommandError(
-            f"{file} cannot be used ({in_words(error)}): move it away if it is no file, or set node.var_dir to a writable folder"
+            f"{file} cannot be used ({error_text(error)}): move it away if it is no file, or set node.var_dir to a writable folder"
         ) from None
     except MessageError as error:
         raise CommandError(f"{file} does not name a hub ({error}): {remedy}") from None
@@ -296,7 +295,7 @@ class JoinFolder:
 
 
 def _unusable(file: Path, error: OSError) -> str:
-    return f"{file} cannot be used ({in_words(error)}): let this user read and write it, or set node.var_dir to another folder"
+    return f"{file} cannot be used ({error_text(error)}): let this user read and write it, or set node.var_dir to another folder"
 
 
 def _made(path: Path) -> SigningKey:

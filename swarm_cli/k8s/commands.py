@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from shared.identity.roster import RosterError
-from shared.os_words import in_words
 from shared.roles import OBSERVER, OPERATOR
+from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.command import check
@@ -185,7 +185,7 @@ def _refuse_lost(wanted: Sequence[Expected], found: Mapping[str, str], folder: P
     try:
         known = known_nodes(wanted, found, file.read_text() if file.exists() else "")
     except (RosterError, OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"the cluster's roster or {file}: {in_words(error)}") from None
+        raise CommandError(f"the cluster's roster or {file}: {error_text(error)}") from None
     has = {*found, *folder_files(folder)}
     missing = (
         lost(wanted, has, known) if installed else lost(wanted, has | {ACCOUNTS_FILE, ROSTER_FILE}, {each.node for each in wanted})
@@ -217,7 +217,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise CommandError(f"--keys {folder} cannot be used ({in_words(error)}): give a folder of this user") from None
+        raise CommandError(f"--keys {folder} cannot be used ({error_text(error)}): give a folder of this user") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -14,9 +14,9 @@ from typing import Any
 
 from shared.identity import keys
 from shared.identity.roster import RosterEntry, RosterError, parse_roster
-from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.roles import OBSERVER, OPERATOR, WATCH
+from shared.text import error_text
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s import certificates
 from swarm_cli.k8s.secret_objects import (
@@ -137,7 +137,7 @@ def _remembered_text(file: Path) -> str:
     try:
         return file.read_text() if file.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{file} cannot be read ({in_words(error)}): correct it, or remove it and give what it holds") from None
+        raise CommandError(f"{file} cannot be read ({error_text(error)}): correct it, or give what it holds") from None
 
 
 _TRUSTED = "ca.crt"
@@ -319,7 +319,7 @@ def roster_text(folder: Path, nodes: Sequence[str], existing: str) -> str:
         text = "".join(f"{each.name} {each.public_key} {each.note}".rstrip() + "\n" for _, each in sorted(entries.items()))
         parse_roster(text)
     except (RosterError, OSError) as error:
-        raise CommandError(f"roster {folder / ROSTER_FILE}: {in_words(error)}") from None
+        raise CommandError(f"roster {folder / ROSTER_FILE}: {error_text(error)}") from None
     return text
 
 

@@ -22,9 +22,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from shared.os_words import in_words
 from shared.plain_files import NO_FILE, open_plain
-from shared.text import visible
+from shared.text import error_text, visible
 from swarm_cli.errors import CommandError
 from swarm_cli.local.untrusted_run import refuse_what_would_grow, reject_escaping_links
 from swarm_cli.runs import DEFAULT_VAR_DIR, LOCK, holder, is_own, pid_in, running_runs, runs_of_this_user
@@ -188,11 +187,11 @@ def ask(folder: Path, question: Mapping[str, Any], deadline_s: float = _QUESTION
     except (OSError, ValueError) as error:
         if not pid:
             raise CommandError(
-                f"run {folder.name} does not answer ({in_words(error)}), and it is not known which process holds {folder / LOCK}: "
+                f"run {folder.name} does not answer ({error_text(error)}); unknown which process holds {folder / LOCK}: "
                 f"`fuser {folder / LOCK}` names it"
             ) from None
         raise CommandError(
-            f"run {folder.name} is running as process {pid} but does not answer ({in_words(error)}): "
+            f"run {folder.name} is running as process {pid} but does not answer ({error_text(error)}): "
             f"`kill -9 {pid}` ends it, and its services then end by themselves"
         ) from None
     if "error" in answer:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from shared.registry import did_you_mean
 from shared.roles import ROLES
-from shared.suggestion import did_you_mean
 from swarm_cli.errors import CommandError
 from swarm_cli.local.ports import check_ports
 from swarm_cli.local.procfile import MAX_NODES, Layout, process_lines

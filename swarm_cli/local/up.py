@@ -15,10 +15,10 @@ import typer
 
 from shared.config import NodeConfig, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
+from shared.config.section import told
 from shared.config.sections import RUN_PATTERN
 from shared.contracts.wire import is_node_name
 from shared.runtime.exits import EXIT_CONFIG
-from shared.setting_names import told
 from swarm_cli.config_checks import check_objective
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError

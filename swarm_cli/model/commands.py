@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shared.atomic_folder import unwinding_on_signals
 from shared.config.section import Dtype
 from shared.config.trainer_section import MOST_RANK
-from shared.unwinding import unwinding_on_signals
 from swarm_cli.chosen_config import ConfigOption, load_chosen
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError

@@ -13,8 +13,7 @@ from typing import Any
 
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.messages import Task
-from shared.json_lines import read_jsonl
-from shared.run_records import EVAL_FILE
+from shared.run_records import EVAL_FILE, read_jsonl
 from shared.tasks import HeldOut, TaskConfigError, check_specs, held_out_tasks
 from shared.tasks.held_out import held_out_id
 from swarm_cli.errors import CommandError

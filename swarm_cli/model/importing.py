@@ -8,7 +8,7 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.os_words import in_words
+from shared.text import error_text
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
 from swarm_cli.model.memory import SIDE_BY_SIDE_TOKENS, gigabytes
@@ -28,11 +28,11 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
         CommandError: the model cannot be imported, or trainer and engine give it different
         logprobs.
     """
+    from shared.atomic_folder import atomic_folder, refuse_filled
     from shared.model.import_plan import check_room, plan_import
     from shared.model.import_source import find_source, whole_path
     from shared.model.importing import gguf_read_once, read_model, write_model
     from shared.model.quiet_reading import ModelLoadError
-    from shared.new_folder import appearing_whole, refuse_filled
 
     try:
         out = whole_path(out)
@@ -41,7 +41,7 @@ def import_model(source: str, out: Path, *, revision: str = "", dtype: str | Non
             plan = plan_import(find_source(source, revision), dtype)
             check_room(plan, out)
             note(f"reading {plan.source.origin}")
-            with appearing_whole(out) as staging:
+            with atomic_folder(out) as staging:
                 read = read_model(plan)
                 write_model(plan, read, staging)
                 _tell(plan, read, out, sum(file.stat().st_size for file in staging.iterdir()))
@@ -135,4 +135,4 @@ def _disk_trouble(error: OSError, out: Path) -> str:
         return f"the disk of {out.absolute().parent} is full: make room there or choose another folder"
     if error.errno == errno.EFBIG:
         return f"a file of the model is larger than {out.absolute().parent} or this process's limits allow: choose another folder"
-    return f"{error.filename or out}: {in_words(error)}: check the folder and its permissions, or choose another one"
+    return f"{error.filename or out}: {error_text(error)}: check the folder and its permissions, or choose another one"

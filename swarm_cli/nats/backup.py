@@ -22,10 +22,10 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import msgspec
 import typer
 
+from shared.atomic_folder import atomic_folder, refuse_filled, unwinding_on_signals
 from shared.config import NodeConfig
 from shared.contracts.streams import REACHING_BEYOND
 from shared.contracts.subjects import node_bucket
-from shared.new_folder import appearing_whole, refuse_filled
 from shared.roles import OPERATOR
 from shared.runtime.planes import connect_node_plane, connect_swarm_plane
 from shared.text import visible
@@ -37,7 +37,6 @@ from shared.transport.nats.answers import count_of, readable
 from shared.transport.nats.connection import Connection
 from shared.transport.nats.jetstream_api import call
 from shared.transport.nats.transport import connection_of
-from shared.unwinding import unwinding_on_signals
 from shared.version import VERSION
 from swarm_cli.chosen_config import ConfigOption, NodeUrlOption, SwarmUrlOption, for_node, load_chosen
 from swarm_cli.console import count, note, say
@@ -312,7 +311,7 @@ def backup(
     """
     try:
         refuse_filled(out, "the backup")
-        with unwinding_on_signals(), appearing_whole(out, private=True) as staging:  # it holds what the streams hold
+        with unwinding_on_signals(), atomic_folder(out, private=True) as staging:  # it holds what the streams hold
             manifest = with_connection(
                 for_node(load_chosen(config), node),
                 plane,

@@ -30,13 +30,13 @@ import typer
 from shared.advisories import Verdict, judge, parse
 from shared.cancelling import cancel_and_wait, run_until_stopped, sleep_unless_stopped
 from shared.identity.permissions import ADVISORY
-from shared.os_words import in_words
 from shared.plain_files import read_named
 from shared.runtime.exits import FatalError
 from shared.runtime.health import HealthServer, Heartbeat
 from shared.runtime.logs import configure_logging
 from shared.runtime.metrics import service_registry
 from shared.runtime.watch_figures import Figures
+from shared.text import error_text
 from shared.transport.base import TransportError
 from shared.transport.nats.answers import readable
 from shared.transport.nats.connection import Connection, Options
@@ -80,7 +80,7 @@ def _each_address(monitor: str) -> Iterator[str]:
         parts = monitor_address(monitor)
         found = socket.getaddrinfo(parts.hostname, parts.port or 8222, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, TransportError) as error:
-        log.warning("server_not_asked", url=monitor, error=in_words(error))
+        log.warning("server_not_asked", url=monitor, error=error_text(error))
         return
     for host in sorted({str(address[0]) for *_, address in found}):
         yield f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port or 8222}"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shared.atomic_files import draft_in, keep_draft
 from shared.config import NodeConfig
-from shared.drafts import draft_in, keep_draft
 from shared.run_records import EVAL_FILE, METRICS_FILE
 from shared.text import visible
 from swarm_cli.console import count, note

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.contracts.control import EvalReport
-from shared.json_lines import read_jsonl
 from shared.plain_files import NO_FILE, read_plain_end
-from shared.run_records import EVAL_FILE, METRICS_FILE, unknown_files
+from shared.run_records import EVAL_FILE, METRICS_FILE, read_jsonl, unknown_files
 
 TAIL_BYTES = 65_536
 """Far longer than a line."""

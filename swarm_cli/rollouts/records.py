@@ -20,9 +20,8 @@ from shared.contracts.codec import decode
 from shared.contracts.messages import Batch, BatchItem
 from shared.contracts.subjects import node_batches_stream
 from shared.contracts.wire import MessageError
-from shared.json_lines import older
 from shared.plain_files import NO_FILE, open_plain, read_plain_end, whole_lines
-from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, refused_files
+from shared.run_records import BATCHES_FILE, BATCHES_MAX_BYTES, SAMPLES_FILE, TRAINED_FILE, TRAINED_MAX_BYTES, older, refused_files
 from shared.transport.base import StreamState, Transport, TransportError
 from swarm_cli.errors import CommandError
 from swarm_cli.file_names import FileNames, file_names

@@ -17,8 +17,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import decode
 from shared.contracts.control import RewardValues
 from shared.contracts.messages import RolloutGroup, ScoredGroup, SignedRollouts, Task, TaskRef
-from shared.json_lines import read_jsonl
-from shared.run_records import unknown_file
+from shared.run_records import read_jsonl, unknown_file
 from shared.runtime.exits import EXIT_CONFIG
 from shared.tasks.derive import derive_task
 from shared.tasks.verifiers import load_verifier

@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from services.trainer.checkpoint import CheckpointStore, LearnerState, PolicyVersion, TrainedModel
-from shared import disk
+from shared import atomic_files
 from shared.cancelling import cancel_and_wait
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import ensure_node_streams
@@ -89,7 +89,7 @@ async def test_a_trainers_checkpoints_on_a_slow_disk_are_told_as_a_slow_disk(ser
     store = CheckpointStore(tmp_path / "checkpoints", keep=2, keep_best=False)
     model = TrainedModel(model_path="m", dtype="float32", lora_rank=0, lora_alpha=1.0, lora_dropout=0.0, lora_target_modules=[])
     state = LearnerState({}, {}, {}, [])
-    watched, syncs = Watched(transport), disk.SYNCS.count
+    watched, syncs = Watched(transport), atomic_files.SYNCS.count
     number = 0
 
     async def save() -> None:
@@ -105,7 +105,7 @@ async def test_a_trainers_checkpoints_on_a_slow_disk_are_told_as_a_slow_disk(ser
     assert lines[0]["seconds"] == pytest.approx(SYNC_S, rel=0.5) and lines[0]["share_of_time"] > 0.5
     assert "node.var_dir" in lines[0]["remedy"]
     assert watched.board.get(StatusFigure.DISK_SYNC_S) == pytest.approx(SYNC_S, rel=0.5)
-    assert disk.SYNCS.count - syncs >= 5 * number - 4, "two files, a manifest and two folders each"
+    assert atomic_files.SYNCS.count - syncs >= 5 * number - 4, "two files, a manifest and two folders each"
 
 
 async def test_nothing_is_said_of_storage_that_is_as_fast_as_usual(server: ShippedServer, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_nothing_is_said_of_storage_that_is_as_fast_as_usual(server: Shipp
     watched = Watched(transport)
     for number in range(200):
         await transport.kv.put(node_bucket("alpha"), "key", b"value")
-        await asyncio.to_thread(disk.sync_path, tmp_path)
+        await asyncio.to_thread(atomic_files.sync_path, tmp_path)
         await asyncio.sleep(0.0 if number % 20 else 0.2)
     await watched.end()
     await transport.close()

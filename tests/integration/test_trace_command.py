@@ -20,8 +20,7 @@ from shared.contracts.codec import content_id, encode, pack_ids, pack_logprobs
 from shared.contracts.messages import ROLLOUT_ID_HEADER, Batch, RolloutGroup, ScoredGroup, rollout_id_of
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.identity.keys import SigningKey, new_seed
-from shared.json_lines import BoundedLines
-from shared.run_records import TRAINED_FILE, TRAINED_MAX_BYTES, refused_file
+from shared.run_records import TRAINED_FILE, TRAINED_MAX_BYTES, BoundedLines, refused_file
 from shared.transport.base import Transport
 from shared.transport.connect import connect
 from tests import forked

@@ -20,9 +20,8 @@ from shared.contracts.control import EvalReport, PolicyPointer
 from shared.contracts.senders import TrainerFindings
 from shared.contracts.status_figures import FigureFamily
 from shared.contracts.subjects import EVAL_KEY, FINDINGS_KEY, POLICY_KEY, node_bucket
-from shared.json_lines import read_jsonl
 from shared.policy_store import open_policy_store
-from shared.run_records import TRAINED_FILE
+from shared.run_records import TRAINED_FILE, read_jsonl
 from shared.transport.base import NotConnected, Transport
 from shared.transport.connect import connect
 from tests.full_disk import no_file_above

@@ -31,8 +31,7 @@ from shared.contracts.subjects import SENDERS_PREFIX
 from shared.contracts.wire import DEFAULT_SWARM_ID
 from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import SignatureStatus, hear
-from shared.json_lines import read_jsonl
-from shared.run_records import refused_file
+from shared.run_records import read_jsonl, refused_file
 from shared.runtime.status import StatusBoard
 from shared.tasks.derive import derive_task
 from shared.tasks.held_out import held_out_tasks

@@ -15,7 +15,7 @@ import pytest
 
 from services.trainer.service import TrainerService
 from shared.config import ConfigError, load_config
-from shared.ignored_entries import ignored_entries
+from shared.config.load import ignored_entries
 from shared.runtime import EXIT_CONFIG, FatalError
 from swarm_cli.config_checks import entry_problems, objective_problem
 from swarm_cli.config_commands import check

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import load_config
-from shared.json_lines import read_jsonl
+from shared.run_records import read_jsonl
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run

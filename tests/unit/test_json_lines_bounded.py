@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.json_lines import BoundedLines, older, read_bounded
+from shared.run_records import BoundedLines, older, read_bounded
 from tests.full_disk import no_file_above
 
 

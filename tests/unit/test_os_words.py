@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from shared.identity.keys import KeyFileError, SigningKey, create, load_or_create, new_seed
 from shared.identity.roster import RosterError, read_roster
-from shared.os_words import in_words
+from shared.text import error_text
 from shared.transport.base import AccessDenied, NotConnected
 from shared.transport.connect import connect
 from swarm_cli.app import app
@@ -24,14 +24,14 @@ from swarm_cli.errors import CommandError
 def test_words_have_no_number_and_no_name_of_a_file(tmp_path: Path) -> None:
     with pytest.raises(OSError) as missing:
         (tmp_path / "none").read_text()
-    assert in_words(missing.value) == "No such file or directory"
+    assert error_text(missing.value) == "No such file or directory"
     (tmp_path / "latin").write_bytes(b"ab\xff")
     with pytest.raises(UnicodeDecodeError) as latin:
         (tmp_path / "latin").read_text(encoding="utf-8")
-    assert in_words(latin.value) == "it is not text in UTF-8, see byte 3"
-    assert in_words(ValueError("as it is")) == "as it is"
-    assert in_words(TimeoutError()) == "TimeoutError"
-    assert in_words(FileExistsError("x: holds other files")) == "x: holds other files"
+    assert error_text(latin.value) == "it is not text in UTF-8, see byte 3"
+    assert error_text(ValueError("as it is")) == "as it is"
+    assert error_text(TimeoutError()) == "TimeoutError"
+    assert error_text(FileExistsError("x: holds other files")) == "x: holds other files"
 
 
 async def test_what_asyncio_says_of_one_address_or_several_is_in_words_too() -> None:
@@ -39,9 +39,9 @@ async def test_what_asyncio_says_of_one_address_or_several_is_in_words_too() -> 
         closed.bind(("127.0.0.1", 0))  # bound and not listening: refused at once
         with pytest.raises(OSError) as refused:
             await asyncio.open_connection("127.0.0.1", closed.getsockname()[1])
-    assert in_words(refused.value) == "Connection refused"
+    assert error_text(refused.value) == "Connection refused"
     several = OSError(f"Multiple exceptions: {refused.value}, {refused.value}")
-    assert in_words(several) == "Connection refused"
+    assert error_text(several) == "Connection refused"
 
 
 @pytest.mark.slow

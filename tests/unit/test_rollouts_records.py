@@ -12,8 +12,7 @@ from typer.testing import CliRunner, Result
 
 from services.generator.evaluation import SAMPLES_IN_ALL, SAMPLES_OF_A_DATASET, sampled_places
 from services.trainer.records import trained_line
-from shared.json_lines import BoundedLines, older
-from shared.run_records import SAMPLES_FILE, TRAINED_FILE, refused_file
+from shared.run_records import SAMPLES_FILE, TRAINED_FILE, BoundedLines, older, refused_file
 from swarm_cli.app import app
 from swarm_cli.local.control import holding_run
 from swarm_cli.rollouts.records import TrainedRecords, training_outcome

@@ -36,8 +36,8 @@ from shared.contracts.control import EvalReport, EvalTurn, IntakeCursor
 from shared.contracts.messages import Task, TaskRef
 from shared.contracts.streams import ensure_node_streams, ensure_swarm_streams
 from shared.contracts.wire import MessageError
-from shared.json_lines import read_jsonl
 from shared.rewards import Mark
+from shared.run_records import read_jsonl
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.tasks import derive_task

@@ -21,7 +21,7 @@ from services.generator.engines.base import (
 )
 from services.generator.engines.turns import TurnTakingEngine
 from shared.device_turns import DeviceTurns
-from shared.registry import ENGINES, telling
+from shared.registry import ENGINES, plugin_errors
 from shared.runtime.exits import FatalError
 
 __all__ = [
@@ -62,7 +62,7 @@ def create_engine(kind: str, model_path: str, *, turns: DeviceTurns | None = Non
             remedy = f"correct its entry point, or change {ENGINES.setting}"
             return EngineError(f"{ENGINES.described(kind)} cannot be made: {why}: {remedy}")
 
-        with telling(unmade, EngineError, FatalError, ValueError):
+        with plugin_errors(unmade, EngineError, FatalError, ValueError):
             engine: Any = make(given)
     except ValueError as error:
         raise EngineError(str(error)) from error

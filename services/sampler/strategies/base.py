@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.sampler.pool import Knowledge, PoolEntry
-from shared.registry import STRATEGIES
-from shared.returned_numbers import finite_numbers
+from shared.registry import STRATEGIES, finite_numbers
 from shared.runtime.exits import FatalError
 
 # The arithmetic of a draw: how many groups one node may have, and how entries are taken in a

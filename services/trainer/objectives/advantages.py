@@ -15,7 +15,7 @@ from typing import Any
 from services.trainer.objectives.base import AdvantageKind, AdvantageScale, GroupAdvantages, unusable
 from services.trainer.objectives.config import configured_objective
 from shared.config import NodeConfig
-from shared.returned_numbers import finite_numbers
+from shared.registry import finite_numbers
 from shared.rewards import is_informative
 
 ADVANTAGES = "function advantages"

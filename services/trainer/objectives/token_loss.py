@@ -14,7 +14,7 @@ from torch import Tensor
 from services.trainer.objectives.advantages import ADVANTAGES, AdvantageConfig, batch_advantages
 from services.trainer.objectives.base import LOG_RATIO_BOUND, Aggregation, Loss, LossTerms, ObjectiveError, unusable
 from services.trainer.objectives.config import ConfiguredObjective
-from shared.registry import OBJECTIVES, telling
+from shared.registry import OBJECTIVES, plugin_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ def _try_loss(configured: ConfiguredObjective, moved: float) -> None:
     name = configured.name
     logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-0.7, 0.0, 0.0]], requires_grad=True)
     before = logprobs.detach() - moved
-    with telling(lambda why: unusable(name, f"fails on two short answers ({why})"), ObjectiveError):
+    with plugin_errors(lambda why: unusable(name, f"fails on two short answers ({why})"), ObjectiveError):
         loss = token_loss(
             configured,
             logprobs=logprobs,
@@ -307,5 +307,5 @@ def _try_loss(configured: ConfiguredObjective, moved: float) -> None:
 
 def _try_advantages(configured: ConfiguredObjective) -> None:
     name, kind = configured.name, configured.objective.advantages
-    with telling(lambda why: unusable(name, f"fails on the rewards of two groups ({why})", ADVANTAGES), ObjectiveError):
+    with plugin_errors(lambda why: unusable(name, f"fails on the rewards of two groups ({why})", ADVANTAGES), ObjectiveError):
         batch_advantages(_REWARDS, AdvantageConfig(kind=kind, objective=name))

@@ -18,7 +18,7 @@ import nats.errors
 import structlog
 
 from shared.cancelling import cancel_and_wait, heeded_cancellation
-from shared.os_words import in_words
+from shared.text import error_text
 from shared.transport.base import AccessDenied, Counters, Deadline, ErrorKind, NotConnected
 from shared.transport.nats.answers import said
 from shared.transport.nats.client import Client, ServerMisbehaves
@@ -76,7 +76,7 @@ class Complaints:
         self._counters.errors[kind] += 1
         if kind == "permissions":
             self._forbidden = str(error).lower()
-        described = f"{type(error).__name__}: {said(in_words(error))}" if str(error) else type(error).__name__
+        described = f"{type(error).__name__}: {said(error_text(error))}" if str(error) else type(error).__name__
         self._tell(described)
         self.newest = described
         if denied is not None and opening:
@@ -240,7 +240,7 @@ class Connection:
             await client.end(1.0)
             raise
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
-            reason = (said(in_words(error)) if str(error) else "") or self._complaints.denials or self._complaints.newest
+            reason = (said(error_text(error)) if str(error) else "") or self._complaints.denials or self._complaints.newest
             await client.end(1.0)
             raise NotConnected(
                 f"no NATS server answers at {self.options.url} after {timeout_s:g} s{f' ({reason})' if reason else ''}",

@@ -10,8 +10,8 @@ from typing import Any
 
 import nkeys
 
-from shared.os_words import in_words
 from shared.plain_files import read_named
+from shared.text import error_text
 from shared.transport.base import AccessDenied
 
 MAX_AUTHORITY_BYTES = 2**20
@@ -38,8 +38,8 @@ def credential_settings(key_file: str | None, ca_file: str | None) -> dict[str, 
             found["tls"] = authority_context(ca_file)
         except OSError as error:
             raise AccessDenied(
-                f"certificate authority {ca_file}: {in_words(error)}: give the PEM file of the authority that signed the server's "
-                "certificate"
+                f"certificate authority {ca_file}: {error_text(error)}: give the PEM file of the authority that signed the "
+                "server's certificate"
             ) from None
     return found
 
@@ -100,7 +100,7 @@ def _read(path: str) -> str:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise AccessDenied(
-            f"key file {path} cannot be read ({in_words(error)}): make it readable for this process's user"
+            f"key file {path} cannot be read ({error_text(error)}): make it readable for this process's user"
         ) from None
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from shared.os_words import in_words
-from shared.text import visible
+from shared.text import error_text, visible
 from swarm_cli.errors import CommandError
 from swarm_cli.k8s.check.overlay import MAX_CHARS, Overlay, documents, not_text
 
@@ -65,7 +64,7 @@ def rendered(source: str) -> Overlay:
     try:
         objects = documents(_text(source))
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{source} cannot be read ({in_words(error)}): give an overlay's folder, a YAML file, or -") from None
+        raise CommandError(f"{source} cannot be read ({error_text(error)}): give an overlay's folder, a YAML file, or -") from None
     except ValueError as error:
         raise CommandError(f"{source} is not usable YAML ({error}): give what `kubectl kustomize` prints") from None
     whole = [each for each in objects if isinstance(each, dict) and {"apiVersion", "kind", "metadata"} <= each.keys()]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from shared.config import ConfigError, NodeConfig, TaskSpec, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
+from shared.config.section import task_entry
 from shared.roles import ROLES
 from shared.runtime.exits import EXIT_CONFIG
-from shared.setting_names import task_entry
 from swarm_cli.chosen_config import LOOPBACK
 from swarm_cli.config_checks import objective_problem
 from swarm_cli.k8s.check.overlay import (

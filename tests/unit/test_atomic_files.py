@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import drafts
-from shared.drafts import create_once, replace_text, write_all
+from shared import atomic_files
+from shared.atomic_files import create_once, replace_text, write_all
 
 
 def test_a_reader_sees_one_text_or_the_other(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_on_a_full_disk_the_earlier_text_stays_and_no_draft(tmp_path: Path, monk
     def full(block: memoryview, write: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(drafts, "write_all", full)
+    monkeypatch.setattr(atomic_files, "write_all", full)
     with pytest.raises(OSError):
         replace_text(file, "later")
     assert file.read_text() == "earlier" and list(tmp_path.iterdir()) == [file]
@@ -54,7 +54,7 @@ def test_a_disk_that_is_full_only_when_the_file_is_closed_leaves_the_earlier_tex
             if was_open:
                 raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr(drafts, "open", lambda path, *_, **__: Full(path, "xb"), raising=False)
+    monkeypatch.setattr(atomic_files, "open", lambda path, *_, **__: Full(path, "xb"), raising=False)
     with pytest.raises(OSError, match="quota"):
         replace_text(file, "later")
     assert file.read_text() == "earlier" and list(tmp_path.iterdir()) == [file]
@@ -74,7 +74,7 @@ def test_a_file_that_may_be_read_by_its_owner_alone_never_was_by_others(tmp_path
     try:
         replace_text(file, "for all")
         assert file.stat().st_mode & 0o777 == 0o666
-        with drafts.draft_in(tmp_path, 0o600) as (_, draft):
+        with atomic_files.draft_in(tmp_path, 0o600) as (_, draft):
             assert draft.stat().st_mode & 0o777 == 0o600
         replace_text(file, "for one", mode=0o600)
         assert file.stat().st_mode & 0o777 == 0o600

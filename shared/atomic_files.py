@@ -1,18 +1,19 @@
 """Files that appear complete: they are written under another name beside their place, a draft, and
-renamed. These functions block.
+renamed. Syncs are counted, so that a slow disk can be told from everything else that makes a
+process slow. These functions block.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
-
-from shared import disk
 
 DRAFT_PREFIX = ".draft-"
 """Prefix of files that are being written; also of files that a killed writer leaves behind."""
@@ -56,7 +57,7 @@ def keep_draft(stream: BinaryIO, draft: Path, target: Path, *, synced: bool = Tr
     The folder is not synced: a power cut may lose the name.
     """
     if synced:
-        disk.sync(stream.fileno())
+        sync(stream.fileno())
     stream.close()  # some file systems say only now that the disk is full
     os.replace(draft, target)
 
@@ -84,7 +85,7 @@ def create_once(file: Path, content: bytes, *, mode: int = 0o666) -> bool:
     """
     with draft_in(file.parent, mode) as (stream, draft):
         write_all(memoryview(content), stream.write)
-        disk.sync(stream.fileno())
+        sync(stream.fileno())
         try:
             os.link(draft, file)  # which refuses to replace a file
         except FileExistsError:
@@ -100,3 +101,40 @@ def remove_abandoned_drafts(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             if time.time() - draft.stat().st_mtime > _ABANDONED_AFTER_S:
                 draft.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class Waits:
+    """Count and total seconds of waits. For several threads."""
+
+    count: int = 0
+    seconds: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, seconds: float) -> None:
+        """Count one wait."""
+        with self._lock:
+            self.count += 1
+            self.seconds += seconds
+
+
+SYNCS = Waits()
+"""All syncs of this process."""
+
+
+def sync(descriptor: int) -> None:
+    """Wait until a file's bytes have reached the disk. Raises OSError if they cannot."""
+    started = time.perf_counter()
+    try:
+        os.fsync(descriptor)
+    finally:
+        SYNCS.add(time.perf_counter() - started)
+
+
+def sync_path(path: Path) -> None:
+    """The same for a closed file, or for the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)

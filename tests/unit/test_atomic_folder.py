@@ -23,15 +23,15 @@ ROOT = Path(__file__).parents[2]
 STOPPED_IN_VAIN = """
 import os, signal, sys, time
 from pathlib import Path
-from shared.new_folder import appearing_whole
-from shared.unwinding import unwinding_on_signals
+from shared.atomic_folder import atomic_folder
+from shared.atomic_folder import unwinding_on_signals
 
 class Swallows:
     def __del__(self):
         os.kill(os.getpid(), int(sys.argv[2]))
         time.sleep(1)  # the signal's exception is raised here, where Python drops it
 
-with unwinding_on_signals(), appearing_whole(Path(sys.argv[1])) as staging:
+with unwinding_on_signals(), atomic_folder(Path(sys.argv[1])) as staging:
     (staging / "begun").touch()
     swallows = Swallows()
     del swallows
@@ -46,7 +46,7 @@ with unwinding_on_signals(), appearing_whole(Path(sys.argv[1])) as staging:
 """
 TWICE_WHILE_TAKING_BACK = """
 import os, signal, sys
-from shared.unwinding import unwinding_on_signals
+from shared.atomic_folder import unwinding_on_signals
 
 with unwinding_on_signals():
     try:
@@ -59,7 +59,7 @@ with unwinding_on_signals():
 
 WHILE_ANOTHER_IS_HANDLED = """
 import os, signal, sys, time
-from shared.unwinding import unwinding_on_signals
+from shared.atomic_folder import unwinding_on_signals
 
 class Swallows:
     def __del__(self):
