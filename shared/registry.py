@@ -40,8 +40,8 @@ from typing import Any
 from shared.text import without_secrets
 
 PACKAGE_FAILURES = (Exception, SystemExit)
-"""What code of an installed package usually raises: anything, and it may call `sys.exit`. `plugin_errors`
-tells the rest too.
+"""What code of an installed package usually raises: anything, and it may call `sys.exit`.
+`plugin_errors` tells the rest too.
 """
 
 

@@ -1,6 +1,6 @@
 """The base class of all sections of a node's configuration, and the dtypes that settings and
-commands choose from, by name (torch's are in `shared.model.loading`); and names of settings for people, who
-count from 1.
+commands choose from, by name (torch's are in `shared.model.loading`); and names of settings for
+people, who count from 1.
 """
 
 from __future__ import annotations
