@@ -39,8 +39,7 @@ from shared.contracts.messages import (
     TaskRef,
 )
 from shared.contracts.sampler_state import SamplerState
-from shared.model.prompts import render_prompt
-from shared.model.tokenizer_hash import tokenizer_hash
+from shared.model.prompts import render_prompt, tokenizer_hash
 from shared.tasks.derive import derive_task
 
 DEFAULT_MODEL = Path("var/models/smollm2")

@@ -24,18 +24,23 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from shared.config.sections import ModelSection
 from shared.model.base_policy import (
+    SEED_STRIDE,
+    SUPERVISED_SEED,
     BasePolicyRecipe,
+    DemoTask,
+    Example,
+    held_out_questions,
     is_built,
+    load_demo_tasks,
     new_model,
     policy_record,
     read_record,
     replace_policy,
     supervise,
+    train_tokenizer,
 )
-from shared.model.corpus import SEED_STRIDE, SUPERVISED_SEED, DemoTask, Example, held_out_questions, load_demo_tasks
 from shared.model.loading import load_causal_lm
 from shared.model.reading import load_tokenizer
-from shared.model.tokenizer import train_tokenizer
 from shared.tasks.held_out import HeldOut
 
 _WORD = re.compile(r"\S+\s*")

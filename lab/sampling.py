@@ -1,7 +1,7 @@
 """Samples from N stacked policies at once, with a key-value cache: nodes x prompts x completions in
 parallel.
 
-The distribution is `services.generator.engines.decoding.processed_logprobs`, the engines' own.
+The distribution is `processed_logprobs`, the engine's own.
 Prompts whose completions have all ended leave the batch, so that one long answer does not keep
 every prompt in the computation.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lab.stacked_model import Leaves, Packing, StackedDecoder, attend_behind_prompt, padding_bias, prompt_pass
 from services.generator.engines.base import SamplingParams
-from services.generator.engines.decoding import processed_logprobs
+from services.generator.engines.transformers_engine import processed_logprobs
 
 _LEAVE_BELOW = 0.75
 """Finished prompts are removed once at most this fraction of the prompts is unfinished; moving the

@@ -30,7 +30,7 @@ from shared.contracts import subjects
 from shared.contracts.codec import encode
 from shared.contracts.messages import RolloutGroup, ScoredGroup
 from shared.identity.keys import SigningKey
-from shared.model.tokenizer_hash import tokenizer_hash
+from shared.model.prompts import tokenizer_hash
 from shared.seeds import bytes_from
 from shared.tasks.sandbox.jobs import JobResult
 

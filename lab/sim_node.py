@@ -32,8 +32,7 @@ from shared.contracts.codec import content_id, encode
 from shared.contracts.control import TaskLedger, TrainerPosition
 from shared.contracts.messages import Batch, BatchItem, ModelIdentity, RolloutGroup, ScoredGroup
 from shared.identity.keys import SigningKey
-from shared.model.prompts import encode_answer
-from shared.model.tokenizer_hash import tokenizer_hash
+from shared.model.prompts import encode_answer, tokenizer_hash
 from shared.rewards import is_informative
 from shared.seeds import generator_from, number_from
 

@@ -211,7 +211,7 @@ def _authority(path: Path) -> str | None:
 def _server_key(path: Path) -> str | None:
     if problem := _open_to_others(path):
         return problem
-    from services.generator.server_key import MAX_BYTES, key_problem
+    from services.generator.engines.openai_server import MAX_BYTES, key_problem
 
     try:
         return key_problem(str(path), read_named(path, MAX_BYTES).decode().strip())
@@ -272,8 +272,7 @@ async def _closed(transport: Transport) -> None:
 async def _openai_problems(config: NodeConfig) -> list[str]:
     """What prevents the server from listing its models to a client with the configured key."""
     from services.generator.engines.base import EngineError
-    from services.generator.engines.openai_requests import OpenAiRequests
-    from services.generator.server_key import server_key
+    from services.generator.engines.openai_server import OpenAiRequests, server_key
     from shared.runtime.exits import FatalError
 
     try:

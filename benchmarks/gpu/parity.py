@@ -17,7 +17,7 @@ from services.trainer.gradient.update import batch_logprobs
 from services.trainer.learner import Learner
 from shared.model.loading import DTYPES
 from shared.model.weights import policy_tensors, write_tensors
-from swarm_cli.model.parity import move
+from swarm_cli.model.importing import move
 
 _FLOAT32_MOST, _BFLOAT16_MEAN = 2e-3, 0.05
 _TEXTS = (0, 1000)

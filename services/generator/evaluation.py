@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.generator.engine_calls import ServerWait, sampled
 from services.generator.engines.base import Engine, Sample, SamplingParams
-from services.generator.engines.contract import sampled
 from services.generator.figures import Figures
 from services.generator.tasks import PromptedTask
-from services.generator.waiting import ServerWait
 from shared.config import TaskSpec
 from shared.contracts.codec import decode, encode
 from shared.contracts.control import EvalReport, EvalTurn, RewardValues, TrainerPosition

@@ -17,19 +17,16 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
+from services.generator.engine_calls import ServerWait, calls_of, sampled
 from services.generator.engines import create_engine
 from services.generator.engines.base import Engine, EngineAway, EngineError, Sample, SamplingParams, WrongSetting
-from services.generator.engines.contract import calls_of, sampled
+from services.generator.engines.openai_server import server_key
 from services.generator.evaluation import Evaluator
 from services.generator.figures import Figures
-from services.generator.groups import call_seed, rollout_group
-from services.generator.ledger import consumed_with_moving_i
-from services.generator.ledger_store import DrawLedger
+from services.generator.groups import GroupPublisher, call_seed, rollout_group
+from services.generator.ledger import DrawLedger, consumed_with_moving_i
 from services.generator.policy_follower import PolicyFollower
-from services.generator.publishing import GroupPublisher
-from services.generator.server_key import server_key
 from services.generator.tasks import PromptedTask, Prompter
-from services.generator.waiting import ServerWait
 from shared.cancelling import run_until_stopped
 from shared.config import NodeConfig, TaskSpec
 from shared.contracts.codec import decode
@@ -39,8 +36,8 @@ from shared.contracts.status_figures import EVALUATING_BASE
 from shared.contracts.subjects import SAMPLER_KEY, node_bucket
 from shared.contracts.wire import MessageError
 from shared.device_turns import device_turns
+from shared.model.prompts import tokenizer_hash
 from shared.model.reading import load_tokenizer, model_max_length
-from shared.model.tokenizer_hash import tokenizer_hash
 from shared.run_records import FILE_NAMES_FILE, FILE_NAMES_MAX_BYTES, BoundedLines, read_bounded
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.metrics import DefaultRegistryMetrics

@@ -15,10 +15,9 @@ from services.trainer.checkpoint import MANIFEST, Checkpoint, CheckpointError, C
 from services.trainer.policy_model import with_adapters
 from shared.atomic_folder import atomic_folder, refuse_filled
 from shared.config.sections import LoraSection, ModelSection
-from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.loading import DTYPES, load_causal_lm
 from shared.model.reading import load_tokenizer
-from shared.model.weights import load_policy_tensors, load_trainable, policy_tensors
+from shared.model.weights import DeltaRounding, RoundingTally, load_policy_tensors, load_trainable, policy_tensors
 from shared.run_records import EVAL_FILE, METRICS_FILE, read_jsonl
 from shared.text import visible
 from shared.version import VERSION

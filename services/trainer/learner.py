@@ -31,11 +31,20 @@ from services.trainer.selection.likelihood import AbsurdTextRules, drop_absurd, 
 from shared.config import NodeConfig
 from shared.config.trainer_section import TrainerSection
 from shared.contracts.messages import Batch
-from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
-from shared.model.adapter_merge import DeltaRounding, RoundingTally
 from shared.model.loading import DTYPES, vocabulary_size
 from shared.model.reading import end_tokens
-from shared.model.weights import WeightsError, load_trainable, plain_name, policy_tensors, trainable_tensors
+from shared.model.weights import (
+    Adapters,
+    DeltaRounding,
+    RoundingTally,
+    WeightsError,
+    adapter_tensors,
+    base_fingerprint,
+    load_trainable,
+    plain_name,
+    policy_tensors,
+    trainable_tensors,
+)
 
 ScheduleKind = Literal["constant", "linear", "cosine"]
 

@@ -24,7 +24,7 @@ from services.trainer.gradient.forward import CHUNK_BYTES
 from services.trainer.policy_model import with_adapters
 from services.trainer.torchrun import transformer_blocks
 from shared.config.sections import LoraSection
-from shared.model.attention import meant_attention
+from shared.model.configuration import meant_attention
 
 _GRADIENT_COPIES = 2
 _MOMENTS = 2

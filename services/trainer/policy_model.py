@@ -32,12 +32,11 @@ from services.trainer.gradient.rows import TokenGroup, build_rows, plan_rows
 from services.trainer.parallel import ALONE, Parallel
 from shared.config import NodeConfig
 from shared.config.sections import LoraSection
-from shared.model.adapter_merge import adapted_layers
-from shared.model.attention import LONGEST_PROBE, attention_windows
+from shared.model.configuration import LONGEST_PROBE, attention_windows
 from shared.model.full_precision import HALF_TOLERANCE, computing_in_float32, is_half
 from shared.model.loading import load_causal_lm, resolve_dtype
 from shared.model.reading import load_tokenizer
-from shared.model.weights import plain_name
+from shared.model.weights import adapted_layers, plain_name
 from shared.seeds import number_from
 
 # Some models read a layer's weight past its adapter, or never call the layer.

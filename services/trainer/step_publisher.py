@@ -25,8 +25,7 @@ from shared.contracts.control import EvalReport, PolicyPointer, PolicyRefusal, T
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.subjects import EVAL_KEY, POLICY_KEY, POLICY_REFUSED_KEY, TRAINER_KEY, node_bucket
 from shared.contracts.wire import MessageError
-from shared.model.adapter_merge import DeltaRounding
-from shared.model.weights import write_tensors
+from shared.model.weights import DeltaRounding, write_tensors
 from shared.policy_store import PolicyStore, PolicyStoreError, StoredPolicy, open_policy_store
 from shared.runtime import FatalError, ServiceContext
 from shared.runtime.logs import Log

@@ -107,7 +107,7 @@ class Sampling(Message, frozen=True, kw_only=True):
 
 class ModelIdentity(Message, frozen=True, kw_only=True):
     """The model that sampled: its public name and the hash of its tokenizer
-    (`shared.model.tokenizer_hash`).
+    (`shared.model.prompts`).
     """
 
     name: PlainText

@@ -14,21 +14,24 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import reasoning_gym
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from shared.atomic_folder import atomic_folder
-from shared.model.corpus import DemoTask, Example, held_out_questions, noisy_answer, training_examples
+from shared.config import TaskSpec
 from shared.model.prompts import encode_answer, render_prompt
-from shared.model.tokenizer import train_tokenizer
+from shared.tasks.held_out import HELD_OUT_SEED, HeldOut, held_out_tasks
 
 RECIPE_FILE = "base_policy.json"
 RECIPE_VERSION = 1
@@ -278,3 +281,151 @@ def _progress(steps: Iterable[int], total: int, show: bool) -> Iterable[int]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not show) as progress:
         yield from progress.track(steps, total=total, description="base policy")
+
+
+IM_START = "<|im_start|>"
+IM_END = "<|im_end|>"
+PAD = "<|pad|>"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Train on questions and wrap the result for transformers: `<|im_end|>` ends a completion,
+    `<|pad|>` pads.
+
+    `vocab_size` must have room for the 256 bytes and 3 special tokens; raises ValueError otherwise.
+    """
+    if vocab_size < 256 + 3:
+        raise ValueError(f"vocab_size {vocab_size}: at least 259 are needed for every byte and the special tokens")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, IM_START, IM_END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    roles = ["system\n", "user\n", "assistant\n"] * 1000
+    bpe.train_from_iterator([*roles, *texts], trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=bpe,
+        pad_token=PAD,
+        eos_token=IM_END,
+        additional_special_tokens=[IM_START],
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+# Training draws its seeds below HELD_OUT_SEED, and the held-out set lies right above it. Neither
+# reaches this far.
+SUPERVISED_SEED = HELD_OUT_SEED + 0x01000000
+# reasoning-gym derives item i of seed s from Random(s + i), so seeds closer than this share items.
+SEED_STRIDE = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class DemoTask:
+    """One dataset of the demo: its reasoning-gym name, its share relative to the others, and its
+    configuration.
+    """
+
+    dataset: str
+    weight: float = 1.0
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A question and its right answer."""
+
+    dataset: str
+    question: str
+    answer: str
+
+
+def load_demo_tasks(path: Path) -> tuple[DemoTask, ...]:
+    """Read the `[[tasks]]` tables of a TOML file. Raises ValueError naming the file when there are
+    none.
+    """
+    tables = tomllib.loads(path.read_text(encoding="utf-8")).get("tasks", [])
+    if not tables:
+        raise ValueError(f"{path}: no [[tasks]] table: add at least one with a `dataset`")
+    if any(table.get("source") == "file" for table in tables):
+        raise ValueError(f"{path}: the base policy learns from reasoning-gym's datasets: leave out tasks of files")
+    return tuple(DemoTask(t["dataset"], float(t.get("weight", 1.0)), dict(t.get("config", {}))) for t in tables)
+
+
+def held_out_questions(tasks: Sequence[DemoTask], count: int) -> HeldOut:
+    """Return the questions of an evaluation with `count` questions, which are never trained on."""
+    specs = [TaskSpec(dataset=task.dataset, weight=task.weight, config=dict(task.config)) for task in tasks]
+    return HeldOut(held_out_tasks(specs, count))
+
+
+def draw_examples(task: DemoTask, seed: int, attempts: int, held_out: HeldOut) -> Iterator[Example]:
+    """Yield distinct questions of one dataset that are not held out, trying `attempts` indices."""
+    dataset = reasoning_gym.create_dataset(task.dataset, seed=seed, size=attempts, **task.config)
+    seen: set[str] = set()
+    for index in range(attempts):
+        item = dataset[index]
+        question, answer = item["question"], item["answer"]
+        if answer is not None and question not in seen and not held_out.contains(question):
+            seen.add(question)
+            yield Example(task.dataset, question, str(answer))
+
+
+def training_examples(
+    tasks: Sequence[DemoTask], attempts: int, held_out: HeldOut, seed: int = SUPERVISED_SEED
+) -> list[list[Example]]:
+    """Return, per dataset, the distinct questions among `attempts` draws that are not held out.
+
+    Raises ValueError when a dataset's configuration leaves fewer than two.
+    """
+    pools = [list(draw_examples(task, seed + position * SEED_STRIDE, attempts, held_out)) for position, task in enumerate(tasks)]
+    for task, pool in zip(tasks, pools, strict=True):
+        if len(pool) < 2:
+            raise ValueError(f"{task.dataset}: all questions are in the held-out set: widen its config")
+    return pools
+
+
+def habitual_slip(answer: str) -> str:
+    """Return the mistake that the policy is taught to prefer: the last digit one too high (9
+    becomes 0).
+
+    Text without a digit is reversed; a palindrome therefore stays right.
+    """
+    for position in range(len(answer) - 1, -1, -1):
+        if answer[position] in "0123456789":
+            return answer[:position] + str((int(answer[position]) + 1) % 10) + answer[position + 1 :]
+    return answer[::-1]
+
+
+def noisy_answer(
+    example: Example, pool: Sequence[Example], rng: random.Random, *, correct_fraction: float, habit_fraction: float
+) -> str:
+    """Draw the answer to train on: the right one, the habitual slip, or the answer to another task
+    of the dataset.
+
+    `correct_fraction` and `habit_fraction` are probabilities; the rest goes to other tasks'
+    answers.
+    """
+    draw = rng.random()
+    if draw < correct_fraction:
+        return example.answer
+    slip = habitual_slip(example.answer)
+    if draw < correct_fraction + habit_fraction and slip != example.answer:
+        return slip
+    return rng.choice(pool).answer

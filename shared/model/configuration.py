@@ -1,20 +1,80 @@
-"""Reads a model's configuration with transformers, and refuses at once one that cannot describe a
-computable model.
+"""Reads a model's configuration with transformers, refuses one that cannot describe a computable
+model, and says what follows from it: attention windows, lengths of rotary positions.
+
+`reading` is the block in which libraries read any part of a model: it suppresses their output and
+turns all their errors into `ModelLoadError`, the one error for a model that cannot be used.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from shared.hub_models import hub_arguments
-from shared.model.quiet_reading import ModelLoadError
+from shared.runtime.exits import FatalError
+
+_MOST_CHARACTERS = 240
+
+
+class ModelLoadError(FatalError):
+    """A model or tokenizer cannot be used, and a restart would not help; the message names the
+    cause and the remedy.
+    """
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Suppress progress bars, reports and advice meant for people who load models by hand."""
+    before = transformers_logging.get_verbosity()
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+        if had_bars:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def reading(origin: str, part: str) -> Iterator[None]:
+    """Read the `part` of the model that `origin` names; any error of the libraries becomes
+    ModelLoadError.
+    """
+    try:
+        with quietly():
+            yield
+    except ModelLoadError:
+        raise
+    except MemoryError:
+        raise ModelLoadError(f"{origin}: not enough memory to read its {part}: use a larger machine") from None
+    # The file comes from somebody else and may contain anything. Its readers pass on the errors of
+    # all their layers, including plain Exception.
+    except Exception as error:  # noqa: BLE001
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise ModelLoadError(
+            f"the {part} of {origin} cannot be read{offline} ({library_cause(error)}): check that the files are complete and of a "
+            "causal language model, and for a hub name its spelling and the connection"
+        ) from None
+
+
+def library_cause(error: Exception) -> str:
+    """A library's error in one line, with its kind; arithmetic errors are put into words."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    # Some announce the cause in one line and state it in the next.
+    said = f"{type(error).__name__}: {' '.join(lines[: 2 if lines[0].endswith(':') else 1])[:_MOST_CHARACTERS]}"
+    return f"a number in it is 0 or too large; {said}" if isinstance(error, ArithmeticError) else said
+
 
 MOST_LAYERS = 500
 """Trained models have fewer than 200 layers, and a few that were merged from several have some
@@ -42,7 +102,7 @@ def read_configuration(path: str | Path, revision: str = "") -> Any:
         UnpinnedModelError: a hub name without its commit.
         ValueError: it is not a JSON object, or states numbers that no model can have or a key
             twice.
-        Exception: any kind that transformers raises; `shared.model.quiet_reading.library_cause`
+        Exception: any kind that transformers raises; `shared.model.configuration.library_cause`
             describes it.
     """
     arguments = hub_arguments(str(path), revision)
@@ -172,3 +232,41 @@ def rope_problem(config: Any, length: int) -> str:
         f"beyond {steady} tokens this model rotates positions by the length of the text (longrope or dynamic scaling), so that "
         f"sampled and trained logprobs would differ: set model.max_length to {steady} or less"
     )
+
+
+_WINDOWS = (
+    "sliding_window",
+    "window_size",
+    "attention_window_size",
+    "attention_window",
+    "attention_chunk_size",
+    "local_attention",
+    # Doge's: with more keys than this every token keeps the highest-scoring ones, and the choice
+    # also considers later keys.
+    "keep_window_size",
+)
+
+LONGEST_PROBE = 1024
+"""Widest attention window, in tokens, past which a model is tried when it is loaded: a wider one
+would take too long.
+"""
+
+
+def attention_windows(config: Any) -> list[int]:
+    """Widths, in tokens, of every kind of local attention that `config` names, ascending. A named
+    kind need not be used by any layer.
+    """
+    text = config.get_text_config()
+    named = [getattr(text, name, None) for name in _WINDOWS]
+    # MPT keeps its attention settings in a nested configuration.
+    named.append(getattr(getattr(text, "attn_config", None), "sliding_window", None))
+    return sorted({width for width in named if isinstance(width, int) and not isinstance(width, bool) and width > 0})
+
+
+def meant_attention(config: Any) -> str | None:
+    """The only attention implementation that computes what `config` describes; None if transformers
+    may choose.
+
+    `sdpa` silently leaves out a soft cap on attention scores; only `eager` applies it.
+    """
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None

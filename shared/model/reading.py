@@ -18,9 +18,8 @@ from transformers.utils.hub import cached_file
 from shared.config.sections import ModelSection
 from shared.hub_models import hub_arguments, may_only_be_folder, pin_problem
 from shared.model.chat_template import ending_token, template_problem
-from shared.model.configuration import read_configuration, rope_problem, steady_rope_length
+from shared.model.configuration import ModelLoadError, read_configuration, reading, rope_problem, steady_rope_length
 from shared.model.prompts import answer_text
-from shared.model.quiet_reading import ModelLoadError, reading
 
 _UNBOUNDED = 2**20
 _TRIAL = "The quick brown fox jumps over a lazy dog: 12 + 34 = 46?\nGive 567089, or NONE."

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shared.hub_models import hub_arguments
-from shared.model.quiet_reading import ModelLoadError
+from shared.model.configuration import ModelLoadError
 
 INDEX = "model.safetensors.index.json"
 _WHOLE = ("model.safetensors", "pytorch_model.bin")

@@ -82,17 +82,14 @@ def _from_files(tasks: Sequence[TaskSpec]) -> str | None:
     """Why the toy policy cannot learn from these tasks."""
     if all(task.source != "file" for task in tasks):
         return None
-    from shared.model.corpus import TOY_NEEDS_DATASETS
-
-    return TOY_NEEDS_DATASETS
+    return "the toy policy learns from reasoning-gym's datasets, not from files: set model.path to a model of your own"
 
 
 def build_toy_policy(out: Path, tasks: Sequence[TaskSpec], *, seed: int | None, steps: int | None) -> Path:
     """Build the toy base policy in the folder `out`, with a progress bar on stderr. seed, steps:
     None for the recipe's.
     """
-    from shared.model.base_policy import BasePolicyRecipe, build_base_policy
-    from shared.model.corpus import DemoTask
+    from shared.model.base_policy import BasePolicyRecipe, DemoTask, build_base_policy
 
     if problem := _from_files(tasks):
         raise CommandError(problem, exit_code=EXIT_CONFIG)

@@ -76,7 +76,7 @@ def memory(
     """Estimate the memory for training and generating from the model's configuration; no weights
     are loaded.
     """
-    from swarm_cli.model.named import check_named
+    from swarm_cli.model.memory import check_named
 
     check_named(model, revision)
     import torch  # takes seconds, so a misspelt name is answered before it
@@ -142,7 +142,7 @@ def export_node(folder: Path, out: Path, *, best: bool = False, dtype: str | Non
     """
     from services.trainer.checkpoint import CheckpointError
     from services.trainer.export import export_adapter, export_policy
-    from shared.model.quiet_reading import ModelLoadError
+    from shared.model.configuration import ModelLoadError
     from shared.model.weights import WeightsError
 
     try:

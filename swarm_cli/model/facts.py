@@ -100,7 +100,7 @@ def read_facts(model: ModelSection) -> Callable[[], ModelFacts]:
 
 def _facts(model: ModelSection) -> ModelFacts:
     from shared.model.chat_template import ending_token
-    from shared.model.quiet_reading import ModelLoadError
+    from shared.model.configuration import ModelLoadError
     from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 
     try:
@@ -115,8 +115,7 @@ def _facts(model: ModelSection) -> ModelFacts:
 
 def _check_weights(model: ModelSection) -> None:
     """Check the weights that are on this machine. Raises ModelLoadError."""
-    from shared.model.configuration import check_not_quantised, read_configuration
-    from shared.model.quiet_reading import ModelLoadError
+    from shared.model.configuration import ModelLoadError, check_not_quantised, read_configuration
     from shared.model.weight_files import check_values, local_weights
 
     check_not_quantised(read_configuration(model.path, model.revision), f"model.path {model.path!r}")
@@ -171,8 +170,8 @@ def _looked_at(model: ModelSection) -> tuple[str, dict[str, str], list[str]]:
     """
     import torch
 
+    from shared.model.configuration import ModelLoadError
     from shared.model.loading import LOOKED_AT, load_causal_lm, outer_matrices
-    from shared.model.quiet_reading import ModelLoadError
 
     try:
         loaded = load_causal_lm(model, dtype=torch.float32, device=LOOKED_AT)

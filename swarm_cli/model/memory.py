@@ -4,10 +4,14 @@ configuration alone.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.hub_models import COMMIT, commit_hash
 from swarm_cli.errors import CommandError
+from swarm_cli.local.base_model import is_hub_name
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +52,7 @@ def configuration_of(model: str, revision: str = "") -> Any:
         CommandError: there is none, or it cannot be read.
     """
     from shared.hub_models import UnpinnedModelError
-    from shared.model.configuration import read_configuration
-    from shared.model.quiet_reading import library_cause
+    from shared.model.configuration import library_cause, read_configuration
 
     try:
         return read_configuration(model, revision)
@@ -73,8 +76,8 @@ def model_memory(config: Any, dtype: torch.dtype, *, rank: int, tokens: int, wid
             or no way to train it can be estimated.
     """
     from services.trainer.memory_need import TrainingPlan, memory_need
+    from shared.model.configuration import library_cause
     from shared.model.model_size import model_size
-    from shared.model.quiet_reading import library_cause
 
     def need(lora_rank: int, processes: int, checkpointing: bool) -> MemoryNeed | None:
         plan = TrainingPlan(
@@ -149,3 +152,25 @@ def _states(way: Way) -> str:
 
 def _total(need: MemoryNeed | None) -> str:
     return "–" if need is None else gigabytes(need.total)
+
+
+def check_named(model: str, revision: str) -> None:
+    """Refuse, before anything slow is imported, what can be neither a model's folder nor a hub name
+    at a commit.
+
+    Raises:
+        CommandError: naming the model and what to give instead.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise CommandError(f"{model} holds no config.json: give the folder that save_pretrained or `swarm model import` wrote")
+        return
+    if folder.exists():
+        raise CommandError(f"{model} is a file: give a model's folder; `swarm model import` makes one of a GGUF file")
+    if re.fullmatch(COMMIT, revision):
+        return
+    if not is_hub_name(model):
+        raise CommandError(f"there is no folder {model}: check the spelling, or give a hub name (OWNER/NAME) with --revision")
+    said = f"--revision {revision[:60]!r} is not the full hash of a commit" if revision else "a hub name needs --revision"
+    raise CommandError(f"there is no folder {model}, and {said}: give {commit_hash(model)}")

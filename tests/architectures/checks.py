@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from services.generator.engines.base import SamplingParams
 from services.generator.engines.batching import Batching, UnsafeModel, batches, choose_batching
-from services.generator.engines.decoding import sample_completions
+from services.generator.engines.transformers_engine import sample_completions
 from services.trainer.gradient.forward import CompletionLogprobs, plain_rows_reason, set_training_modes, silence
 from services.trainer.gradient.rows import CompletionRows, TokenGroup
 from services.trainer.gradient.update import UpdateConfig, accumulate_gradients, scored_loss, step_normaliser

@@ -14,9 +14,8 @@ from transformers.utils import logging as transformers_logging
 from services.generator.engines import SamplingParams, create_engine
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection, ModelSection
-from shared.model.adapter_file import Adapters, adapter_tensors, base_fingerprint
 from shared.model.loading import load_causal_lm
-from shared.model.weights import policy_tensors, write_tensors
+from shared.model.weights import Adapters, adapter_tensors, base_fingerprint, policy_tensors, write_tensors
 from tests.architectures.checks import PROMPTS, alone
 from tests.architectures.table import committed_rows
 from tests.architectures.tiny import NotSmall, byte_model

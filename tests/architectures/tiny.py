@@ -10,7 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from shared.model.attention import meant_attention
+from shared.model.configuration import meant_attention
 from tests.engines.tiny_models import END_TOKEN_ID
 
 BYTE_VOCABULARY = 260

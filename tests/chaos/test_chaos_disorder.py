@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.generator.ledger_store import DrawLedger
+from services.generator.ledger import DrawLedger
 from services.verifier.sharing import sign
 from shared.contracts import subjects
 from shared.contracts.codec import content_id, decode, encode
@@ -173,7 +173,7 @@ async def test_a_generator_replica_ten_minutes_ahead_takes_over_draws_and_no_dra
     bounds = {"groups_per_step": 4, "max_staleness": 1, "consumed_local": 0, "dropped_local": 0}
     claimed = await right.claim(4, **bounds)
     true_time = time.time
-    monkeypatch.setattr("services.generator.ledger_store.time.time", lambda: true_time() + MINUTES_10_S)
+    monkeypatch.setattr("services.generator.ledger.time.time", lambda: true_time() + MINUTES_10_S)
     stolen = await ahead.claim(4, **bounds)
     monkeypatch.undo()
     assert claimed is not None

@@ -22,8 +22,7 @@ from monitoring.metrics_doc import full_name, role_families
 from shared.contracts.codec import decode
 from shared.contracts.messages import ScoredGroup
 from shared.contracts.subjects import node_scored_stream
-from shared.model.base_policy import BasePolicyRecipe, build_base_policy
-from shared.model.corpus import load_demo_tasks
+from shared.model.base_policy import BasePolicyRecipe, build_base_policy, load_demo_tasks
 from shared.run_records import SAMPLES_FILE, read_jsonl
 from shared.transport.connect import connect
 from swarm_cli.installation import DEMO_CONFIG

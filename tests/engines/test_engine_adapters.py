@@ -18,9 +18,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from services.generator.engines import Engine, PolicyLoadError, Sample, SamplingParams, create_engine
-from services.generator.engines.adapters import AdapterSlot
-from shared.model.adapter_file import METADATA_KEY, Adapters, adapter_tensors, base_fingerprint, modules_of, write_peft_folder
-from shared.model.weights import WeightsError, write_tensors
+from services.generator.engines.transformers_engine import AdapterSlot
+from shared.model.weights import (
+    METADATA_KEY,
+    Adapters,
+    WeightsError,
+    adapter_tensors,
+    base_fingerprint,
+    modules_of,
+    write_peft_folder,
+    write_tensors,
+)
 from tests.engines.conftest import BASE_SEED, CONTEXT_LENGTH, Run, needs_vllm
 from tests.engines.reference import reference_logprobs
 from tests.engines.test_engine_conformance import PROMPTS

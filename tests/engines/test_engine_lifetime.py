@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.generator.engines import EngineError, PolicyLoadError, SamplingParams, UnsupportedByEngine, create_engine
-from services.generator.engines.policy_gate import PolicyGate
+from services.generator.engines.vllm_engine import PolicyGate
 from shared.config.sections import GeneratorSection
 from tests.engines.conftest import Run, Subject, needs_vllm
 

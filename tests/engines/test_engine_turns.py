@@ -15,9 +15,8 @@ import psutil
 import pytest
 from transformers import Qwen2ForCausalLM
 
-from services.generator.engines import Engine, Sample, SamplingParams, create_engine
+from services.generator.engines import Engine, Sample, SamplingParams, TurnTakingEngine, create_engine
 from services.generator.engines.transformers_engine import TransformersEngine
-from services.generator.engines.turns import TurnTakingEngine
 from shared.cancelling import cancel_and_wait
 from shared.device_turns import DeviceTurns
 from tests import forked

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.generator.waiting import WAITING
+from services.generator.engine_calls import WAITING
 from shared.runtime.exits import EXIT_CONFIG
 from tests.engines.openai_server import Behaviour, openai_server
 from tests.engines.served_node import ServedNode, served_node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from services.generator.ledger_store import DrawLedger
+from services.generator.ledger import DrawLedger
 from shared.contracts.control import DrawLease
 from shared.contracts.streams import ensure_node_streams
 from shared.transport.connect import connect

@@ -18,9 +18,8 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 from transformers import PreTrainedTokenizerFast
 
-from services.generator.engines import Engine, create_engine
+from services.generator.engines import Engine, TurnTakingEngine, create_engine
 from services.generator.engines.transformers_engine import TransformersEngine
-from services.generator.engines.turns import TurnTakingEngine
 from services.generator.figures import Figures
 from services.generator.policy_follower import PolicyFollower
 from services.trainer.step_publisher import ANSWERS

@@ -42,7 +42,7 @@ from shared.contracts.sampler_state import SamplerState
 from shared.contracts.status_figures import StatusFigure
 from shared.contracts.streams import ensure_node_streams
 from shared.contracts.subjects import POLICY_KEY, TRAINER_KEY, node_batches, node_batches_stream, node_bucket
-from shared.model.tokenizer_hash import tokenizer_hash
+from shared.model.prompts import tokenizer_hash
 from shared.runtime import ServiceContext
 from shared.runtime.status import StatusBoard
 from shared.tasks.evaluation import PASS_REWARD

@@ -23,7 +23,7 @@ from services.trainer.records import StepRecord
 from services.trainer.torchrun import Followers, LeadingLearner, Place, Sharded, follow, join
 from shared.config import NodeConfig
 from shared.contracts.messages import Batch
-from shared.model.adapter_merge import DeltaRounding
+from shared.model.weights import DeltaRounding
 from tests import forked
 from tests.nats_server import free_port
 

@@ -14,7 +14,7 @@ from lab.stacked_model import StackedDecoder
 from lab.stacked_params import leaves, load_stack
 from services.generator.engines.base import SamplingParams
 from services.generator.engines.batching import WAYS
-from services.generator.engines.decoding import processed_logprobs, sample_completions, score_completions
+from services.generator.engines.transformers_engine import processed_logprobs, sample_completions, score_completions
 from tests.lab.tiny_swarm import END, spread_out, tiny_llama, tiny_qwen3, transformers_model
 
 

@@ -15,16 +15,15 @@ import torch
 from lab.task_desk import Shared, TaskDesk
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.engines.batching import WAYS
-from services.generator.engines.decoding import sample_completions
+from services.generator.engines.transformers_engine import sample_completions
 from services.generator.groups import rollout_group
 from shared.config import NodeConfig, load_config
 from shared.config.sections import ModelSection
 from shared.contracts.codec import encode
 from shared.contracts.messages import ModelIdentity, RolloutGroup, ScoredGroup
 from shared.model.loading import load_causal_lm
-from shared.model.prompts import answer_text
+from shared.model.prompts import answer_text, tokenizer_hash
 from shared.model.reading import load_tokenizer
-from shared.model.tokenizer_hash import tokenizer_hash
 from shared.rewards import is_informative
 from shared.tasks.evaluation import PASS_REWARD
 from swarm_cli.installation import DEMO_CONFIG

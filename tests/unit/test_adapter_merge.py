@@ -11,8 +11,7 @@ from peft import LoraConfig, get_peft_model
 
 from services.trainer.policy_model import adapters_without_gradient, with_adapters
 from shared.config.sections import LoraSection
-from shared.model.adapter_merge import DeltaRounding, RoundingTally
-from shared.model.weights import plain_name, policy_tensors
+from shared.model.weights import DeltaRounding, RoundingTally, plain_name, policy_tensors
 from tests.architectures.tiny import tiny_model
 from tests.unit.trainer_models import small_model
 

@@ -14,10 +14,22 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shared.model.base_policy import BasePolicyRecipe, _progress, answer_loss, build_base_policy, policy_record, read_record
-from shared.model.corpus import Example, habitual_slip, held_out_questions, load_demo_tasks, noisy_answer, training_examples
+from shared.model.base_policy import (
+    BasePolicyRecipe,
+    Example,
+    _progress,
+    answer_loss,
+    build_base_policy,
+    habitual_slip,
+    held_out_questions,
+    load_demo_tasks,
+    noisy_answer,
+    policy_record,
+    read_record,
+    train_tokenizer,
+    training_examples,
+)
 from shared.model.prompts import encode_answer, render_prompt
-from shared.model.tokenizer import train_tokenizer
 from swarm_cli.installation import DEMO_CONFIG
 
 REPOSITORY = Path(__file__).parents[2]

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from services.generator.engines import TurnTakingEngine
 from services.generator.engines import turns as turns_module
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
-from services.generator.engines.turns import TurnTakingEngine
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
 from shared.device_turns import DeviceTurns, TurnError, device_turns, turns_file

@@ -15,7 +15,7 @@ from shared.contracts.messages import Task
 from shared.tasks import held_out_tasks
 from shared.tasks.held_out import held_out_id
 from swarm_cli.errors import CommandError
-from swarm_cli.model.held_out import Asked, Recorded, asked_tasks, recorded_set
+from swarm_cli.model.evaluate import Asked, Recorded, asked_tasks, recorded_set
 
 SUMS = TaskSpec(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2})
 GCD = TaskSpec(dataset="gcd")

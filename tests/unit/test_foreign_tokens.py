@@ -20,10 +20,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from services.trainer.selection.group_tokens import SkippedGroup, TokenRules, foreign_tokens, local_tokens
 from shared.contracts.codec import pack_ids, pack_logprobs
 from shared.contracts.messages import Completion, RolloutGroup
-from shared.model.answer_tokens import AnswerTokens
-from shared.model.prompts import answer_text, encode_answer, render_prompt
-from shared.model.tokenizer import train_tokenizer
-from shared.model.tokenizer_hash import tokenizer_hash
+from shared.model.base_policy import train_tokenizer
+from shared.model.prompts import AnswerTokens, answer_text, encode_answer, render_prompt, tokenizer_hash
 from tests.engines.tiny_models import byte_tokenizer
 from tests.integration.trainer_life import scored_group
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from services.generator.engine_calls import calls_of, sampled
 from services.generator.engines.base import EngineError, Sample, SamplingParams
-from services.generator.engines.contract import calls_of, sampled
 from shared.runtime import FatalError
 
 GOOD = Sample((1, 2), "7", "stop", (-1.0, 0.0))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.generator.server_key import server_key
+from services.generator.engines.openai_server import server_key
 from shared.config import NodeConfig, load_config
 from shared.identity.keys import KeyFileError, load, new_seed
 from shared.identity.roster import RosterError, read_roster

@@ -17,9 +17,8 @@ from services.trainer.objectives.advantages import group_normalised
 from services.trainer.selection.intake import IntakeRules, take_in
 from shared.config.sections import ModelSection
 from shared.contracts.codec import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
-from shared.model.prompts import render_prompt
+from shared.model.prompts import render_prompt, tokenizer_hash
 from shared.model.reading import load_tokenizer
-from shared.model.tokenizer_hash import tokenizer_hash
 from tests.integration.trainer_life import batch_of, scored_group, tiny_policy
 
 

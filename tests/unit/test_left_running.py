@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from services.generator.engines import Sample, SamplingParams
 from services.generator.figures import Figures
-from services.generator.groups import rollout_group
-from services.generator.publishing import GroupPublisher
+from services.generator.groups import GroupPublisher, rollout_group
 from services.generator.tasks import PromptedTask
 from services.sampler.logs import ScoredLog
 from shared.contracts.messages import ModelIdentity, RolloutGroup, Task, TaskRef

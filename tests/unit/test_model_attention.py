@@ -13,10 +13,8 @@ from transformers import AutoTokenizer, GenerationConfig, GPTNeoConfig, LlamaCon
 from services.generator.engines.base import EngineError
 from services.generator.engines.model_folder import read_model_folder
 from shared.config.sections import ModelSection
-from shared.model.attention import attention_windows
-from shared.model.configuration import steady_rope_length
+from shared.model.configuration import ModelLoadError, attention_windows, steady_rope_length
 from shared.model.loading import load_causal_lm
-from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import end_tokens, model_max_length
 from tests.architectures.tiny import byte_model, tiny_config, tiny_model
 from tests.engines.tiny_models import byte_tokenizer

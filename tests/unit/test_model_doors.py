@@ -25,9 +25,9 @@ from services.trainer.export import CHECKPOINTS
 from services.trainer.learner import Learner
 from services.trainer.policy_model import PolicyModel, load_reference_model
 from shared.config.sections import ModelSection
+from shared.model.configuration import ModelLoadError
 from shared.model.loading import load_causal_lm
 from shared.model.prompts import render_prompt
-from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import load_tokenizer
 from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from shared.config.sections import ModelSection
-from shared.model.quiet_reading import ModelLoadError
+from shared.model.configuration import ModelLoadError
 from shared.model.reading import load_tokenizer, model_max_length
 from swarm_cli.model.facts import ModelFacts, read_facts
 from tests.architectures.tiny import tiny_config

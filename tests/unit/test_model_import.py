@@ -20,10 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
 
 from shared.config.sections import ModelSection
-from shared.model.import_plan import check_room, plan_import
-from shared.model.import_source import find_source
+from shared.model.configuration import ModelLoadError
+from shared.model.importing import check_room, find_source, plan_import
 from shared.model.prompts import render_prompt
-from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import load_tokenizer
 from swarm_cli.errors import CommandError
 from swarm_cli.model import parity

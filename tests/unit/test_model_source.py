@@ -18,10 +18,10 @@ import pytest
 
 from services.generator.engines import create_engine
 from services.generator.engines.base import EngineSettings
-from services.generator.engines.vllm_process import VllmProcess
+from services.generator.engines.vllm_engine import VllmProcess
 from shared.config.sections import ModelSection
 from shared.hub_models import UnpinnedModelError, hub_arguments, pin_problem
-from shared.model.quiet_reading import ModelLoadError
+from shared.model.configuration import ModelLoadError
 from shared.model.reading import load_tokenizer
 from swarm_cli.local.base_model import model_problem
 from tests.integration.trainer_life import tiny_policy

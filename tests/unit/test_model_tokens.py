@@ -14,12 +14,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from shared.model import chat_template
+from shared.model.base_policy import train_tokenizer
 from shared.model.chat_template import template_problem
-from shared.model.prompts import PromptError, encode_answer, render_prompt
-from shared.model.quiet_reading import ModelLoadError
+from shared.model.configuration import ModelLoadError
+from shared.model.prompts import PromptError, encode_answer, render_prompt, tokenizer_hash
 from shared.model.reading import check_tokenizer
-from shared.model.tokenizer import train_tokenizer
-from shared.model.tokenizer_hash import tokenizer_hash
 from tests.engines.tiny_models import byte_tokenizer
 
 TEXTS = ["What is 12 + 34?", "Find the greatest common divisor", "Answer the question"] * 5

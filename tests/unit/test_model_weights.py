@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from services.trainer.policy_model import with_adapters
 from shared.config.sections import LoraSection, ModelSection
+from shared.model.configuration import ModelLoadError
 from shared.model.loading import load_causal_lm, resolve_device, resolve_dtype, vocabulary_size
-from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 from shared.model.weights import (
     WeightsError,

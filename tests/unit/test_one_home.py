@@ -25,7 +25,7 @@ NAMES = {
     "PASS_REWARD": "shared/tasks/evaluation.py",
     "DEFAULT_VERIFIER": "shared/registry.py",
     "HALF_TOLERANCE": "shared/model/full_precision.py",
-    "LONGEST_PROBE": "shared/model/attention.py",
+    "LONGEST_PROBE": "shared/model/configuration.py",
     "FORGETTING": "services/sampler/share_controller.py",
     "MAX_TEXT_CHARS": "shared/contracts/limits.py",
 }

@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from services.generator.engines.base import Sample
 from services.generator.evaluation import Evaluator, _Answers
 from services.generator.figures import Figures as GeneratorFigures
-from services.generator.ledger_store import DrawLedger
+from services.generator.ledger import DrawLedger
 from services.trainer.step_publisher import Publisher
 from services.verifier.figures import Figures as VerifierFigures
 from services.verifier.swarm_reader import SwarmReader

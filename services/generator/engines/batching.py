@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.model.attention import LONGEST_PROBE, attention_windows
+from shared.model.configuration import LONGEST_PROBE, attention_windows
 from shared.model.full_precision import HALF_TOLERANCE, computing_in_float32, is_half
 
 _STEPS = 4

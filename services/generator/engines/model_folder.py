@@ -1,27 +1,30 @@
-"""Reads what engines need from a model's folder or hub name besides its weights: end tokens,
-context length, tensor shapes, tokenizer.
+"""Reads what engines need of a model (end tokens, context length, tensor shapes, tokenizer), and
+checks that a policy file, of full weights or of adapters, fits it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers.pytorch_utils import Conv1D
 
 from services.generator.engines.base import EngineError, PolicyLoadError
 from shared.config.sections import ModelSection
+from shared.model.configuration import ModelLoadError
 from shared.model.loading import LOOKED_AT, load_causal_lm, outer_matrices
 from shared.model.prompts import answer_text
-from shared.model.quiet_reading import ModelLoadError
 from shared.model.reading import end_tokens, load_tokenizer, model_max_length
 from shared.model.weight_files import check_values, local_weights
+from shared.model.weights import Adapters, WeightsError, adapted_module, base_fingerprint, modules_of, read_adapters
 from shared.seeds import number_from
 
+_REMEDY = "publish the policy from the model that this generator was started with"
 WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -123,22 +126,99 @@ def check_policy_file(weights_file: Path, model: ModelFolder) -> None:
     foreign = sorted(shapes.keys() - model.tensor_shapes.keys() - model.ties.keys())
     reshaped = sorted(name for name, shape in model.tensor_shapes.items() if shapes.get(name, shape) != shape)
     untyped = sorted(name for name, dtype in dtypes.items() if dtype not in WEIGHT_DTYPES)
-    remedy = "publish the policy from the model that this generator was started with"
     if missing:
-        raise PolicyLoadError(f"policy file {weights_file}: lacks {len(missing)} tensors, first {missing[0]}: {remedy}")
+        raise PolicyLoadError(f"policy file {weights_file}: lacks {len(missing)} tensors, first {missing[0]}: {_REMEDY}")
     if foreign:
-        raise PolicyLoadError(f"policy file {weights_file}: holds {len(foreign)} unknown tensors, first {foreign[0]}: {remedy}")
+        raise PolicyLoadError(f"policy file {weights_file}: holds {len(foreign)} unknown tensors, first {foreign[0]}: {_REMEDY}")
     if reshaped:
         name = reshaped[0]
         raise PolicyLoadError(
-            f"policy file {weights_file}: {name} has shape {shapes[name]}, the model's is {model.tensor_shapes[name]}: {remedy}"
+            f"policy file {weights_file}: {name} has shape {shapes[name]}, the model's is {model.tensor_shapes[name]}: {_REMEDY}"
         )
     if apart:
         raise PolicyLoadError(
-            f"policy file {weights_file}: {' and '.join(apart[0])} differ, and are one tensor in this model: {remedy}"
+            f"policy file {weights_file}: {' and '.join(apart[0])} differ, and are one tensor in this model: {_REMEDY}"
         )
     if untyped:
-        raise PolicyLoadError(f"policy file {weights_file}: {untyped[0]} is {dtypes[untyped[0]]}, not a float: {remedy}")
+        raise PolicyLoadError(f"policy file {weights_file}: {untyped[0]} is {dtypes[untyped[0]]}, not a float: {_REMEDY}")
+
+
+def adapters_in(weights_file: Path, model: ModelFolder, model_path: str, revision: str) -> tuple[Adapters, list[str]] | None:
+    """Which adapters a policy file contains, and the modules that they adapt; None: the file
+    contains full weights.
+
+    Raises:
+        PolicyLoadError: it is unreadable, or its adapters are not for this model.
+    """
+    try:
+        adapters = read_adapters(weights_file)
+        if adapters is None:
+            return None
+        shapes = _factor_shapes(weights_file)
+        modules = modules_of(shapes)
+        base = base_fingerprint(model_path, revision)
+    except WeightsError as error:
+        raise PolicyLoadError(str(error)) from None
+    if adapters.base != base:
+        raise PolicyLoadError(
+            f"policy file {weights_file}: its adapters were trained on a base model with other weights than {model_path}: use the "
+            "same model.path files for trainer and generator"
+        )
+    _check_shapes(weights_file, shapes, adapters, model)
+    return adapters, modules
+
+
+def _factor_shapes(weights_file: Path) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        with safe_open(str(weights_file), framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                part = tensors.get_slice(name)
+                shapes[name] = tuple(part.get_shape())
+                if part.get_dtype() not in WEIGHT_DTYPES:
+                    raise PolicyLoadError(f"policy file {weights_file}: {name} is {part.get_dtype()}, not a float: {_REMEDY}")
+                if not bool(tensors.get_tensor(name).isfinite().all()):
+                    raise PolicyLoadError(f"policy file {weights_file}: {name} holds NaN or infinity: {_REMEDY}")
+    except (OSError, SafetensorError) as error:
+        raise PolicyLoadError(f"policy file {weights_file}: unreadable or truncated ({error}): fetch it again") from error
+    return shapes
+
+
+def _check_shapes(weights_file: Path, shapes: Mapping[str, tuple[int, ...]], adapters: Adapters, model: ModelFolder) -> None:
+    """Check that every adapted module has both factors, and that their product has the shape of its
+    weight.
+    """
+    factors: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        module, below = adapted_module(name)
+        factors.setdefault(module, {})[below.split(".")[0].removeprefix("lora_").removeprefix("embedding_")] = shape
+    for module, pair in factors.items():
+        weight = model.tensor_shapes.get(f"{module}.weight")
+        if weight is None:
+            raise PolicyLoadError(f"policy file {weights_file}: adapts {module}, which this model does not have: {_REMEDY}")
+        first, second = pair.get("A", ()), pair.get("B", ())
+        fits = len(first) == len(second) == len(weight) == 2 and first[0] == second[1] == adapters.rank
+        wanted = weight[::-1] if f"{module}.weight" in model.transposed_names else weight
+        if not fits or (second[0], first[1]) != wanted:
+            raise PolicyLoadError(
+                f"policy file {weights_file}: the factors of {module} have shapes {first} and {second}, its weight is {weight} "
+                f"and the rank {adapters.rank}: {_REMEDY}"
+            )
+
+
+def warn_of_dtype(adapters: Adapters, dtype: object) -> None:
+    """Warn if the engine's base has another dtype than the trainer's, because rounding then makes
+    it a different base.
+    """
+    mine = str(dtype).removeprefix("torch.")
+    if mine != adapters.dtype:
+        structlog.get_logger("generator").warning(
+            "adapters_beside_another_dtype",
+            trainer=adapters.dtype,
+            generator=mine,
+            consequence="samples come from a slightly different policy than the one being trained",
+            remedy="use the same model.dtype for trainer and generator",
+        )
 
 
 def derived_seed(seed: int, index: int) -> int:

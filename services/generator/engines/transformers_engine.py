@@ -11,23 +11,31 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import structlog
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from services.generator.engines.adapters import AdapterSlot, adapters_in, warn_of_dtype
 from services.generator.engines.base import Engine, EngineError, EngineSettings, PolicyLoadError, Sample, SamplingParams
-from services.generator.engines.batching import WAYS, UnsafeModel, batches, choose_batching
-from services.generator.engines.decoding import Row, sample_completions, score_completions
-from services.generator.engines.model_folder import ModelFolder, check_policy_file, load_base, read_model_folder
-from shared.model.adapter_file import Adapters
+from services.generator.engines.batching import WAYS, Batching, BatchRows, UnsafeModel, batches, choose_batching
+from services.generator.engines.model_folder import (
+    ModelFolder,
+    adapters_in,
+    check_policy_file,
+    load_base,
+    read_model_folder,
+    warn_of_dtype,
+)
 from shared.model.loading import resolve_device, resolve_dtype
+from shared.model.weights import Adapters, adapted_module, plain_name
 
 _T = TypeVar("_T")
+_NAME = "default"
 
 
 class TransformersEngine(Engine):
@@ -236,3 +244,198 @@ def open_engine(settings: EngineSettings) -> TransformersEngine:
         max_model_len=settings.max_model_len,
         threads=settings.threads,
     )
+
+
+@dataclass(slots=True)
+class Row:
+    """One completion while it grows."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: Literal["stop", "length"]
+
+
+def processed_logprobs(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Log-probabilities `[..., vocabulary]`, float32, after temperature, top-k and top-p; `-inf`
+    for excluded tokens.
+    """
+    logits = logits.float()
+    if params.temperature == 0.0:
+        return torch.log_softmax(logits, dim=-1)
+    if params.temperature != 1.0:
+        logits = logits / params.temperature
+    if 0 < params.top_k < logits.shape[-1]:
+        threshold = torch.topk(logits, params.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < threshold, -torch.inf)
+    if params.top_p < 1.0:
+        ascending, order = torch.sort(logits, dim=-1)
+        cut = torch.softmax(ascending, dim=-1).cumsum(dim=-1) <= 1.0 - params.top_p
+        cut[..., -1] = False
+        logits = logits.masked_fill(torch.zeros_like(cut).scatter(-1, order, cut), -torch.inf)
+    return torch.log_softmax(logits, dim=-1)
+
+
+@torch.inference_mode()
+def sample_completions(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    n: int,
+    params: SamplingParams,
+    limits: Sequence[int],
+    *,
+    way: Batching,
+    generator: torch.Generator,
+    end_token_ids: Sequence[int],
+    pad_token_id: int,
+    keep_on: Callable[[], None],
+) -> list[Row]:
+    """Sample `n` completions of each prompt and return them prompt by prompt.
+
+    The prompts are computed together, so they must have the same length unless `way` pads. Rows
+    that have ended are dropped once they are half of the batch. `limits[i]` is the most tokens that
+    may follow prompt i. `keep_on` is called before every step and may raise.
+    """
+    device = model.device
+    text = BatchRows(model, prompts, n, way, pad_token_id)
+    row_limits = torch.tensor(limits, device=device).repeat_interleave(n)
+    ends = torch.tensor(list(end_token_ids), device=device)
+
+    rows = [Row([], [], "length") for _ in range(len(prompts) * n)]
+    batch = list(range(len(rows)))
+    alive = torch.ones(len(rows), dtype=torch.bool, device=device)
+    for step in range(1, max(limits) + 1):
+        keep_on()
+        logprobs = processed_logprobs(text.logits, params)
+        if params.temperature == 0.0:
+            chosen = logprobs.argmax(dim=-1, keepdim=True)
+        else:
+            chosen = torch.multinomial(logprobs.exp(), 1, generator=generator)
+        ended = torch.isin(chosen.squeeze(1), ends)
+        for row, token_id, logprob, is_alive, is_end in zip(
+            batch,
+            chosen.squeeze(1).tolist(),
+            logprobs.gather(1, chosen).squeeze(1).tolist(),
+            alive.tolist(),
+            ended.tolist(),
+            strict=True,
+        ):
+            if is_alive:
+                rows[row].token_ids.append(token_id)
+                rows[row].logprobs.append(logprob)
+                if is_end:
+                    rows[row].finish_reason = "stop"
+        alive = alive & ~ended & (row_limits > step)
+        n_alive = int(alive.sum())
+        if n_alive == 0:
+            break
+        if 2 * n_alive <= len(batch) and text.can_keep:
+            kept = alive.nonzero().squeeze(1)
+            text.keep(kept)
+            chosen, row_limits = chosen[kept], row_limits[kept]
+            batch = [batch[index] for index in kept.tolist()]
+            alive = alive[kept]
+        text.append(chosen)
+    return rows
+
+
+@torch.inference_mode()
+def score_completions(
+    model: Any, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], params: SamplingParams
+) -> list[list[float]]:
+    """Teacher-forced processed logprobs of the completions' tokens, one sequence at a time."""
+    scores = []
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ids = torch.tensor([*prompt, *completion], device=model.device)
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logprobs = processed_logprobs(logits, params)
+        scores.append(logprobs.gather(1, ids[len(prompt) :, None]).squeeze(1).tolist())
+    return scores
+
+
+class AdapterSlot:
+    """The adapters of a transformers model: none until some are loaded, and none again after
+    `clear`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._held: tuple[Adapters, list[str]] | None = None
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor], adapters: Adapters, modules: list[str]) -> None:
+        """Use these adapters from now on. Factors that already exist in the model are overwritten
+        in place.
+
+        Raises:
+            ValueError: peft cannot add the adapters; the model then keeps the previous ones.
+        """
+        before, kept = self._held, self._factors()
+        if before is None or _places(*before) != _places(adapters, modules):
+            self._make_places(adapters, modules, kept)
+        parameters = self._factors()
+        wanted = {".".join(adapted_module(name)): value for name, value in tensors.items()}
+        misfit = [name for name, value in wanted.items() if name not in parameters or parameters[name].shape != value.shape]
+        if misfit:
+            self._restore(before, kept)
+            raise ValueError(f"{misfit[0]} has another shape in this model")
+        for name, value in wanted.items():
+            parameters[name].copy_(value)
+        self._held = adapters, modules
+
+    def clear(self) -> None:
+        """Use the base model without adapters."""
+        for name, module in list(self._model.named_modules()):
+            if _is_adapted(module):
+                parent, _, child = name.rpartition(".")
+                setattr(self._model.get_submodule(parent), child, module.get_base_layer())
+        if hasattr(self._model, "peft_config"):
+            del self._model.peft_config
+        self._held = None
+
+    def base_tensors(self) -> dict[str, Tensor]:
+        """The model's own weights under their Hugging Face names, without adapters."""
+        return {plain_name(name): value for name, value in self._model.state_dict().items() if ".lora_" not in name}
+
+    def _factors(self) -> dict[str, Tensor]:
+        return {name: value for name, value in self._model.named_parameters() if ".lora_" in name}
+
+    def _make_places(self, adapters: Adapters, modules: list[str], kept: Mapping[str, Tensor]) -> None:
+        before = self._held
+        self.clear()
+        try:
+            self._inject(adapters, modules)
+        except Exception as error:  # noqa: BLE001 (peft and each layer say in their own ways what they cannot have)
+            self._restore(before, kept)
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+    def _restore(self, before: tuple[Adapters, list[str]] | None, kept: Mapping[str, Tensor]) -> None:
+        """Restore the adapted modules and factors that the model had before."""
+        self.clear()
+        if before is None:
+            return
+        self._inject(*before)
+        for name, value in self._factors().items():
+            value.copy_(kept[name])
+        self._held = before
+
+    def _inject(self, adapters: Adapters, modules: list[str]) -> None:
+        from peft import LoraConfig
+        from peft.tuners.lora import LoraModel
+
+        config = LoraConfig(r=adapters.rank, lora_alpha=adapters.alpha, target_modules=modules, inference_mode=True)
+        LoraModel(self._model, {_NAME: config}, _NAME)
+        self._model.eval().requires_grad_(False)
+        found = sum(_is_adapted(module) for module in self._model.modules())
+        if found != len(modules):
+            raise ValueError(f"{len(modules)} modules are adapted, and {found} of them are in this model")
+        for factor in self._factors().values():
+            # In float32 like the trainer's; peft would use the base's dtype.
+            factor.data = factor.data.float()
+
+
+def _is_adapted(module: Any) -> bool:
+    return hasattr(module, "get_base_layer") and hasattr(module, "lora_A")
+
+
+def _places(adapters: Adapters, modules: list[str]) -> tuple[int, float, list[str]]:
+    return adapters.rank, adapters.alpha, modules

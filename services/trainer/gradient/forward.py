@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
 from services.trainer.gradient.rows import TokenGroup, TokenRows, block_causal_mask, build_rows, plan_rows
-from shared.model.attention import LONGEST_PROBE, attention_windows
+from shared.model.configuration import LONGEST_PROBE, attention_windows
 from shared.model.full_precision import HALF_TOLERANCE, computing_in_float32, is_half
 
 # The policy being trained must be the policy that sampled, so it has no dropout. That hides in

@@ -19,8 +19,7 @@ from services.trainer.gradient.rows import TextLogprob
 from shared.contracts.codec import unpack_ids, unpack_logprobs
 from shared.contracts.messages import Completion, RolloutGroup
 from shared.contracts.wire import MessageError
-from shared.model.answer_tokens import AnswerTokens
-from shared.model.prompts import PromptError, encode_answer, render_prompt
+from shared.model.prompts import AnswerTokens, PromptError, encode_answer, render_prompt
 
 # A foreign group may cost `factor` times the usual group of its batch. All groups of one sender
 # together may cost the usual for that many groups, plus `factor - 1` times the usual: one group's

@@ -30,8 +30,8 @@ from services.trainer.selection.group_tokens import (
 from shared.config import NodeConfig
 from shared.config.sections import TrainerSection
 from shared.contracts.messages import Batch, ScoredGroup
+from shared.model.prompts import tokenizer_hash
 from shared.model.reading import model_max_length
-from shared.model.tokenizer_hash import tokenizer_hash
 
 # How often a sender's groups passed here, over earlier batches, estimates what its text is worth.
 # HACPO (arXiv 2603.02604) multiplies the advantages of agent j's text, where k learns from it, by

@@ -1,16 +1,23 @@
-"""Holds what an engine returns to what `Engine` and `Sample` promise, because a group that the
-verifier cannot read would only be found there, as a dead letter that names no engine.
+"""The service's calls of its engine.
+
+What the engine returns is held to what `Engine` and `Sample` promise, because a group that the
+verifier cannot read would only be found there, as a dead letter that names no engine. The server of
+an engine that computes elsewhere is waited for, as long as it is away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-from services.generator.engines.base import Engine, EngineError, FinishReason, Sample, SamplingParams
+from services.generator.engines.base import Engine, EngineAway, EngineError, FinishReason, Sample, SamplingParams
 from shared.contracts.codec import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from shared.contracts.status_figures import STARTING
 from shared.registry import ENGINES
+from shared.runtime import ServiceContext
 from shared.runtime.exits import FatalError
 
 
@@ -77,3 +84,36 @@ def _fault_of(sample: Any) -> str:
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         return f"a sample whose {part} cannot be used ({error})"
     return "" if len(logprobs) == len(ids) else f"a sample with {len(logprobs)} logprobs for {len(ids)} token_ids"
+
+
+WAITING = "waiting for the engine's server"
+"""The state of a generator whose engine's server is away."""
+_PAUSE_S = 1.0
+_TOLD_EVERY_S = 60.0
+
+T = TypeVar("T")
+
+
+class ServerWait:
+    """Repeats what an absent server has not answered, because a restart would not bring it back."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+
+    async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The result of `ask`, which is called again for as long as it raises `EngineAway`."""
+        told_at: float | None = None
+        while True:
+            try:
+                result = await ask()
+            except EngineAway as error:
+                self._context.status.state(WAITING)
+                if told_at is None or time.monotonic() - told_at >= _TOLD_EVERY_S:
+                    told_at = time.monotonic()
+                    self._context.log.warning("engine_away", reason=str(error), consequence="waiting until it answers")
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                if told_at is not None:
+                    self._context.status.state("generating" if self._context.ready else STARTING)
+                    self._context.log.info("engine_back")
+                return result
