@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from services.generator import engines
 from services.generator.engines import TurnTakingEngine
-from services.generator.engines import turns as turns_module
 from services.generator.engines.base import Engine, EngineError, Sample, SamplingParams
 from shared.cancelling import cancel_and_wait
 from shared.config import NodeConfig
@@ -313,7 +313,7 @@ async def test_a_deadline_that_strikes_while_the_engine_wakes_or_rests_leaves_it
 async def test_an_engine_that_does_not_come_to_rest_keeps_the_device_until_the_process_ends(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns_module, "_REST_S", 0.1)
+    monkeypatch.setattr(engines, "_REST_S", 0.1)
     inner = RecordingEngine()
     engine = TurnTakingEngine(inner, DeviceTurns(file, "generator"))
     inner.rests_in_s = 5.0

@@ -25,7 +25,7 @@ from shared.model.importing import check_room, find_source, plan_import
 from shared.model.prompts import render_prompt
 from shared.model.reading import load_tokenizer
 from swarm_cli.errors import CommandError
-from swarm_cli.model import parity
+from swarm_cli.model import importing
 from swarm_cli.model.importing import import_model
 from tests import forked
 from tests.engines.tiny_models import random_policy, write_model_folder
@@ -353,17 +353,17 @@ def test_a_model_on_which_trainer_and_engine_disagree_is_not_written(
 ) -> None:
     # No architecture is known that passes the trainer's and the engine's own probes and fails here,
     # so the trainer is made to err, about the base policy or about the published one.
-    right = parity._scored
+    right = importing._scored
 
     def wrong(*arguments: object) -> list[list[list[list[float]]]]:
         scored = right(*arguments)  # type: ignore[arg-type]
         scored[version][2][1][0] += 0.25
         return scored
 
-    monkeypatch.setattr(parity, "_scored", wrong)
+    monkeypatch.setattr(importing, "_scored", wrong)
     told = refusal(write_gguf(tmp_path / "tiny.gguf"), tmp_path / "out")
     assert "0.25 nats" in told and ("published" in told) == bool(version)
 
 
 def test_a_difference_that_is_no_number_is_no_agreement() -> None:
-    assert parity.Parity(float("inf"), 4).problem and not parity.Parity(1e-5, 4).problem
+    assert importing.Parity(float("inf"), 4).problem and not importing.Parity(1e-5, 4).problem
