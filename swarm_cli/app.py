@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "up": "swarm_cli.local.up:up",
-    "down": "swarm_cli.local.control_commands:down",
-    "restart": "swarm_cli.local.control_commands:restart",
-    "add": "swarm_cli.local.control_commands:add",
+    "down": "swarm_cli.local.control:down",
+    "restart": "swarm_cli.local.control:restart",
+    "add": "swarm_cli.local.control:add",
     "invite": "swarm_cli.invite_command:invite",
     "join": "swarm_cli.join.command:join",
     "progress": "swarm_cli.observe.progress:progress",

@@ -19,9 +19,9 @@ from shared.config import NodeConfig
 from shared.config.load import CONFIG_FILE_VARIABLE, ENV_PREFIX
 from swarm_cli.console import note
 from swarm_cli.errors import CommandError
-from swarm_cli.local.launch import STOPPED_BY_SIGNAL, run_lines
-from swarm_cli.local.ports import is_free
-from swarm_cli.local.procfile import PORTS_PER_NODE, Layout, node_name, process_lines
+from swarm_cli.local.procfile import PORTS_PER_NODE, Layout, is_free, node_name, process_lines
+from swarm_cli.local.supervisor import run_lines
+from swarm_cli.runs import STOPPED_BY_SIGNAL
 from swarm_cli.toml_view import config_toml
 
 

@@ -44,16 +44,13 @@ from swarm_cli.join.newcomer import (
     task_entries,
 )
 from swarm_cli.local.base_model import ensure_toy_policy, model_problem, toy_to_be_built
-from swarm_cli.local.control import answering, holding_run, refuse_running
-from swarm_cli.local.control_requests import ControlHandler
-from swarm_cli.local.launch import STOPPED_BY_SIGNAL, lines_for_people, run_lines
-from swarm_cli.local.ports import OTHER_PORTS, check_ports
-from swarm_cli.local.procfile import DEFAULT_NATS_PORT, SWARM_URL_VARIABLE, Layout, process_lines
-from swarm_cli.local.run_messages import note_of, write_note
-from swarm_cli.local.up import configured_base_port
+from swarm_cli.local.control import ControlHandler, answering, holding_run, refuse_running
+from swarm_cli.local.procfile import DEFAULT_NATS_PORT, OTHER_PORTS, SWARM_URL_VARIABLE, Layout, check_ports, process_lines
+from swarm_cli.local.supervisor import lines_for_people, run_lines
+from swarm_cli.local.up import configured_base_port, note_of, write_note
 from swarm_cli.model.facts import read_facts
 from swarm_cli.replace_file import replace_file
-from swarm_cli.runs import JOINED, forget_end, write_end
+from swarm_cli.runs import JOINED, STOPPED_BY_SIGNAL, forget_end, write_end
 from swarm_cli.task_probe import begin_deriving
 from swarm_cli.toml_view import config_toml
 

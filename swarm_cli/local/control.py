@@ -1,5 +1,5 @@
 """Locks a run for the process that runs it, and sends requests to that process from elsewhere on
-the machine.
+the machine: `swarm down`, `swarm restart` and `swarm add`.
 
 There are two files in the run's folder. The `swarm up` that runs the run holds `up.lock` with
 flock. The kernel releases it however that process ends, so neither a leftover file nor a reused
@@ -19,14 +19,33 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
+
+import typer
 
 from shared.plain_files import NO_FILE, open_plain
+from shared.registry import did_you_mean
+from shared.roles import ROLES
 from shared.text import error_text, visible
+from swarm_cli.console import note
 from swarm_cli.errors import CommandError
+from swarm_cli.local.procfile import MAX_NODES, Layout, check_ports, node_of, process_lines
+from swarm_cli.local.supervisor import Supervisor
 from swarm_cli.local.untrusted_run import refuse_what_would_grow, reject_escaping_links
-from swarm_cli.runs import DEFAULT_VAR_DIR, LOCK, holder, is_own, pid_in, running_runs, runs_of_this_user
+from swarm_cli.runs import (
+    DEFAULT_VAR_DIR,
+    LOCK,
+    VAR_DIR_VARIABLE,
+    goes_on,
+    holder,
+    is_own,
+    pid_in,
+    restart_options,
+    running_runs,
+    runs_of_this_user,
+)
 
 SOCKET = "up.sock"
 _QUESTION_S = 10.0
@@ -280,3 +299,152 @@ def _is_running(folder: Path, pid: int) -> CommandError:
         f"run {folder.name} is running already{f' (process {pid})' if pid else ''}: `swarm down {folder.name}` ends it, "
         f"`swarm add {folder.name}` adds a node to it; or choose another name with --run"
     )
+
+
+# The requests, in the process that runs the run.
+
+_STOPPED = 143
+_WRONG_CALL = 2
+"""The exit code of a command that was called wrongly."""
+
+
+class ControlHandler:
+    """Handles the requests for one run. `layout` is what runs where; `add` extends it and then
+    calls `on_growth` with it.
+    """
+
+    def __init__(self, supervisor: Supervisor, layout: Layout, on_growth: Callable[[Layout], None] = lambda layout: None) -> None:
+        self._supervisor = supervisor
+        self._layout = layout
+        self._on_growth = on_growth
+
+    async def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out one request. Raises CommandError, with the remedy."""
+        match question.get("do"):
+            case "down":
+                self._supervisor.end(_STOPPED)
+                if question.get("now"):
+                    self._supervisor.hurry()
+                return {"processes": self._supervisor.states}
+            case "states":
+                return {"processes": self._supervisor.states, "grace_s": self._supervisor.grace_s}
+            case "restart":
+                names = named(str(question.get("service", "")), self._supervisor.states)
+                grace_s = question.get("grace_s")
+                grace_s = None if grace_s is None else max(0.0, float(grace_s))
+                return {"said": [await self._supervisor.restart(name, grace_s) for name in names]}
+            case "add":
+                return {"said": await self._add(int(question.get("nodes", 1)))}
+        raise CommandError("this `swarm up` runs another version of the software: end it and start it again")
+
+    async def _add(self, nodes: int) -> list[str]:
+        wider = replace(self._layout, nodes=self._layout.nodes + nodes)
+        if nodes < 1 or wider.nodes > MAX_NODES:
+            raise CommandError(f"at most {MAX_NODES} nodes fit on one machine, and this swarm has {self._layout.nodes}: add fewer")
+        new = {port: what for port, what in wider.ports.items() if port not in self._layout.ports}
+        check_ports(new, "stop those processes: the ports of a run's nodes follow one another")
+        self._layout = wider
+        self._on_growth(wider)
+        return await self._supervisor.change(process_lines(wider))
+
+
+def named(service: str, states: Mapping[str, str]) -> list[str]:
+    """The processes that `service` names: one by its name, or every node's process of that role.
+
+    Raises:
+        CommandError: there is no such process or role, or none is named.
+    """
+    if service in states:
+        return [service]
+    choice = f"name one of {', '.join(states)}, or a role ({', '.join(ROLES)}) for every node's"
+    if not service:
+        raise CommandError(f"no service is named: {choice}", _WRONG_CALL)
+    with_role = [name for name in states if node_of(name) and name.rpartition("-")[2] == service] if service in ROLES else []
+    if not with_role:
+        meant = did_you_mean(service.replace("_", "-"), [*states, *ROLES])
+        raise CommandError(f"no process here is called {service[:80]!r}: {f'{meant} Or ' if meant else ''}{choice}")
+    return with_role
+
+
+# The commands.
+
+Run = Annotated[str, typer.Option(help="Name of the run.  [default: the running one]", show_default=False)]
+VarDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder that holds runs/.  [default: var; a named run is found in any]", envvar=VAR_DIR_VARIABLE, show_default=False
+    ),
+]
+_PATIENCE_S = 900.0
+"""Longer than any --grace-s that people give."""
+
+
+def down(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of the run.  [default: the running one]", show_default=False)
+    ] = "",
+    now: Annotated[bool, typer.Option("--now", help="Kill every process, without letting it write its state.")] = False,
+    var_dir: VarDir = None,
+) -> None:
+    """End a run that `swarm up` started on this machine, and wait until it has ended."""
+    folder = running_run(run, var_dir)
+    ask(folder, {"do": "down", "now": now})
+    if not wait_until_over(folder, _PATIENCE_S):
+        raise CommandError(f"run {folder.name} did not end within {_PATIENCE_S:g} s: `swarm down {folder.name} --now` kills it")
+    note(f"run {folder.name} has ended; to continue it: {goes_on(folder)}")
+
+
+def restart(
+    service: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVICE", help="Such as alpha-trainer or nats; or a role (trainer), for every node's.", show_default=False
+        ),
+    ] = "",
+    run: Run = "",
+    now: Annotated[bool, typer.Option("--now", help="Kill it at once, without letting it write its state.")] = False,
+    grace_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds that it may take to end before it is killed.  [default: swarm up's]", show_default=False),
+    ] = None,
+    var_dir: VarDir = None,
+) -> None:
+    """End a service of a running swarm and start it again, even if it was given up, is stopped or
+    hangs.
+    """
+    folder = running_run(run, var_dir)
+    told = ask(folder, {"do": "states"})
+    allowed_s = 0.0 if now else float(told["grace_s"]) if grace_s is None else grace_s
+    running = {
+        name: state for name in named(service, told["processes"]) if (state := told["processes"][name]).startswith("process ")
+    }
+    if running and allowed_s:
+        each = " each, one after the other" if len(running) > 1 else ""
+        note(
+            f"waiting for {', '.join(f'{name} ({state})' for name, state in running.items())} to save its state and end, "
+            f"at most {allowed_s:g} s{each}; `swarm restart {service} --now{restart_options(folder)}` in another terminal kills it"
+        )
+    deadline_s = _PATIENCE_S + allowed_s * len(running)
+    answer = ask(folder, {"do": "restart", "service": service, "grace_s": allowed_s}, deadline_s)
+    for line in answer.get("said", []):
+        note(line)
+
+
+def add(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of the run.  [default: the running one]", show_default=False)
+    ] = "",
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes to add.")] = 1,
+    run_option: Annotated[str, typer.Option("--run", help="The same as RUN.", show_default=False)] = "",
+    var_dir: VarDir = None,
+) -> None:
+    """Add a node to a swarm running on this machine, with the swarm's configuration and the next
+    free name.
+    """
+    if run and run_option and run != run_option:
+        raise CommandError(f"two runs are named, {run} and --run {run_option}: name one")
+    folder = running_run(run or run_option, var_dir)
+    reject_escaping_links(folder)
+    for line in ask(folder, {"do": "add", "nodes": nodes}, _PATIENCE_S).get("said", []):
+        note(line)
+    note(f"to continue this run with all its nodes later: {goes_on(folder)}")

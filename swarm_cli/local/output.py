@@ -18,7 +18,7 @@ from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from swarm_cli.local.rules import SERVER, VIEW
+from swarm_cli.local.procfile import SERVER, VIEW
 
 SYSTEM = "swarm"
 """The name before the lines of `swarm up` itself."""

@@ -1,5 +1,5 @@
 """The processes of a swarm on one machine, as Procfile lines: one NATS server, four services per
-node, one progress view.
+node, one progress view; and their ports.
 
 `swarm up` runs exactly these lines, and the checked-in `Procfile` is their rendering for two nodes.
 Runs differ only in environment variables (`SWARM_NODE__RUN`, `SWARM_TRAINER__MAX_STEPS`, ...), so
@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.roles import ROLES
+from shared.runtime.health import port_holder
 from swarm_cli.console import count
+from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG, shown
 
 DEFAULT_NATS_PORT = 4222
 DEFAULT_BASE_PORT = 9400
 PORTS_PER_NODE = 10
 MAX_NODES = 64
+SERVER, VIEW = "nats", "progress"
+"""Processes that are no node's."""
 SWARM_URL_VARIABLE = "SWARM_NATS__SWARM_URL"
 
 _NAMES = (
@@ -92,13 +98,18 @@ def node_name(position: int) -> str:
 
 def process_lines(layout: Layout) -> dict[str, str]:
     """Shell command of every process by its name, in the order in which they start."""
-    lines = {} if layout.nats_url else {"nats": _nats(layout)}
+    lines = {} if layout.nats_url else {SERVER: _nats(layout)}
     for position, node in enumerate(layout.node_names):
         for role in ROLES:
             lines[f"{node}-{role}"] = _service(layout, position, node, role)
     if layout.progress:
-        lines["progress"] = f"{_environment(layout, 0)} exec python -m swarm_cli progress {' '.join(layout.node_names)}"
+        lines[VIEW] = f"{_environment(layout, 0)} exec python -m swarm_cli progress {' '.join(layout.node_names)}"
     return lines
+
+
+def node_of(process: str) -> str:
+    """The node that a process belongs to: alpha for `alpha-trainer`; "" for server and view."""
+    return process.rpartition("-")[0]
 
 
 def render_procfile(layout: Layout) -> str:
@@ -142,3 +153,31 @@ def _fallback(variable: str, value: str) -> str:
     """
     escaped = re.sub(r'[$`"}\\]', r"\\\g<0>", value)
     return f"${{{variable}:-{escaped}}}"
+
+
+OTHER_PORTS = "--nats-port 4333 --base-port 9500"
+"""Far enough from the usual ones for a second run, in the words of the command line."""
+
+
+def check_ports(wanted: Mapping[int, str], remedy: str) -> None:
+    """Check that every port in `wanted` (port to purpose) can be listened on at 127.0.0.1.
+
+    Raises:
+        CommandError: names each taken port, what it is needed for and, if the system shows it, the
+            process that has it.
+    """
+    taken = [port for port in wanted if not is_free(port)]
+    if taken:
+        lines = [f"  port {port}, needed for {wanted[port]}, is taken{port_holder(port)}" for port in taken]
+        raise CommandError("ports are taken, so nothing was started:\n" + "\n".join(lines) + f"\n{remedy}")
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server can listen there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

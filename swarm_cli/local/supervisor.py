@@ -7,17 +7,22 @@ all processes when one ends, and hangs when nobody reads its output.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from shared.cancelling import cancel_and_wait
-from shared.runtime.exits import BACKOFF_S, EXIT_CONFIG
+from shared.config import NodeConfig
+from shared.runtime.exits import BACKOFF_S, CRASH_WINDOW_S, EXIT_CONFIG
+from swarm_cli.installation import own_modules
 from swarm_cli.local.output import SYSTEM, Output
-from swarm_cli.local.process import WAITED_FOR, Endings, Process, forget_earlier_deaths, reaping_orphans
-from swarm_cli.local.rules import SERVER, EndRun, RunRules, Signals, StartAgain, node_of
+from swarm_cli.local.process import RUN_VARIABLE, WAITED_FOR, Endings, Process, forget_earlier_deaths, reaping_orphans
+from swarm_cli.local.procfile import SERVER, VIEW, node_of
 
 SERVER_GRACE_S = 20.0
 _LEFT_BEHIND_S = 30.0
@@ -236,26 +241,150 @@ class Supervisor:
 Beside = Callable[[Supervisor], AbstractAsyncContextManager[None]]
 
 
-def run_supervised(
+def _as_exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+# What follows when a process ends. Pure: times are arguments.
+
+ECHO_S = 1.0
+"""Within this time, the same signal again is the same request: `timeout` sends its signal to its
+command and then to the whole process group, where the command meets it a second time.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """Start the process again, after `delay_s` seconds."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StayAway:
+    """The process stays down; the others go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run is over, with `code`."""
+
+    code: int
+
+
+@dataclass(slots=True)
+class RunRules:
+    """Decides what follows when a process ends, from the ends so far.
+
+    | what ended | what follows |
+    |---|---|
+    | the progress view, with all steps done | the run ends, with code 0 |
+    | the progress view, in any other way | it is restarted: a failed view must not end the run |
+    | a service, with 0 or by a signal, unasked | it is restarted, after a longer pause each time |
+    | a service for good (code 78, or many crashes) | it stays down and the others go on, except |
+    | ... in a run with a number of steps | the run ends, with its code: it cannot be completed |
+    | ... if no complete node is left | the run ends, with its code |
+    | the NATS server, for good | the run ends, with its code |
+
+    ends_by_steps: whether the run has a number of steps, after which the view ends it.
+    """
+
+    ends_by_steps: bool
+    given_up: set[str] = field(default_factory=set)
+    _ends: dict[str, list[float]] = field(default_factory=dict)
+
+    def after_end(self, process: str, code: int, now_s: float, processes: frozenset[str]) -> StartAgain | StayAway | EndRun:
+        """Decide what follows when `process`, one of `processes`, ends unasked with `code`
+        (negative: by that signal).
+        """
+        if process == VIEW and code == 0 and self.ends_by_steps:
+            return EndRun(0)
+        if process == VIEW or code <= 0:
+            return StartAgain(self._delay_s(process, now_s))
+        self.given_up.add(process)
+        nodes = {node_of(each) for each in processes} - {""}
+        broken = {node_of(each) for each in self.given_up} - {""}
+        if process == SERVER or self.ends_by_steps or nodes <= broken:
+            return EndRun(code)
+        return StayAway()
+
+    def started_again(self, process: str) -> None:
+        """Forget that `process` was given up and its crashes: it was restarted by hand."""
+        self.given_up.discard(process)
+        self._ends.pop(process, None)
+
+    def _delay_s(self, process: str, now_s: float) -> float:
+        ends = [end for end in self._ends.get(process, []) if end > now_s - CRASH_WINDOW_S] + [now_s]
+        self._ends[process] = ends
+        return BACKOFF_S[min(len(ends), len(BACKOFF_S)) - 1]
+
+
+@dataclass(slots=True)
+class Signals:
+    """Tells a signal that asks again from one that only arrives twice."""
+
+    _asked: dict[int, float] = field(default_factory=dict)
+
+    def is_echo(self, number: int, now_s: float) -> bool:
+        """Whether signal `number` belongs to a request that is less than `ECHO_S` old."""
+        asked = self._asked.get(number)
+        if asked is not None and now_s - asked < ECHO_S:
+            return True
+        self._asked[number] = now_s
+        return False
+
+
+# A whole run, for `swarm up` and for experiments.
+
+GRACE_S = 180.0
+"""Seconds that a process may take to end before it is killed: longer than writing a checkpoint of a
+policy with a few billion parameters.
+"""
+
+
+def run_lines(
     lines: Mapping[str, str],
     environment: Mapping[str, str],
     *,
-    ends_by_steps: bool,
-    output: Output,
-    grace_s: float,
+    ends_by_steps: bool = True,
+    grace_s: float = GRACE_S,
+    log_file: Path | None = None,
     beside: Beside | None = None,
 ) -> Outcome:
-    """Run the lines until the run is over and all processes have ended, inside the context that
-    `beside` opens (the control socket).
+    """Start every line as a process, pass on the output, and apply `RunRules` when one ends.
+    Returns when the run is over and all processes have ended.
+
+    ends_by_steps: the run has a number of steps, and ends when it is complete or can no longer be
+        completed.
+    grace_s: seconds that a process may take to end.
+    log_file: receives the output too; each process's deaths are noted in its folder.
+    beside: opens a context for the length of the run (the control socket).
     """
+    output = Output(log_file=log_file)
+    environment = _with_own_python_first(environment) | ({RUN_VARIABLE: str(log_file.parent.absolute())} if log_file else {})
 
     async def run() -> Outcome:
         supervisor = Supervisor(lines, environment, RunRules(ends_by_steps), output, grace_s)
         async with beside(supervisor) if beside else nullcontext(), reaping_orphans(WAITED_FOR):
             return await supervisor.run()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    finally:
+        output.close()
 
 
-def _as_exit_code(code: int) -> int:
-    return code if code >= 0 else 128 - code
+def lines_for_people(config: NodeConfig) -> dict[str, str]:
+    """The environment variable with which processes write lines as on a terminal, unless the
+    configuration asks for JSON: they write to a pipe, but people read what `Output` makes of it.
+    """
+    return {"SWARM_LOG__FORMAT": "console"} if config.log.format == "auto" else {}
+
+
+def _with_own_python_first(environment: Mapping[str, str]) -> dict[str, str]:
+    """Put the environment that `swarm` is installed in first on the PATH, because the lines name
+    only `python` and `nats-server`.
+    """
+    own = str(Path(sys.executable).parent)
+    path = environment.get("PATH", os.defpath)
+    return {**environment, **own_modules(), "PATH": f"{own}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}

@@ -6,40 +6,61 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from shared.config import NodeConfig, load_config
 from shared.config.load import CONFIG_FILE_VARIABLE
 from shared.config.section import told
 from shared.config.sections import RUN_PATTERN
-from shared.contracts.wire import is_node_name
+from shared.contracts.wire import DEFAULT_SWARM_ID, is_node_name
 from shared.runtime.exits import EXIT_CONFIG
+from shared.text import visible
+from swarm_cli.chosen_config import load_chosen
 from swarm_cli.config_checks import check_objective
-from swarm_cli.console import note
+from swarm_cli.console import count, note
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.base_model import ensure_toy_policy
-from swarm_cli.local.control import answering, holding_run
-from swarm_cli.local.control_requests import ControlHandler
-from swarm_cli.local.launch import GRACE_S, lines_for_people, run_lines
-from swarm_cli.local.ports import OTHER_PORTS, check_ports
+from swarm_cli.local.control import ControlHandler, answering, holding_run
 from swarm_cli.local.procfile import (
     DEFAULT_NATS_PORT,
     MAX_NODES,
+    OTHER_PORTS,
     PORTS_PER_NODE,
+    SWARM_URL_VARIABLE,
     Layout,
+    check_ports,
     process_lines,
     render_procfile,
 )
-from swarm_cli.local.resume_options import resume_options
-from swarm_cli.local.run_messages import RunSummary, announce, explain_end, swarm_of_run
+from swarm_cli.local.supervisor import GRACE_S, Outcome, lines_for_people, run_lines
+from swarm_cli.observe.plot import where_runs_are
+from swarm_cli.observe.verdict import run_verdicts
+from swarm_cli.replace_file import replace_file
 from swarm_cli.risky_settings import left_out_rows, risky_settings, row_limit_warnings
-from swarm_cli.runs import Given, forget_end, write_end
+from swarm_cli.runs import (
+    NOTE,
+    STOPPED_BY_SIGNAL,
+    Given,
+    RunNote,
+    as_options,
+    forget_end,
+    in_a_run,
+    is_own,
+    killed_often,
+    mark_as_own,
+    options_in,
+    read_note,
+    write_end,
+)
 from swarm_cli.task_probe import SMALLER, begin_deriving
 
 _HIGHEST_PORT = 65_535
@@ -204,3 +225,215 @@ def configured_base_port(config: NodeConfig, nodes: int) -> int:
             EXIT_CONFIG,
         )
     return base_port
+
+
+# What a run that is continued takes over from its last start.
+
+
+def resume_options(given: Given, run: str) -> tuple[Given, list[str]]:
+    """`given`, completed with the options of the run's earlier start that are missing now; and a
+    list of the options added. An earlier option that contradicts a given one is left out.
+
+    Raises:
+        CommandError: the earlier start's configuration lies in a run's folder, or is a relative
+            path, as earlier versions noted it; or the run was copied here, and its note names a
+            configuration, a server, or more nodes than start by default; or it was started in
+            another folder, from which its configuration names files.
+    """
+    folder = load_chosen(given.config).node.var_dir / "runs" / run
+    note = read_note(folder) if run else None
+    if note is None:
+        return given, []
+    before = options_in(note.goes_on)
+    if given.nodes or given.names or _count(before) > MAX_NODES:
+        before = replace(before, nodes=None, names=())
+    if given.config or os.environ.get(CONFIG_FILE_VARIABLE):
+        before = replace(before, config=None)
+    if before.config and in_a_run(before.config, folder):
+        raise CommandError(
+            f"run {run} was last started with the configuration {visible(str(before.config), 200)}, which lies in a run's folder, "
+            "so whoever made that run may have written it: read it, and give it with --config, or give your own"
+        )
+    if given.nats_url or given.nats_port:
+        before = replace(before, nats_url="", nats_port=None)
+    if (before.config or before.nats_url) and not is_own(folder):
+        raise CommandError(_named_elsewhere(run, before))
+    if before.config and not before.config.is_absolute():
+        raise CommandError(
+            f"run {run} was last started with the configuration {visible(str(before.config), 200)}, and its note does not say in "
+            "which folder: give the file with --config"
+        )
+    if _count(before) > Layout().nodes and not is_own(folder):
+        raise CommandError(_many_elsewhere(run, before))
+    added = {field.name: getattr(before, field.name) for field in fields(Given) if not getattr(given, field.name)}
+    goes_on = replace(given, **added)
+    if note.started_in and is_own(folder):
+        _refuse_other_files(run, Path(note.started_in), load_chosen(goes_on.config))
+    return goes_on, list(as_options(Given(**added)))
+
+
+def _refuse_other_files(run: str, started_in: Path, config: NodeConfig) -> None:
+    """Raises CommandError if the run was started in another folder, in which its model or a file of
+    tasks lies that the configuration names relative to it: here it would be another, or be built
+    anew.
+    """
+    files = [config.model.path, *(spec.path for spec in config.tasks if spec.source == "file")]
+    for path in map(Path, files):
+        there = started_in / path
+        if there.exists() and not (path.exists() and path.samefile(there)):
+            raise CommandError(
+                f"run {run} was started in {visible(str(started_in), 400)}, and its configuration names {visible(str(path), 200)} "
+                "relative to that folder: start it there, or name the whole path in the configuration"
+            )
+
+
+def _count(given: Given) -> int:
+    return max(given.nodes or 0, len(given.names))
+
+
+def _many_elsewhere(run: str, before: Given) -> str:
+    named = visible(" ".join(as_options(Given(before.nodes, before.names))), 400)
+    return (
+        f"the files of run {run} were copied here or changed since its last start, so its note may be somebody else's; it names "
+        f"more nodes than start by default: {named}. If so many are to start, give that again, else give your own --nodes"
+    )
+
+
+def _named_elsewhere(run: str, before: Given) -> str:
+    named = visible(" ".join(as_options(Given(config=before.config, nats_url=before.nats_url))), 400)
+    server = "; --nats-port starts a server here instead" if before.nats_url else ""
+    return (
+        f"the files of run {run} were copied here or changed since its last start, so its note may be somebody else's; it names "
+        f"what the run would read or connect to: {named}. If you trust that, give it again, else give your own{server}"
+    )
+
+
+# The note of the run, and what is printed at its start and end.
+
+
+def write_note(folder: Path, note: RunNote) -> None:
+    """Replace the run's note, as this user's own."""
+    replace_file(folder / NOTE, msgspec.json.encode(note).decode() + "\n")
+    mark_as_own(folder)
+
+
+def note_of(layout: Layout, goes_on: str, swarm_id: str = "") -> RunNote:
+    """The note for a run with this layout, whose nodes are in this swarm.
+
+    A configuration file's `nats.swarm_url` is not where they share: the Procfile's lines take the
+    variable from outside, or else the layout's server.
+    """
+    return RunNote(layout.url, os.environ.get(SWARM_URL_VARIABLE) or layout.url, goes_on, swarm_id, os.getcwd())
+
+
+def swarm_of_run(config: NodeConfig, layout: Layout) -> dict[str, str]:
+    """The environment variable that names the swarm after the run, so that a server started here
+    keeps runs apart: its folder may still hold an earlier run's groups.
+
+    Empty with somebody else's server, or if the configuration names a swarm.
+    """
+    if layout.nats_url or config.nats.swarm_id != DEFAULT_SWARM_ID:
+        return {}
+    return {"SWARM_NATS__SWARM_ID": config.node.run}
+
+
+def up_command(config: NodeConfig, layout: Layout) -> str:
+    """The `swarm up` command that starts the same nodes on the same ports, from any folder."""
+    return shlex.join(["swarm", "up", "--run", config.node.run, *_options(config, layout)])
+
+
+def make_command(config: NodeConfig, layout: Layout) -> str:
+    """The same with make."""
+    flags = shlex.join(_options(config, replace(layout, nodes=Layout().nodes)))
+    nodes = f" NODES={layout.nodes}" if layout.nodes != Layout().nodes else ""
+    return f"make run RUN={shlex.quote(config.node.run)}{nodes}" + (f" UP_FLAGS={shlex.quote(flags)}" if flags else "")
+
+
+def _options(config: NodeConfig, layout: Layout) -> Iterator[str]:
+    """The options of `swarm up` that its defaults and `config` do not cover."""
+    if layout.nodes != Layout().nodes:
+        yield from ("--nodes", str(layout.nodes))
+    for name in layout.names and layout.node_names:
+        yield from ("--name", name)
+    file = os.path.abspath(layout.config)
+    if file != str(DEMO_CONFIG):
+        yield from ("--config", file)
+    if layout.nats_url:
+        yield from ("--nats-url", layout.nats_url)
+    elif layout.nats_port != DEFAULT_NATS_PORT:
+        yield from ("--nats-port", str(layout.nats_port))
+    if layout.base_port != config.http.base_port:
+        yield from ("--base-port", str(layout.base_port))
+
+
+class RunSummary:
+    """The layout of a run. `swarm add` extends it; the run's note is kept up to date."""
+
+    def __init__(self, config: NodeConfig, layout: Layout) -> None:
+        self._config = config
+        self.grow(layout)
+
+    def grow(self, layout: Layout) -> None:
+        """Take `layout` as the run's from now on."""
+        self.layout = layout
+        config = self._config
+        swarm_id = swarm_of_run(config, layout).get("SWARM_NATS__SWARM_ID", config.nats.swarm_id)
+        write_note(run_folder(config), note_of(layout, up_command(config, layout), swarm_id))
+
+
+def run_folder(config: NodeConfig) -> Path:
+    """The folder of the configuration's run."""
+    return config.node.var_dir / "runs" / config.node.run
+
+
+def nodes_before(folder: Path) -> list[str]:
+    """The nodes of a run's earlier starts. They are recognised by their trainer's log, because the
+    server's folder lies beside theirs.
+    """
+    logs = folder.glob("*/trainer.log")
+    return sorted(log.parent.name for log in logs if is_node_name(log.parent.name))
+
+
+def announce(config: NodeConfig, layout: Layout) -> None:
+    """Print what starts, where its files are, and how to look at it and end it."""
+    folder = run_folder(config)
+    before = nodes_before(folder)
+    steps = config.trainer.max_steps
+    known = "continues where it stopped" if set(before) & set(layout.node_names) else "new"
+    until = f"ends after {count(steps, 'step')}" if steps else "until Ctrl-C"
+    note(f"run {config.node.run}: {known}, {count(layout.nodes, 'node')} ({', '.join(layout.node_names)}), {until}")
+    if not layout.names and (left_out := [name for name in before if name not in layout.node_names]):
+        note(
+            f"warning: this run also has {', '.join(left_out)}, which {'is' if len(left_out) == 1 else 'are'} not started: "
+            f"--nodes {layout.nodes + len(left_out)} starts every node"
+        )
+    note(f"files: {folder}/<node>/ (metrics.jsonl, eval.jsonl, <role>.log)")
+    elsewhere = "" if layout.url == Layout().url else f" --node-url {layout.url}"
+    note(f"look:  swarm top{elsewhere} (one screen, live)")
+    note(f"       swarm dashboard{elsewhere} (in a browser; make dashboard)")
+    note(f"end:   Ctrl-C, or swarm down {config.node.run}; only warnings are shown here (--verbose: all)")
+
+
+def explain_end(outcome: Outcome, config: NodeConfig, layout: Layout) -> None:
+    """Print the run's results and how to continue it, or which process ended it and why."""
+    run, folder = config.node.run, run_folder(config)
+    if outcome.code in STOPPED_BY_SIGNAL:
+        # For a run that completed its steps the progress view has printed the verdict already.
+        for line in run_verdicts(folder, list(dict.fromkeys([*layout.node_names, *nodes_before(folder)]))):
+            note(line)
+        note("stopped. To continue it or draw its curves:")
+        note(f"  {up_command(config, layout)}    ({make_command(config, layout)})")
+        note(f"  swarm plot {run}{where_runs_are(config)}    (make plot RUN={run})")
+        return
+    if outcome.code == 0 or outcome.first is None:
+        return
+    node, _, role = outcome.first.rpartition("-")
+    log = folder / (Path(node) / f"{role}.log" if node else Path(f"{outcome.first}.log"))
+    if often := killed_often(outcome.code):
+        note(
+            f"{outcome.first} {often}, so everything was stopped. It could not say why: see what kills it "
+            f"(`dmesg | grep -i oom` for a lack of memory); its log is {log}"
+        )
+        return
+    why = "cannot go on" if outcome.code == EXIT_CONFIG else f"ended with code {outcome.code}"
+    note(f"{outcome.first} {why}, so everything was stopped. Its last lines are in {log}")

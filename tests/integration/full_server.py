@@ -23,7 +23,7 @@ from shared.transport.connect import connect
 from swarm_cli.dashboard.swarm_source import SwarmSource
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import LOCK, RunNote
 from swarm_cli.server_diagnosis import cannot_store

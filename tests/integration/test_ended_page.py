@@ -8,7 +8,7 @@ import pytest
 
 from services.trainer.records import batch_line, trained_line
 from shared.run_records import BATCHES_FILE, TRAINED_FILE
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.runs import RunNote, write_end
 from tests.integration.page_looker import Looker, a_browser
 from tests.integration.page_swarm import Dashboard, batch_of, group, trained_on

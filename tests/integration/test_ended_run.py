@@ -28,7 +28,7 @@ from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.observe.run_files import RecordedScores
 from swarm_cli.observe.snapshot import ended_run
 from swarm_cli.runs import RunNote, read_end, write_end

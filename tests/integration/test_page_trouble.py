@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.runs import LOCK, RunNote
 from tests.integration.page_looker import AXE, LOOKS, ROOT, WAIT_MS, Looker, written
 from tests.integration.page_swarm import Dashboard, PageSwarm

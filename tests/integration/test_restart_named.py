@@ -17,7 +17,7 @@ from shared.contracts.codec import encode
 from shared.contracts.control import ServiceStatus
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.runs import LOCK, RunNote
 from tests.integration.page_swarm import PageSwarm
 from tests.nats_server import NatsServer

@@ -27,7 +27,7 @@ from shared.identity.keys import SigningKey, new_seed
 from shared.identity.statements import sign_statement
 from shared.transport.connect import connect
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.runs import RunNote, write_end
 from tests import forked
 from tests.integration.page_swarm import PageSwarm

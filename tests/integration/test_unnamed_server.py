@@ -17,7 +17,7 @@ from swarm_cli.app import app
 from swarm_cli.chosen_config import load_chosen
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.nats import backup, restore
 from swarm_cli.nats import commands as nats_commands
 from swarm_cli.observe import status, top

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import json, sys
 from pathlib import Path
-from swarm_cli.local.launch import run_lines
+from swarm_cli.local.supervisor import run_lines
 lines, options = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 if "log_file" in options:
     options["log_file"] = Path(options["log_file"])

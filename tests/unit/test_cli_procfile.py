@@ -16,8 +16,7 @@ from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, NATS_CONFIG
 from swarm_cli.local.procfile import Layout, node_name, process_lines, render_procfile
-from swarm_cli.local.run_messages import swarm_of_run
-from swarm_cli.local.up import checked_run, chosen_names, configured_base_port
+from swarm_cli.local.up import checked_run, chosen_names, configured_base_port, swarm_of_run
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,9 +26,9 @@ from swarm_cli.dashboard.page_state import name_logs, swarm_object
 from swarm_cli.dashboard.recent_groups import RecentGroups
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.launch import Outcome
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.run_messages import explain_end
+from swarm_cli.local.supervisor import Outcome
+from swarm_cli.local.up import explain_end
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.observe.remedies import advice, death_words
 from swarm_cli.observe.snapshot import SwarmState

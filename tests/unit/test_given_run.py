@@ -18,9 +18,8 @@ from shared.config import load_config
 from shared.run_records import read_jsonl
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.local.control import holding_run
-from swarm_cli.local.control_commands import add
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.control import add, holding_run
+from swarm_cli.local.up import write_note
 from swarm_cli.observe.plot import plot
 from swarm_cli.observe.run_files import newest_step, read_evaluations, read_steps
 from swarm_cli.rollouts.records import TrainedRecords, read_refusals, read_samples

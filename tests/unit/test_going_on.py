@@ -9,8 +9,7 @@ import pytest
 
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.local.resume_options import resume_options
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import resume_options, write_note
 from swarm_cli.runs import Given, RunNote, goes_on
 
 DEFAULT = Given()

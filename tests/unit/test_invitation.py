@@ -45,7 +45,7 @@ from swarm_cli.invitation import (
 from swarm_cli.invite_command import accepted
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.run_messages import RunSummary, write_note
+from swarm_cli.local.up import RunSummary, write_note
 from swarm_cli.runs import RunNote
 from tests.nats_server import free_port
 from tests.secured_server import make_certificates

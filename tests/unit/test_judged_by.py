@@ -9,7 +9,7 @@ import pytest
 from shared.config import load_config
 from shared.contracts.messages import ScoredGroup
 from swarm_cli.installation import DEMO_CONFIG
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.rollouts.judge import judge_of
 from swarm_cli.runs import RunNote
 from tests.unit.page_batches import item

@@ -26,7 +26,7 @@ import pathlib, sys, time
 while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.05)
 """
-RUN = "import sys, json; from swarm_cli.local.launch import run_lines; sys.exit(run_lines(json.loads(sys.argv[1]), {}).code)"
+RUN = "import sys, json; from swarm_cli.local.supervisor import run_lines; sys.exit(run_lines(json.loads(sys.argv[1]), {}).code)"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from shared.contracts.streams import is_swarm_stream, node_streams, swarm_stream
 from shared.transport.blobs import companion_name
 from swarm_cli.errors import CommandError
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.runs import RunNote
 
 NAME = "NODE_ALPHA_SCORED"

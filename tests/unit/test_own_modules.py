@@ -10,7 +10,7 @@ import pytest
 from shared.config import load_config
 from shared.config.sections import ModelSection
 from swarm_cli.installation import own_modules
-from swarm_cli.local.launch import run_lines
+from swarm_cli.local.supervisor import run_lines
 from swarm_cli.model.facts import read_facts
 from swarm_cli.task_probe import problems_within
 from tests.integration.trainer_life import tiny_policy

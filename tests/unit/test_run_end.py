@@ -15,7 +15,7 @@ from shared.runtime.exits import EXIT_CONFIG
 from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG
 from swarm_cli.local.control import holding_run
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.observe.node_state import NodeState
 from swarm_cli.runs import END, EXIT_BROKE_OFF, EXIT_ENDED, RunNote, forget_end, newest_ended, read_end, write_end
 from swarm_cli.target import Following, Target, default_target, looking_at

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.local.run_messages import write_note
+from swarm_cli.local.up import write_note
 from swarm_cli.runs import NOTE, RunNote, write_end
 from tests.nats_server import free_port
 

@@ -24,7 +24,7 @@ from swarm_cli.errors import CommandError
 from swarm_cli.installation import DEMO_CONFIG, shown
 from swarm_cli.local.control import holding_run
 from swarm_cli.local.procfile import Layout
-from swarm_cli.local.run_messages import RunSummary, announce, make_command, note_of, up_command, write_note
+from swarm_cli.local.up import RunSummary, announce, make_command, note_of, up_command, write_note
 from swarm_cli.observe.progress import ProgressView
 from swarm_cli.runs import LOCK, NOTE, RunNote, read_note, running_elsewhere, servers
 

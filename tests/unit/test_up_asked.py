@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from swarm_cli.errors import CommandError
-from swarm_cli.local.control import SOCKET, answering, ask, holding_run, running_run
-from swarm_cli.local.control_requests import named
-from swarm_cli.local.rules import EndRun, RunRules, StartAgain, StayAway
+from swarm_cli.local.control import SOCKET, answering, ask, holding_run, named, running_run
+from swarm_cli.local.supervisor import EndRun, RunRules, StartAgain, StayAway
 from swarm_cli.runs import LOCK, holder
 from tests import forked
 from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pids, until
@@ -26,9 +25,9 @@ from tests.unit.supervised import DEADLINE_S, ROOT, end, is_running, noting, pid
 RUN = """
 import json, sys
 from pathlib import Path
-from swarm_cli.local.control_requests import ControlHandler
+from swarm_cli.local.control import ControlHandler
 from swarm_cli.local.control import answering, holding_run
-from swarm_cli.local.launch import run_lines
+from swarm_cli.local.supervisor import run_lines
 from swarm_cli.local.procfile import Layout
 folder = Path(sys.argv[1])
 with holding_run(folder):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_cli.local.rules import ECHO_S, Signals
+from swarm_cli.local.supervisor import ECHO_S, Signals
 from tests.nats_server import find_binary
 from tests.unit.supervised import DEADLINE_S, ROOT, RUN, end, is_running, noting, pids, supervised, ticking, until
 
