@@ -1,32 +1,34 @@
-"""Write the border's checks as a table to docs/security.md: `python -m monitoring.border_doc`."""
+"""Write the border's checks as a list to docs/security.md: `python -m monitoring.border_doc`."""
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 
-from services.verifier.refusals import CHECKS
+from services.verifier.refusals import CHECKS, Check
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "security.md"
-BEGIN, END = "<!-- begin: table of checks -->", "<!-- end: table of checks -->"
+BEGIN, END = "<!-- begin: checks, by monitoring.border_doc -->", "<!-- end: checks -->"
 
 
-def table() -> str:
-    """Markdown, one row per check, in order; a stage is named only in its first check's row."""
-    rows = ["| | checked | refused as | because | blamed |", "|---|---|---|---|---|"]
-    stage = None
-    for number, check in enumerate(CHECKS, 1):
-        named = check.stage.value if check.stage is not stage else ""
-        rows.append(f"| {number} | {named} | `{check.refusal.value}` | {check.fails} | {check.blamed} |")
-        stage = check.stage
-    return "\n".join(rows)
+def row(check: Check) -> str:
+    blamed = "" if check.blamed == "nobody" else f" (**blamed**: {check.blamed})"
+    return fill(f"- `{check.refusal.value}`: {check.fails}{blamed}", 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def with_table(page: str) -> str:
-    """`page` with the current table between its markers."""
+def checks() -> str:
+    """Markdown: a list for each stage, in order."""
+    stages = groupby(CHECKS, key=lambda check: check.stage.value)
+    return "\n\n".join("\n".join([f"{stage.capitalize()}:", "", *map(row, found)]) for stage, found in stages)
+
+
+def with_checks(page: str) -> str:
+    """`page` with the current checks between its markers."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{checks()}\n\n{END}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text()))
+    PAGE.write_text(with_checks(PAGE.read_text()))

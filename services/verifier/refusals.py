@@ -150,7 +150,7 @@ class Refused:
 # The border's checks in order, each with its reason: the one description of what
 # `services.verifier.border` does.
 #
-# `python -m monitoring.border_doc` writes them as a table to `docs/security.md`;
+# `python -m monitoring.border_doc` writes them to `docs/security.md`;
 # `tests/unit/test_border_order.py` checks that the border agrees.
 
 
@@ -185,7 +185,7 @@ class Check(NamedTuple):
         return f"{blamed}; nobody {self.spares}" if self.spares else blamed
 
 
-_AGAIN = "the key's last three groups of this dataset were refused for this below; one is tried again every ten minutes"
+_AGAIN = "the key's last three groups of this dataset failed this check below"
 _A_ROW, _SHORT = "for a row of a file", "if the answers are too short to tell"
 _UNSIGNED = (Stage.UNREAD, Stage.PAYLOAD, Stage.ENVELOPE)
 
@@ -195,20 +195,18 @@ CHECKS = (
     Check(
         Stage.UNREAD,
         Refusal.FLOOD,
-        "more messages wait than the budget covers, and its sender is new and sends more than one sender may "
-        "(half of `verifier.intake_groups_per_s`)",
+        "more messages wait than the budget covers, and its new sender sends more than one sender may",
     ),
     Check(
         Stage.UNREAD,
         Refusal.SURPLUS,
-        "more messages wait than the budget covers: of senders in good standing, of many new ones that each send little, while "
-        "this node is short of time, or from before it looked",
+        "more messages wait than the budget covers, for any other reason",
     ),
-    Check(Stage.PAYLOAD, Refusal.REFERENCE, "what it refers to is not a payload of its own, or does not have the announced hash"),
+    Check(Stage.PAYLOAD, Refusal.REFERENCE, "the payload is not its own, or has another hash"),
     Check(Stage.PAYLOAD, Refusal.BLOB_MISSING, "chunks of its payload are gone"),
     Check(Stage.ENVELOPE, Refusal.SCHEMA_VERSION, "its schema version is another"),
     Check(Stage.ENVELOPE, Refusal.MALFORMED, "it is not an envelope"),
-    Check(Stage.ENVELOPE, Refusal.OUT_OF_RANGE, "a value in the envelope is none that this version takes"),
+    Check(Stage.ENVELOPE, Refusal.OUT_OF_RANGE, "a value is outside what this version takes"),
     Check(Stage.ENVELOPE, Refusal.OTHER_SWARM, "it is signed for another swarm (`nats.swarm_id`)"),
     Check(Stage.ENVELOPE, Refusal.REPLAYED, "its body was accepted or judged before"),
     Check(Stage.ENVELOPE, Refusal.SIGNATURE, "the signature is not from the key that it names"),
@@ -220,8 +218,8 @@ CHECKS = (
         Refusal.MALFORMED,
         "the body is not a rollout group, names a field twice, is nested deeper than 16 levels or has more than 16,384 values",
     ),
-    Check(Stage.BODY, Refusal.OUT_OF_RANGE, "a value is of the right type, but none that this version takes"),
-    Check(Stage.BODY, Refusal.AUTHOR, "subject, envelope and body do not name the same node, or name this one"),
+    Check(Stage.BODY, Refusal.OUT_OF_RANGE, "a value is outside what this version takes"),
+    Check(Stage.BODY, Refusal.AUTHOR, "subject, envelope and body name different nodes, or this one"),
     Check(Stage.BODY, Refusal.UNKNOWN_KEY, "the key may not use that name (`verifier.trust`)"),
     Check(Stage.BODY, Refusal.TOO_OLD, "it is older than `verifier.max_age_s`"),
     Check(Stage.BODY, Refusal.FROM_FUTURE, "its creation time is more than 60 s in the future"),
@@ -238,18 +236,18 @@ CHECKS = (
     Check(Stage.CONTENT, Refusal.MALFORMED, "a completion's tokens or logprobs cannot belong to its text"),
     Check(Stage.CONTENT, Refusal.REPEATED, "the key has sent this task before, with the same answers or twice", spares=_A_ROW),
     Check(Stage.CONTENT, Refusal.COPIED, "it repeats an earlier group of another node", spares=_SHORT),
-    Check(Stage.SANDBOX, Refusal.BANNED, "the key was banned while the group waited to be scored"),
-    Check(Stage.SANDBOX, Refusal.QUARANTINED, "the key came into quarantine while the group waited to be scored"),
+    Check(Stage.SANDBOX, Refusal.BANNED, "the key was banned meanwhile"),
+    Check(Stage.SANDBOX, Refusal.QUARANTINED, "the key came into quarantine meanwhile"),
     Check(Stage.SANDBOX, Refusal.SCORING_COST, "the key's groups cost more than they are worth"),
     Check(Stage.SANDBOX, Refusal.TASK_UNDERIVABLE, "its task cannot be derived here"),
     Check(Stage.SANDBOX, Refusal.TASK_NOT_ALLOWED, "this node's verifier cannot judge its task"),
     Check(Stage.SANDBOX, Refusal.TASK_MISMATCH, "the derived task's question, answer or metadata differs from the group's"),
     Check(Stage.SANDBOX, Refusal.SCORING_TIMEOUT, "it was not judged within its limits"),
     Check(Stage.SANDBOX, Refusal.UNKNOWN_REWARD, "the reward of one of its answers is unknown"),
-    Check(Stage.ACCEPTANCE, Refusal.REPLAYED, "the same message was accepted while it was being scored"),
+    Check(Stage.ACCEPTANCE, Refusal.REPLAYED, "the same message was accepted meanwhile"),
     Check(Stage.ACCEPTANCE, Refusal.REPEATED, "a group of the key's with this task was accepted meanwhile", spares=_A_ROW),
     Check(Stage.ACCEPTANCE, Refusal.COPIED, "another node's group with these answers was accepted meanwhile", spares=_SHORT),
-    Check(Stage.ACCEPTANCE, Refusal.UNKNOWN_KEY, "another key got its name while it was being scored", blameless=True),
+    Check(Stage.ACCEPTANCE, Refusal.UNKNOWN_KEY, "another key got its name meanwhile", blameless=True),
 )
 """Every check, in order. Rewards, reference answers and metadata from the wire are compared, never
 used.

@@ -37,28 +37,15 @@ NODE_TABLE = """\
 | `NODE_<ID>_POLICIES` | get, info | | | publish, get, info, purge, delete |
 | `NODE_<ID>_POLICIES_BLOBS` | | | | info |
 | bucket `node_<id>` | get, info | get, info | get, info | get, info |
-| key `ledger` | put | | | |
 | key `eval` | put | | watch | |
-| key `eval_turn` | put | | | |
-| key `policy_refused` | put | | | |
-| key `intake` | | put | | |
-| key `reward_values` | | put | | |
-| key `senders.*` | | put | | |
-| key `reputation` | | put | | |
-| key `swarm_name` | | put | | |
 | key `sampler` | watch | | put | |
 | key `policy` | watch | | | put |
 | key `trainer` | | | watch | put |
-| key `findings` | | | | put |
 | key `bans` | | | | |
-| key `lease.generator.*` | put | | | |
-| key `lease.verifier.*` | | put | | |
-| key `lease.sampler` | | | put | |
-| key `lease.trainer` | | | | put |
-| key `status.generator.*` | put | | | |
-| key `status.verifier.*` | | put | | |
-| key `status.sampler.*` | | | put | |
-| key `status.trainer.*` | | | | put |
+| keys `ledger`, `eval_turn`, `policy_refused`, `lease.generator.*`, `status.generator.*` | put | | | |
+| keys `intake`, `reward_values`, `senders.*`, `reputation`, `swarm_name`, `lease.verifier.*`, `status.verifier.*` | | put | | |
+| keys `lease.sampler`, `status.sampler.*` | | | put | |
+| keys `findings`, `lease.trainer`, `status.trainer.*` | | | | put |
 """
 SWARM_TABLE = """\
 | on the swarm's plane | a node | observer | watch |
@@ -137,11 +124,13 @@ NEXT = {"batch": 1, "no_wait": True}
 
 
 def rows(table: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Each row's name, user and verbs."""
+    """Each row's name, user and verbs; a row of several keys is one row for each."""
     head, _, *lines = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
-    for name, *cells in lines:
-        for user, cell in zip(head[1:], cells, strict=True):
-            yield name, user, [verb for verb in cell.split(", ") if verb]
+    for names, *cells in lines:
+        several = [f"key {name}" for name in names.removeprefix("keys ").split(", ")] if names.startswith("keys ") else [names]
+        for name in several:
+            for user, cell in zip(head[1:], cells, strict=True):
+                yield name, user, [verb for verb in cell.split(", ") if verb]
 
 
 def subjects_of(row: str, verb: str, node: str) -> list[str]:

@@ -30,7 +30,6 @@ TYPED_ALONE = {"timedatectl"}
 
 COMPLETED = {
     "swarm ...": "swarm --help",
-    "swarm dlq": "swarm dlq list --node-url nats://127.0.0.1:4222",
     "swarm nats config": "swarm nats config --plane both --nodes alpha --out new.conf",
     "swarm nats watch": "swarm nats watch --url tls://HOST:4222 --ca ca.crt --key keys/operator/watch.nk",
     "swarm nats watch --monitor": (

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from monitoring.border_doc import PAGE, with_table
+from monitoring.border_doc import PAGE, with_checks
 from services.verifier.border import Border, Candidate
 from services.verifier.refusals import CHECKS, Refusal, Refused, Stage
 from shared.contracts import subjects
@@ -23,7 +23,7 @@ from tests.unit.test_border import HELD, KEY, NOW_S, THIRD_KEY, border, completi
 
 
 def test_the_page_shows_the_checks_as_they_are() -> None:
-    assert PAGE.read_text() == with_table(PAGE.read_text()), "run `python -m monitoring.border_doc`"
+    assert PAGE.read_text() == with_checks(PAGE.read_text()), "run `python -m monitoring.border_doc`"
 
 
 def test_every_reason_has_a_check() -> None:
