@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "security.md"
 BEGIN, END = "<!-- begin: checks, by monitoring.border_doc -->", "<!-- end: checks -->"
 
 
-def row(check: Check) -> str:
+def _row(check: Check) -> str:
     blamed = "" if check.blamed == "nobody" else f" (**blamed**: {check.blamed})"
     return fill(f"- `{check.refusal.value}`: {check.fails}{blamed}", 100, subsequent_indent="  ", break_on_hyphens=False)
 
@@ -20,7 +20,7 @@ def row(check: Check) -> str:
 def checks() -> str:
     """Markdown: a list for each stage, in order."""
     stages = groupby(CHECKS, key=lambda check: check.stage.value)
-    return "\n\n".join("\n".join([f"{stage.capitalize()}:", "", *map(row, found)]) for stage, found in stages)
+    return "\n\n".join("\n".join([f"{stage.capitalize()}:", "", *map(_row, found)]) for stage, found in stages)
 
 
 def with_checks(page: str) -> str:
