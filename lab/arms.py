@@ -1,5 +1,5 @@
-"""Plans a run: turns an arm and a seed into nodes, each with a complete, checked `NodeConfig`, a
-role and a local rule.
+"""Plans a run: turns an arm and a seed into nodes, each with a role and a complete, checked
+`NodeConfig`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lab.mistakes import Field, Mistake, mistakes_of, sets, told
-from lab.spec import Arm, Attack, LocalRule, Role, Spec, SpecError, merged
+from lab.spec import Attack, Role, Spec, SpecError, merged
 from shared.config import NodeConfig
 from shared.tasks import TaskConfigError
 from shared.tasks.file_source import with_rows
@@ -53,7 +53,6 @@ class PlannedNode:
     name: str
     role: Role
     config: NodeConfig
-    local: LocalRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +98,8 @@ def plan_run(spec: Spec, arm_name: str, seed: int, name_of: Callable[[int], str]
                 found = mistakes_of(error, arm_name, keys="`swarm config show --all` lists all keys")
                 mistakes += [mistake._replace(field=in_group(group.overrides, place, mistake.field)) for mistake in found]
                 break
-            nodes.append(PlannedNode(name=name, role=group.role, config=config, local=arm.local))
-    mistakes = mistakes or _misfits(arm, arm_name, nodes)
+            nodes.append(PlannedNode(name=name, role=group.role, config=config))
+    mistakes = mistakes or _misfits(arm_name, nodes)
     if mistakes:
         raise SpecError("\n".join(told(mistakes, spec.source)), mistakes)
     return PlannedRun(
@@ -122,21 +121,15 @@ def in_group(overrides: Mapping[str, Any], place: int, field: Field) -> Field:
     return ("nodes", place, *field) if field and sets(overrides, field) else field
 
 
-def _misfits(arm: Arm, name: str, nodes: list[PlannedNode]) -> list[Mistake]:
+def _misfits(name: str, nodes: list[PlannedNode]) -> list[Mistake]:
     """Settings that are valid on their own but cannot be combined."""
     honest = [node for node in nodes if node.role == "honest"]
     if not honest:
         return [Mistake(name, ("nodes",), "no node is honest, so nothing would be measured")]
-    rule = arm.local
-    for node in honest:
-        sampler = node.config.sampler
-        if rule.filter != "none" and (sampler.max_staleness or rule.unfiltered > sampler.local):
-            problem = (
-                f"a filter needs sampler.max_staleness 0 (it is {sampler.max_staleness}) and "
-                f"`unfiltered` of at most sampler.local {sampler.local}"
-            )
-            return [Mistake(name, ("local",), problem)]
-        if sampler.shortage == "wait":
-            problem = "all nodes' rounds are in step, so a batch cannot wait for groups: use short or fill_local"
-            return [Mistake(name, ("sampler", "shortage"), problem)]
+    if any(node.config.sampler.shortage == "wait" for node in honest):
+        problem = "all nodes' rounds are in step, so a batch cannot wait for groups: use short or fill_local"
+        return [Mistake(name, ("sampler", "shortage"), problem)]
+    models = {node.config.model.path for node in honest}
+    if other := next((node.config.model.path for node in nodes if node.config.model.path not in models), None):
+        return [Mistake(name, ("nodes",), f"a hostile node answers with an honest node's policy, and none has the model {other}")]
     return []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 
 from lab.arms import in_group, plan_run
 from lab.mistakes import Field, Mistake, told
@@ -59,17 +58,6 @@ def dataset_mistakes(spec: Spec) -> list[Mistake]:
         for field, task in _sources(arm)
         if (problem := problem_of(task.dataset, task.canonical_config))
     ]
-
-
-def simulated_model_problem(model: ModelSection) -> str | None:
-    """Why the driver `simulate` does not support a model; None if it does."""
-    from lab.stacked_params import Architecture
-
-    try:
-        Architecture.from_folder(Path(model.path))
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _sources(arm: Arm) -> Iterator[tuple[Field, TaskSpec]]:

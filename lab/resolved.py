@@ -31,7 +31,6 @@ def resolved_settings(spec: Spec, arm: str) -> dict[str, Any]:
     for node in run.nodes:
         settings = {
             "role": node.role,
-            "local": node.local.model_dump(mode="json"),
             **node.config.model_dump(mode="json", exclude=_BESIDE_THE_RUN),
         }
         if nodes and {**nodes[-1], "count": 1} == {**settings, "count": 1}:

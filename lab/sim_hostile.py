@@ -10,39 +10,34 @@ from collections.abc import Callable, Mapping, Sequence
 from lab.arms import PlannedRun
 from lab.attacks import ATTACKS, Hostile
 from lab.attacks.view import Shortcut
-from lab.cohort import Cohort
 from lab.sim_border import SwarmMessage, node_key, swarm_message
 from lab.sim_node import LocalGroup, SimNode
 from lab.task_desk import Shared
+from services.trainer.gradient.rows import TokenGroup
 from services.trainer.selection.likelihood import AbsurdTextRules, least_logprob
 from services.verifier.rewards import foreign_rewards
 from shared.contracts.codec import unpack_logprobs
 from shared.contracts.messages import RolloutGroup, TaskRef
 from shared.identity.keys import SigningKey
+from shared.model.prompts import render_prompt
 from shared.seeds import generator_from
-
-_NAMED_ROLES = frozenset({"many_names", "informed", "opposed", "shortcut", "starve"})
 
 
 def names_of(name: str, role: str, names: int) -> list[str]:
-    """A node's names: its own and any others that its role uses."""
-    return [name, *(f"{name}-{number}" for number in range(2, names + 1))] if role in _NAMED_ROLES else [name]
+    """A node's names: its own and, if it is hostile, others."""
+    return [name] if role == "honest" else [name, *(f"{name}-{number}" for number in range(2, names + 1))]
 
 
 class HostileNodes:
-    """Makes the hostile nodes' messages. `names` are all their names.
-
-    `hear` records what honest nodes sent; the hostile nodes use it one round later.
+    """Makes the hostile nodes' messages. `names` are all their names; `honest` is by hostile node
+    the honest one whose policy it uses.
     """
 
-    def __init__(self, run: PlannedRun, cohorts: Sequence[Cohort], shared: Shared) -> None:
-        self._run, self._shared = run, shared
-        self._cohort_of = {node.name: cohort for cohort in cohorts for node in cohort.untrained}
+    def __init__(self, run: PlannedRun, honest: Mapping[str, SimNode], shared: Shared) -> None:
+        self._run, self._shared, self._honest = run, shared, honest
         self._names = {node.name: names_of(node.name, node.role, run.attack.names) for node in run.nodes if node.role != "honest"}
         self._keys: dict[str, SigningKey] = {name: node_key(name, run.seed) for names in self._names.values() for name in names}
         self.names = frozenset(self._keys)
-        self._first_sent: dict[str, RolloutGroup] = {}
-        self._overheard: list[RolloutGroup] = []
         self._shortcuts: dict[tuple[str, str], Shortcut] = {}
 
     def groups_a_round(self, node: SimNode) -> int:
@@ -56,63 +51,65 @@ class HostileNodes:
         view = self._view(node, own, number)
         return [swarm_message(group, self._keys[group.node], node.config) for group in ATTACKS[node.role](view)]
 
-    def hear(self, own: Mapping[str, Sequence[LocalGroup]]) -> None:
-        """Record the honest nodes' groups of this round."""
-        heard = [each.group for name, groups in own.items() if name not in self._names for each in groups if each.informative]
-        self._overheard = heard or self._overheard
-
     def _view(self, node: SimNode, own: Sequence[LocalGroup], number: int) -> Hostile:
         """Everything an attacker may know: the groups it made, everything published in the swarm,
-        and likelihoods under an honest policy, which a real attacker would not have. `duplicate`
-        keeps sending the first group that it sent, so that group is remembered here.
+        and likelihoods under an honest policy, which a real attacker would not have.
         """
-        if own and node.role == "duplicate":
-            self._first_sent.setdefault(node.name, next((each.group for each in own if each.informative), own[0].group))
-        cohort = self._cohort_of[node.name]
+        honest = self._honest[node.name]
         return Hostile(
             number=number,
             attack=self._run.attack,
             rng=generator_from(f"hostile {node.name} {self._run.seed} {number}"),
             made=[(each.group, each.rewards) for each in own],
-            overheard=self._overheard,
-            first=self._first_sent.get(node.name),
             names=self._names[node.name],
             answer=self._shared.answer,
-            score=_score_of_honest(cohort, node),
+            score=_score_of_honest(honest, node),
             encode=node.encoded,
-            held_out=[task.prompt_ids for task in node.desk.held_out_prompts],
-            likelihood=cohort.likelihood,
+            likelihood=lambda groups: _likelihood(honest, groups),
             max_tokens=int(self._run.attack.max_length * node.params.max_new_tokens),
-            bound=_bound(cohort, own),
+            bound=_bound(honest, own),
             sources=node.config.tasks,
             shortcuts=self._shortcuts,
         )
 
 
-def _score_of_honest(cohort: Cohort, node: SimNode) -> Callable[[TaskRef, Sequence[str]], list[float]]:
+def _score_of_honest(honest: SimNode, node: SimNode) -> Callable[[TaskRef, Sequence[str]], list[float]]:
     """Rewards as honest nodes count them for foreign text, because an attacker who knows their
     settings does not waste groups on answers that earn nothing.
     """
-    partial_credit = bool(cohort.nodes) and cohort.nodes[0].config.verifier.foreign_partial_credit
 
     def score(ref: TaskRef, texts: Sequence[str]) -> list[float]:
         rewards = node.desk.score(ref, texts)
+        partial_credit = honest.config.verifier.foreign_partial_credit
         return rewards if partial_credit else foreign_rewards(rewards, node.desk.passed(ref, rewards))
 
     return score
 
 
-def _bound(cohort: Cohort, own: Sequence[LocalGroup]) -> float:
-    """The bound of the first honest node's policy check, as estimated by a node that samples from
-    the same policy.
+def _likelihood(honest: SimNode, groups: Sequence[RolloutGroup]) -> list[list[float]]:
+    """Mean logprob per token of every completion's text under the honest node's policy."""
+    tokens = [
+        TokenGroup(
+            prompt_ids=render_prompt(honest.desk.tokenizer, group.task.question, honest.config.model.system_prompt),
+            completions=[honest.encoded(completion.text) for completion in group.completions],
+            behaviour_logprobs=[None] * len(group.completions),
+            advantages=[1.0] * len(group.completions),
+        )
+        for group in groups
+    ]
+    return honest.policy.mean_logprobs(tokens)
+
+
+def _bound(honest: SimNode, own: Sequence[LocalGroup]) -> float:
+    """The bound of the honest node's policy check, as estimated by a node that samples from the
+    same policy.
     """
-    if not cohort.nodes or not cohort.nodes[0].config.trainer.constants.policy_check_fraction:
+    if not honest.config.trainer.constants.policy_check_fraction:
         return -math.inf
-    rules = AbsurdTextRules.of(cohort.nodes[0].config.trainer)
     means = []
     for each in own:
         for completion in each.group.completions:
             logprobs = unpack_logprobs(completion.behaviour_logprobs or b"")
             if logprobs:
                 means.append(math.fsum(logprobs) / len(logprobs))
-    return least_logprob(means, rules)
+    return least_logprob(means, AbsurdTextRules.of(honest.config.trainer))

@@ -7,16 +7,12 @@ processes would keep.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
-
-import msgspec
 
 from lab.arms import PlannedNode
+from lab.policy import Policy
 from lab.sim_border import SimBorder
-from lab.spec import LocalRule
 from lab.task_desk import TaskDesk
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.groups import rollout_group
@@ -27,54 +23,13 @@ from services.sampler.memory import SamplerMemory, limits_of
 from services.sampler.pool import knowledge_of
 from services.sampler.share_controller import Evaluation, Shares, after_batch, next_shares, reconciled
 from services.sampler.strategies import strategy_named
-from services.trainer.selection.intake import IntakeRules, Window
 from shared.contracts.codec import content_id, encode
 from shared.contracts.control import TaskLedger, TrainerPosition
-from shared.contracts.messages import Batch, BatchItem, ModelIdentity, RolloutGroup, ScoredGroup
+from shared.contracts.messages import Batch, ModelIdentity, RolloutGroup, ScoredGroup
 from shared.identity.keys import SigningKey
 from shared.model.prompts import encode_answer, tokenizer_hash
 from shared.rewards import is_informative
-from shared.seeds import generator_from, number_from
-
-G = TypeVar("G")
-
-
-def groups_to_make(rule: LocalRule, local: int, made: Sequence[bool]) -> int:
-    """How many more local groups to make this round. `made[i]` says whether group i, already made,
-    is informative.
-
-    With informative_until at most I at a time, until I - unfiltered of those after the first
-    `unfiltered` are informative, or `max_groups` are made.
-    """
-    if rule.filter == "none":
-        return local - len(made)
-    if rule.filter == "informative_of_pool":
-        return rule.unfiltered + rule.pool - len(made)
-    if not made:
-        return min(local, rule.max_groups)
-    missing = (local - rule.unfiltered) - sum(made[rule.unfiltered :])
-    return max(0, min(missing, local, rule.max_groups - len(made)))
-
-
-def local_part(rule: LocalRule, groups: Sequence[G], informative: Sequence[bool], local: int, rng: random.Random) -> list[G]:
-    """The at most `local` groups to train on: the first `unfiltered`, then informative ones, then
-    others if there are too few.
-    """
-    if rule.filter == "none":
-        return list(groups)
-    first, rest = list(groups[: rule.unfiltered]), list(range(rule.unfiltered, len(groups)))
-    if rule.filter == "informative_of_pool":
-        rng.shuffle(rest)
-    rest.sort(key=lambda index: not informative[index])
-    return [*first, *(groups[index] for index in sorted(rest[: local - len(first)]))]
-
-
-def groups_to_reuse(rule: LocalRule, earlier: Sequence[tuple[int, G]], round_number: int, rng: random.Random) -> list[G]:
-    """Up to `reuse` of the informative `earlier` groups that are no older than `reuse_rounds`. Each
-    comes with the round that made it.
-    """
-    usable = [group for made, group in earlier if made < round_number <= made + rule.reuse_rounds]
-    return rng.sample(usable, min(rule.reuse, len(usable)))
+from shared.seeds import number_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +48,13 @@ class LocalGroup:
 class SimNode:
     """State of one node between rounds."""
 
-    def __init__(
-        self, planned: PlannedNode, desk: TaskDesk, key: SigningKey, border: SimBorder, end_token: int, vocabulary: int
-    ) -> None:
+    def __init__(self, planned: PlannedNode, desk: TaskDesk, key: SigningKey, border: SimBorder, policy: Policy) -> None:
+        """`policy`: its own, or for a hostile node an honest node's."""
         config = planned.config
-        self.name, self.role, self.config, self.local = planned.name, planned.role, config, planned.local
-        self.desk, self.key, self.border = desk, key, border
+        self.name, self.role, self.config = planned.name, planned.role, config
+        self.desk, self.key, self.border, self.policy = desk, key, border, policy
         self.params = SamplingParams.of(config.generator)
         self.identity = ModelIdentity(name=config.model.public_name, tokenizer_hash=tokenizer_hash(desk.tokenizer))
-        self.intake_rules = IntakeRules.of(config, desk.tokenizer, end_token_id=end_token, vocabulary_size=vocabulary)
         # All nodes' rounds are in step, so when a batch is due every node has already sent its
         # groups.
         settings = config.sampler.model_copy(update={"shortage_wait_s": 0.0})
@@ -111,11 +64,8 @@ class SimNode:
         self._payloads: dict[int, ScoredGroup] = {}
         self._seq = 0
         self._next_draw = 0
-        self._earlier: list[tuple[int, LocalGroup]] = []
         self.version = 0
         self.evaluation: Evaluation | None = None
-        self.earlier_groups: Window = []
-        """What its trainer knows about the senders in earlier batches."""
 
     @property
     def shares(self) -> Shares:
@@ -132,19 +82,22 @@ class SimNode:
             dropped_local=self._memory.dropped_local,
         )
 
-    def next_task(self) -> tuple[int, PromptedTask]:
-        """The next draw and its task."""
-        draw = self._next_draw
-        self._next_draw += 1
-        return draw, self.desk.task(draw)
+    def make(self, count: int, seed: int, version: int, now_s: float) -> list[LocalGroup]:
+        """Groups for its next `count` draws, sampled from its policy and scored."""
+        draws = range(self._next_draw, self._next_draw + count)
+        self._next_draw += count
+        tasks = [self.desk.task(draw) for draw in draws]
+        prompts = [task.prompt_ids for task in tasks]
+        answers = self.policy.sample(prompts, self.config.generator.completions, self.params, seed=seed, version=version)
+        return [self._local_group(draw, *made, now_s) for draw, made in zip(draws, zip(tasks, answers, strict=True), strict=True)]
 
-    def group(self, draw: int, task: PromptedTask, samples: Sequence[Sample], now_s: float) -> RolloutGroup:
-        """The node's group for a draw."""
-        return rollout_group(task, samples, node=self.name, draw=draw, model=self.identity, params=self.params, created_at=now_s)
+    def _local_group(self, draw: int, task: PromptedTask, samples: Sequence[Sample], now_s: float) -> LocalGroup:
+        group = rollout_group(task, samples, node=self.name, draw=draw, model=self.identity, params=self.params, created_at=now_s)
+        return LocalGroup(group, self.desk.score(task.task.ref, [sample.text for sample in samples]))
 
     def encoded(self, text: str) -> list[int]:
         """Token ids of a finished answer, including the end token."""
-        return encode_answer(self.desk.tokenizer, text, ended=True, end_token_id=self.intake_rules.end_token_id)
+        return encode_answer(self.desk.tokenizer, text, ended=True, end_token_id=self.policy.rules.end_token_id)
 
     def take_own(self, own: LocalGroup, now_s: float) -> None:
         """Give a scored local group to the sampler."""
@@ -161,7 +114,7 @@ class SimNode:
         self._payloads[self._seq] = scored
         self._memory.observe(self._seq, scored)
 
-    def batch(self, round_number: int, now_s: float) -> Batch | None:
+    def batch(self, now_s: float) -> Batch | None:
         """The next batch; None if there is nothing to train on."""
         position = TrainerPosition(policy_version=self.version, consumed_local=self._memory.consumed_local)
         plan = self._assembly.decide(
@@ -184,14 +137,7 @@ class SimNode:
         batch = compose(plan, payloads, state, now_s)
         self._memory.advance()
         self._forget()
-        return self._with_reused(batch, round_number, now_s)
-
-    def remember(self, round_number: int, own: Sequence[LocalGroup]) -> None:
-        """Keep this round's informative groups for `local.reuse`."""
-        if self.local.reuse:
-            oldest = round_number - self.local.reuse_rounds
-            self._earlier = [each for each in self._earlier if each[0] >= oldest]
-            self._earlier += [(round_number, group) for group in own if group.informative]
+        return batch
 
     def _scored(self, own: LocalGroup, now_s: float) -> ScoredGroup:
         return ScoredGroup(
@@ -204,17 +150,6 @@ class SimNode:
             score_seconds=0.0,
             scored_at=now_s,
         )
-
-    def _with_reused(self, batch: Batch, round_number: int, now_s: float) -> Batch:
-        rng = generator_from(f"reuse {self.name} {self.config.node.seed} {round_number}")
-        items = []
-        for own in groups_to_reuse(self.local, self._earlier, round_number, rng):
-            scored = self._scored(own, now_s)
-            staleness = batch.number - 1 - own.group.policy_version
-            items.append(BatchItem(scored=scored, staleness=staleness, age_s=max(0.0, now_s - own.group.created_at)))
-        if not items:
-            return batch
-        return msgspec.structs.replace(batch, items=[*batch.items, *items])
 
     def _forget(self) -> None:
         """Release payloads that no pool refers to any longer."""

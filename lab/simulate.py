@@ -10,23 +10,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from operator import itemgetter
-from pathlib import Path
 
 from lab.arms import PlannedRun
-from lab.cohort import Cohort, Made
+from lab.policy import Policy
 from lab.records import RecordWriter
 from lab.sim_border import SimBorder, SwarmMessage, node_key, swarm_message
 from lab.sim_hostile import HostileNodes, names_of
-from lab.sim_node import LocalGroup, SimNode, call_seed, groups_to_make, local_part
-from lab.stacked_params import Architecture
-from lab.step_record import step_record
+from lab.sim_node import LocalGroup, SimNode, call_seed
+from lab.step_record import simulated_part, trained_part
 from lab.task_desk import Shared, TaskDesk
 from services.generator.engines.base import SamplingParams
 from services.sampler.share_controller import Evaluation
 from services.verifier.sharing import is_shared
 from shared.contracts.messages import Batch
-from shared.model.loading import resolve_device
 from shared.seeds import generator_from
 from shared.tasks.evaluation import summarise
 
@@ -50,30 +48,19 @@ class Simulation:
         keys = {node.name: node_key(node.name, run.seed) for node in run.nodes}
         every_name = [name for node in run.nodes for name in names_of(node.name, node.role, run.attack.names)]
         names = {name: node_key(name, run.seed).public_key for name in every_name}
-        self.nodes: list[SimNode] = []
-        by_architecture: dict[tuple[Architecture, int], list[SimNode]] = {}
-        for planned in run.nodes:
-            desk = TaskDesk(planned.config, self._shared)
-            architecture = Architecture.from_folder(Path(planned.config.model.path))
-            end_token = int(desk.tokenizer.eos_token_id)
-            border = SimBorder(planned.config, desk, names, START_S)
-            node = SimNode(planned, desk, keys[planned.name], border, end_token, architecture.vocabulary)
-            self.nodes.append(node)
-            by_architecture.setdefault((architecture, end_token), []).append(node)
-        self.cohorts = [
-            Cohort(
-                [node for node in nodes if node.role == "honest"],
-                [node for node in nodes if node.role != "honest"],
-                end_token,
-                resolve_device(nodes[0].config.model.device),
-            )
-            for (_, end_token), nodes in by_architecture.items()
-        ]
+        first_of: dict[str, SimNode] = {}
+        made: dict[str, SimNode] = {}
+        for planned in sorted(run.nodes, key=lambda node: node.role != "honest"):
+            config = planned.config
+            desk = TaskDesk(config, self._shared)
+            border = SimBorder(config, desk, names, START_S)
+            policy = Policy(config, desk.tokenizer) if planned.role == "honest" else first_of[config.model.path].policy
+            made[planned.name] = SimNode(planned, desk, keys[planned.name], border, policy)
+            first_of.setdefault(config.model.path, made[planned.name])
+        self.nodes = [made[node.name] for node in run.nodes]
         self.honest = [node for node in self.nodes if node.role == "honest"]
-        for node in self.nodes:
-            if node.role == "low_quality":
-                node.params = SamplingParams(temperature=run.attack.temperature, max_new_tokens=node.params.max_new_tokens)
-        self._hostile = HostileNodes(run, self.cohorts, self._shared)
+        honest_of = {node.name: first_of[node.config.model.path] for node in self.nodes if node.role != "honest"}
+        self._hostile = HostileNodes(run, honest_of, self._shared)
         self._under_way: dict[int, list[SwarmMessage]] = {}
         self.batches: dict[str, Batch | None] = {}
         """Every honest node's batch in the latest round, for tests."""
@@ -91,50 +78,32 @@ class Simulation:
         now_s = START_S + number * self.run_plan.round_s
         seconds: dict[str, float] = {}
         started = time.perf_counter()
-        made = self._make(number, now_s)
+        own = {node.name: self._make(node, number, now_s) for node in self.nodes}
         seconds["generate"] = time.perf_counter() - started
-        own = {node.name: made.get(node.name, []) for node in self.nodes}
         messages = self._arriving([m for node in self.nodes for m in self._shared_by(node, own[node.name], number)], number)
-        self._hostile.hear(own)
         refused: dict[str, Counter[str]] = {}
-        batches: dict[str, Batch | None] = {}
         started = time.perf_counter()
         for node in self.honest:
-            rng = generator_from(f"local {node.name} {self.run_plan.seed} {number}")
-            flags = [group.informative for group in own[node.name]]
-            for group in local_part(node.local, own[node.name], flags, node.shares.local, rng):
+            for group in own[node.name]:
                 node.take_own(group, now_s)
             refused[node.name] = Counter()
             if node.shares.external:
                 accepted, refused[node.name] = node.border.admit(messages, now_s + 1.0, self.run_plan.round_s)
                 node.take_foreign(accepted)
-            batches[node.name] = node.batch(number, now_s + 1.0)
-            node.remember(number, own[node.name])
-        self.batches = batches
+            self.batches[node.name] = node.batch(now_s + 1.0)
         seconds["choose"] = time.perf_counter() - started
         started = time.perf_counter()
-        for cohort in self.cohorts:
-            outcomes = cohort.train([batches[node.name] for node in cohort.nodes]) if cohort.nodes else []
-            for node, outcome in zip(cohort.nodes, outcomes, strict=True):
-                batch = batches[node.name]
-                node.version += batch is not None
-                if batch is not None and outcome is not None:
-                    trained_of = outcome.intake.foreign_answers_of
-                    node.border.note_findings(batch.number, outcome.absurd_of, trained_of, now_s + 1.0)
-                records.write(
-                    "step",
-                    **step_record(
-                        number,
-                        node,
-                        own[node.name],
-                        batch,
-                        outcome,
-                        refused[node.name],
-                        now_s + 1.0,
-                        self.run_plan.round_s,
-                        self._hostile.names,
-                    ),
-                )
+        for node in self.honest:
+            batch = self.batches[node.name]
+            trained = None
+            if batch is not None:
+                trained = node.policy.learner.step(batch)
+                node.version += 1
+                node.border.note_findings(batch.number, trained.absurd_of, trained.foreign_answers_of, now_s + 1.0)
+            simulated = simulated_part(node, own[node.name], batch, refused[node.name], self.run_plan.round_s, self._hostile.names)
+            records.write(
+                "step", round=number, node=node.name, **simulated, **({} if trained is None else trained_part(asdict(trained)))
+            )
         seconds["train"] = time.perf_counter() - started
         started = time.perf_counter()
         every = self.honest[0].config.eval.every_versions
@@ -143,29 +112,12 @@ class Simulation:
         seconds["evaluate"] = time.perf_counter() - started
         records.write("round", round=number, seconds=seconds)
 
-    def _make(self, number: int, now_s: float) -> dict[str, list[LocalGroup]]:
-        """Every node's new groups in this round, each scored by its node."""
-        own: dict[str, list[LocalGroup]] = {node.name: [] for node in self.nodes}
-        for turn in range(1000):
-            wanted = [(node, self._still_wanted(node, own[node.name], turn)) for node in self.nodes]
-            if not any(count for _, count in wanted):
-                break
-            seed = call_seed(f"generate-{turn}", self.run_plan.seed, number)
-            for cohort in self.cohorts:
-                for made in cohort.make([(n, count) for n, count in wanted if n in cohort.nodes or n in cohort.untrained], seed):
-                    own[made.node.name].append(self._scored(made, now_s))
-        return own
-
-    def _still_wanted(self, node: SimNode, own: Sequence[LocalGroup], turn: int) -> int:
-        if node.role != "honest" or node.local.filter == "none":
-            if turn:
-                return 0
-            return node.draws_allowed() if node.role == "honest" else self._hostile.groups_a_round(node)
-        return groups_to_make(node.local, node.shares.local, [group.informative for group in own])
-
-    def _scored(self, made: Made, now_s: float) -> LocalGroup:
-        group = made.node.group(made.draw, made.task, made.samples, now_s)
-        return LocalGroup(group, made.node.desk.score(group.task.ref, [completion.text for completion in group.completions]))
+    def _make(self, node: SimNode, number: int, now_s: float) -> list[LocalGroup]:
+        """A node's new groups in this round, each scored by it."""
+        honest = node.role == "honest"
+        count = node.draws_allowed() if honest else self._hostile.groups_a_round(node)
+        seed = call_seed(f"generate {node.name}", self.run_plan.seed, number)
+        return node.make(count, seed, node.version, now_s) if count else []
 
     def _shared_by(self, node: SimNode, own: Sequence[LocalGroup], number: int) -> list[SwarmMessage]:
         """The messages in which a node shares the groups that it made this round."""
@@ -185,38 +137,43 @@ class Simulation:
         return self._under_way.pop(number, [])
 
     def _evaluate(self, number: int, records: RecordWriter) -> None:
+        """Ask every honest node its held-out questions. Nodes of the base policy with the same
+        questions answer once.
+        """
         started = time.perf_counter()
-        for cohort in self.cohorts:
-            if not any(node.desk.held_out_prompts for node in cohort.nodes):
+        known: dict[tuple[object, ...], list[str]] = {}
+        for node in self.honest:
+            asked = node.desk.held_out_prompts
+            if not asked:  # eval.tasks = 0
                 continue
-            answers = cohort.answers(call_seed("evaluate", self.run_plan.seed, number))
-            for node, texts in zip(cohort.nodes, answers, strict=True):
-                asked = node.desk.held_out_prompts
-                if not asked:  # eval.tasks = 0
-                    continue
-                rewards = [node.desk.score(each.task.ref, [text])[0] for each, text in zip(asked, texts, strict=True)]
-                passes = [node.desk.passed(each.task.ref, [reward])[0] for each, reward in zip(asked, rewards, strict=True)]
-                results = [
-                    (each.task.ref.dataset, reward, passed) for each, reward, passed in zip(asked, rewards, passes, strict=True)
-                ]
-                report = summarise(
-                    results,
-                    node=node.name,
-                    policy_version=node.version,
-                    created_at=START_S + number * self.run_plan.round_s,
-                    seconds=0.0,
-                )
-                node.evaluation = Evaluation.of(report)
-                records.write(
-                    "eval",
-                    round=number,
-                    node=node.name,
-                    n=report.n,
-                    pass_rate=report.pass_rate,
-                    mean_reward=report.mean_reward,
-                    tasks={name: [score.n, score.pass_rate, score.mean_reward] for name, score in report.per_task.items()},
-                    # One digit per question, in the order of `tasks`: 1 if it was passed.
-                    passed="".join(str(int(passed)) for _, _, passed in sorted(results, key=itemgetter(0))),
-                )
+            params = SamplingParams(temperature=node.config.eval.temperature, max_new_tokens=node.params.max_new_tokens)
+            alike = (id(node.desk.held_out), node.config.model.path, params, *([] if node.version == 0 else [node.name]))
+            if alike not in known:
+                seed = call_seed(f"evaluate {node.name}", self.run_plan.seed, number)
+                answers = node.policy.sample([task.prompt_ids for task in asked], 1, params, seed=seed, version=node.version)
+                known[alike] = [answer.text for (answer,) in answers]
+            rewards = [node.desk.score(each.task.ref, [text])[0] for each, text in zip(asked, known[alike], strict=True)]
+            passes = [node.desk.passed(each.task.ref, [reward])[0] for each, reward in zip(asked, rewards, strict=True)]
+            datasets = [each.task.ref.dataset for each in asked]
+            results = list(zip(datasets, rewards, passes, strict=True))
+            report = summarise(
+                results,
+                node=node.name,
+                policy_version=node.version,
+                created_at=START_S + number * self.run_plan.round_s,
+                seconds=0.0,
+            )
+            node.evaluation = Evaluation.of(report)
+            records.write(
+                "eval",
+                round=number,
+                node=node.name,
+                n=report.n,
+                pass_rate=report.pass_rate,
+                mean_reward=report.mean_reward,
+                tasks={name: [score.n, score.pass_rate, score.mean_reward] for name, score in report.per_task.items()},
+                # One digit per question, in the order of `tasks`: 1 if it was passed.
+                passed="".join(str(int(passed)) for _, _, passed in sorted(results, key=itemgetter(0))),
+            )
         if number == 0:
             records.write("round", round=0, seconds={"evaluate": time.perf_counter() - started})

@@ -34,23 +34,7 @@ _SPEC_KEYS = frozenset({"name", "question", "seeds", "round_s", "baseline", "set
 
 _KEYS = "experiments/README.md lists a spec's own keys, `swarm config show` a node's sections"
 
-Role = Literal[
-    "honest",
-    "wrong",
-    "duplicate",
-    "flood",
-    "low_quality",
-    "forged_tokens",
-    "near_copies",
-    "padded",
-    "gamed",
-    "many_names",
-    "sleeper",
-    "informed",
-    "opposed",
-    "shortcut",
-    "starve",
-]
+Role = Literal["honest", "informed", "opposed", "shortcut", "starve"]
 Overrides = dict[str, Any]
 Sources = Annotated[list[TaskSpec], AfterValidator(with_rows)]
 """Sources that are files are read with the spec, so that they have names as datasets do."""
@@ -71,53 +55,17 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class LocalRule(_Table):
-    """How a node filters its local groups before a batch is made: the controls that the paper
-    lacks.
-    """
-
-    filter: Literal["none", "informative_until", "informative_of_pool"] = Field(
-        "none",
-        description="none: as drawn. informative_until: draw until I groups are informative. informative_of_pool: make `pool` "
-        "groups per round and take I - unfiltered of them, informative ones first.",
-    )
-    pool: int = Field(0, ge=0, description="Groups made per round for informative_of_pool, not counting unfiltered ones.")
-    unfiltered: int = Field(0, ge=0, description="How many of the I local groups are taken as drawn in spite of a filter.")
-    max_groups: int = Field(256, ge=1, description="Most groups per round that informative_until makes before it takes others.")
-    reuse: int = Field(0, ge=0, description="Informative local groups of earlier rounds to train on again, per round.")
-    reuse_rounds: int = Field(10, ge=1, description="Maximum age of such a group, in rounds.")
-
-    @model_validator(mode="after")
-    def _fits(self) -> LocalRule:
-        if self.filter == "informative_of_pool" and not self.pool:
-            raise ValueError("filter informative_of_pool needs `pool`, the groups made a round")
-        if self.filter == "none" and self.unfiltered:
-            raise ValueError("`unfiltered` has no effect without a filter: remove it, or set `filter`")
-        return self
-
-
 class Attack(_Table):
     """How hostile nodes attack; each role uses the settings that apply to it."""
 
-    flood_factor: int = Field(8, ge=1, description="flood, near_copies: groups sent for each one that an honest node sends.")
-    temperature: float = Field(3.0, gt=0, description="low_quality: temperature at which the untrained base policy answers.")
-    right_share: float = Field(0.5, gt=0, lt=1, description="wrong: share of a group's answers that a verifier calls right.")
-    filler_words: int = Field(12, ge=1, description="wrong, bounded poison: most words of nonsense before a right answer.")
-    held_out_every: int = Field(2, ge=0, description="forged_tokens: every n-th group has a held-out question's prompt; 0: none.")
-    max_length: float = Field(
-        2.0, gt=0, description="padded, bounded poison: longest answer as a multiple of generator.max_new_tokens."
-    )
-    completions: int = Field(0, ge=0, le=1024, description="padded: answers per group; 0: as many as in an honest group.")
-    names: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="many_names, informed, opposed, shortcut, starve: names and keys of one node, each as busy as an honest node.",
-    )
-    start_round: int = Field(0, ge=0, description="sleeper, informed, opposed, shortcut, starve: honest before this round.")
+    right_share: float = Field(0.5, gt=0, lt=1, description="Share of a group's answers that a verifier calls right.")
+    filler_words: int = Field(12, ge=1, description="informed, opposed: most words of nonsense before a right answer.")
+    max_length: float = Field(2.0, gt=0, description="Longest answer, as a multiple of generator.max_new_tokens.")
+    names: int = Field(1, ge=1, le=64, description="Names and keys of one node, each as busy as an honest node.")
+    start_round: int = Field(0, ge=0, description="Honest before this round.")
     target: str = Field("", description="shortcut, starve: the dataset of all its groups; empty: the datasets that it draws.")
     rate: int = Field(1, ge=1, le=64, description="starve: groups sent for each one that an honest node sends.")
-    margin: float = Field(0.05, description="Nats per token that bounded poison stays above the policy check's bound.")
+    margin: float = Field(0.05, description="Nats per token that an attack stays above the policy check's bound.")
 
 
 class NodeGroup(_Table):
@@ -140,7 +88,6 @@ class Arm(_Table):
     nodes: list[NodeGroup]
     rounds: int = Field(ge=1, le=1_000_000)
     tasks: Sources = Field(min_length=1)
-    local: LocalRule = LocalRule()
     attack: Attack = Attack()
     baseline: str = Field("", description="The arm that this one is compared with; empty: the spec's.")
     delay_rounds: tuple[int, int] = Field(

@@ -1,44 +1,81 @@
-"""Makes the record of one node's round. Rewards are kept apart by origin and by what they were
-given for.
+"""Makes the `step` records, of a simulated node and of real services alike.
+
+What a trainer did is one line of its `metrics.jsonl` (`services.trainer.records.StepRecord`). A
+simulation knows more: every fresh answer, refusals by reason, and who is hostile. Where real
+services do not say it, `local_reward` is the reward of the local groups in the batch, which are all
+local groups of a node. Replayed groups (`sampler.replay`) count in the earlier batch that they were
+generated for.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from lab.arms import PlannedRun
+from lab.records import RecordWriter
 from lab.sim_node import LocalGroup, SimNode
-from lab.stacked_learner import StepOutcome
+from lab.spec import SpecError
+from services.trainer.records import NO_ADVANTAGE, TRAINED
 from shared.contracts.messages import Batch
 from shared.rewards import is_informative
+from shared.run_records import EVAL_FILE, METRICS_FILE
+
+_COPIED = (
+    *("updated", "loss", "grad_norm", "entropy", "clip_fraction", "importance_weight", "truncated_fraction"),
+    *("kl_behaviour", "kl_reference", "groups_local", "groups_external", "tokens"),
+)
 
 
-def step_record(
-    number: int,
+def trained_part(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a trainer knows, from a line of its metrics.
+
+    trained_reward: metric (a), the mean reward of every completion in the batch, zero advantage
+    included; a trainer gives means by origin, so they are weighted by their numbers of groups.
+    staleness: optimizer steps, mean over local groups. *_replayed, replayed_reward: figures of
+    replayed groups, if there are any; no figure of local groups includes them. capability: the
+    factor on foreign advantages, by node, for nodes about which enough is known.
+    """
+    replayed, replayed_reward = line.get("groups_replayed", 0), line.get("reward_replayed")
+    parts = [
+        (line["groups_local"], line["reward_local"]),
+        (line["groups_external"], line["reward_external"]),
+        (replayed, replayed_reward),
+    ]
+    known = [(groups, reward) for groups, reward in parts if groups and reward is not None]
+    total = sum(groups for groups, _ in known)
+    rare = {"absurd": "answers_absurd", "bounded": "groups_bounded", "capability": "capability_of", "skipped": "skipped"}
+    return {
+        "trained_reward": sum(groups * reward for groups, reward in known) / total if total else None,
+        "external_reward": line["reward_external"],
+        "staleness": line["staleness_mean"],
+        "ratio_mean": line["importance_ratio"],
+        "ratio_max": line["importance_ratio_max"],
+        **{name: line[name] for name in _COPIED},
+        **({"groups_replayed": replayed, "replayed_reward": replayed_reward} if replayed else {}),
+        **{name: found for name, key in rare.items() if (found := line.get(key))},
+    }
+
+
+def simulated_part(
     node: SimNode,
     own: Sequence[LocalGroup],
     batch: Batch | None,
-    outcome: StepOutcome | None,
     refused: Counter[str],
-    now_s: float,
     round_s: float,
     hostile: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The fields of a `step` line.
+    """The fields that only a simulation knows.
 
-    trained_reward: metric (a), the mean reward of every completion in the batch, zero advantage
-    included. local_reward: metric (b), the mean reward of all completions that the node sampled
-    this round, whether used or not. staleness: optimizer steps, mean over local groups.
+    local_reward: metric (b), the mean reward of all completions that the node sampled this round.
     external_age_rounds: rounds since foreign groups were made, mean. groups_hostile: the foreign
-    groups trained on that have a name in `hostile`. *_replayed, replayed_reward: figures of
-    replayed groups (`sampler.replay`), if there are any; no figure of local groups includes them.
-    capability: the factor on foreign advantages, by node, for nodes about which enough is known.
+    groups trained on that have a name in `hostile`.
     """
     fresh = [reward for group in own for reward in group.rewards]
     record: dict[str, Any] = {
-        "round": number,
-        "node": node.name,
         "local_reward": _mean(fresh),
         "generated": len(fresh),
         "made_informative": sum(group.informative for group in own),
@@ -47,62 +84,25 @@ def step_record(
     }
     if refused:
         record["refused"] = dict(sorted(refused.items()))
-    if batch is None or outcome is None:
+    if batch is None:
         return record | {"trained_reward": None, "updated": False}
-    intake = outcome.intake
-    trained = [*intake.rewards_local, *intake.rewards_external, *intake.rewards_replayed]
+    fates = {group["id"]: group["fate"] for group in node.policy.learner.trained}
+    taken = [item for item in batch.items if fates[item.scored.group_id] in {TRAINED, NO_ADVANTAGE}]
     local = [item for item in batch.items if item.scored.origin == "local" and not item.replayed]
-    external = [item for item in batch.items if item.scored.origin == "external"]
+    external = [item for item in taken if item.scored.origin == "external"]
     record |= {
-        "trained_reward": _mean(trained),
-        "external_reward": _mean(intake.rewards_external),
-        "groups_local": intake.local,
-        "groups_external": intake.external,
         "informative_local": sum(is_informative(item.scored.rewards) for item in local),
         "informative_external": sum(is_informative(item.scored.rewards) for item in external),
         "pool_external": batch.pool_external,
         "shortage": batch.shortage,
         "strategy": batch.strategy,
-        "staleness": _mean([float(item.staleness) for item in local if item.staleness is not None]),
         "external_age_rounds": _mean([item.age_s / round_s for item in external]),
-        "tokens": sum(sum(group.completion_lengths) for group in intake.groups),
-        "updated": outcome.moved,
     }
-    if intake.replayed:
-        again = [item for item in batch.items if item.replayed]
-        record |= {
-            "groups_replayed": intake.replayed,
-            "replayed_reward": _mean(intake.rewards_replayed),
-            "informative_replayed": sum(is_informative(item.scored.rewards) for item in again),
-        }
+    if again := [item for item in taken if item.replayed]:
+        record["informative_replayed"] = sum(is_informative(item.scored.rewards) for item in again)
     if hostile:
-        record["groups_hostile"] = sum(author in hostile for author, _ in intake.authors)
-    if outcome.absurd:
-        record["absurd"] = outcome.absurd
-    if outcome.bounded:
-        record["bounded"] = outcome.bounded
-    if intake.capability_of:
-        record["capability"] = dict(sorted(intake.capability_of.items()))
-    if intake.skipped:
-        record["skipped"] = dict(sorted(intake.skipped.items()))
-    if not outcome.stats:
-        return record
-
-    def mean(name: str) -> float:
-        return sum(float(getattr(stats, name)) for stats in outcome.stats) / len(outcome.stats)
-
-    return record | {
-        "loss": mean("loss"),
-        "grad_norm": _mean(outcome.grad_norms),
-        "entropy": mean("entropy"),
-        "clip_fraction": mean("clip_fraction"),
-        "ratio_mean": mean("ratio_mean"),
-        "ratio_max": max(stats.ratio_max for stats in outcome.stats),
-        "importance_weight": mean("importance_weight_mean"),
-        "truncated_fraction": mean("truncated_fraction"),
-        "kl_behaviour": mean("kl_behaviour"),
-        "kl_reference": mean("kl_reference"),
-    }
+        record["groups_hostile"] = sum(item.scored.group.node in hostile for item in external)
+    return record
 
 
 def _by_dataset(own: Sequence[LocalGroup]) -> dict[str, list[float]]:
@@ -115,3 +115,58 @@ def _by_dataset(own: Sequence[LocalGroup]) -> dict[str, list[float]]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def check_services_run(run: PlannedRun) -> None:
+    """Refuse specs that only a simulation can run.
+
+    Raises: SpecError: naming what only a simulation can run.
+    """
+    if run.delay_rounds != (0, 0):
+        raise SpecError(f"arm {run.arm}: only the driver simulate supports delay_rounds: remove it, or use that driver")
+    for node in run.nodes:
+        if node.role != "honest":
+            raise SpecError(f"arm {run.arm}: node {node.name} has role {node.role}, which only the driver simulate has")
+        if node.config.eval.every_versions != run.nodes[0].config.eval.every_versions:
+            raise SpecError(f"arm {run.arm}: the nodes' eval.every_versions differ: give all nodes the same value")
+
+
+def collect(run: PlannedRun, run_dir: Path, records: RecordWriter) -> None:
+    """Write the records of a run of real services whose nodes' folders are in `run_dir`.
+
+    Raises:
+        ValueError: a node has not done all its steps.
+    """
+    for node in run.nodes:
+        for line in _lines(run_dir / node.name / EVAL_FILE):
+            records.write(
+                "eval",
+                round=line["policy_version"],
+                node=node.name,
+                n=line["n"],
+                pass_rate=line["pass_rate"],
+                mean_reward=line["mean_reward"],
+                tasks={name: [each["n"], each["pass_rate"], each["mean_reward"]] for name, each in line["per_task"].items()},
+            )
+        steps = {int(line["step"]): line for line in _lines(run_dir / node.name / METRICS_FILE)}
+        missing = [number for number in range(1, run.rounds + 1) if number not in steps]
+        if missing:
+            raise ValueError(f"{run_dir / node.name}: {len(missing)} of {run.rounds} steps are missing, first {missing[0]}")
+        for number in range(1, run.rounds + 1):
+            line = steps[number]
+            generated = line["groups_local"] * node.config.generator.completions
+            fresh = {"local_reward": line["reward_local"], "generated": generated}
+            records.write("step", round=number, node=node.name, **fresh, **trained_part(line))
+    seconds = max(_seconds(run_dir / node.name / METRICS_FILE) for node in run.nodes)
+    records.write("round", round=run.rounds, seconds={"all": seconds})
+
+
+def _seconds(file: Path) -> float:
+    """Seconds by phase, over all steps."""
+    return float(sum(seconds for line in _lines(file) for seconds in line["phase_seconds"].values()))
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -17,7 +17,6 @@ from swarm_cli.console import note, say
 from swarm_cli.errors import CommandError
 
 if TYPE_CHECKING:
-    from lab.check import ModelProblem
     from lab.floors import Floor
     from lab.spec import Spec
 
@@ -56,12 +55,13 @@ def run(
     from lab.jobs import make_runs
     from lab.runs import holds_manifest, runs_to_make, write_manifest
     from lab.spec import SpecError, load_spec
+    from swarm_cli.local.base_model import model_problem
 
     chosen = _driver(driver)
     try:
         spec = load_spec(spec_file)
         folder = out or RESULTS / spec.name
-        check_spec(spec, _model_problem(chosen))
+        check_spec(spec, lambda model: model_problem(model.path, model.revision))
         todo = runs_to_make(spec, folder, _names(arms), _numbers(seeds))
         if holds_manifest(folder, spec, chosen) and not todo:
             # The manifest says what code made the runs: a command that makes none leaves it alone.
@@ -183,15 +183,6 @@ def _driver(name: str) -> Literal["simulate", "services"]:
     if name == "simulate" or name == "services":
         return name  # type: ignore[return-value]
     raise CommandError(f"no driver is called {name!r}: use simulate or services")
-
-
-def _model_problem(driver: Literal["simulate", "services"]) -> ModelProblem:
-    from lab.check import simulated_model_problem
-    from swarm_cli.local.base_model import model_problem
-
-    if driver == "simulate":
-        return simulated_model_problem
-    return lambda model: model_problem(model.path, model.revision)
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -13,8 +13,8 @@ from lab.arms import PlannedRun, plan_run
 from lab.records import RecordWriter
 from lab.resolved import resolved_settings
 from lab.runs import RunFolder
-from lab.services_records import check_services_run, collect
 from lab.spec import Spec
+from lab.step_record import check_services_run, collect
 from shared.config import NodeConfig
 from shared.config.load import CONFIG_FILE_VARIABLE, ENV_PREFIX
 from swarm_cli.console import note

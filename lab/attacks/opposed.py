@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lab.attacks.bounded import bounded_poison
+from lab.attacks.informed import bounded_poison
 from lab.attacks.view import Hostile, answered, as_sampled, halves, under_names, with_texts
 from shared.contracts.messages import RolloutGroup
 from shared.tasks.evaluation import PASS_REWARD

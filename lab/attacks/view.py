@@ -38,38 +38,28 @@ class Shortcut:
 class Hostile:
     """What a hostile node knows in a round.
 
-    made: the groups it sampled, with their rewards. overheard: groups with an advantage that others
-    sent in the previous round. first: the first group it sent that passes a filter. names: its
-    names, each carried by the groups sent under it. answer: a task's right answer, which anyone can
-    derive. score: rewards of texts. encode: token ids of a text, end token included. held_out:
-    prompt ids of questions that must not be trained on. likelihood: mean logprob per token of each
-    text of each group under an honest policy. max_tokens: length of the longest answer that is
-    accepted. bound: the lowest mean logprob that passes the policy check, minus infinity without
-    that check. sources: its task sources. shortcuts: the chosen shortcut by dataset and
-    configuration, for the attack `shortcut`.
+    made: the groups it sampled, with their rewards. names: its names, each carried by the groups
+    sent under it. answer: a task's right answer, which anyone can derive. score: rewards of texts.
+    encode: token ids of a text, end token included. likelihood: mean logprob per token of each text
+    of each group under an honest policy. max_tokens: length of the longest answer that is accepted.
+    bound: the lowest mean logprob that passes the policy check, minus infinity without that check.
+    sources: its task sources. shortcuts: the chosen shortcut by dataset and configuration, for the
+    attack `shortcut`.
     """
 
     number: int
     attack: Attack
     rng: random.Random
     made: Sequence[tuple[RolloutGroup, Sequence[float]]]
-    overheard: Sequence[RolloutGroup]
-    first: RolloutGroup | None
     names: Sequence[str]
     answer: Callable[[TaskRef], str]
     score: Callable[[TaskRef, Sequence[str]], list[float]]
     encode: Callable[[str], list[int]]
-    held_out: Sequence[Sequence[int]]
     likelihood: Callable[[Sequence[RolloutGroup]], list[list[float]]]
     max_tokens: int
     bound: float
     sources: Sequence[TaskSpec]
     shortcuts: MutableMapping[tuple[str, str], Shortcut]
-
-
-def nonsense(rng: random.Random, words: int) -> str:
-    """`words` meaningless words."""
-    return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
 def answered(answer: str, before: str = "") -> str:

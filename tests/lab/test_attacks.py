@@ -10,21 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
 from lab.arms import plan_run
-from lab.attacks import ATTACKS, INFORMED_ROLES, Hostile
-from lab.attacks.bounded import bounded_poison
-from lab.attacks.gamed import crumbs, wrong_answers
+from lab.attacks import ATTACKS, Hostile
+from lab.attacks.informed import bounded_poison, crumbs, wrong_answers
 from lab.attacks.view import WORDS
 from lab.records import RecordWriter, read_records
 from lab.simulate import Simulation
 from lab.spec import Attack, SpecError
 from lab.task_desk import Shared
 from shared.config import TaskSpec
-from shared.contracts.codec import content_id, encode, unpack_ids
 from shared.contracts.messages import Completion, ModelIdentity, RolloutGroup, Sampling, TaskRef
 from shared.tasks.derive import derive_task
 from shared.tasks.evaluation import PASS_REWARD
@@ -69,13 +66,10 @@ def view(shared: Shared, groups: Sequence[RolloutGroup], **changes: Any) -> Host
         "attack": Attack(),
         "rng": random.Random(0),
         "made": [(group, score(shared, group.task.ref, [completion.text for completion in group.completions])) for group in groups],
-        "overheard": [],
-        "first": None,
         "names": ["evil"],
         "answer": shared.answer,
         "score": lambda ref, texts: score(shared, ref, texts),
         "encode": lambda text: list(text.encode()),
-        "held_out": [[1, 2, 3]],
         "likelihood": lambda found: [[0.0] * len(group.completions) for group in found],
         "max_tokens": 100,
         "bound": -1.0,
@@ -91,43 +85,6 @@ def sums(shared: Shared, count: int = 3) -> list[RolloutGroup]:
 
 def texts_of(group: RolloutGroup) -> list[str]:
     return [completion.text for completion in group.completions]
-
-
-def test_forged_tokens_lie_about_rewards_that_never_travel(shared: Shared) -> None:
-    for group in ATTACKS["forged_tokens"](view(shared, sums(shared))):
-        rewards = score(shared, group.task.ref, texts_of(group))
-        said = [bytes(unpack_ids(completion.token_ids or b"")).decode() for completion in group.completions]
-        truly = score(shared, group.task.ref, said)
-        assert sorted(set(rewards)) == sorted(set(truly))
-        assert all((paid == 1.0) == (true < 1.0) for paid, true in zip(rewards, truly, strict=True))
-
-
-def test_forged_prompts_are_those_of_held_out_questions(shared: Shared) -> None:
-    groups = ATTACKS["forged_tokens"](view(shared, sums(shared, 4)))
-    assert [group.prompt_ids is not None and list(unpack_ids(group.prompt_ids)) == [1, 2, 3] for group in groups] == [
-        False,
-        True,
-        False,
-        True,
-    ]
-
-
-def test_near_copies_earn_what_the_copied_earned_and_no_digest_of_the_bytes_sees_them(shared: Shared) -> None:
-    made = sums(shared)
-    heard = msgspec.structs.replace(made[0], node="victim")
-    copies = ATTACKS["near_copies"](view(shared, made, overheard=[heard]))
-    assert len(copies) == 3 * Attack().flood_factor == len({content_id(encode(copy)) for copy in copies})
-    for copy in copies:
-        assert (copy.node, copy.task) == ("evil", heard.task)
-        assert {word.strip(" .\n").removesuffix(" ok") for word in texts_of(copy)} == set(texts_of(heard))
-
-
-def test_padded_groups_are_long_many_and_half_right(shared: Shared) -> None:
-    attack = Attack(completions=12)
-    for group in ATTACKS["padded"](view(shared, sums(shared), attack=attack, max_tokens=60)):
-        rewards = score(shared, group.task.ref, texts_of(group))
-        assert Counter(reward == 1.0 for reward in rewards) == {True: 6, False: 6}
-        assert all(56 < len(text) <= 60 for text in texts_of(group))
 
 
 @pytest.mark.parametrize(
@@ -150,10 +107,9 @@ def test_a_gamed_scorer_pays_an_answer_that_is_not_right_more_than_another(
     assert 0.0 <= min(paid) < max(paid) < PASS_REWARD
 
 
-def test_where_no_scorer_can_be_gamed_the_node_sends_what_it_sampled(shared: Shared) -> None:
+def test_where_no_scorer_can_be_gamed_nothing_wrong_is_paid(shared: Shared) -> None:
     group = group_of(shared, "binary_matrix", {"min_n": 3, "max_n": 3}, 0, ["1", "2"])
     assert crumbs(view(shared, [group]), group, [0.0, 0.0]) is None
-    assert ATTACKS["gamed"](view(shared, [group])) == [group]
 
 
 def test_wrong_answers_are_wrong() -> None:
@@ -188,7 +144,7 @@ def test_who_knows_the_policy_writes_as_it_does(shared: Shared) -> None:
     has would prove nothing.
     """
     hostile = view(shared, sums(shared), likelihood=plain_policy, bound=-1.5)
-    for role in ("many_names", "opposed", "informed"):
+    for role in ("opposed", "informed"):
         for group, likelihoods in zip(found := ATTACKS[role](hostile), plain_policy(found), strict=True):
             rewards = score(shared, group.task.ref, texts_of(group))
             assert min(likelihoods) >= -1.5, role
@@ -246,11 +202,11 @@ def test_a_starving_node_sends_the_likeliest_right_answers_as_often_as_it_says(s
     assert sum(answers) / len(answers) > 12, "of twelve sums of two digits the largest, where 9 is the mean"
 
 
-def test_a_sleeper_is_honest_first(shared: Shared) -> None:
+def test_an_informed_node_is_honest_first(shared: Shared) -> None:
     made = sums(shared)
     attack = Attack(start_round=5)
-    assert ATTACKS["sleeper"](view(shared, made, attack=attack, number=4)) == made
-    assert ATTACKS["sleeper"](view(shared, made, attack=attack, number=5)) != made
+    assert ATTACKS["informed"](view(shared, made, attack=attack, number=4)) == made
+    assert ATTACKS["informed"](view(shared, made, attack=attack, number=5)) != made
 
 
 def simulate(folder: Path, file: Path, shared: Shared, **spec: Any) -> Simulation:
@@ -262,8 +218,8 @@ def simulate(folder: Path, file: Path, shared: Shared, **spec: Any) -> Simulatio
     return simulation
 
 
-@pytest.mark.parametrize("role", sorted(INFORMED_ROLES))
-def test_what_each_informed_role_sends_passes_a_real_border_and_honest_nodes_go_on(
+@pytest.mark.parametrize("role", sorted(ATTACKS))
+def test_what_each_hostile_role_sends_passes_a_real_border_and_honest_nodes_go_on(
     folder: Path, tmp_path: Path, shared: Shared, role: str
 ) -> None:
     simulation = simulate(
@@ -272,30 +228,30 @@ def test_what_each_informed_role_sends_passes_a_real_border_and_honest_nodes_go_
         shared,
         nodes=[{"count": 2}, {"count": 1, "role": role}],
         rounds=3,
-        attack={"start_round": 2, "names": 2, "flood_factor": 2},
+        attack={"start_round": 2, "names": 2},
         sampler={"max_external_age_s": 1000.0},
         generator={"max_new_tokens": 16},
     )
-    assert len(simulation.cohorts[0].learner.flat) == 2
-    assert torch.isfinite(simulation.cohorts[0].learner.flat).all()
+    assert len(simulation.honest) == 2
+    assert all(torch.isfinite(tensor).all() for node in simulation.honest for tensor in node.policy.learner.policy().values())
     steps = [line for line in read_records(tmp_path / "r.gz") if line["kind"] == "step"]
     assert [line["round"] for line in steps] == [1, 1, 2, 2, 3, 3]
-    refused = sum((Counter(line.get("refused", {})) for line in steps), Counter())
-    assert not refused or role in {"near_copies", "forged_tokens"}, "these may be refused for what they are"
+    assert not any(line.get("refused") for line in steps)
 
 
 def test_one_party_has_as_many_keys_as_names(folder: Path, tmp_path: Path, shared: Shared) -> None:
-    simulation = simulate(
+    spec = tiny_spec(
         folder,
-        tmp_path / "r.gz",
-        shared,
-        nodes=[{"count": 2}, {"count": 1, "role": "many_names"}],
-        rounds=3,
+        nodes=[{"count": 2}, {"count": 1, "role": "informed"}],
         attack={"names": 3},
-        sampler={"max_external_age_s": 1000.0, "external": 4},
+        sampler={"max_external_age_s": 1000.0, "external": 8},
         generator={"max_new_tokens": 16},
     )
-    held = simulation.nodes[0]._memory.external
-    assert {entry.node for entry in held} | {
-        item.scored.group.node for batch in simulation.batches.values() if batch for item in batch.items
-    } >= {"n02", "n02-2", "n02-3"}
+    simulation = Simulation(plan_run(spec, "base", 1), shared)
+    writer = RecordWriter(tmp_path / "r.gz")
+    senders: set[str] = set()
+    for number in range(1, 6):
+        simulation.round(number, writer)
+        senders |= {item.scored.group.node for batch in simulation.batches.values() if batch for item in batch.items}
+    writer.close()
+    assert senders >= {"n02", "n02-2", "n02-3"}

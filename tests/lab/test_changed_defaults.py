@@ -51,10 +51,10 @@ def test_resolved_settings_are_a_nodes_defaults_too_and_no_names_or_places() -> 
     assert (kind["count"], kind["sampler"]["local"]) == (2, 4)
     assert kind["trainer"]["constants"]["drop_foreign_negatives"] == config.trainer.constants.drop_foreign_negatives
     assert not kind.keys() & {"node", "nats", "http", "log", "policy_store"}
-    assert settings["attack"]["temperature"] == 3.0
-    nodes = [{"count": 2}, {"role": "flood"}, {}]
+    assert settings["attack"]["right_share"] == 0.5
+    nodes = [{"count": 2}, {"role": "starve"}, {}]
     kinds = resolved_settings(spec_of(nodes=nodes), "8-0")["nodes"]
-    assert [(kind["count"], kind["role"]) for kind in kinds] == [(2, "honest"), (1, "flood"), (1, "honest")]
+    assert [(kind["count"], kind["role"]) for kind in kinds] == [(2, "honest"), (1, "starve"), (1, "honest")]
     digests = {settings_digest(resolved_settings(spec_of(held_out="per seed", seeds=seeds), "8-0")) for seeds in ([1], [2])}
     assert len(digests) == 1
 

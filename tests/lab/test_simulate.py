@@ -55,7 +55,9 @@ def test_a_seed_gives_the_same_records_twice_and_another_seed_others(folder: Pat
     simulate(folder, other, shared, seed=2)
     assert without_seconds(first) == without_seconds(again)
     assert without_seconds(first) != without_seconds(other)
-    assert torch.equal(one.cohorts[0].learner.flat, two.cohorts[0].learner.flat)
+    for node, same in zip(one.nodes, two.nodes, strict=True):
+        weights, others = node.policy.learner.policy(), same.policy.learner.policy()
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 def test_records_keep_apart_whose_rewards_they_are_and_add_up(folder: Path, tmp_path: Path, shared: Shared) -> None:
@@ -131,24 +133,6 @@ def test_a_stale_node_trains_on_what_an_older_policy_said(folder: Path, tmp_path
     assert [line["staleness"] for line in steps] == [0, 1, 2, 2]
 
 
-def test_controls_filter_and_reuse_local_groups(folder: Path, tmp_path: Path, shared: Shared) -> None:
-    alone = {"nodes": 1, "sampler": {"local": 3, "external": 0}, "rounds": 3}
-    simulate(folder, tmp_path / "pool.gz", shared, **alone, local={"filter": "informative_of_pool", "pool": 9, "unfiltered": 1})
-    for line in records_of_kind(tmp_path / "pool.gz", "step"):
-        assert line["made"] == 10
-        assert line["groups_local"] == 3
-        assert line["informative_local"] >= min(2, line["made_informative"] - 1)
-    simulate(folder, tmp_path / "until.gz", shared, **alone, local={"filter": "informative_until", "max_groups": 30})
-    for line in records_of_kind(tmp_path / "until.gz", "step"):
-        assert line["informative_local"] == 3 or line["made"] == 30
-    simulate(folder, tmp_path / "reuse.gz", shared, **alone, local={"reuse": 2})
-    made = 0
-    for line in records_of_kind(tmp_path / "reuse.gz", "step"):
-        assert line["made"] == 3
-        assert line["groups_local"] == 3 + min(2, made)
-        made += line["made_informative"]
-
-
 def test_own_replay_is_the_samplers_and_no_figure_of_new_groups_counts_it(
     folder: Path, tmp_path: Path, shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,35 +156,10 @@ def test_own_replay_is_the_samplers_and_no_figure_of_new_groups_counts_it(
     ]
 
 
-@pytest.mark.parametrize("role", ["wrong", "duplicate", "flood", "low_quality"])
-def test_hostile_nodes_send_and_do_not_train_and_the_border_does_its_part(
-    folder: Path, tmp_path: Path, shared: Shared, role: str
-) -> None:
-    nodes = [{"count": 2}, {"count": 1, "role": role}]
-    simulation = simulate(folder, tmp_path / "r.gz", shared, nodes=nodes, rounds=3, sampler={"max_share_per_node": 0.5})
-    assert len(simulation.cohorts[0].learner.flat) == 2
-    steps = records_of_kind(tmp_path / "r.gz", "step")
-    assert {line["node"] for line in steps} == {"n00", "n01"}
-    refused = sum((Counter(line.get("refused", {})) for line in steps), Counter())
-    if role == "duplicate":
-        assert refused["replayed"] > 0
-        assert refused["repeated"] > 0
-    if role == "flood":
-        assert refused["repeated"] > 0
-        assert max(line["pool_external"] for line in steps) <= 4, "copies do not fill the pool"
-    if role == "wrong":
-        batch = simulation.batches["n00"]
-        assert batch is not None
-        theirs = [item.scored for item in batch.items if item.scored.group.node == "n02"]
-        assert all(sorted(set(scored.rewards))[-1] == 1.0 for scored in theirs)
-        assert all(completion.token_ids is None for scored in theirs for completion in scored.group.completions)
-
-
 def test_nodes_of_two_architectures_learn_from_each_others_text(folder: Path, tmp_path: Path, shared: Shared) -> None:
     other = tiny_qwen3(tmp_path / "other", tied=False, seed=4)
     nodes = [{"count": 2}, {"count": 1, "model": {"path": str(other)}}]
-    simulation = simulate(folder, tmp_path / "r.gz", shared, nodes=nodes, verifier={"share_tokens": False})
-    assert [len(cohort.nodes) for cohort in simulation.cohorts] == [2, 1]
+    simulate(folder, tmp_path / "r.gz", shared, nodes=nodes, verifier={"share_tokens": False})
     assert any(line["groups_external"] for line in records_of_kind(tmp_path / "r.gz", "step") if line["node"] == "n02")
 
 

@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from lab.check import check_datasets, check_spec, simulated_model_problem
+from lab.check import check_datasets, check_spec
 from lab.runs import runs_to_make
 from lab.spec import Arm, Spec, SpecError, load_spec, parse_spec
+from shared.config.sections import ModelSection
+from swarm_cli.local.base_model import model_problem
 from tests.lab.tiny_swarm import tiny_qwen3, tiny_spec
+
+
+def problem_of(model: ModelSection) -> str | None:
+    return model_problem(model.path, model.revision)
+
 
 ARMS = {"8-0": {"sampler": {"local": 8, "external": 0}}, "4-4": {"sampler": {"local": 4, "external": 4}}}
 
@@ -25,19 +32,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lines_of(spec: Spec) -> list[str]:
     with pytest.raises(SpecError, match="^spec tiny cannot be used:") as told:
-        check_spec(spec, simulated_model_problem)
+        check_spec(spec, problem_of)
     return str(told.value).splitlines()[1:]
 
 
 def test_a_spec_without_a_mistake_is_let_through(folder: Path) -> None:
-    check_spec(tiny_spec(folder, arms=ARMS), simulated_model_problem)
+    check_spec(tiny_spec(folder, arms=ARMS), problem_of)
 
 
 def test_the_readme_s_least_spec_runs_and_its_table_has_every_key(tmp_path: Path) -> None:
     readme = Path("experiments/README.md").read_text()
     spec_file = tmp_path / "mine.toml"
     spec_file.write_text(readme.split("```toml\n")[1].split("```")[0])
-    check_spec(load_spec(spec_file), simulated_model_problem)
+    check_spec(load_spec(spec_file), problem_of)
     told = set(re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE))
     assert told == (Spec.model_fields.keys() | Arm.model_fields.keys()) - {"overrides", "source"}
 
@@ -46,7 +53,7 @@ def test_the_readme_s_least_spec_runs_and_its_table_has_every_key(tmp_path: Path
     ("changes", "said"),
     [
         ({"model": {"pth": "x"}}, "  model.pth: unknown key"),
-        ({"model": {"path": "experiments/models/papr"}}, "  model.path: model folder experiments/models/papr"),
+        ({"model": {"path": "experiments/models/papr"}}, "  model.path: model.path experiments/models/papr: no such folder"),
         ({"trainer": {"learning_rat": 1}}, "  trainer.learning_rat: unknown key"),
         (
             {"tasks": [{"dataset": "gcd"}, {"dataset": "gdc"}]},
@@ -55,7 +62,7 @@ def test_the_readme_s_least_spec_runs_and_its_table_has_every_key(tmp_path: Path
         ({"tasks": [{"dataset": "gcd", "config": {"size_": 3}}]}, "  [[tasks]] 1: gcd: config key 'size_' is unknown"),
         ({"nodes": [{"tasks": [{"dataset": "gdc"}]}]}, "  [[nodes]] 1: [[tasks]] 1: gdc: "),
         ({"nodes": [{}, {"sampler": {"locl": 2}}]}, "  [[nodes]] 2: sampler.locl: unknown key"),
-        ({"nodes": [{}, {"model": {"path": "nowhere"}}]}, "  [[nodes]] 2: model.path: model folder nowhere"),
+        ({"nodes": [{}, {"model": {"path": "nowhere"}}]}, "  [[nodes]] 2: model.path: model.path nowhere: no such folder"),
     ],
 )
 def test_what_the_spec_s_top_says_wrong_is_said_once(folder: Path, changes: dict[str, Any], said: str) -> None:

@@ -10,9 +10,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -20,8 +17,6 @@ from transformers import (
 )
 
 from lab.spec import Spec, merged, parse_spec
-from lab.stacked_params import Architecture, leaves
-from shared.config import NodeConfig
 from tests.engines.tiny_models import byte_tokenizer
 
 END = 256
@@ -48,11 +43,6 @@ def tiny_qwen3(folder: Path, *, tied: bool = True, seed: int = 3) -> Path:
     return _tiny(folder, Qwen3ForCausalLM, Qwen3Config(**_SHAPE, use_sliding_window=False, tie_word_embeddings=tied), seed)
 
 
-def tiny_llama(folder: Path, *, tied: bool = True, seed: int = 3) -> Path:
-    """The same as a Llama."""
-    return _tiny(folder, LlamaForCausalLM, LlamaConfig(**_SHAPE, tie_word_embeddings=tied), seed)
-
-
 def _tiny(folder: Path, kind: type[PreTrainedModel], config: PretrainedConfig, seed: int) -> Path:
     if not (folder / "config.json").exists():
         torch.set_num_threads(1)
@@ -68,47 +58,6 @@ def _tiny(folder: Path, kind: type[PreTrainedModel], config: PretrainedConfig, s
         model.save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
     return folder
-
-
-def spread_out(architecture: Architecture, flat: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
-    """Stacked parameters with different noise on every node."""
-    generator = torch.Generator().manual_seed(5)
-    return flat + noise * torch.randn(flat.shape, generator=generator)
-
-
-def unflatten(architecture: Architecture, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Inverse of `Architecture.flatten`: one policy's tensors under Hugging Face names."""
-    queries, keys = architecture.heads * architecture.head_size, architecture.kv_heads * architecture.head_size
-    parts = {"qkv": [queries, keys, keys], "gate_up": [architecture.intermediate] * 2}
-    tensors: dict[str, torch.Tensor] = {}
-    sources = architecture._sources()
-    for leaf, value in leaves(architecture, flat.unsqueeze(0)).items():
-        sizes = parts.get(leaf.rpartition(".")[2], [value.shape[1]])
-        for name, piece in zip(sources[leaf], torch.split_with_sizes(value[0], sizes), strict=True):
-            tensors[name] = piece.contiguous()
-    return tensors
-
-
-def transformers_model(folder: Path, architecture: Architecture, flat: torch.Tensor) -> Any:
-    """The transformers model with one node's parameters."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    outcome = model.load_state_dict(unflatten(architecture, flat), strict=False)
-    assert not outcome.unexpected_keys
-    assert set(outcome.missing_keys) <= {"lm_head.weight"}
-    return model
-
-
-def tiny_config(folder: Path, node: str = "n00", **sections: Any) -> NodeConfig:
-    """A node's configuration over the tiny model."""
-    values: dict[str, Any] = {
-        "node": {"id": node},
-        "model": {"path": str(folder), "device": "cpu", "dtype": "float32"},
-        "tasks": [{"dataset": "chain_sum"}],
-        "generator": {"completions": 4, "max_new_tokens": 8},
-        "sampler": {"local": 4, "external": 0},
-        "trainer": {"learning_rate": 1e-3, "threads": 1},
-    }
-    return NodeConfig(**merged(values, sections))
 
 
 def tiny_spec(folder: Path, nodes: Any = 3, arms: Any = None, seeds: Sequence[int] = (1,), rounds: int = 2, **changes: Any) -> Spec:

@@ -71,11 +71,11 @@ def test_an_arm_changes_what_it_names_and_keeps_the_rest() -> None:
 def test_nodes_may_differ_in_role_tasks_and_any_section() -> None:
     nodes = [
         {"count": 2},
-        {"count": 1, "role": "flood"},
+        {"count": 1, "role": "starve"},
         {"tasks": [{"dataset": "lcm"}], "trainer": {"objective": "cispo"}, "model": {"path": "elsewhere"}},
     ]
     run = plan_run(parse_spec(source(nodes=nodes)), "4-4", 1)
-    assert [node.role for node in run.nodes] == ["honest", "honest", "flood", "honest"]
+    assert [node.role for node in run.nodes] == ["honest", "honest", "starve", "honest"]
     assert [node.config.tasks[0].dataset for node in run.nodes] == ["gcd", "gcd", "gcd", "lcm"]
     assert run.nodes[3].config.trainer.objective == "cispo"
     assert run.nodes[3].config.trainer.learning_rate == 1e-3
@@ -92,7 +92,6 @@ def test_nodes_may_differ_in_role_tasks_and_any_section() -> None:
         ({"seeds": [-1]}, r"^  seeds: -1 is below 0$"),
         ({"round": 6, "seeds": [1, 1]}, r"^  seeds: 1 is listed twice\n  round: unknown key[^\n]*$"),
         ({"arms": {"4-4": {"rounds": 0}}}, r"^  arms\.4-4\.rounds: [^\n]*, got 0$"),
-        ({"local": {"filter": "informative_of_pool"}}, r"^  local: filter informative_of_pool needs `pool`"),
         ({"nodes": [{"role": "evil"}]}, r"\[\[nodes\]\] 1: role"),
         ({"baseline": "none"}, r"baseline: no arm is called 'none'; there are 8-0, 4-4"),
     ],
@@ -108,8 +107,8 @@ def test_a_mistake_is_named_with_its_field(changes: dict[str, Any], message: str
         ({"trainer": {"learning_rat": 1}}, r"^  trainer\.learning_rat: unknown key"),
         ({"sampler": {"strategy": "best"}}, r"best"),
         ({"sampler": {"shortage": "wait"}}, r"^  sampler\.shortage: all nodes' rounds are in step"),
-        ({"nodes": [{"role": "wrong"}]}, r"no node is honest"),
-        ({"local": {"filter": "informative_until"}, "sampler": {"max_staleness": 1}}, r"a filter needs sampler\.max_staleness 0"),
+        ({"nodes": [{"role": "starve"}]}, r"no node is honest"),
+        ({"nodes": [{}, {"role": "starve", "model": {"path": "elsewhere"}}]}, r"none has the model elsewhere"),
     ],
 )
 def test_a_node_that_cannot_be_is_refused_before_anything_runs(changes: dict[str, Any], message: str) -> None:

@@ -148,7 +148,7 @@ def test_a_report_compares_arms_by_seed_and_at_equal_completions(tmp_path: Path)
 
 @pytest.mark.slow
 def test_arms_are_compared_with_their_own_baseline_and_kinds_of_nodes_apart(tmp_path: Path) -> None:
-    kinds = [{"count": 1}, {"count": 2}, {"count": 1, "role": "wrong"}]
+    kinds = [{"count": 1}, {"count": 2}, {"count": 1, "role": "starve"}]
     arms = {"low-8-0": {}, "high-8-0": {"nodes": kinds}, "high-4-4": {"baseline": "high-8-0", "nodes": kinds}}
     write_manifest(tmp_path, parse_spec(spec_source(arms=arms)), "simulate")
     for arm, level, generated in (("low-8-0", 0.1, 2), ("high-8-0", 0.2, 16), ("high-4-4", 0.5, 8)):

@@ -8,8 +8,8 @@ import pytest
 
 from lab.arms import plan_run
 from lab.measures import measures
-from lab.services_records import _COPIED, _step, check_services_run
 from lab.spec import SpecError, parse_spec
+from lab.step_record import _COPIED, check_services_run, trained_part
 
 LINE = {
     **dict.fromkeys(_COPIED, 0),
@@ -24,15 +24,15 @@ LINE = {
 
 
 def test_replayed_groups_were_generated_for_an_earlier_step_and_are_counted_there() -> None:
-    again = _step("alpha", 3, {**LINE, "groups_replayed": 6, "reward_replayed": 1.0}, completions=8)
-    assert (again["generated"], again["groups_local"], again["groups_replayed"]) == (32, 4, 6)
-    assert (again["local_reward"], again["replayed_reward"], again["staleness"]) == (0.25, 1.0, 1.0)
+    again = trained_part({**LINE, "groups_replayed": 6, "reward_replayed": 1.0})
+    assert (again["groups_local"], again["groups_replayed"]) == (4, 6)
+    assert (again["replayed_reward"], again["staleness"]) == (1.0, 1.0)
     assert again["trained_reward"] == pytest.approx((4 * 0.25 + 2 * 0.5 + 6 * 1.0) / 12)
 
 
 def test_lines_without_replay_or_of_an_older_trainer_are_read_as_before() -> None:
-    old = _step("alpha", 3, LINE, completions=8)
-    assert old == _step("alpha", 3, {**LINE, "groups_replayed": 0, "reward_replayed": None}, completions=8)
+    old = trained_part(LINE)
+    assert old == trained_part({**LINE, "groups_replayed": 0, "reward_replayed": None})
     assert "groups_replayed" not in old and old["trained_reward"] == pytest.approx((4 * 0.25 + 2 * 0.5) / 6)
 
 
@@ -41,7 +41,8 @@ def test_a_step_in_which_nothing_was_measured_is_no_point_of_a_series() -> None:
     names = ("loss", "grad_norm", "entropy", "kl_behaviour", "importance_ratio", "importance_ratio_max")
     for unmeasured in (None, 0):
         changes = [{"entropy": 0.5, "grad_norm": 2.0}, {**dict.fromkeys(names, unmeasured), "updated": False}]
-        lines = [_step("alpha", number, {**LINE, **each}, completions=8) for number, each in enumerate(changes, 1)]
+        simulated = {"node": "alpha", "local_reward": 0.25, "generated": 32}
+        lines = [{"round": number, **simulated, **trained_part({**LINE, **each})} for number, each in enumerate(changes, 1)]
         health = measures([{"kind": "step", **line} for line in lines]).health
         assert (health["entropy"], health["grad_norm"], health["staleness"]) == ([(1, 0.5)], [(1, 2.0)], [(1, 1.0), (2, 1.0)])
 
@@ -50,8 +51,7 @@ def test_a_step_in_which_nothing_was_measured_is_no_point_of_a_series() -> None:
     ("arm", "said"),
     [
         ({"delay_rounds": [1, 3]}, "delay_rounds"),
-        ({"local": {"reuse": 2}}, "set sampler.replay instead of local.reuse"),
-        ({"nodes": [{"count": 1}, {"count": 1, "role": "wrong"}]}, "role wrong"),
+        ({"nodes": [{"count": 1}, {"count": 1, "role": "starve"}]}, "role starve"),
     ],
 )
 def test_what_only_a_simulation_can_do_is_refused_before_real_services_start(arm: dict[str, Any], said: str) -> None:
