@@ -15,7 +15,7 @@ import torch
 
 from services.generator.engines.base import Sample, SamplingParams
 from services.generator.engines.batching import Batching, batches, choose_batching
-from services.generator.engines.decoding import sample_completions
+from services.generator.engines.transformers_engine import sample_completions
 from services.trainer.gradient.forward import evaluating
 from services.trainer.gradient.rows import TokenGroup
 from services.trainer.gradient.update import batch_logprobs

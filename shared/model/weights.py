@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from shared.model.configuration import ModelLoadError
@@ -135,18 +135,6 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[s
         save_file({name: tensors[name] for name in sorted(tensors)}, file, metadata=dict(metadata or {"format": "pt"}))
     except SafetensorError as error:
         raise OSError(f"{file}: {error}") from None
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file.
-
-    Raises: WeightsError: it is missing, incomplete or not a safetensors file.
-    """
-    try:
-        tensors: dict[str, Tensor] = load_file(file, device="cpu")
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"weights file {file} cannot be read ({error}): restore it or use another checkpoint") from None
-    return tensors
 
 
 def tied_names(model: Any) -> frozenset[str]:
