@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.importing import without_collection
-from shared.runtime.parent_death import ending_with_parent
+from shared.runtime.process_limits import ending_with_parent
 from swarm_cli.installation import own_modules
 
 if TYPE_CHECKING:
@@ -207,9 +207,9 @@ def main() -> None:
     """Write `ready`; for each line with sources write one with their problems."""
     with without_collection():
         from shared.config import TaskSpec
+        from shared.runtime.process_limits import MappedMemory, limit_data
         from shared.tasks.derive import dataset_names, forget_derived
         from shared.tasks.reference_checks import worth_trying
-        from shared.tasks.sandbox.confinement import MappedMemory, limit_data
         from shared.tasks.specs import file_questions, source_problems
 
         dataset_names()

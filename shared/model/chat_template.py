@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
-from shared.tasks.sandbox.confinement import MappedMemory, limit_data
+from shared.runtime.process_limits import MappedMemory, limit_data
 
 _QUESTION = "zebra crossing"
 _MIXED = "Is 12 + 34 = 567089?\nSay TRUE or `False`."

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import FrameType
 
 from shared.runtime.exits import BACKOFF_S, CRASH_WINDOW_S, EXIT_CONFIG, FILE_VARIABLE, MAX_CRASHES, note_death
-from shared.runtime.parent_death import end_with_parent, ending_with_parent
+from shared.runtime.process_limits import end_with_parent, ending_with_parent
 
 
 class RestartPolicy:

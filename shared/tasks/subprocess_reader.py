@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import IO
 
 from shared.contracts.limits import MAX_TEXT_CHARS
-from shared.runtime.parent_death import ending_with_parent
+from shared.runtime.process_limits import MappedMemory, ending_with_parent, limit, limit_data
 from shared.tasks.file_formats import Row, TextRow, require_pyarrow, text_rows
-from shared.tasks.sandbox.confinement import MappedMemory, limit, limit_data
 from shared.text import visible
 
 MEMORY_BYTES = 768 * 2**20

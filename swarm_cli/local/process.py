@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shared.cancelling import cancel_and_wait
 from shared.runtime.exits import FILE_VARIABLE, deaths_file, forget_deaths, note_death
-from shared.runtime.parent_death import ending_with_parent
+from shared.runtime.process_limits import ending_with_parent
 
 RUN_VARIABLE = "SUPERVISE_RUN"
 """In the environment, the run's folder: the process's deaths are noted there."""

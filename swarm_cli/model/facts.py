@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shared.runtime.parent_death import ending_with_parent
+from shared.runtime.process_limits import ending_with_parent
 from shared.version import VERSION
 from swarm_cli.installation import own_modules
 
@@ -191,7 +191,7 @@ def main() -> None:
         # from, and where it does not learn that, takes the module's name.
         importlib.metadata.packages_distributions = dict
     from shared.config.sections import ModelSection
-    from shared.tasks.sandbox.confinement import limit_data
+    from shared.runtime.process_limits import limit_data
 
     limit_data(MEMORY_BYTES)
 

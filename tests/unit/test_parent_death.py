@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import os, signal, time
-from shared.runtime.parent_death import end_with_parent
+from shared.runtime.process_limits import end_with_parent
 
 read_end, write_end = os.pipe()
 if os.fork() == 0:

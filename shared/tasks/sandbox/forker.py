@@ -34,10 +34,10 @@ import msgpack
 
 from shared.contracts.messages import TaskRef
 from shared.rewards import Mark
-from shared.runtime.parent_death import end_with_parent
+from shared.runtime.process_limits import MappedMemory, end_with_parent, limit_further
 from shared.tasks.derive import TaskError, derive_item, forget_derived
 from shared.tasks.file_rows import register_inherited_rows
-from shared.tasks.sandbox.confinement import MappedMemory, confine, forbid_system_calls, limit_further
+from shared.tasks.sandbox.confinement import confine, forbid_system_calls
 from shared.tasks.sandbox.protocol import (
     DERIVING,
     READY,

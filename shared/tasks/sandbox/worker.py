@@ -20,9 +20,10 @@ import numpy as np
 
 from shared.contracts.messages import TaskRef
 from shared.importing import without_collection
+from shared.runtime.process_limits import CpuAllowance
 from shared.tasks.derive import TaskError, dataset_names, derive_item, preload_sources
 from shared.tasks.file_rows import register_inherited_rows
-from shared.tasks.sandbox.confinement import CpuAllowance, confine, forbid_system_calls
+from shared.tasks.sandbox.confinement import confine, forbid_system_calls
 from shared.tasks.sandbox.protocol import (
     MAX_DETAIL_CHARS,
     MAX_FRAME_BYTES,
