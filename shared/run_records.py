@@ -152,7 +152,6 @@ class BoundedLines:
         write_whole(stream, content)
 
     def close(self) -> None:
-        """Close the file; the next line opens it again."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None

@@ -110,7 +110,6 @@ class ScoredLog:
         return (state.first_seq if state.messages else state.last_seq + 1), state.last_seq
 
     async def purge(self, up_to_seq: int) -> None:
-        """Delete positions up to `up_to_seq`."""
         await self._transport.purge(self.stream, up_to_seq)
 
     async def _readable(self, message: StoredMessage, problems: list[str]) -> tuple[bytes, ScoredGroup | None]:
@@ -208,7 +207,6 @@ class NodeNews:
         self.news = asyncio.Event()
 
     async def follow_trainer(self) -> None:
-        """Keep `position` up to date. Never returns."""
         async for entry in self._node.kv.watch(self._bucket, TRAINER_KEY, poll_s=0.5):
             try:
                 self.position = decode(entry.value, TrainerPosition)
@@ -218,12 +216,10 @@ class NodeNews:
             self.news.set()
 
     async def follow_evaluations(self) -> None:
-        """Keep `evaluation` up to date. Never returns."""
         async for entry in self._node.kv.watch(self._bucket, EVAL_KEY, poll_s=0.5):
             self._note_evaluation(entry.value)
 
     async def read_evaluation(self) -> None:
-        """Read the evaluation that already exists."""
         entry = await self._node.kv.get(self._bucket, EVAL_KEY)
         if entry is not None:
             self._note_evaluation(entry.value)

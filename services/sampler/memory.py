@@ -314,11 +314,9 @@ class ReplayPool:
         self._group_ids: set[str] = set()
 
     def __len__(self) -> int:
-        """Number of groups that can be drawn."""
         return len(self._by_seq)
 
     def __iter__(self) -> Iterator[PoolEntry]:
-        """Entries by position."""
         return iter([self._by_seq[seq] for seq in sorted(self._by_seq)])
 
     def awaits(self, seq: int) -> bool:
@@ -326,7 +324,6 @@ class ReplayPool:
         return seq in self._first_batch
 
     def holds_group(self, group_id: str) -> bool:
-        """Return whether this group is replayable here."""
         return group_id in self._group_ids
 
     def read_again(self, entry: PoolEntry) -> None:

@@ -125,23 +125,18 @@ class Pool:
         """Positions by whether the sender was established, and by sender, in order of arrival."""
 
     def __len__(self) -> int:
-        """Number of entries."""
         return len(self._by_seq)
 
     def __iter__(self) -> Iterator[PoolEntry]:
-        """Entries in order of arrival, which is the order of their positions."""
         return iter(list(self._by_seq.values()))
 
     def holds_seq(self, seq: int) -> bool:
-        """Return whether the entry at this position is in the pool."""
         return seq in self._by_seq
 
     def holds_group(self, group_id: str) -> bool:
-        """Return whether this group is in the pool."""
         return group_id in self._group_ids
 
     def oldest_seq(self) -> int | None:
-        """Position of the entry that arrived first."""
         return next(iter(self._by_seq), None)
 
     def add(self, entry: PoolEntry) -> PoolEntry | None:
@@ -232,7 +227,6 @@ class Knowledge:
     sources: Mapping[str, PassRecord] = field(default_factory=lambda: MappingProxyType({}))
 
     def pass_record(self, source: str) -> PassRecord:
-        """This node's record on a source; zeros for an unknown one."""
         return self.sources.get(source, PassRecord())
 
 

@@ -137,14 +137,12 @@ class Figures:
         self._build.observe(seconds)
 
     def moved(self, shares: Shares) -> None:
-        """Set the composition of the next batch."""
         self._wanted.labels("local").set(shares.local)
         self._wanted.labels("external").set(shares.external)
         self._status.set(StatusFigure.WANTED_LOCAL, shares.local)
         self._status.set(StatusFigure.WANTED_EXTERNAL, shares.external)
 
     def waited(self, reason: WaitFor, seconds: float) -> None:
-        """Add time in which the next batch was waiting for `reason`."""
         self._waiting.labels(reason.name.lower()).inc(seconds)
 
     def refresh(self, memory: SamplerMemory, waiting_for: WaitFor) -> None:
@@ -216,7 +214,6 @@ class WaitingReport:
             self._since = now
 
     def built(self, now: float) -> None:
-        """A batch was built, and the next is waited for."""
         self._any_built = True
         self.begin(now)
 

@@ -69,7 +69,6 @@ class SamplerService:
         self._moves = moves(config.sampler)
 
     async def run(self, context: ServiceContext) -> None:
-        """Build batches until `context.stopping` is set."""
         self._context = context
         self._figures = Figures(context.registry, context.status, self._settings.external)
         self._scored = ScoredLog(context.node, self._node)

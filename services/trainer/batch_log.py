@@ -44,7 +44,6 @@ class BatchLog:
         return self._unsaved_msgs >= NODE_LIMITS.unsaved_max_msgs or self._unsaved_bytes >= NODE_LIMITS.unsaved_max_bytes
 
     def saved(self) -> None:
-        """Record that a checkpoint contains every batch that was read."""
         self._unsaved_msgs = self._unsaved_bytes = 0
 
     async def check(self, position: PolicyVersion, kept: CheckpointStore) -> None:

@@ -137,7 +137,6 @@ class CheckpointStore:
         self._keep_best = keep_best
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint, oldest first."""
         names = [path.name for path in self.folder.glob(f"{_PREFIX}*")] if self.folder.is_dir() else []
         return sorted(int(name[len(_PREFIX) :]) for name in names if name[len(_PREFIX) :].isdigit())
 
@@ -226,7 +225,6 @@ class CheckpointStore:
         return True
 
     def best(self) -> BestEvaluation | None:
-        """The best evaluation so far."""
         try:
             return BestEvaluation(**json.loads(_beginning(self.folder / BEST)))
         except (OSError, ValueError, TypeError):
@@ -246,7 +244,6 @@ class CheckpointStore:
             return 0
 
     def prune(self) -> None:
-        """Delete all checkpoints but the newest `keep` and the best."""
         steps = self.steps()
         kept = set(steps[-self._keep :])
         best = self.best() if self._keep_best else None
@@ -265,7 +262,6 @@ class CheckpointStore:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def path(self, step: int) -> Path:
-        """The folder of the checkpoint of one step."""
         return self.folder / f"{_PREFIX}{step:08d}"
 
 

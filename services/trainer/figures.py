@@ -28,7 +28,6 @@ class GpuMemory(Collector):
         registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """The family without samples."""
         return [self._family()]
 
     def collect(self) -> Iterator[Metric]:
@@ -183,13 +182,11 @@ class TrainerGauges:
         self._recent: deque[PhaseSeconds] = deque(maxlen=_WINDOW_STEPS)
 
     def published(self, pointer: PolicyPointer | None) -> None:
-        """Record the published policy."""
         if pointer is not None:
             self._version.set(pointer.version)
             self._published.set(pointer.created_at)
 
     def checkpointed(self, step: int) -> None:
-        """Record that a checkpoint of `step` is on disk."""
         self._checkpoint_step.set(step)
         self._checkpoint_time.set(time.time())
 

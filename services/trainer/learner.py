@@ -179,7 +179,6 @@ class Learner:
 
     @property
     def policy_metadata(self) -> dict[str, str]:
-        """The metadata for a file of `policy()`."""
         return {} if self._adapters is None else self._adapters.metadata()
 
     def policy(self) -> dict[str, Tensor]:

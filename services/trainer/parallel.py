@@ -21,14 +21,10 @@ class Parallel(Protocol):
     """
 
     @property
-    def rank(self) -> int:
-        """This process's rank, from 0."""
-        ...
+    def rank(self) -> int: ...
 
     @property
-    def ranks(self) -> int:
-        """Number of processes."""
-        ...
+    def ranks(self) -> int: ...
 
     def device(self, name: str) -> torch.device:
         """The device to compute on, for `model.device`. Raises FatalError if there is none for this
@@ -76,30 +72,24 @@ class Alone:
     ranks = 1
 
     def device(self, name: str) -> torch.device:
-        """The configured device."""
         return resolve_device(name)
 
     def load_device(self, device: torch.device) -> torch.device:
-        """The same device."""
         return device
 
     def shard(self, model: Any) -> None:
         """Does nothing."""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The only tensor."""
         return [tensor]
 
     def number(self, tensor: Tensor) -> float:
-        """The tensor's value."""
         return float(tensor)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The tensor unchanged."""
         return tensor
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """The tensor unchanged."""
         return tensor
 
 

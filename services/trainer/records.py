@@ -51,7 +51,6 @@ class PhaseSeconds:
 
     @property
     def total(self) -> float:
-        """Sum of all phases."""
         return self.wait + self.intake + self.forward_backward + self.optimizer + self.publish + self.checkpoint
 
 
@@ -97,7 +96,6 @@ class MetricsLog:
             self._unwritten.pop(0)
 
     def close(self) -> None:
-        """Close the file."""
         with contextlib.suppress(OSError):
             self._stream.close()
 

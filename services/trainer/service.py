@@ -192,7 +192,6 @@ class _Training:
         )
 
     def close(self) -> None:
-        """Close files."""
         self._metrics.close()
         self._trackers.close()
         self._trained.close()

@@ -397,7 +397,6 @@ class StepPublisher:
         await self._announce()
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint now."""
         await self._checkpoints.write(self.policy)
 
     async def run(self, *, log_exhausted: bool) -> None:

@@ -198,13 +198,11 @@ class Sharded:
                 module.set_force_sum_reduction_for_comms(True)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks."""
         found = [torch.empty_like(tensor) for _ in range(self.ranks)]
         dist.all_gather(found, tensor.contiguous())
         return found
 
     def number(self, tensor: Tensor) -> float:
-        """The same float in every rank."""
         return float(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
     def whole(self, tensor: Tensor) -> Tensor:
@@ -389,22 +387,18 @@ class LeadingLearner(Learner):
             followers.mark_ready()
 
     def step(self, batch: Batch) -> StepRecord:
-        """Like `Learner.step`."""
         with self._followers.doing(Command.STEP, encode(batch)):
             return super().step(batch)
 
     def policy(self) -> dict[str, Tensor]:
-        """Like `Learner.policy`."""
         with self._followers.doing(Command.POLICY):
             return super().policy()
 
     def state(self) -> LearnerState:
-        """Like `Learner.state`."""
         with self._followers.doing(Command.STATE):
             return super().state()
 
     def restore(self, state: LearnerState) -> None:
-        """Like `Learner.restore`."""
         with self._followers.doing(Command.RESTORE, pack_state(state)):
             super().restore(state)
 

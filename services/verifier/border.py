@@ -235,7 +235,6 @@ class Border:
         return self._refuse(reason, candidate.sender, candidate.public_key, candidate.group_id, detail, now_s, part)
 
     def left_out(self, public_key: str, now_s: float) -> bool:
-        """Return whether a key is banned or in quarantine now."""
         return self._key_problem(public_key, now_s) is not None
 
     def _accept(self, candidate: Candidate, now_s: float) -> Refused | None:
@@ -428,7 +427,6 @@ class Examiner:
             result = work() if len(payload) <= AT_ONCE_BYTES else await self._apart(work)
 
     def close(self) -> None:
-        """Start no further examinations."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _apart(self, work: Callable[[], Any]) -> Any:
@@ -480,7 +478,6 @@ class BorderRules:
         )
 
     def age_problem(self, group: RolloutGroup, now_s: float) -> Problem | None:
-        """Describe what is wrong with the creation time in the group, if anything."""
         age_s = now_s - group.created_at
         if age_s > self.max_age_s:
             return Refusal.TOO_OLD, f"{age_s:.0f} s old, at most {self.max_age_s:.0f} (verifier.max_age_s)"
@@ -489,7 +486,6 @@ class BorderRules:
         return None
 
     def task_problem(self, group: RolloutGroup) -> Problem | None:
-        """Describe what is wrong with the group's task, if anything."""
         ref = group.task.ref
         if ref.dataset in self.scored_locally:
             return Refusal.TASK_NOT_ALLOWED, f"{ref.dataset} is scored locally only, with the verifier reasoning_gym"
@@ -572,7 +568,6 @@ class LocalModel:
         self.policy_version = 0
 
     def learn(self, group: RolloutGroup) -> None:
-        """Learn from a local group."""
         self.identity = group.model
         self.policy_version = max(self.policy_version, group.policy_version)
 

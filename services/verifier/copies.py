@@ -113,13 +113,11 @@ class Fingerprint:
 
     @property
     def size_bytes(self) -> int:
-        """Its approximate memory use."""
         arrays = (self.own, self.sketch, self.sketch_of, self.own_chars)
         return _GROUP_BYTES + _DIGEST_BYTES * len(self.exact) + sum(each.nbytes for each in arrays)
 
     @property
     def evidence(self) -> int:
-        """The evidence that an exact copy of it would give, in characters."""
         return int(self.own_chars.sum())
 
     def to_keep(self) -> Fingerprint:
@@ -153,11 +151,9 @@ class Fingerprinter:
         self._powers = {length: np.uint64(pow(root, length, 2**64)) for length in (1, 2, 4)}
 
     def digest(self, content: bytes) -> bytes:
-        """16 bytes that identify the content."""
         return hashlib.blake2b(content, digest_size=16, key=self._salt).digest()
 
     def fingerprint(self, answers: Sequence[str]) -> Fingerprint:
-        """The fingerprint of one group's answers."""
         codes, ends = normalised(answers)
         pieces = np.split(codes, ends[:-1]) if len(answers) else []
         exact = [self.digest(piece.tobytes()) for piece in pieces]
@@ -356,17 +352,14 @@ class CopyMemory:
         self._size_bytes = 0
 
     def __len__(self) -> int:
-        """Number of groups remembered."""
         return self._groups
 
     def print_of(self, group: RolloutGroup) -> GroupPrint:
-        """The group's print with this memory's salt."""
         task, question = self._ids(group.task)
         says = self.fingerprint([completion.text for completion in group.completions])
         return GroupPrint(task, question, says, is_file_name(group.task.ref.dataset))
 
     def fingerprint(self, answers: Sequence[str]) -> Fingerprint:
-        """The fingerprint of one group's answers."""
         return self._printer.fingerprint(answers)
 
     def look(
@@ -543,11 +536,9 @@ class ReplayMemory:
             self._shorten(path, time.time() if now_s is None else now_s)
 
     def __len__(self) -> int:
-        """Number of ids."""
         return len(self._ids)
 
     def contains(self, group_id: str) -> bool:
-        """Return whether this group was accepted before."""
         if group_id not in self._ids and self._path is not None:
             self._read_new_lines(self._path)
         return group_id in self._ids

@@ -54,7 +54,6 @@ class TokenBucket:
         self._tokens -= count
 
     def give_back(self, count: int) -> None:
-        """Return tokens that were not used."""
         self._tokens = min(self._burst, self._tokens + count)
 
 
@@ -152,7 +151,6 @@ class FairQueue(Generic[T]):
         self._classes = {True: _Class(1.0 - newcomer_share), False: _Class(newcomer_share)}
 
     def __len__(self) -> int:
-        """Number of waiting messages."""
         return sum(each.waiting for each in self._classes.values())
 
     def offer(
@@ -263,7 +261,6 @@ class FairQueue(Generic[T]):
             line.turn -= turns / line.earned
 
     def may_go_on(self, now_s: float, fits: Callable[[str, int], bool] = anything_fits) -> bool:
-        """Return whether `next` would return a message."""
         if not len(self) or self._budget.available(now_s) < 1:
             return False
         return any(fits(name, self._senders[name].waiting[0][1]) for name in self._ready(now_s))
@@ -422,7 +419,6 @@ class InFlightLimit:
 
     @property
     def free(self) -> bool:
-        """True if one more group may be started."""
         return self._held < IN_WORK
 
     def fits(self) -> Callable[[str, int], bool]:
@@ -450,12 +446,10 @@ class InFlightLimit:
         return fits
 
     def take(self, sender: str, size_bytes: int) -> None:
-        """A group of this sender is now in progress."""
         self._groups[sender] += 1
         self._hold(sender, size_bytes, 1)
 
     def leave(self, sender: str, size_bytes: int) -> None:
-        """A group of this sender is finished."""
         self._hold(sender, size_bytes, -1)
         self._groups[sender] -= 1
         for counts in (self._groups, self._bytes):

@@ -122,16 +122,13 @@ class ScoringFigures:
             self._count_lost(result)
 
     def failed_local(self) -> None:
-        """Record that a local group was given up."""
         self._failed.inc()
         self._status.add(StatusFigure.FAILED_LOCAL)
 
     def buried(self) -> None:
-        """Record that a local group became a dead letter."""
         self._buried.inc()
 
     def queues(self, groups: int, dead_letters: int) -> None:
-        """Set the number of messages in the streams of unscored groups and of dead letters."""
         self._queue.set(groups)
         self._dead.set(dead_letters)
 
@@ -144,7 +141,6 @@ class ScoringFigures:
             await asyncio.sleep(WATCH_PERIOD_S)
 
     def protections(self, missing: Container[str]) -> None:
-        """Set which protections the scorers lack."""
         for protection in PROTECTIONS:
             self._protections.labels(protection).set(protection not in missing)
             self._status.set(FigureFamily.SANDBOX_WITHOUT.of(protection), protection in missing)
@@ -234,7 +230,6 @@ class BorderFigures:
             status.set(figure, 0)
 
     def accepted(self, dataset: str, result: JobResult) -> None:
-        """Record that a foreign group was scored and stored in the scored stream."""
         self._scoring.scored("external", dataset, result)
         self._accepted.inc()
         self._status.add(StatusFigure.ACCEPTED)
@@ -248,7 +243,6 @@ class BorderFigures:
         self._reads.labels(result).inc()
 
     def refused(self, refused: Refused) -> None:
-        """Record a refused foreign message."""
         self._refused.labels(refused.reason.value).inc()
         sender = refused.sender or OTHER_SENDER
         if sender not in self._senders:
@@ -275,42 +269,34 @@ class BorderFigures:
         self._mostly = most
 
     def shared(self, seconds: float, size_bytes: int) -> None:
-        """Record that a local group was stored on the swarm plane."""
         self.publish.stored(seconds, size_bytes)
         self._status.add(StatusFigure.SHARED)
 
     def share_dropped(self) -> None:
-        """Record that a local group will not reach the swarm."""
         self.publish.failed("dropped")
         self._status.add(StatusFigure.SHARES_DROPPED)
 
     def outbox(self, groups: int) -> None:
-        """Set the number of local groups waiting for the swarm plane."""
         self._outbox.set(groups)
         self._status.set(StatusFigure.OUTBOX, groups)
 
     def connected(self, connected: bool) -> None:
-        """Set whether the swarm plane can be reached."""
         self._status.set(StatusFigure.SWARM_CONNECTED, connected)
 
     def backlog(self, messages: int) -> None:
-        """Set the number of foreign messages that were not examined yet."""
         self._backlog.set(messages)
         self._status.set(StatusFigure.INTAKE_BACKLOG, messages)
 
     def waiting(self, messages: int) -> None:
-        """Set the number of foreign messages waiting for their sender's turn."""
         self._waiting.set(messages)
         self._status.set(StatusFigure.INTAKE_WAITING, messages)
 
     def left_out(self, quarantined: int, banned: int) -> None:
-        """Set the numbers of quarantined and banned senders."""
         for why, count in (("quarantined", quarantined), ("banned", banned)):
             self._left_out.labels(why).set(count)
             self._status.set(FigureFamily.SENDERS.of(why), count)
 
     def other_tasks(self, senders: int) -> None:
-        """Set the number of senders that have only sent tasks that this node does not accept."""
         self._left_out.labels("other_tasks").set(senders)
         self._status.set(FigureFamily.SENDERS.of("other_tasks"), senders)
 

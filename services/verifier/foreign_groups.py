@@ -96,7 +96,6 @@ class Intake:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Read the swarm for ever."""
         try:
             await run_until_stopped(asyncio.Event(), self._read_swarm(), self._admit_waiting())
         finally:

@@ -53,7 +53,6 @@ class RefusedMessages:
         self._told_of: set[str | None] = set()
 
     def accepted(self, sender: str) -> None:
-        """Record that a group of this sender was accepted."""
         self._other_tasks.accepted(sender)
 
     def refuse(self, refused: Refused, message: StoredMessage, candidate: Candidate | None = None) -> None:
@@ -134,11 +133,9 @@ class OtherTasks:
         return count == TOLD_AFTER
 
     def accepted(self, sender: str) -> None:
-        """Record that a group of this sender was accepted."""
         self._refused.pop(sender, None)
 
     def count(self) -> int:
-        """Number of senders that have been reported."""
         return sum(count >= TOLD_AFTER for count in self._refused.values())
 
 
@@ -256,12 +253,10 @@ class RefusedRecord:
             remove_abandoned_drafts(run_dir)
 
     def note(self, refused: RefusedGroup, *, known: bool) -> None:
-        """Remember a refusal; it is written with the next snapshot."""
         self._memory.note(refused, known=known)
         self._changed = True
 
     async def run(self) -> None:
-        """Write new entries periodically, and once more at the end."""
         try:
             while True:
                 await asyncio.sleep(WRITE_PERIOD_S)
@@ -271,7 +266,6 @@ class RefusedRecord:
                 self._write(self._memory.all())
 
     async def write(self) -> None:
-        """Write now if there is anything new."""
         if self._changed:
             self._changed = False
             await asyncio.to_thread(self._write, self._memory.all())

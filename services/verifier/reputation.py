@@ -106,7 +106,6 @@ class Reputation:
         return self.apply(event)
 
     def credit(self, public_key: str, name: str, now_s: float) -> None:
-        """Record an accepted group."""
         event = Event(public_key, name, None, 1.0, now_s)
         self._events.append(event)
         self.apply(event)
@@ -129,17 +128,14 @@ class Reputation:
         return self._quarantine.remaining_s(public_key, now_s)
 
     def accepted(self, public_key: str) -> int:
-        """Number of accepted groups of this key."""
         record = self._records.get(public_key)
         return record.accepted if record else 0
 
     def suspicion(self, public_key: str, now_s: float) -> float:
-        """Suspicion in [0, 1]; 0 for a key without offences."""
         record = self._records.get(public_key)
         return record.decayed(now_s) if record else 0.0
 
     def quarantined(self, now_s: float) -> int:
-        """Number of keys in quarantine."""
         return self._quarantine.count(now_s)
 
     def take_events(self) -> list[Event]:
@@ -255,13 +251,11 @@ class Quarantine:
         return self._senders.get(sender, (0.0, 0.0))
 
     def restore(self, sender: str, until_s: float, length_s: float) -> None:
-        """Restore a quarantine that was recorded elsewhere."""
         self._senders.pop(sender, None)
         if length_s > 0:
             self._senders[sender] = (until_s, min(length_s, LONGEST_S))
 
     def count(self, now_s: float) -> int:
-        """Number of senders in quarantine."""
         return sum(until_s > now_s for until_s, _ in self._senders.values())
 
 
@@ -315,7 +309,6 @@ class Sender:
 
     @property
     def established(self) -> bool:
-        """True if it has earned a whole share."""
         return self.earned >= 1.0
 
 
@@ -349,7 +342,6 @@ class Senders:
         return self.by_key(key, now_s) if key is not None else Sender(name, intake_share(0, 0.0, self._needed), known=False)
 
     def by_key(self, public_key: str, now_s: float) -> Sender:
-        """The sender of a message that this key has signed."""
         if self.is_copier(public_key, now_s):
             return Sender(COPIERS, LEAST, known=True)
         accepted, suspicion = self._reputation.accepted(public_key), self._reputation.suspicion(public_key, now_s)
@@ -367,7 +359,6 @@ class Senders:
             self._caught.popitem(last=False)
 
     def is_copier(self, public_key: str, now_s: float) -> bool:
-        """Return whether this key was caught often enough recently."""
         caught = self._caught.get(public_key)
         return caught is not None and caught.times >= CAUGHT and now_s - caught.last_s <= CAUGHT_S
 
@@ -453,7 +444,6 @@ class DerivedOtherwise:
             self._known.popitem(last=False)
 
     def accepted(self, public_key: str, dataset: str) -> None:
-        """Record that a group of this key was accepted: its tasks are the same here."""
         self._known.pop((public_key, dataset), None)
 
     def problem(self, public_key: str, dataset: str, now_s: float) -> Problem | None:
@@ -592,7 +582,6 @@ class SenderWatch:
         self._reported: list[SenderStanding] = []
 
     async def run(self) -> None:
-        """Run without end."""
         reported_at = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
@@ -647,7 +636,6 @@ class SenderWatch:
         )
 
     async def report(self, now_s: float) -> None:
-        """Store the worst senders if they have changed."""
         worst = self._known.worst(MAX_SENDERS, now_s)
         if worst != self._reported:
             report = SendersReport(node=self._id, updated_at=now_s, worst=worst)

@@ -69,7 +69,6 @@ class VerifierService:
             raise FatalError(f"{run_dir}: {error}: make the folder writable or set node.var_dir") from None
 
     async def run(self, context: ServiceContext) -> None:
-        """Score, share and accept groups until told to stop."""
         config, log = self._config, context.log
         self._replay.writes = context.writes
         if isinstance(self._trust, KnownKeys):

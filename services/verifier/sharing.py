@@ -93,7 +93,6 @@ class Outbox:
         self._filled.set()
 
     async def run(self) -> None:
-        """Publish the queued groups in order. Never returns."""
         while True:
             await self._filled.wait()
             if not self._waiting:
@@ -209,7 +208,6 @@ class Reports:
         self._name = SwarmName(self._id, key.public_key, config.nats.swarm_id, node, log)
 
     async def run_evals(self) -> None:
-        """Forward each new held-out report. Never returns."""
         while True:
             try:
                 await self._forward_eval()

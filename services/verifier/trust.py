@@ -76,7 +76,6 @@ class RosterKeys:
         return len(self._entries)
 
     def may_use(self, name: str, public_key: str, now_s: float) -> bool:
-        """Return whether the roster lists this name with this key."""
         entry = self._entries.get(name)
         return entry is not None and entry.public_key == public_key
 
@@ -85,7 +84,6 @@ class RosterKeys:
         return self.may_use(name, public_key, now_s)
 
     def key_of(self, name: str) -> str | None:
-        """The key listed for `name`."""
         entry = self._entries.get(name)
         return entry.public_key if entry else None
 
@@ -143,7 +141,6 @@ class KnownKeys:
         return len(self._names) + 1
 
     def may_use(self, name: str, public_key: str, now_s: float) -> bool:
-        """Return whether `name` is free or belongs to this key, and the key has no other name."""
         if name == self._own[0] or public_key == self._own[1]:
             return (name, public_key) == self._own
         known = self._names.get(name)
@@ -153,7 +150,6 @@ class KnownKeys:
         return other == name or now_s - self._names[other].seen_s > min(RENAME_AFTER_S, self._idle_s)
 
     def key_of(self, name: str) -> str | None:
-        """The key that `name` belongs to."""
         if name == self._own[0]:
             return self._own[1]
         known = self._names.get(name)
@@ -367,11 +363,9 @@ class Bans:
         """Why the bans are unknown. Until a list can be read, every sender counts as banned."""
 
     def count(self, now_s: float) -> int:
-        """Number of bans in force."""
         return sum(_in_force(ban, now_s) is not None for ban in self._bans.values())
 
     def replace(self, listed: BanList) -> None:
-        """Replace all bans by these."""
         self.unreadable = ""
         self._bans = {ban.sender: ban for ban in listed.bans}
         self.refresh()
@@ -383,11 +377,9 @@ class Bans:
         self._by_key = {key: self._bans[sender] for sender, keys in self._keys.items() for key in keys if key is not None}
 
     def ban_for_name(self, name: str | None, now_s: float) -> Ban | None:
-        """The ban on a name that a message claims."""
         return _in_force(self._bans.get(name or ""), now_s)
 
     def ban_for_key(self, public_key: str, now_s: float) -> Ban | None:
-        """The ban on a key that a message names."""
         return _in_force(self._bans.get(public_key), now_s) or _in_force(self._by_key.get(public_key), now_s)
 
 

@@ -125,12 +125,10 @@ class NodeConfig(BaseSettings):
 
     @property
     def max_foreign_completions(self) -> int:
-        """Completions accepted from a foreign group."""
         return self.verifier.max_foreign_completions or 2 * self.generator.completions
 
     @property
     def max_foreign_tokens(self) -> int:
-        """Tokens of the longest foreign completion accepted."""
         return int(self.verifier.max_foreign_length * self.generator.max_new_tokens)
 
     @property

@@ -107,7 +107,6 @@ class FigureFamily(StrEnum):
     """Unix time since which every write of a kind has failed; only while it fails."""
 
     def of(self, what: str) -> FamilyFigure:
-        """Name of the figure with label `what`."""
         return FamilyFigure(self.value.format(what))
 
     def what(self, figure: str) -> str | None:

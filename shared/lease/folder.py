@@ -63,7 +63,6 @@ class FolderLock:
             raise
 
     def close(self) -> None:
-        """Release the folder."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)

@@ -79,11 +79,9 @@ class Term:
         self._until_s = float("-inf")
 
     def renewed(self, sent_s: float) -> None:
-        """The server accepted a renewal sent at `sent_s`."""
         self._until_s = max(self._until_s, sent_s + self._term_s)
 
     def holds(self, now_s: float) -> bool:
-        """Check whether no newcomer can have taken the lease yet."""
         return now_s < self._until_s
 
 
@@ -193,7 +191,6 @@ class Lease:
         raise NotConnected(f"bucket {self.bucket}, key {key}: {_WRITTEN_BY_OTHERS}")
 
     def owns(self, bucket: str, key: str) -> bool:
-        """Check whether `claim_keys` made it this process's own."""
         return bucket == self.bucket and key in self._revisions
 
     async def put(self, key: str, value: bytes) -> int:

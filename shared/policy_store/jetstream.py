@@ -128,7 +128,6 @@ class JetStreamStore:
         return target
 
     async def prune(self, keep: Collection[int]) -> None:
-        """Delete every version that is not in `keep`."""
         try:
             entries = await self._entries()
             kept = [entry for entry in entries if entry.version in keep]

@@ -55,7 +55,6 @@ class VolumeStore:
         return await asyncio.to_thread(self._verified, pointer)
 
     async def prune(self, keep: Collection[int]) -> None:
-        """Delete every version that is not in `keep`."""
         await asyncio.to_thread(self._prune, frozenset(keep))
 
     def _publish(self, weights_file: Path, version: int) -> StoredPolicy:

@@ -63,14 +63,12 @@ class Heartbeat:
         self._beat = time.monotonic()
 
     async def beat(self) -> None:
-        """Loop forever, marking that the event loop is alive."""
         while True:
             self._beat = time.monotonic()
             await asyncio.sleep(1.0)
 
     @property
     def age_s(self) -> float:
-        """Seconds since the last mark."""
         return time.monotonic() - self._beat
 
 
@@ -122,7 +120,6 @@ class HealthServer:
             self._scrapes.popitem(last=False)
 
     def close(self) -> None:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -100,11 +100,9 @@ class LateGauge(Collector):
         self._value = value
 
     def describe(self) -> Iterable[Metric]:
-        """The family without a sample, so that the registry knows the name."""
         return [GaugeMetricFamily(self._name, self._documentation)]
 
     def collect(self) -> Iterator[Metric]:
-        """The family, with a sample once there is a value."""
         yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
 
 
@@ -126,11 +124,9 @@ class PlaneMetrics(Collector):
         self._planes[plane] = transport
 
     def describe(self) -> Iterable[Metric]:
-        """The families without samples."""
         return self._families()
 
     def collect(self) -> Iterator[Metric]:
-        """The families with a sample for each plane."""
         connected, reconnects, errors, certificate, lost, stores, store_seconds = families = self._families()
         lost.add_metric(["node"], self.streams_lost())
         for plane, current in self._planes.items():
@@ -215,13 +211,11 @@ class PublishMetrics:
         ).labels(plane)
 
     def stored(self, seconds: float, size_bytes: int) -> None:
-        """Count a group stored in the plane's stream."""
         self._attempts.labels(self._plane, "ok").inc()
         self._seconds.observe(seconds)
         self._size_bytes.observe(size_bytes)
 
     def failed(self, result: str) -> None:
-        """Count an attempt that ended with `result`."""
         self._attempts.labels(self._plane, result).inc()
 
 
@@ -239,7 +233,6 @@ class DefaultRegistryMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """The families, unchanged."""
         for family in REGISTRY.collect():
             if family.name.startswith(self._prefix):
                 yield family

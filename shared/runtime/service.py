@@ -74,7 +74,6 @@ class ServiceContext:
         self.writes = Writes(self.role, self.registry, self.status, self.log)
 
     def mark_ready(self) -> None:
-        """Report that set-up is complete (`/readyz`)."""
         self.ready = True
 
 

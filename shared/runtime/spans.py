@@ -295,7 +295,6 @@ class _Telling:
             self._warn(reason)
 
     def export(self, spans: Sequence[Any]) -> Any:
-        """See OpenTelemetry's `SpanExporter`."""
         reason = f"{self._address} did not take {len(spans)} spans"
         self._since_s = time.monotonic()
         try:
@@ -310,5 +309,4 @@ class _Telling:
         return result
 
     def shutdown(self) -> None:
-        """No more retries."""
         self._inner.shutdown()

@@ -137,11 +137,9 @@ class StatusBoard:
         self.set(StatusFigure.WORK_EVERY_S, self._pace.usual_s)
 
     def add(self, name: StatusFigure | FamilyFigure, amount: float = 1.0) -> None:
-        """Add to a figure."""
         self._figures[str(name)] = self._figures.get(name, 0.0) + amount
 
     def state(self, text: str) -> None:
-        """Set the state: one or two words on what the process does now."""
         self._state = text
 
     def get(self, name: str) -> float:
@@ -149,7 +147,6 @@ class StatusBoard:
         return self._figures.get(name, 0.0)
 
     def snapshot(self) -> ServiceStatus:
-        """The status as a message."""
         return ServiceStatus(
             node=self._node,
             role=self._role,

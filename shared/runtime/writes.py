@@ -148,11 +148,9 @@ class SyncMetrics(Collector):
         registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """The families without samples."""
         return self._families()
 
     def collect(self) -> Iterator[Metric]:
-        """The families."""
         syncs, seconds = self._families()
         syncs.add_metric([], atomic_files.SYNCS.count - self._before[0])
         seconds.add_metric([], atomic_files.SYNCS.seconds - self._before[1])

@@ -60,7 +60,6 @@ class PassRules:
         return found
 
     def is_defined(self, ref: TaskRef) -> bool:
-        """Check whether a pass is defined for the task's source."""
         return self._threshold(ref) is not None or self._source(ref) in self._told
 
     def note(self, ref: TaskRef, rewards: Sequence[float | None], marks: Sequence[Mark]) -> bool:

@@ -85,7 +85,6 @@ class Row(NamedTuple):
 
     @property
     def place(self) -> str:
-        """For error messages."""
         return place_in(self.file, self.number)
 
 

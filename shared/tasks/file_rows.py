@@ -36,14 +36,12 @@ class RowLocations:
         self._numbers = array("I")
 
     def add(self, file: Path, number: int) -> None:
-        """The next row is the `number`th (from 1) of `file`."""
         if not self._files or self._files[-1] != file:
             self._files.append(file)
             self._starts.append(len(self._numbers))
         self._numbers.append(number)
 
     def of(self, index: int) -> tuple[Path, int]:
-        """File and number of row `index`, from 0."""
         return self._files[bisect_right(self._starts, index) - 1], self._numbers[index]
 
 
@@ -74,17 +72,14 @@ class FileRows:
         self._distinct: int | None = None
 
     def __len__(self) -> int:
-        """Number of rows."""
         return self._count
 
     def row(self, index: int) -> tuple[str, str]:
-        """Question and answer of row `index`, from 0."""
         start = self._ends[2 * index - 1] if index else 0
         middle, end = self._ends[2 * index], self._ends[2 * index + 1]
         return self._map[start:middle].decode(), self._map[middle:end].decode()
 
     def question_bytes(self, index: int) -> bytes:
-        """The question of row `index` in UTF-8."""
         return self._map[self._ends[2 * index - 1] if index else 0 : self._ends[2 * index]]
 
     def shuffled(self, draw: int) -> Iterator[int]:
@@ -145,7 +140,6 @@ class RowsWriter:
         self.text_bytes = 0
 
     def __len__(self) -> int:
-        """Number of rows added so far."""
         return len(self._hashes)
 
     def add(self, question: str, answer: str, file: Path, number: int) -> None:
@@ -166,7 +160,6 @@ class RowsWriter:
         self._places.add(file, number)
 
     def finish(self, where: str) -> FileRows:
-        """The rows; there must be at least one."""
         self._file.write(bytes(-self.text_bytes % _ENTRY_BYTES))
         self._file.write(self._ends.tobytes())
         self._file.flush()

@@ -204,7 +204,6 @@ class Mistakes:
         self._names: dict[Path, dict[str, None]] = {}
 
     def __len__(self) -> int:
-        """Number of mistakes so far."""
         return len(self._found)
 
     @property
@@ -213,7 +212,6 @@ class Mistakes:
         return len(self._found) >= MOST_FOUND
 
     def add(self, row: Row, problem: str) -> None:
-        """A row cannot be used."""
         self._found.append(_Mistake(Row({}, row.file, row.number), problem))
 
     def lacks(self, row: Row, column: str) -> None:
@@ -226,7 +224,6 @@ class Mistakes:
         self._found.append(_Mistake(Row({}, row.file, row.number), "", column, names))
 
     def has(self, row: Row, column: str) -> None:
-        """A row has the column."""
         self._present.add((row.file, column))
 
     def lines(self) -> list[str]:

@@ -63,7 +63,6 @@ class Reading:
 
     @property
     def is_unordered(self) -> bool:
-        """Check whether its parts may be in any order."""
         return self.kind in ("set", "union", "=", "ne")
 
 
@@ -351,7 +350,6 @@ class _Parser:
         self._tokens = [token for kind, value in self._tokens for token in _letters(kind, value)]
 
     def whole(self) -> Any:
-        """The value of all tokens."""
         value = self._sum()
         if self._at < len(self._tokens):
             raise Unreadable(f"cannot be read from {self._tokens[self._at][1]!r} on")

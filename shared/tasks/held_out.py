@@ -36,12 +36,10 @@ class HeldOut:
     """The texts of questions that must not be trained on."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        """Take the questions of `tasks`."""
         self.tasks = list(tasks)
         self._questions = frozenset(question_key(task.question) for task in self.tasks)
 
     def contains(self, question: str) -> bool:
-        """Check whether this question is in the set, ignoring spacing and case."""
         return question_key(question) in self._questions
 
 

@@ -230,7 +230,6 @@ class Trial:
 
     @property
     def figures(self) -> str:
-        """The rewards, passes and seconds in a line."""
         name = self.spec.file_name if self.spec.source == "file" else self.spec.dataset
         others = f"; another task's: {self.others[-1]}" if self.others else ""
         return f"{name}, verifier {self.spec.verifier}: the reference earns {self.own}{others}"

@@ -258,9 +258,7 @@ class Delivery(Protocol):
     """
 
     @property
-    def message(self) -> StoredMessage:
-        """The message."""
-        ...
+    def message(self) -> StoredMessage: ...
 
     @property
     def deliveries(self) -> int:
@@ -275,9 +273,7 @@ class Delivery(Protocol):
         """Return the message to the queue, to be delivered again after `delay_s`."""
         ...
 
-    async def in_progress(self) -> None:
-        """Restart the acknowledgement clock."""
-        ...
+    async def in_progress(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,14 +372,10 @@ class Transport(Protocol):
     """
 
     @property
-    def connected(self) -> bool:
-        """Check whether the server can be reached now."""
-        ...
+    def connected(self) -> bool: ...
 
     @property
-    def counters(self) -> Counters:
-        """Counts of connections and errors since it was opened."""
-        ...
+    def counters(self) -> Counters: ...
 
     @property
     def certificate_expires_at(self) -> float | None:
@@ -391,9 +383,7 @@ class Transport(Protocol):
         ...
 
     @property
-    def kv(self) -> KeyValue:
-        """The server's key-value buckets."""
-        ...
+    def kv(self) -> KeyValue: ...
 
     def fenced(self, fence: Fence) -> Transport:
         """The same connection, where `fence` is asked before every write, and before every `fetch`,
@@ -545,12 +535,10 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds left, never negative."""
         return max(0.0, self._end - self._loop.time())
 
     @property
     def passed(self) -> bool:
-        """Check whether the deadline has passed."""
         return self.left_s <= 0.0
 
 

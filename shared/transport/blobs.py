@@ -96,7 +96,6 @@ class Reference:
     seal: bytes = b""
 
     def header(self) -> str:
-        """The reference as a header value."""
         listed = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.runs())
         return f"{self.size_bytes} {self.sha256} {listed}" + (f" {self.seal.hex()}" if self.seal else "")
 
@@ -222,9 +221,7 @@ def companion(spec: StreamSpec) -> StreamSpec | None:
 class ChunkStore(Protocol):
     """The operations on streams of chunks that storing and fetching blobs needs."""
 
-    async def put_chunk(self, subject: str, chunk: bytes, *, stream: str, timeout_s: float) -> int:
-        """Store one chunk and return its sequence."""
-        ...
+    async def put_chunk(self, subject: str, chunk: bytes, *, stream: str, timeout_s: float) -> int: ...
 
     async def read(
         self, stream: str, start_seq: int, max_messages: int, timeout_s: float, *, max_bytes: int
@@ -234,9 +231,7 @@ class ChunkStore(Protocol):
         """
         ...
 
-    async def drop(self, stream: str, seq: int) -> None:
-        """Delete one chunk."""
-        ...
+    async def drop(self, stream: str, seq: int) -> None: ...
 
 
 async def put(store: ChunkStore, subject: str, payload: bytes, *, stream: str, chunk_bytes: int, timeout_s: float) -> Reference:

@@ -59,7 +59,6 @@ class InfluenceRules:
 
     @property
     def is_on(self) -> bool:
-        """Say whether anything is bounded."""
         return math.isfinite(self.factor)
 
 

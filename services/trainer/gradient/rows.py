@@ -96,12 +96,10 @@ class TokenGroup:
         )
 
     def text_logprob(self, completion: int) -> TextLogprob | None:
-        """The text logprob of one completion."""
         return self.text_logprobs[completion] if self.text_logprobs else None
 
     @property
     def completion_lengths(self) -> list[int]:
-        """Number of tokens of each completion."""
         return [len(tokens) for tokens in self.completions]
 
     @property
@@ -164,7 +162,6 @@ class TokenRows(CompletionRows):
     shared: bool
 
     def to(self, device: torch.device | str) -> TokenRows:
-        """The same rows on another device."""
         moved = {
             field.name: getattr(self, field.name).to(device)
             for field in fields(self)

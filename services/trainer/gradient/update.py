@@ -68,7 +68,6 @@ class UpdateStats:
 
     @classmethod
     def nothing(cls) -> UpdateStats:
-        """The statistics of an update in which no group took part."""
         return cls.of(LossSums.zero(), groups=0, groups_left_out=0, sequences=0, micro_batches=0, padded_tokens=0)
 
     @classmethod

@@ -86,12 +86,10 @@ class ConfiguredObjective:
 
     @property
     def aggregated_by(self) -> Aggregation:
-        """The aggregation in force."""
         return self.settings.aggregation or self.objective.aggregation
 
     @property
     def needs_reference(self) -> bool:
-        """Say whether logprobs of a reference policy are needed."""
         return self.settings.kl_coefficient > 0.0
 
 

@@ -97,7 +97,6 @@ class TokenRules:
         object.__setattr__(self, "template_controls", answer_tokens.control_tokens(self.prompt_ids("a")))
 
     def prompt_ids(self, question: str) -> list[int]:
-        """The prompt of a question."""
         return render_prompt(self.tokenizer, question, self.system_prompt)
 
 

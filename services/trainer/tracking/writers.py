@@ -23,12 +23,10 @@ class TensorboardWriter:
         self._events = SummaryWriter(log_dir=str(run.run_dir / EVENTS_FOLDER), purge_step=run.step + 1)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """One scalar each."""
         for name, value in numbers.items():
             self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush and close the file."""
         self._events.close()
 
 
@@ -73,7 +71,6 @@ class TrackioWriter:
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Write the rest."""
         with contextlib.redirect_stdout(sys.stderr):
             self._run.finish()
 
@@ -122,11 +119,9 @@ class WandbWriter:
         self._run.define_metric("*", step_metric=_STEP)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """One row of the run's history."""
         self._run.log({_STEP: step, **numbers})
 
     def close(self) -> None:
-        """Write the end of the run file, or upload the rest."""
         self._run.finish()
 
 

@@ -146,12 +146,10 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Check whether the process is not known to have ended."""
         return self._process.returncode is None
 
     def send(self, jobs: list[Any]) -> None:
@@ -233,11 +231,9 @@ class Child:
 
     @property
     def has_grown(self) -> bool:
-        """Check whether the process's caches have grown too large."""
         return self.resident_bytes() > self._ready_bytes + MAX_GROWTH_BYTES
 
     async def kill(self) -> None:
-        """Send SIGKILL and wait until the process is gone."""
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -328,7 +324,6 @@ class Processes:
         return await self._started(FORKER, self._foreign_group_s, self._sources)
 
     async def kill(self) -> None:
-        """Kill all that are still running."""
         await asyncio.gather(*(child.kill() for child in self._children))
         self._children.clear()
 

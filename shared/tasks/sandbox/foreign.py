@@ -50,19 +50,15 @@ class ForeignLane:
 
     @property
     def running(self) -> bool:
-        """Check whether there are processes."""
         return not all(runner.done() for runner in self.runners)
 
     def begin(self, children: Iterable[Child]) -> None:
-        """Score in these processes, and in their replacements, until the runners end."""
         self.runners = [asyncio.create_task(self._run(child)) for child in children]
 
     def senders(self) -> list[str]:
-        """The senders whose groups are waiting or in progress."""
         return [*self._line]
 
     def offer(self, entry: Entry) -> None:
-        """Add a group to the line."""
         job = entry.job
         for lost in self._line.offer(job.sender or "", entry, job.size_bytes, established=job.established):
             lost.finish([], None, CROWDED_OUT, "more groups wait for the scorers than are kept")
@@ -82,7 +78,6 @@ class ForeignLane:
         return len(entries)
 
     def fail_waiting(self, error: Exception) -> None:
-        """Fail everything that waits."""
         for sender in self.senders():
             for entry in self._line.drop(sender):
                 entry.request.fail(error)
@@ -185,11 +180,9 @@ class FairShare(Generic[T]):
         return sum(map(len, self._waiting.values()))
 
     def __iter__(self) -> Iterator[str]:
-        """Senders with something waiting or in service."""
         return iter({*self._waiting, *self._in_service})
 
     def offer(self, sender: str, item: T) -> None:
-        """Add an item behind the sender's others."""
         self._waiting.setdefault(sender, deque()).append(item)
         if sender not in self._clocks:
             self._clocks[sender] = self._now
@@ -197,7 +190,6 @@ class FairShare(Generic[T]):
             self._clocks[sender] = max(self._clocks[sender], self._now)
 
     def put_back(self, sender: str, item: T) -> None:
-        """Put an item back before the sender's others."""
         self.offer(sender, item)
         self._waiting[sender].rotate(1)
 
@@ -243,7 +235,6 @@ class FairShare(Generic[T]):
         return item
 
     def drop(self, sender: str) -> list[T]:
-        """Remove all waiting items of a sender."""
         return list(self._waiting.pop(sender, ()))
 
 
@@ -297,7 +288,6 @@ class ForeignLine(Generic[T]):
         return sum(len(each.share) for each in self._classes.values())
 
     def __iter__(self) -> Iterator[str]:
-        """Senders with something waiting or in service."""
         return iter({sender for each in self._classes.values() for sender in each.share})
 
     def offer(self, sender: str, item: T, size_bytes: int, *, established: bool) -> list[T]:
@@ -318,13 +308,11 @@ class ForeignLine(Generic[T]):
         return lost
 
     def put_back(self, sender: str, item: T, size_bytes: int, *, established: bool) -> None:
-        """Put an item that `next` returned back before the sender's others."""
         place = self._classes[established]
         place.share.put_back(sender, (item, size_bytes))
         place.size_bytes += size_bytes
 
     def next(self) -> tuple[str, T] | None:
-        """The next item and its sender; None when nothing waits."""
         waiting = [each for each in self._classes.values() if len(each.share)]
         if not waiting:
             return None
@@ -337,7 +325,6 @@ class ForeignLine(Generic[T]):
         return sender, item
 
     def settle(self, sender: str, seconds: float, *, established: bool) -> None:
-        """Record that an item returned by `next` is done and took this many seconds."""
         place = self._classes[established]
         place.in_service -= 1
         place.clock_s += seconds / place.part
@@ -345,7 +332,6 @@ class ForeignLine(Generic[T]):
         place.share.settle(sender, seconds)
 
     def drop(self, sender: str) -> list[T]:
-        """Remove all waiting items of a sender."""
         dropped: list[T] = []
         for place in self._classes.values():
             for item, size_bytes in place.share.drop(sender):

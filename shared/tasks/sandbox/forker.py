@@ -189,7 +189,6 @@ def _named(step: int) -> str:
 
 
 def _forked(job: list[Any], progress: Progress, deadline_s: float, bounds: Bounds, interrupt: _Interrupt) -> _Ended:
-    """Score a group in a separate process."""
     read_end, write_end = os.pipe()
     started_s = time.monotonic()
     parent = os.getpid()
@@ -324,7 +323,6 @@ class _Steps(MutableSequence[int]):
         return 1
 
     def insert(self, index: int, value: int) -> None:
-        """Not supported: the length is fixed."""
         raise TypeError("one word")
 
 

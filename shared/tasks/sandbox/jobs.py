@@ -66,14 +66,12 @@ class Request:
         self.results: list[JobResult | None] = [None] * count
 
     def put(self, place: int, result: JobResult) -> None:
-        """Store the result of the job at index `place`."""
         self.results[place] = result
         self.missing -= 1
         if self.missing == 0 and not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Fail the whole call."""
         if not self.done.done():
             self.done.set_exception(error)
 

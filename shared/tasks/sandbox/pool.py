@@ -170,7 +170,6 @@ class ScorerPool:
         return [result for result in request.results if result is not None]
 
     def foreign_senders(self) -> list[str]:
-        """The senders whose groups are waiting or in progress."""
         return self._foreign.senders()
 
     def drop(self, sender: str) -> int:
@@ -214,15 +213,12 @@ class LocalLane:
 
     @property
     def running(self) -> bool:
-        """Check whether there are workers."""
         return not all(runner.done() for runner in self.runners)
 
     def begin(self, children: Iterable[Child]) -> None:
-        """Score in these workers, and in their replacements, until the runners end."""
         self.runners = [asyncio.create_task(self._run(child)) for child in children]
 
     def offer(self, entry: Entry) -> None:
-        """Add a job to the line; `dispatch_soon` sends it."""
         self._waiting.add(entry)
 
     def dispatch_soon(self) -> None:
@@ -234,7 +230,6 @@ class LocalLane:
             asyncio.get_running_loop().call_soon(self._dispatch)
 
     def fail_waiting(self, error: Exception) -> None:
-        """Fail everything that waits."""
         self._waiting.fail(error)
 
     async def _run(self, child: Child) -> None:
@@ -347,12 +342,10 @@ class WorkerQueue:
 
     @property
     def idle(self) -> bool:
-        """Check whether the worker has no jobs."""
         return not self._entries
 
     @property
     def room(self) -> int:
-        """Count the jobs that may be sent to it now."""
         return self._batch_jobs if len(self._batches) < BATCHES_IN_WORK and not self._stalled else 0
 
     def stall(self) -> None:
@@ -360,7 +353,6 @@ class WorkerQueue:
         self._stalled = True
 
     def send(self, batch: list[Entry], now_s: float) -> None:
-        """Record that a batch was sent."""
         if not self._entries:
             self._busy_since_s = now_s
         for entry in batch:
@@ -411,7 +403,6 @@ class WorkerQueue:
         return [entry for entry in entries if entry.held == 0 and not entry.over]
 
     def release(self) -> list[Entry]:
-        """Return all its jobs and forget them."""
         entries = list(self._entries)
         self._entries.clear()
         return entries
@@ -449,7 +440,6 @@ class WaitingJobs:
         return bool(self._urgent or self._others)
 
     def add(self, entry: Entry) -> None:
-        """Add a job at the end of its queue."""
         self._line_of(entry).append(entry)
 
     def put_back(self, entries: Sequence[Entry]) -> None:
@@ -473,7 +463,6 @@ class WaitingJobs:
         return batch
 
     def fail(self, error: Exception) -> None:
-        """Fail everything that waits."""
         for line in (self._urgent, self._others):
             while line:
                 line.popleft().request.fail(error)

@@ -63,7 +63,6 @@ class Progress:
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Map `PROGRESS_BYTES` of an open file."""
         self._map = mmap.mmap(descriptor, PROGRESS_BYTES)
         self.word = memoryview(self._map).cast("q")
 
@@ -77,7 +76,6 @@ class Progress:
         return None if value < 0 else (value >> STEP_BITS, value & (2**STEP_BITS - 1))
 
     def close(self) -> None:
-        """Unmap the file."""
         self.word.release()
         self._map.close()
 

@@ -52,7 +52,6 @@ class PromptTransport(TcpTransport):  # type: ignore[misc]
             raise
 
     async def wait_closed(self) -> None:
-        """Wait for the connection to close after `close`, at most `CLOSING_S`."""
         if self._aborted:
             return
         try:
@@ -64,7 +63,6 @@ class PromptTransport(TcpTransport):  # type: ignore[misc]
             self.abort()
 
     def abort(self) -> None:
-        """End the connection now and drop unsent bytes."""
         self._aborted = True
         for writer in (self._io_writer, self._bare_io_writer):
             if writer is not None:

@@ -54,7 +54,6 @@ class Complaints:
         return "\n".join(self._denials.values())
 
     def begin(self) -> None:
-        """The first connection is being made."""
         self._denials.clear()
 
     def hear(self, error: Exception, *, opening: bool, server: str = "") -> None:
@@ -151,7 +150,6 @@ class Options:
 
     @property
     def servers(self) -> list[str]:
-        """The addresses in `url`, each once."""
         return list(dict.fromkeys(self.url.split(",")))
 
     @property
@@ -167,7 +165,6 @@ class Options:
 
     @property
     def api_prefix(self) -> str:
-        """First tokens of JetStream's API subjects."""
         return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
 
     @property
@@ -202,7 +199,6 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Check whether the server can be reached now."""
         return self._client is not None and bool(self._client.is_connected)
 
     @property
@@ -217,7 +213,6 @@ class Connection:
 
     @property
     def max_payload_bytes(self) -> int:
-        """Largest message that the server accepts, including headers."""
         return int(self._client.max_payload)
 
     @property

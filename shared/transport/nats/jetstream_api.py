@@ -428,7 +428,6 @@ class StreamBounds:
         self._known: dict[str, Bounds] = {}
 
     def forget(self, stream: str) -> None:
-        """Discard the cached limits, because the stream's settings were changed."""
         self._known.pop(stream, None)
 
     async def of(self, stream: str) -> Bounds:
@@ -482,7 +481,6 @@ class NatsChunks:
     async def read(
         self, stream: str, start_seq: int, max_messages: int, timeout_s: float, *, max_bytes: int
     ) -> list[StoredMessage]:
-        """Chunks in order, ending with the one that reaches `max_bytes`, or at the deadline."""
         bound = min(max_bytes, direct.READ_BYTES)
         return await direct.read(self._connection, stream, start_seq, max_messages, Deadline(timeout_s), bound)
 
@@ -491,7 +489,6 @@ class NatsChunks:
         await delete_message(self._connection, stream, seq)
 
     def drop_later(self, stream: str, chunks: Sequence[int]) -> None:
-        """Delete chunks of messages in `stream`, in the background."""
         self._later(blobs.drop(self, stream, chunks))
 
     def settled(self, message: StoredMessage) -> None:

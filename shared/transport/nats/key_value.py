@@ -60,7 +60,6 @@ class NatsKeyValue:
         replicas: int = 1,
         lowering: Lowering = Lowering.APPLY,
     ) -> None:
-        """Create or update the bucket."""
         if self._fence is not None:
             await self._fence.writable()
         config = api.bucket_config(bucket, history, ttl_s, replicas, max_value_bytes, duplicate_window_s)
@@ -81,7 +80,6 @@ class NatsKeyValue:
                     return sorted(names[:MOST_BUCKETS])
 
     async def get(self, bucket: str, key: str) -> KvEntry | None:
-        """The newest value of `key`."""
         request = {"last_by_subj": _subject(bucket, key)}
         found = await direct.get(self._connection, bucket_stream(bucket), request, Deadline(KV_TIMEOUT_S))
         return _entry(bucket, found)
@@ -93,7 +91,6 @@ class NatsKeyValue:
         return await self._write(bucket, key, value, {})
 
     async def update(self, bucket: str, key: str, value: bytes, *, last_revision: int) -> int:
-        """Write if the newest revision is still `last_revision`."""
         return await self._write(bucket, key, value, {"Nats-Expected-Last-Subject-Sequence": str(last_revision)})
 
     async def all(self, bucket: str, prefix: str = "") -> Sequence[KvEntry]:
@@ -129,7 +126,6 @@ class NatsKeyValue:
         return sorted(entries, key=lambda found: -found.revision), max(0, fill.messages - len(messages))
 
     async def watch(self, bucket: str, key: str, *, poll_s: float = 2.0) -> AsyncIterator[KvEntry]:
-        """Each new value of `key`, beginning with the present one."""
         revision, hinted = 0, asyncio.Event()
         hints = _Hints(self._connection, _subject(bucket, key), hinted)
         try:
@@ -215,7 +211,6 @@ class _Hints:
 
 
 def _subject(bucket: str, key: str) -> str:
-    """Subject of a key. Raises TransportError for an invalid key."""
     if not _KEY.fullmatch(key):
         raise TransportError(f"bucket {bucket}: {key!r} is not a valid key: use letters, digits, - / _ = and single dots")
     return f"$KV.{bucket}.{key}"

@@ -49,12 +49,10 @@ class NatsDelivery:
 
     @property
     def message(self) -> StoredMessage:
-        """The message."""
         return self._message
 
     @property
     def deliveries(self) -> int:
-        """Count its deliveries, including this time."""
         return self._deliveries
 
     async def ack(self) -> None:
@@ -65,11 +63,9 @@ class NatsDelivery:
             self._on_settled(self._message)
 
     async def nak(self, delay_s: float = 0.0) -> None:
-        """Return the message to the queue."""
         await self._settle(b"-NAK" if delay_s <= 0 else b'-NAK {"delay": %d}' % round(delay_s * NANOSECONDS))
 
     async def in_progress(self) -> None:
-        """Restart the acknowledgement clock."""
         if not self._settled:
             await self._connection.send(self._reply, b"+WPI")
 

@@ -48,33 +48,27 @@ class NatsTransport:
 
     @property
     def connected(self) -> bool:
-        """Check whether the server can be reached now."""
         return self._connection.connected
 
     @property
     def certificate_expires_at(self) -> float | None:
-        """Unix time at which the server's certificate expires; None without TLS."""
         client = self._connection.client
         return None if client is None else client.certificate_expires_at
 
     @property
     def counters(self) -> Counters:
-        """Counts of reconnects, errors and the like since the connection was opened."""
         return self._connection.counters
 
     @property
     def kv(self) -> KeyValue:
-        """The server's key-value buckets."""
         return self._kv
 
     def fenced(self, fence: Fence) -> NatsTransport:
-        """The same connection, where `fence` is asked before every write."""
         same = copy(self)
         same._fence, same._kv = fence, NatsKeyValue(self._connection, fence)
         return same
 
     async def close(self) -> None:
-        """Flush, then disconnect."""
         await self._chunks.close()
         await self._connection.close()
 
@@ -92,7 +86,6 @@ class NatsTransport:
                 await self._chunks.sweep(spec.name)
 
     async def ensure_consumer(self, stream: str, spec: ConsumerSpec) -> None:
-        """Create or update the durable consumer."""
         await self._writable()
         await api.ensure_consumer(self._connection, stream, spec)
 
@@ -107,7 +100,6 @@ class NatsTransport:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 5.0,
     ) -> PubAck:
-        """Store a message in `stream`; see `base.Transport.publish`."""
         await self._writable()
         deadline = Deadline(timeout_s)
         limit = (await self._bounds.of(stream)).max_msg_bytes
@@ -137,12 +129,10 @@ class NatsTransport:
         return ack
 
     async def fetch(self, stream: str, consumer: str, max_messages: int, timeout_s: float) -> list[Delivery]:
-        """Up to `max_messages` from a durable consumer."""
         await self._writable()
         return await pull.fetch(self._connection, stream, consumer, max_messages, timeout_s, self._chunks.settled)
 
     async def payload(self, message: StoredMessage) -> bytes:
-        """The payload, assembled and checked if it is a blob."""
         return await blobs.payload(self._chunks, message)
 
     async def read(self, stream: str, start_seq: int, max_messages: int, timeout_s: float = 5.0) -> list[StoredMessage]:
@@ -150,31 +140,25 @@ class NatsTransport:
         return await direct.read(self._connection, stream, start_seq, max_messages, Deadline(timeout_s))
 
     async def get(self, stream: str, seq: int) -> StoredMessage | None:
-        """The message at exactly `seq`."""
         if seq < 1:
             return None
         return await direct.get(self._connection, stream, {"seq": seq}, Deadline(api.READ_TIMEOUT_S))
 
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
-        """The newest message on `subject`."""
         return await direct.get(self._connection, stream, {"last_by_subj": subject}, Deadline(api.READ_TIMEOUT_S))
 
     async def ends(self, stream: str, start_seq: int = 1, timeout_s: float = 5.0, *, newest: bool = True) -> Ends:
-        """The oldest message at or after `start_seq` and the newest, by direct gets."""
         return await direct.ends(self._connection, stream, start_seq, Deadline(timeout_s), newest=newest)
 
     async def stream_state(self, stream: str) -> StreamState:
-        """State of a stream."""
         _check_may_ask(self._connection, stream)
         return await api.stream_state(self._connection, stream)
 
     async def counts(self, stream: str, subject: str) -> Mapping[str, int]:
-        """Count the messages that the stream keeps on each subject that matches."""
         _check_may_ask(self._connection, stream)
         return await api.counts(self._connection, stream, subject)
 
     async def consumer_state(self, stream: str, consumer: str) -> ConsumerState:
-        """Lag of a consumer."""
         return await api.consumer_state(self._connection, stream, consumer)
 
     async def purge(self, stream: str, up_to_seq: int) -> None:
